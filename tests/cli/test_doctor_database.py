@@ -56,7 +56,7 @@ def test_tables_of_another_qd(configured: Callable[[str], None], qd: Run) -> Non
         db.execute("UPDATE qd_schema SET version = 99")
         db.commit()
     assert found(qd)["db.tables"][0] == "fail"
-    assert "update qd here" in found(qd)["db.tables"][1]
+    assert "update qd on this host" in found(qd)["db.tables"][1]
 
 
 def test_an_error_of_postgresql_does_not_show_the_statement(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qd.drivers.database.connection import DatabaseConnection
-from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.migrations import migrate
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.redis.connection import RedisConnection
@@ -88,8 +88,8 @@ def mariadb_space(mariadb: MariaDb) -> str:
     return migrated(mariadb.fresh_database())
 
 
-def of_database(url: str) -> DatabaseSpace:
-    return DatabaseSpace(DatabaseConnection(url, timeout=20))
+def of_database(url: str) -> DatabaseKeyspace:
+    return DatabaseKeyspace(DatabaseConnection(url, timeout=20))
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES])
@@ -121,7 +121,7 @@ def standing(name: str, request: pytest.FixtureRequest) -> Iterator[Stand]:
 def emptied(url: str) -> None:
     link = DatabaseConnection(url, timeout=20)
     for table in ("qd_items", "qd_names"):
-        link.say(f"DELETE FROM {table}")
+        link.query(f"DELETE FROM {table}")
     link.close()
 
 

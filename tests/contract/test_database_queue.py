@@ -62,7 +62,7 @@ def url(database: str) -> str:
     """Nothing stands in its tables."""
     link = DatabaseConnection(database)
     for each in ("jobs", "qd_reserved", "qd_names", "qd_items"):
-        link.say(f"DELETE FROM {each}").close()
+        link.query(f"DELETE FROM {each}").close()
     link.close()
     return database
 
@@ -91,23 +91,25 @@ class Table:
     """What another program sees, and does, in the table of jobs."""
 
     def __init__(self, url: str) -> None:
-        self.link = DatabaseConnection(url)
+        self.connection = DatabaseConnection(url)
 
     def rows(self, columns: str = "*", table: str = "jobs") -> list[Any]:
-        return list(self.link.say(f"SELECT {columns} FROM {table} ORDER BY {'id' if table == 'jobs' else 1}").all())
+        return list(
+            self.connection.query(f"SELECT {columns} FROM {table} ORDER BY {'id' if table == 'jobs' else 1}").all()
+        )
 
     def do(self, text: str, **values: object) -> None:
-        self.link.execute(sql.text(text), values).close()
+        self.connection.execute(sql.text(text), values).close()
 
     def now(self) -> int:
-        return int(self.link.say(f"SELECT {self.link.server.clock}").scalar_one()) // 1_000_000
+        return int(self.connection.query(f"SELECT {self.connection.server.clock}").scalar_one()) // 1_000_000
 
 
 @pytest.fixture
 def table(url: str) -> Iterator[Table]:
     found = Table(url)
     yield found
-    found.link.close()
+    found.connection.close()
 
 
 def job(n: int, **more: object) -> bytes:
@@ -295,13 +297,15 @@ ANSWERS: dict[str, Callable[[DatabaseQueue, Reserved], object]] = {
 
 def meets(table: Table, other: DatabaseQueue, first: Callable[[], object], then: Callable[[], T]) -> T:
     """What `then` returns if it waits for the rows that `first` has locked on `other` in a transaction of its own."""
-    waits = f"SELECT count(*) FROM {WAITS[table.link.kind]}"
+    waits = f"SELECT count(*) FROM {WAITS[table.connection.kind]}"
     with ThreadPoolExecutor(1) as pool:
-        with other.link.transaction():
+        with other.connection.transaction():
             first()
             found = pool.submit(then)
             # MariaDB shows what it knew before to whoever asks again within 0.1 s.
-            eventually(lambda: found.done() or table.link.say(waits).scalar_one() > 0, every=0.15, what="a lock wait")
+            eventually(
+                lambda: found.done() or table.connection.query(waits).scalar_one() > 0, every=0.15, what="a lock wait"
+            )
             assert not found.done(), "it has not waited"
         return found.result()
 
@@ -345,7 +349,7 @@ def test_a_renewal_that_meets_a_take_over_by_php_finds_the_lease_lost(connect, t
 
 def pop(queue: DatabaseQueue) -> None:
     """As PHP takes over a job whose reservation it finds expired."""
-    queue.link.say("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1").close()
+    queue.connection.query("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1").close()
 
 
 @SERVERS
@@ -358,7 +362,7 @@ def test_a_worker_that_asks_what_it_holds_keeps_what_becomes_its_own_meanwhile(c
 
     def again() -> None:
         for each in ("jobs", "qd_reserved"):
-            other.link.say(f"UPDATE {each} SET attempts = 1, reserved_at = 1")
+            other.connection.query(f"UPDATE {each} SET attempts = 1, reserved_at = 1")
 
     assert meets(table, other, again, lambda: worker.held(["a"])) in (held, None)
     assert len(table.rows(table="qd_reserved")) == 1
@@ -394,7 +398,7 @@ def test_a_worker_has_one_job_at_a_time(queue):
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
-    held, sent, raw = take(queue), list[str](), queue.link.raw
+    held, sent, raw = take(queue), list[str](), queue.connection.raw
     send = raw._execute_command
 
     def counted(command: int, text: str) -> None:
@@ -410,7 +414,7 @@ def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
 def test_those_that_php_has_are_found_by_the_index_in_its_order(queue):
     """Sorted otherwise, 500,000 jobs that wait were gone through at each beat."""
     text = str(queue.sql.many("foreign")).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")
-    (plan, *_) = queue.link.execute(sql.text(f"EXPLAIN {text}"), {"before": 1, "most": 100}).all()
+    (plan, *_) = queue.connection.execute(sql.text(f"EXPLAIN {text}"), {"before": 1, "most": 100}).all()
     assert (plan.key, "filesort" in plan.Extra) == ("jobs_qd_ready", False)
 
 
@@ -435,8 +439,8 @@ STRANGE = {  # text that only another program can have written
 def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_died(queue, table):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     take(queue)
-    table.do(f"UPDATE jobs SET payload = {STRANGE[table.link.kind]} WHERE reserved_at IS NOT NULL")
-    if table.link.kind == "sqlite":  # its columns take anything
+    table.do(f"UPDATE jobs SET payload = {STRANGE[table.connection.kind]} WHERE reserved_at IS NOT NULL")
+    if table.connection.kind == "sqlite":  # its columns take anything
         table.do("UPDATE jobs SET attempts = 'x', payload = CAST(payload AS BLOB) WHERE reserved_at IS NULL")
     table.do("UPDATE qd_reserved SET leased_until = 1")
     queue.push("a", job(3))
@@ -455,7 +459,7 @@ def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
         queue.push("a", job(1))
         assert ids(queue) == ["id1"]
     for name in ("work", "qd_reserved_work"):
-        link.say(f"DROP TABLE {name}").close()
+        link.query(f"DROP TABLE {name}").close()
     link.close()
 
 
@@ -466,7 +470,7 @@ def looked(url: str) -> list[str]:
 def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, tmp_path):
     there = DatabaseConnection(url)
     missing = there.url.set(database=str(tmp_path / "no" / "x.sqlite") if there.kind == "sqlite" else "nowhere")
-    with pytest.raises(ConfigError, match="is not there, or cannot be opened"):
+    with pytest.raises(ConfigError, match="does not exist, or cannot be opened"):
         looked(missing.render_as_string(hide_password=False))
     if there.kind == "sqlite":
         with pytest.raises(ConfigError, match="may not write the database"):
@@ -488,7 +492,7 @@ def test_a_name_that_is_no_text_is_refused(queue):
 
 @pytest.mark.parametrize("raw", [b"\xff{}", b'{"job":"\x00"}'])
 def test_what_a_column_of_text_cannot_keep_is_refused(queue, table, raw):
-    with pytest.raises(ServerRefused, match="cannot stand in a table of jobs"):
+    with pytest.raises(ServerRefused, match="a table of jobs cannot store"):
         queue.push("a", raw)
     assert table.rows() == []
 
@@ -532,7 +536,7 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
 
 def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_times(queue, monkeypatch):
     pauses = list[float]()
-    monkeypatch.setattr(queue.link, "rest", lambda seconds, wake: pauses.append(seconds))
+    monkeypatch.setattr(queue.connection, "wait_notified", lambda seconds, wake: pauses.append(seconds))
 
     def slept(fds: object, seconds: float) -> list[int]:
         pauses.append(seconds)
@@ -541,11 +545,11 @@ def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_
     monkeypatch.setattr(listening, "ready_of", slept)
     for _ in range(30):
         queue.wait(["a"], 60.0, -1)
-    assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.3)
+    assert pauses[-1] == (1.0 if queue.connection.kind == "postgresql" else 0.3)
     queue.push("a", job(1))
     held = take(queue)
     queue.wait(["a"], 60.0, -1)
-    assert pauses[-1] == (1.0 if queue.link.kind == "postgresql" else 0.01)
+    assert pauses[-1] == (1.0 if queue.connection.kind == "postgresql" else 0.01)
     assert queue.ack(held)
 
 
@@ -555,7 +559,7 @@ def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("ports", ["{away}, {there}", "{there}, {away}"])
 def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url, table, tmp_path, monkeypatch, ports):
-    there = table.link.url
+    there = table.connection.url
     with closing(socket.socket()) as closed:  # bound and not listening: it refuses
         closed.bind(("127.0.0.1", 0))
         first, second = ports.format(away=closed.getsockname()[1], there=there.port).split(", ")
@@ -604,7 +608,7 @@ class Sent(NamedTuple):
 
 @pytest.fixture
 def sent(url: str, table: Table) -> Iterator[Sent]:
-    app, engine = Qd(url), sql.create_engine(table.link.url, poolclass=sql.NullPool)
+    app, engine = Qd(url), sql.create_engine(table.connection.url, poolclass=sql.NullPool)
     app.job("t", unique="n:{n}", unique_for=60)(note)
     app.job("plain")(note)
     yield Sent(app, engine)
@@ -723,7 +727,7 @@ def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(
         joined = inside(queue, session)
         assert isinstance(joined, DatabaseQueue)
         with pytest.raises(ServerBusy, match="run it again") as told:
-            joined.link.say("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+            joined.connection.query("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
     assert isinstance(told.value, sql.exc.OperationalError)
     assert str(told.value.orig).startswith("(1213,")
 
@@ -731,15 +735,15 @@ def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_push_that_waits_too_long_for_the_next_number_of_a_job_can_be_sent_again(queue, connect, table):
     """An INSERT ... SELECT of another program holds the lock on the numbers, here for as long as it waits for a row."""
-    queue.link.say("SET innodb_lock_wait_timeout = 1").close()
+    queue.connection.query("SET innodb_lock_wait_timeout = 1").close()
     rows = "SELECT 'b', '{}', 0, 1, 1 FROM qd_locks WHERE bucket IN (1, 2) ORDER BY bucket FOR UPDATE"
     insert = f"INSERT INTO jobs (queue, payload, attempts, available_at, created_at) {rows}"
-    waits, other, holder = f"SELECT count(*) FROM {WAITS['mysql']}", connect(2).link, connect(3).link
+    waits, other, holder = f"SELECT count(*) FROM {WAITS['mysql']}", connect(2).connection, connect(3).connection
     with ThreadPoolExecutor(1) as pool:
         with holder.transaction():
-            holder.say("SELECT bucket FROM qd_locks WHERE bucket = 2 FOR UPDATE").close()
-            inserted = pool.submit(lambda: other.say(insert).rowcount)
-            eventually(lambda: table.link.say(waits).scalar_one() > 0, every=0.15, what="a lock wait")
+            holder.query("SELECT bucket FROM qd_locks WHERE bucket = 2 FOR UPDATE").close()
+            inserted = pool.submit(lambda: other.query(insert).rowcount)
+            eventually(lambda: table.connection.query(waits).scalar_one() > 0, every=0.15, what="a lock wait")
             with pytest.raises(ServerBusy, match="1467"):
                 queue.push("a", job(1))
         assert inserted.result() == 2
@@ -771,7 +775,7 @@ def test_a_transaction_of_another_database_is_refused(sent, table):
 def test_what_is_no_session_and_what_is_no_database_is_told():
     app = Qd("redis://localhost:1")
     other = sql.create_engine("sqlite://")
-    told = pytest.raises(ConfigError, match=r"is no database \(redis\).*after_commit")
+    told = pytest.raises(ConfigError, match=r"is not a database \(redis\).*after_commit")
     with Session(other) as session, told, app.transaction(session):
         pass
     with pytest.raises(ConfigError, match="str is neither a Session nor"), app.transaction("x"):

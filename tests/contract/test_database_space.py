@@ -17,7 +17,7 @@ import pytest
 
 from qd.drivers.database import connection
 from qd.drivers.database.connection import DatabaseConnection
-from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.migrations import migrate
 from qd.drivers.keyspace.base import Script
 from qd.drivers.keyspace.queue import beat
@@ -35,14 +35,14 @@ POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)
 
 BEGIN = """
 import json, sys
-from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.connection import DatabaseConnection as Link
 from qd.drivers.keyspace.base import Script, script
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Mutex
 from qd.store.locks import Rate
 url, me = sys.argv[1], sys.argv[2]
-space = DatabaseSpace(Link(url, timeout=60, connect_timeout=60))
+space = DatabaseKeyspace(Link(url, timeout=60, connect_timeout=60))
 store = KeyspaceStore(space)
 space.call("PING")
 print("ready", flush=True)
@@ -81,9 +81,9 @@ def url_of(stand: Stand, request: pytest.FixtureRequest) -> str:
     return found
 
 
-def space_of(stand: Stand) -> DatabaseSpace:
+def space_of(stand: Stand) -> DatabaseKeyspace:
     found = stand.open()
-    assert isinstance(found, DatabaseSpace)
+    assert isinstance(found, DatabaseKeyspace)
     return found
 
 
@@ -206,7 +206,7 @@ def test_a_step_inside_of_a_transaction_is_a_part_of_it(database: Stand) -> None
         assert space.call("HGET", "a", "f") == b"v"
         raise ServerRefused("enough")
 
-    with pytest.raises(ServerRefused, match="enough"), space.link.transaction():
+    with pytest.raises(ServerRefused, match="enough"), space.connection.transaction():
         changed()
     assert other.call("EXISTS", "a") == 0
 
@@ -244,8 +244,8 @@ def test_what_has_expired_is_gone_at_once_and_its_rows_are_swept(database: Stand
     assert space.call("HGETALL", "h0") == [b"g", b"w"]
     assert space.sweep() == 4
     assert space.sweep() == 0
-    assert space.link.say("SELECT count(*) FROM qd_names").scalar() == 2
-    assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 1
+    assert space.connection.query("SELECT count(*) FROM qd_names").scalar() == 2
+    assert space.connection.query("SELECT count(*) FROM qd_items").scalar() == 1
     space.call("DEL", "h0", "stays")
 
 
@@ -255,7 +255,7 @@ def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
     space.call("PEXPIRE", "h", 10)
     eventually(lambda: not space.call("EXISTS", "h"), 20)
     beat(space, "", (), BeatRequest("T", "", 30.0, False, 0.0, ()))
-    assert space.link.say("SELECT count(*) FROM qd_items").scalar() == 0
+    assert space.connection.query("SELECT count(*) FROM qd_items").scalar() == 0
 
 
 # -- waiting
@@ -275,9 +275,9 @@ def test_a_token_is_told_and_not_only_found(database: Stand, monkeypatch: pytest
     assert found == [True]
 
 
-def last_queries(space: DatabaseSpace) -> str:
+def last_queries(space: DatabaseKeyspace) -> str:
     """Of the others."""
-    return str(space.link.say("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()").all())
+    return str(space.connection.query("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()").all())
 
 
 def test_a_wait_ends_at_once_by_a_descriptor_and_takes_what_is_there(database: Stand) -> None:
@@ -359,19 +359,19 @@ def test_a_connection_that_was_closed_is_made_anew(database: Stand) -> None:
     other.call("PING")
 
     def close_it() -> None:
-        pid = space.link.say("SELECT pg_backend_pid()").scalar()
-        other.link.say(f"SELECT pg_terminate_backend({pid})")
+        pid = space.connection.query("SELECT pg_backend_pid()").scalar()
+        other.connection.query(f"SELECT pg_terminate_backend({pid})")
         there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"
-        eventually(lambda: other.link.say(there).first() is None, 20, what="the end of its server process")
+        eventually(lambda: other.connection.query(there).first() is None, 20, what="the end of its server process")
 
     close_it()
     eventually(lambda: works(space), 20)  # once it may say that it was lost
     close_it()
-    space.link._looked -= 2  # a while ago: found out before anything is sent
+    space.connection._checked_at -= 2  # a while ago: found out before anything is sent
     assert space.call("GET", "nothing") is None
 
 
-def works(space: DatabaseSpace) -> bool:
+def works(space: DatabaseKeyspace) -> bool:
     try:
         return space.call("GET", "nothing") is None
     except ConnectionLost:
@@ -381,7 +381,7 @@ def works(space: DatabaseSpace) -> bool:
 @POSTGRES
 def test_a_server_that_hangs_is_not_waited_for_without_end(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
-    pid = space.link.say("SELECT pg_backend_pid()").scalar_one()
+    pid = space.connection.query("SELECT pg_backend_pid()").scalar_one()
     os.kill(pid, signal.SIGSTOP)
     try:
         with space.within(0.5), pytest.raises(ConnectionLost, match="no answer in time"):
@@ -394,13 +394,13 @@ def test_a_server_that_hangs_is_not_waited_for_without_end(database: Stand) -> N
 @SERVERS
 def test_names_that_somebody_else_has_are_waited_for_and_then_given_up(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
-    with other.link.transaction():
+    with other.connection.transaction():
         other.call("SET", "a", "x")
-        space.link.close()
-        space.link.patience(5, 1.0)
+        space.connection.close()
+        space.connection.patience(5, 1.0)
         with pytest.raises(ConnectionLost):
             space.call("SET", "a", "y")
-    space.link.patience(20, 20)
+    space.connection.patience(20, 20)
     assert other.call("GET", "a") == b"x"
     assert space.call("DEL", "a") == 1
 
@@ -421,12 +421,12 @@ def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request:
 
 
 def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(connection, "LOOK", 0.0)
+    monkeypatch.setattr(connection, "CHECK", 0.0)
     old, new = (
-        DatabaseSpace(DatabaseConnection(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite")
+        DatabaseKeyspace(DatabaseConnection(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite")
     )
     for space, said in ((old, "old"), (new, "new")):
-        migrate(space.link, "jobs")
+        migrate(space.connection, "jobs")
         space.call("SET", "a", said)
     new.close()
     assert old.call("GET", "a") == b"old"
@@ -444,14 +444,14 @@ def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_pa
 def test_nobody_there_is_told_without_the_password(kind: str) -> None:
     link = DatabaseConnection(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
     with pytest.raises(Unreachable) as told:
-        DatabaseSpace(link).call("GET", "a")
+        DatabaseKeyspace(link).call("GET", "a")
     assert "s3cretw0rd" not in str(told.value)
     assert "127.0.0.1:9/db" in str(told.value)
     assert "\n" not in str(told.value)
 
 
 def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
-    space = DatabaseSpace(DatabaseConnection(f"sqlite:///{tmp_path}/empty.sqlite"))
+    space = DatabaseKeyspace(DatabaseConnection(f"sqlite:///{tmp_path}/empty.sqlite"))
     with pytest.raises(ServerBusy, match="run `qd migrate`"):
         space.call("GET", "a")
     space.close()
@@ -459,11 +459,11 @@ def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
 
 def test_calls_inside_within_have_their_time_and_others_theirs(database: Stand) -> None:
     space = space_of(database)
-    before = space.link.timeout
+    before = space.connection.timeout
     with space.within(25):
-        assert space.link.timeout == space.link.connect_timeout == 25
+        assert space.connection.timeout == space.connection.connect_timeout == 25
         assert space.call("GET", "a") is None
-    assert space.link.timeout == before
+    assert space.connection.timeout == before
     told: list[float] = []
     space.on_progress(told.append)
     space.call("GET", "a")

@@ -400,7 +400,7 @@ def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
         queue.later(name, job(1), 0.001)
     told = eventually(lambda: beat(queue).away)
     assert dict(told).keys() == {"nope"}
-    assert "queue 'nope' is not there" in dict(told)["nope"]
+    assert "queue 'nope' does not exist" in dict(told)["nope"]
     eventually(lambda: beat(queue) and queue.sizes("mail").delayed == 0)
     held = queue.turn(None, ("nope", "mail")).reserved
     assert number(held) == 1

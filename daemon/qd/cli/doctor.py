@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qd.cli.checks.project import Project
     from qd.cli.state import State
     from qd.config.settings import Settings
-    from qd.drivers.database.keyspace import DatabaseSpace
+    from qd.drivers.database.keyspace import DatabaseKeyspace
     from qd.store.base import KeyspaceStore
     from qd.store.masters import MasterReport
 
@@ -148,7 +148,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
 def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Finding]:
     """Whether it can be used at all; and of a database how well. One that borrows the keyspace of the control connection is
     looked at itself: what it borrows is told as that connection's."""
-    at, space = settings.connections[name], cast("DatabaseSpace", store.space)
+    at, space = settings.connections[name], cast("DatabaseKeyspace", store.space)
     if borrows(name, settings):
         yield servers.takes(context.queue(settings, name), at)
         return

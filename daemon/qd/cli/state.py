@@ -260,7 +260,7 @@ def of_redis(store: KeyspaceStore, queues: Sequence[str]) -> list[object]:
 def of_database(space: Any) -> list[object]:
     from qd.drivers.database.migrations import check_writes  # loaded with the connection
 
-    check_writes(space.link)
+    check_writes(space.connection)
     return []
 
 

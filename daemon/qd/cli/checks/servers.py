@@ -31,7 +31,7 @@ from qd.redaction import mask_url
 
 if TYPE_CHECKING:
     from qd.drivers.database.connection import DatabaseConnection
-    from qd.drivers.database.keyspace import DatabaseSpace
+    from qd.drivers.database.keyspace import DatabaseKeyspace
 
 
 Facts = Mapping[str, str]
@@ -289,20 +289,20 @@ GRANTS = {
 LARGE = 16 << 20  # bytes that one statement should take: a failed job goes with its payload and its traceback
 
 
-def tables(space: DatabaseSpace, at: ConnectionSettings) -> Iterator[Finding]:
+def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]:
     """Nothing where it does not answer: that is told by another. A fail: ask it nothing more."""
     from qd.drivers.database.migrations import check  # loaded with the connection
 
     try:
-        check(space.link, at.table)
+        check(space.connection, at.table)
     except ConfigError as error:
         yield fail(f"{at.name}.tables", error, "qd migrate", Exit.CONFIG)
     except ConnectionLost:
         return
     else:
         yield ok(f"{at.name}.tables", f"qd's and '{at.table}' are there")
-        if space.link.kind != "sqlite":
-            yield rights(space.link, at)
+        if space.connection.kind != "sqlite":
+            yield rights(space.connection, at)
 
 
 def rights(link: DatabaseConnection, at: ConnectionSettings) -> Finding:
@@ -315,13 +315,13 @@ def rights(link: DatabaseConnection, at: ConnectionSettings) -> Finding:
     return ok(f"{at.name}.rights", "its user may do all that workers do")
 
 
-def check_server(space: DatabaseSpace, where: str) -> Iterator[Finding]:
+def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:
     yield latency(space, where)
-    if space.link.kind != "sqlite":  # its clock is this one
+    if space.connection.kind != "sqlite":  # its clock is this one
         yield skew(space, where)
-    yield KINDS[space.link.kind](space.link, f"{where}.persistence")
-    if space.link.kind == "mysql":
-        yield packet(space.link, f"{where}.packet")
+    yield KINDS[space.connection.kind](space.connection, f"{where}.persistence")
+    if space.connection.kind == "mysql":
+        yield packet(space.connection, f"{where}.packet")
 
 
 def postgres(link: DatabaseConnection, what: str) -> Finding:
@@ -358,7 +358,7 @@ def packet(link: DatabaseConnection, what: str) -> Finding:
 
 
 def said(link: DatabaseConnection, statement: str) -> str:
-    return str(link.say(statement).scalar())
+    return str(link.query(statement).scalar())
 
 
 KINDS = {"postgresql": postgres, "mysql": mysql, "sqlite": sqlite}

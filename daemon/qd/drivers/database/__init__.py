@@ -1,18 +1,18 @@
-"""Queues, and what qd keeps beside them, in the tables of PostgreSQL, MySQL, MariaDB or SQLite.
+"""Queues in the tables of PostgreSQL, MySQL, MariaDB or SQLite, and the keyspace on them.
 
-collections    Redis commands on hashes, sets, lists, sorted sets.
-commands       All Redis commands of the keyspace by name.
+collections    Redis commands on hashes, sets, lists and sorted sets.
+commands       All Redis commands of the keyspace, by name.
 connection     One connection: calls, transactions, errors; LISTEN.
-dialects       What each kind of database has in its own way; what its errors mean.
-items          What stands under a name, and Redis's notations.
+dialects       What each kind of database does in its own way; what its errors mean.
+items          The items of a name; Redis's notations.
 joined         app.transaction(session): jobs in the caller's transaction.
-keyspace       DatabaseKeyspace: one step is one transaction; scripts run beside it.
+keyspace       DatabaseKeyspace: one step is one transaction; scripts.
 leases         Answering, renewing and reclaiming reservations.
 migrations     qd migrate, version and rights.
-psycopg        psycopg with an end to every wait.
+psycopg        psycopg with a deadline for every wait.
 queue          DatabaseQueue, and how it is opened.
 queue_keys     Names of queues as rows of the table of jobs.
-reserve        A worker's turn: the next row taken.
+reserve        A worker's turn: the next job reserved.
 schema         Tables and indexes: qd's own and Laravel's.
 sql            The statements on the table of jobs.
 table          JobTable: rows as payloads, and transactions on them.

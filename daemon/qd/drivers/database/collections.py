@@ -1,9 +1,4 @@
-"""Commands on hashes and sets.
-
-Commands on lists. Those of queues are rows of the jobs table and never come here: see queued.py.
-
-Commands on sorted sets.
-"""
+"""Redis commands on hashes, sets, lists and sorted sets. Those on names of queues are in queue_keys.py."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ from qd.drivers.database.items import (
 from qd.drivers.database.transaction import Name, Step
 from qd.errors import ServerRefused
 
-HASH, SET = "hash", "set"
+HASH, SET, LIST, ZSET = "hash", "set", "list", "zset"
 
 
 def hset(step: Step, words: Words) -> int:
@@ -44,33 +39,33 @@ def hget(step: Step, words: Words) -> bytes | None:
 
 
 def hmget(step: Step, words: Words) -> list[bytes | None]:
-    found = items.some(step, step.look(words[0], HASH), words[1:])
+    found = items.some(step, step.get(words[0], HASH), words[1:])
     return [found[field].value if field in found else None for field in words[1:]]
 
 
 def hexists(step: Step, words: Words) -> int:
-    return int(bool(items.some(step, step.look(words[0], HASH), words[1:2])))
+    return int(bool(items.some(step, step.get(words[0], HASH), words[1:2])))
 
 
 def hstrlen(step: Step, words: Words) -> int:
-    name = step.look(words[0], HASH)
+    name = step.get(words[0], HASH)
     return items.length(step, name, words[1]) if name.size else 0
 
 
 def hdel(step: Step, words: Words) -> int:
-    return items.take(step, step.look(words[0], HASH), words[1:])
+    return items.take(step, step.get(words[0], HASH), words[1:])
 
 
 def hgetall(step: Step, words: Words) -> list[bytes | None]:
-    return [part for each in items.every(step, step.look(words[0], HASH)) for part in (each.item, each.value)]
+    return [part for each in items.every(step, step.get(words[0], HASH)) for part in (each.item, each.value)]
 
 
 def hkeys(step: Step, words: Words) -> list[bytes]:
-    return [each.item for each in items.every(step, step.look(words[0], HASH))]
+    return [each.item for each in items.every(step, step.get(words[0], HASH))]
 
 
 def hlen(step: Step, words: Words) -> int:
-    return step.look(words[0], HASH).size
+    return step.get(words[0], HASH).size
 
 
 def hincrby(step: Step, words: Words) -> int:
@@ -85,10 +80,16 @@ def hincrby(step: Step, words: Words) -> int:
 
 
 def hscan(step: Step, words: Words) -> list[Any]:
-    name, most = step.look(words[0], HASH), whole(options(words[2:]).get(b"COUNT", b"10"))
+    following, found = scanned(step, step.get(words[0], HASH), words)
+    return [following, [part for each in found for part in (each.item, each.value)]]
+
+
+def scanned(step: Step, name: Name, words: Words) -> tuple[bytes, list[Item]]:
+    """NAME cursor [COUNT n]: the next cursor, and the items."""
+    most = whole(options(words[2:]).get(b"COUNT", b"10"))
     found = items.after(step, name, cursor_of(words[1]), most) if name.size else []
     following = cursor_text(found[-1][0]) if len(found) == most else b"0"
-    return [following, [part for _, each in found for part in (each.item, each.value)]]
+    return following, [each for _, each in found]
 
 
 def sadd(step: Step, words: Words) -> int:
@@ -98,15 +99,167 @@ def sadd(step: Step, words: Words) -> int:
 
 
 def srem(step: Step, words: Words) -> int:
-    return items.take(step, step.look(words[0], SET), words[1:])
+    return items.take(step, step.get(words[0], SET), words[1:])
 
 
 def scard(step: Step, words: Words) -> int:
-    return step.look(words[0], SET).size
+    return step.get(words[0], SET).size
 
 
 def smembers(step: Step, words: Words) -> list[bytes]:
-    return [each.item for each in items.every(step, step.look(words[0], SET))]
+    return [each.item for each in items.every(step, step.get(words[0], SET))]
+
+
+def rpush(step: Step, words: Words) -> int:
+    name = step.change(words[0], LIST)
+    last = items.ends(step, name)[1]
+    return pushed(step, name, {last + number: value for number, value in enumerate(words[1:], 1)})
+
+
+def lpush(step: Step, words: Words) -> int:
+    name = step.change(words[0], LIST)
+    first = items.ends(step, name)[0]
+    return pushed(step, name, {first - number: value for number, value in enumerate(words[1:], 1)})
+
+
+def pushed(step: Step, name: Name, values: dict[float, bytes]) -> int:
+    items.add(step, name, {b"%.0f" % place: (place, value) for place, value in values.items()})
+    step.notify(name.name)
+    return name.size
+
+
+def lpop(step: Step, words: Words) -> bytes | None:
+    name = step.get(words[0], LIST)
+    first = items.by_rank(step, name, 0, 0)
+    items.take(step, name, [each.item for each in first])
+    return first[0].value if first else None
+
+
+def llen(step: Step, words: Words) -> int:
+    return step.get(words[0], LIST).size
+
+
+def lindex(step: Step, words: Words) -> bytes | None:
+    name, at = step.get(words[0], LIST), whole(words[1])
+    if not -name.size <= at < name.size:
+        return None
+    return items.by_rank(step, name, at, at)[0].value
+
+
+def lrange(step: Step, words: Words) -> list[bytes | None]:
+    found = items.by_rank(step, step.get(words[0], LIST), whole(words[1]), whole(words[2]))
+    return [each.value for each in found]
+
+
+def lrem(step: Step, words: Words) -> int:
+    name, count = step.get(words[0], LIST), whole(words[1])
+    if not name.size:
+        return 0
+    found = items.equal(step, name, words[2], abs(count), down=count < 0)
+    return items.take(step, name, [each.item for each in found])
+
+
+def ltrim(step: Step, words: Words) -> StatusReply:
+    """LTRIM name first last"""
+    name = step.get(words[0], LIST)
+    first, most = items.ranks(whole(words[1]), whole(words[2]), name.size)
+    if not most:
+        step.remove(words[0])
+    elif most < name.size:
+        low, high = (items.by_rank(step, name, at, at)[0].score for at in (first, first + most - 1))
+        items.take_by_score(step, name, items.LOWEST, items.Bound(low, True))
+        items.take_by_score(step, name, items.Bound(high, True), items.HIGHEST)
+    return OK
+
+
+def zadd(step: Step, words: Words) -> int:
+    """ZADD name [XX | NX] score member ..."""
+    name, *rest = words
+    only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
+    added = pairs(rest[1:] if only_old or only_new else rest)
+    # If a member is given twice, the last score counts; with NX the first, since the member is not new any more.
+    scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
+    found = step.get(name, ZSET) if only_old else step.change(name, ZSET)
+    old = items.some(step, found, scores)
+    new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
+    new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
+    return items.put(step, found, {each: (score, None) for each, score in new.items()})
+
+
+def zrem(step: Step, words: Words) -> int:
+    return items.take(step, step.get(words[0], ZSET), words[1:])
+
+
+def zscore(step: Step, words: Words) -> bytes | None:
+    found = items.some(step, step.get(words[0], ZSET), words[1:2])
+    return score_text(found[words[1]].score) if found else None
+
+
+def zcard(step: Step, words: Words) -> int:
+    return step.get(words[0], ZSET).size
+
+
+def zrank(step: Step, words: Words) -> int | None:
+    name = step.get(words[0], ZSET)
+    found = items.some(step, name, words[1:2])
+    return items.rank_of(step, name, found[words[1]]) if found else None
+
+
+def members_of(found: Iterable[Item], scores: bool) -> list[bytes]:
+    return [part for each in found for part in ((each.item, score_text(each.score)) if scores else (each.item,))]
+
+
+def zrange(step: Step, words: Words) -> list[bytes]:
+    """ZRANGE name first last [WITHSCORES]"""
+    rest = [each.upper() for each in words[3:]]
+    if rest not in ([], [b"WITHSCORES"]):
+        raise ServerRefused(SYNTAX)
+    return members_of(items.by_rank(step, step.get(words[0], ZSET), whole(words[1]), whole(words[2])), bool(rest))
+
+
+def zrangebyscore(step: Step, words: Words) -> list[bytes]:
+    """ZRANGEBYSCORE name low high [WITHSCORES] [LIMIT first most]"""
+    return ranged(step, words[0], words[1], words[2], words[3:], down=False)
+
+
+def zrevrangebyscore(step: Step, words: Words) -> list[bytes]:
+    return ranged(step, words[0], words[2], words[1], words[3:], down=True)
+
+
+def ranged(step: Step, name: bytes, low: bytes, high: bytes, rest: Words, *, down: bool) -> list[bytes]:
+    scores, first, most = limits(rest)
+    found = items.by_score(step, step.get(name, ZSET), bound(low), bound(high), first, most, down=down)
+    return members_of(found, scores)
+
+
+def limits(words: Words) -> tuple[bool, int, int | None]:
+    """WITHSCORES, and the first place and number of LIMIT (None: all)."""
+    rest, scores, first, most = list(words), False, 0, None
+    while rest:
+        option = rest.pop(0).upper()
+        if option == b"WITHSCORES":
+            scores = True
+        elif option == b"LIMIT" and len(rest) > 1:
+            first, count = whole(rest.pop(0)), whole(rest.pop(0))
+            most = None if count < 0 else count
+        else:
+            raise ServerRefused(SYNTAX)
+    return scores, first, most
+
+
+def zremrangebyscore(step: Step, words: Words) -> int:
+    return items.take_by_score(step, step.get(words[0], ZSET), bound(words[1]), bound(words[2]))
+
+
+def zremrangebyrank(step: Step, words: Words) -> int:
+    name = step.get(words[0], ZSET)
+    found = items.by_rank(step, name, whole(words[1]), whole(words[2]))
+    return items.take(step, name, [each.item for each in found])
+
+
+def zscan(step: Step, words: Words) -> list[Any]:
+    following, found = scanned(step, step.get(words[0], ZSET), words)
+    return [following, members_of(found, True)]
 
 
 COMMANDS: Commands = {
@@ -125,75 +278,6 @@ COMMANDS: Commands = {
     "SREM": RedisCommand(srem, True, 1, 2),
     "SCARD": RedisCommand(scard, False),
     "SMEMBERS": RedisCommand(smembers, False),
-}
-
-
-LIST = "list"
-
-
-def rpush(step: Step, words: Words) -> int:
-    name = step.change(words[0], LIST)
-    last = items.ends(step, name)[1]
-    return pushed(step, name, {last + number: value for number, value in enumerate(words[1:], 1)})
-
-
-def lpush(step: Step, words: Words) -> int:
-    name = step.change(words[0], LIST)
-    first = items.ends(step, name)[0]
-    return pushed(step, name, {first - number: value for number, value in enumerate(words[1:], 1)})
-
-
-def pushed(step: Step, name: Name, values: dict[float, bytes]) -> int:
-    items.add(step, name, {b"%.0f" % place: (place, value) for place, value in values.items()})
-    step.woken(name.name)
-    return name.size
-
-
-def lpop(step: Step, words: Words) -> bytes | None:
-    name = step.look(words[0], LIST)
-    first = items.by_rank(step, name, 0, 0)
-    items.take(step, name, [each.item for each in first])
-    return first[0].value if first else None
-
-
-def llen(step: Step, words: Words) -> int:
-    return step.look(words[0], LIST).size
-
-
-def lindex(step: Step, words: Words) -> bytes | None:
-    name, at = step.look(words[0], LIST), whole(words[1])
-    if not -name.size <= at < name.size:
-        return None
-    return items.by_rank(step, name, at, at)[0].value
-
-
-def lrange(step: Step, words: Words) -> list[bytes | None]:
-    found = items.by_rank(step, step.look(words[0], LIST), whole(words[1]), whole(words[2]))
-    return [each.value for each in found]
-
-
-def lrem(step: Step, words: Words) -> int:
-    name, count = step.look(words[0], LIST), whole(words[1])
-    if not name.size:
-        return 0
-    found = items.equal(step, name, words[2], abs(count), down=count < 0)
-    return items.take(step, name, [each.item for each in found])
-
-
-def ltrim(step: Step, words: Words) -> StatusReply:
-    """What stands outside of the two places goes."""
-    name = step.look(words[0], LIST)
-    first, most = items.ranks(whole(words[1]), whole(words[2]), name.size)
-    if not most:
-        step.remove(words[0])
-    elif most < name.size:
-        low, high = (items.by_rank(step, name, at, at)[0].score for at in (first, first + most - 1))
-        items.take_by_score(step, name, items.LOWEST, items.Bound(low, True))
-        items.take_by_score(step, name, items.Bound(high, True), items.HIGHEST)
-    return OK
-
-
-LIST_COMMANDS: Commands = {
     "RPUSH": RedisCommand(rpush, True, 1, 2),
     "LPUSH": RedisCommand(lpush, True, 1, 2),
     "LPOP": RedisCommand(lpop, True),
@@ -202,105 +286,6 @@ LIST_COMMANDS: Commands = {
     "LRANGE": RedisCommand(lrange, False, 1, 3),
     "LREM": RedisCommand(lrem, True, 1, 3),
     "LTRIM": RedisCommand(ltrim, True, 1, 3),
-}
-
-
-ZSET = "zset"
-
-
-def zadd(step: Step, words: Words) -> int:
-    """ZADD name [XX | NX] score member ..."""
-    name, *rest = words
-    only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
-    added = pairs(rest[1:] if only_old or only_new else rest)
-    # Of a member that is named twice the last score counts; with NX the first, since the member is no longer new then.
-    scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
-    found = step.look(name, ZSET) if only_old else step.change(name, ZSET)
-    old = items.some(step, found, scores)
-    new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
-    new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
-    return items.put(step, found, {each: (score, None) for each, score in new.items()})
-
-
-def zrem(step: Step, words: Words) -> int:
-    return items.take(step, step.look(words[0], ZSET), words[1:])
-
-
-def zscore(step: Step, words: Words) -> bytes | None:
-    found = items.some(step, step.look(words[0], ZSET), words[1:2])
-    return score_text(found[words[1]].score) if found else None
-
-
-def zcard(step: Step, words: Words) -> int:
-    return step.look(words[0], ZSET).size
-
-
-def zrank(step: Step, words: Words) -> int | None:
-    name = step.look(words[0], ZSET)
-    found = items.some(step, name, words[1:2])
-    return items.rank_of(step, name, found[words[1]]) if found else None
-
-
-def told(found: Iterable[Item], scores: bool) -> list[bytes]:
-    return [part for each in found for part in ((each.item, score_text(each.score)) if scores else (each.item,))]
-
-
-def zrange(step: Step, words: Words) -> list[bytes]:
-    """ZRANGE name first last [WITHSCORES]"""
-    rest = [each.upper() for each in words[3:]]
-    if rest not in ([], [b"WITHSCORES"]):
-        raise ServerRefused(SYNTAX)
-    return told(items.by_rank(step, step.look(words[0], ZSET), whole(words[1]), whole(words[2])), bool(rest))
-
-
-def zrangebyscore(step: Step, words: Words) -> list[bytes]:
-    """ZRANGEBYSCORE name low high [WITHSCORES] [LIMIT first most]"""
-    return ranged(step, words[0], words[1], words[2], words[3:], down=False)
-
-
-def zrevrangebyscore(step: Step, words: Words) -> list[bytes]:
-    return ranged(step, words[0], words[2], words[1], words[3:], down=True)
-
-
-def ranged(step: Step, name: bytes, low: bytes, high: bytes, rest: Words, *, down: bool) -> list[bytes]:
-    scores, first, most = limits(rest)
-    found = items.by_score(step, step.look(name, ZSET), bound(low), bound(high), first, most, down=down)
-    return told(found, scores)
-
-
-def limits(words: Words) -> tuple[bool, int, int | None]:
-    """WITHSCORES, and where LIMIT begins and how many it lets through; None: all."""
-    rest, scores, first, most = list(words), False, 0, None
-    while rest:
-        option = rest.pop(0).upper()
-        if option == b"WITHSCORES":
-            scores = True
-        elif option == b"LIMIT" and len(rest) > 1:
-            first, count = whole(rest.pop(0)), whole(rest.pop(0))
-            most = None if count < 0 else count
-        else:
-            raise ServerRefused(SYNTAX)
-    return scores, first, most
-
-
-def zremrangebyscore(step: Step, words: Words) -> int:
-    return items.take_by_score(step, step.look(words[0], ZSET), bound(words[1]), bound(words[2]))
-
-
-def zremrangebyrank(step: Step, words: Words) -> int:
-    name = step.look(words[0], ZSET)
-    found = items.by_rank(step, name, whole(words[1]), whole(words[2]))
-    return items.take(step, name, [each.item for each in found])
-
-
-def zscan(step: Step, words: Words) -> list[Any]:
-    name, most = step.look(words[0], ZSET), whole(options(words[2:]).get(b"COUNT", b"10"))
-    found = items.after(step, name, cursor_of(words[1]), most) if name.size else []
-    following = cursor_text(found[-1][0]) if len(found) == most else b"0"
-    return [following, told([each for _, each in found], True)]
-
-
-SORTED_COMMANDS: Commands = {
     "ZADD": RedisCommand(zadd, True, 1, 3),
     "ZREM": RedisCommand(zrem, True, 1, 2),
     "ZSCORE": RedisCommand(zscore, False, 1, 2),

@@ -1,7 +1,4 @@
-"""Commands on strings, and on names of any kind.
-
-All commands of the keyspace on tables, by their words.
-"""
+"""The Redis commands of the keyspace on tables, by name: those on strings and on names of any kind, and all others."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from qd.errors import ServerRefused
 
 
 def get(step: Step, words: Words) -> bytes | None:
-    return step.look(words[0], "string").value
+    return step.get(words[0], "string").value
 
 
 def mget(step: Step, words: Words) -> list[bytes | None]:
     step.open(words)
-    return [found.value if (found := step.look(name)).kind == "string" else None for name in words]
+    return [found.value if (found := step.get(name)).kind == "string" else None for name in words]
 
 
 def set_(step: Step, words: Words) -> StatusReply | None:
@@ -52,9 +49,9 @@ def set_(step: Step, words: Words) -> StatusReply | None:
             expires_at = step.now_us + span * (1_000_000 if option == b"EX" else 1000)
         else:
             raise ServerRefused(SYNTAX)
-    if only_new and step.look(name).kind:
+    if only_new and step.get(name).kind:
         return None
-    if step.look(name).kind != "string":
+    if step.get(name).kind != "string":
         step.remove(name)
     found = step.change(name, "string")
     found.value, found.size, found.expires_at = value, 1, expires_at
@@ -63,7 +60,7 @@ def set_(step: Step, words: Words) -> StatusReply | None:
 
 def exists(step: Step, words: Words) -> int:
     step.open(words)
-    return sum(bool(step.look(name).kind) for name in words)
+    return sum(bool(step.get(name).kind) for name in words)
 
 
 def delete(step: Step, words: Words) -> int:
@@ -72,30 +69,26 @@ def delete(step: Step, words: Words) -> int:
 
 
 def type_(step: Step, words: Words) -> StatusReply:
-    return StatusReply(step.look(words[0]).kind.encode() or b"none")
+    return StatusReply(step.get(words[0]).kind.encode() or b"none")
 
 
 def expire(step: Step, words: Words) -> int:
-    return expires(step, words[0], 1000 * whole(words[1]))
+    return pexpire(step, [words[0], b"%d" % (1000 * whole(words[1]))])
 
 
 def pexpire(step: Step, words: Words) -> int:
-    return expires(step, words[0], whole(words[1]))
-
-
-def expires(step: Step, name: bytes, span_ms: int) -> int:
-    found = step.look(name)
+    found, span = step.get(words[0]), whole(words[1])
     if not found.kind:
         return 0
-    if span_ms <= 0:
-        step.remove(name)
+    if span <= 0:
+        step.remove(words[0])
     else:
-        found.expires_at = step.now_us + 1000 * span_ms
+        found.expires_at = step.now_us + 1000 * span
     return 1
 
 
 def pttl(step: Step, words: Words) -> int:
-    found = step.look(words[0])
+    found = step.get(words[0])
     if not found.kind:
         return -2
     return -1 if found.expires_at is None else -(-(found.expires_at - step.now_us) // 1000)
@@ -106,52 +99,43 @@ def time(step: Step, _words: Words) -> list[bytes]:
     return [b"%d" % (step.now_us // 1_000_000), b"%d" % (step.now_us % 1_000_000)]
 
 
-def ping(_step: Step, _words: Words) -> StatusReply:
-    return StatusReply(b"PONG")
-
-
-# -- all names
-
-
 def scan(step: Step, words: Words) -> list[Any]:
-    """SCAN cursor [MATCH pattern] [COUNT n]; the queues that stand in rows come with the first piece."""
-    said = options(words[1:])
-    pattern, most = said.get(b"MATCH", b"*"), whole(said.get(b"COUNT", b"10"))
-    after, fits = cursor_of(words[0]), glob(pattern)
+    """SCAN cursor [MATCH pattern] [COUNT n]; names of queues with rows come with the first piece."""
+    given = options(words[1:])
+    pattern, most, after = given.get(b"MATCH", b"*"), whole(given.get(b"COUNT", b"10")), cursor_of(words[0])
     step.open(())
-    start = literal(pattern)
-    columns = schema.names.c
-    asked = sql.select(columns.name, columns.whole, columns.expires_at).order_by(columns.name).limit(most)
-    asked = asked.where(columns.name >= start if after is None else columns.name > after)
+    start, columns = literal(pattern), schema.names.c
+    query = sql.select(columns.name, columns.whole, columns.expires_at).order_by(columns.name).limit(most)
+    query = query.where(columns.name >= start if after is None else columns.name > after)
     if above := beyond(start):
-        asked = asked.where(columns.name < above)
-    rows = list(step.execute(asked))
+        query = query.where(columns.name < above)
+    rows = list(step.execute(query))
     names = [bytes(row.whole or row.name) for row in rows if row.expires_at is None or row.expires_at > step.now_us]
     names += queue_keys.names(step) if after is None else []
-    following = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0"
-    return [following, [name for name in names if fits.fullmatch(name)]]
+    following, matches = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0", glob(pattern)
+    return [following, [name for name in names if matches.fullmatch(name)]]
 
 
 def literal(pattern: bytes) -> bytes:
-    """What every name that fits begins with, as far as it is a key of its own."""
+    """The literal start of a pattern, as far as it fits into a key."""
     found = re.match(rb"(?:[^*?\[\]\\^]|\\.)*", pattern, re.DOTALL)
     return re.sub(rb"\\(.)", rb"\1", found[0] if found else b"", flags=re.DOTALL)[: schema.LONGEST]
 
 
 def beyond(start: bytes) -> bytes:
-    """The first name behind all that begin so; b"": there is none."""
+    """The first name after all that start like this; b"" if there is none."""
     kept = start.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 def glob(pattern: bytes) -> re.Pattern[bytes]:
-    """With *, ? and what stands behind a backslash; sets of letters are not known."""
+    """Supports *, ? and the backslash; sets of letters are not supported."""
     parts = re.findall(rb"\\.|.", pattern, re.DOTALL)
     wild = {b"*": b".*", b"?": b"."}
     return re.compile(b"".join(wild.get(part) or re.escape(part[-1:]) for part in parts), re.DOTALL)
 
 
-STRING_COMMANDS: Commands = {
+COMMANDS: Commands = {
     "GET": RedisCommand(get, False),
     "MGET": RedisCommand(mget, False, -1),
     "SET": RedisCommand(set_, True, 1, 2),
@@ -163,42 +147,30 @@ STRING_COMMANDS: Commands = {
     "PEXPIRE": RedisCommand(pexpire, True, 1, 2),
     "PTTL": RedisCommand(pttl, False),
     "TIME": RedisCommand(time, False, 0, 0),
-    "PING": RedisCommand(ping, False, 0, 0),
+    "PING": RedisCommand(lambda *_: StatusReply(b"PONG"), False, 0, 0),
     "SCAN": RedisCommand(scan, False, 0, 1),
-}
-
-
-COMMANDS: Commands = {
-    **STRING_COMMANDS,
     **collections.COMMANDS,
-    **collections.LIST_COMMANDS,
-    **collections.SORTED_COMMANDS,
 }
 
 
 def command_of(words: Words) -> RedisCommand:
-    """Raises ServerRefused when it is none of those that qd uses, or has too few words."""
+    """Raises ServerRefused for a command that qd does not use, or with too few words."""
     name = words[0].decode("ascii", "replace").upper()
     found = COMMANDS.get(name)
     if found is None:
-        raise ServerRefused(f"ERR unknown command '{name}' (in a database there are: {', '.join(COMMANDS)})")
+        raise ServerRefused(f"ERR unknown command '{name}' (known in a database: {', '.join(COMMANDS)})")
     if len(words) - 1 < found.least:
         raise ServerRefused(f"ERR wrong number of arguments for '{name.lower()}' command")
     return found
 
 
 def names_of(command: RedisCommand, words: Words) -> Words:
-    """Those of its words that are names."""
+    """The names among its words, which start with the command."""
     return words[1:] if command.names < 0 else words[1 : 1 + command.names]
 
 
-def own_names(step: Step, names: Words) -> list[bytes]:
-    """Those that stand in tables of the keyspace."""
-    return [name for name in names if queue_keys.place_of(step, name) is None]
-
-
 def run(step: Step, words: Words) -> Any:
-    """One command in this step. Raises ServerRefused, and ConnectionLost as the step's own calls do."""
+    """Run one command in this step. Raises ServerRefused, and ConnectionLost as the step's calls do."""
     command, name = command_of(words), words[0].decode().upper()
     if command.names and (place := queue_keys.place_of(step, words[1])) is not None:
         if command.names < 0:
@@ -208,20 +180,15 @@ def run(step: Step, words: Words) -> Any:
 
 
 def known(words: Words) -> RedisCommand | None:
-    """None: it will be refused, or it is MULTI or EXEC."""
+    """None if it will be refused, or is MULTI or EXEC."""
     try:
         return command_of(words)
     except ServerRefused:
         return None
 
 
-def names_in(words: Words) -> Words:
-    found = known(words)
-    return names_of(found, words) if found is not None else ()
-
-
 def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
-    """A reply each. Refusals stand in the list, and nothing of those was done."""
+    """One reply per line. A refused command has its error as reply, and nothing of it was done."""
     replies, kept = list[Any](), list[Any]()
     inside = False
     for words in lines:
@@ -233,15 +200,15 @@ def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
             replies.append(kept)
             inside, kept = False, []
         elif inside:
-            kept.append(answer(step, words))
+            kept.append(reply_of(step, words))
             replies.append(StatusReply(b"QUEUED"))
         else:
-            replies.append(answer(step, words))
+            replies.append(reply_of(step, words))
     return replies
 
 
-def answer(step: Step, words: Words) -> Any:
-    """As `run`, a refusal as an exception."""
+def reply_of(step: Step, words: Words) -> Any:
+    """As `run`, but a refusal is the reply."""
     try:
         return run(step, words)
     except ServerRefused as error:

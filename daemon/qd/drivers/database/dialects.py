@@ -1,21 +1,12 @@
-"""What each kind of database has in its own way: how it is reached, its clock, a transaction, the lock on names, and what
-its errors mean. link.py uses one of them; postgres.py, mysql.py and sqlite.py are they.
+"""What each kind of database does in its own way, and what its errors mean.
 
-What PostgreSQL, MySQL and MariaDB, and SQLite have each in their own way: a file each, by the contract in base.py.
+    Server     the contract: connecting, the clock, a transaction, locks on names, notifications, errors
+    MySql      MySQL and MariaDB, by PyMySQL
+    Postgres   PostgreSQL, by psycopg
+    Sqlite     SQLite, by Python's own driver
+    server_of  the kind of database of a url
 
-What an error of a database means to qd, beside the errors that every server can give.
-
-MySQL and MariaDB, by PyMySQL.
-
-PostgreSQL, by psycopg.
-
-SQLite, by the driver that Python brings.
-
-The kind of database that a url names.
-
-Several statements in one round trip, as PyMySQL can send them, and what the server says to each. link.py uses it.
-
-The first one that fails ends them: those behind it are not run.
+`run_together` sends several statements in one round trip, as only PyMySQL can.
 """
 
 from __future__ import annotations
@@ -54,10 +45,10 @@ from qd.redaction import redact
 
 
 class Server:
-    """One kind of database. connect_args: of the driver; greeting: statements for a fresh connection."""
+    """One kind of database. connect_args: arguments of the driver. greeting: statements for a new connection."""
 
     kind = ""
-    clock = ""  # SQL: unix microseconds at this moment
+    clock = ""  # SQL: the current unix time in microseconds
     begin = "BEGIN"
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
@@ -67,114 +58,100 @@ class Server:
         return []
 
     def lock(self, names: Iterable[bytes]) -> str:
-        """A statement that waits until nobody else has locked any of these names, "" where none is needed. They are locked
-        in one order, whoever does it, and until the end of the transaction."""
+        """A statement that locks these names until the end of the transaction, "" if none is needed. Everyone locks them in
+        the same order."""
         return ""
 
     def meaning(self, error: Any) -> type[QdError] | None:
-        """What the driver's error says; None: nothing that waiting or a new connection would mend."""
+        """The class of a driver's error; None if neither waiting nor a new connection helps."""
         return None
 
     def connect(self, *args: Any, **options: Any) -> Any:
-        """A connection of the driver. None: as SQLAlchemy makes one."""
+        """A connection of the driver. None: SQLAlchemy makes it."""
 
     def patience(self, raw: Any, answer: float) -> None:
-        """Seconds for each answer on the driver's connection, from now on."""
+        """Set the seconds for each answer."""
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Without the driver's own log line when one of many rows is refused: the error is raised as well."""
+        """Suppress the driver's log line about a refused row: the error is raised as well."""
         return nullcontext()
 
-    def telling(self, raw: Any) -> int:
-        """The descriptor that is readable when the server tells something, -1: it never does."""
+    def notify_fd(self, raw: Any) -> int:
+        """The descriptor that becomes readable on a notification; -1 if the server sends none."""
         return -1
 
-    def told(self, raw: Any) -> bool:
-        """Whether it has told something since this was asked last."""
+    def notified(self, raw: Any) -> bool:
+        """Whether a notification has arrived since the last call."""
         return False
 
-    def went_away(self, raw: Any) -> bool:
-        """Whether this idle connection was closed by the server."""
+    def has_ended(self, raw: Any) -> bool:
+        """Whether the server has closed this idle connection."""
         fd = socket_of(raw)
         return fd < 0 or bool(ready_of([fd], 0))
 
 
 def digest(name: bytes) -> int:
-    """Of 63 bits, the same in every process."""
+    """63 bits, the same in every process."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1
 
 
-__all__ = [
-    "BUCKETS",
-    "Again",
-    "Conflict",
-    "MissingTable",
-    "NoRight",
-    "Server",
-    "digest",
-    "server_of",
-    "told",
-    "unix_us",
-]
-
-
 class MissingTable(NeedsMending, ServerBusy):
-    """A table of qd's or of the queue is not there: nobody has run `qd migrate`."""
+    """A table of qd or of the queue is missing: `qd migrate` has not run."""
 
 
 class NoRight(NeedsMending, ServerRefused):
-    """The user is known, and may not do this: on a table, a column, a sequence."""
+    """The user lacks a right on a table, column or sequence."""
 
 
 class NotThere(NeedsMending, Unreachable):
-    """The server has no database of this name, or the file of SQLite cannot be opened."""
+    """The server has no database of this name, or the SQLite file cannot be opened."""
 
 
 class NotWritable(NeedsMending, ServerBusy):
-    """The file of SQLite, or its folder, is not this user's to write."""
+    """This user may not write the SQLite file or its folder."""
 
 
 class Again(ServerBusy):
-    """A deadlock, or two transactions in one another's way: nothing was done, and it is to be run again."""
+    """A deadlock or serialization failure: nothing was done; run the transaction again."""
 
 
 class Conflict(Again, OperationalError):
-    """The same in a caller's transaction, which only the caller can run again. A retry loop for SQLAlchemy catches it as the
-    driver's error: `orig` has its `sqlstate` or number."""
+    """Again in a transaction of the caller, which only the caller can run again. A retry loop for SQLAlchemy catches it as
+    the driver's error: `orig` has its `sqlstate` or number."""
 
-    def __init__(self, said: str, origin: Any) -> None:
+    def __init__(self, text: str, origin: Any) -> None:
         OperationalError.__init__(self, None, None, origin)
-        self.said = said
+        self.text = text
 
     def __str__(self) -> str:
-        return self.said
+        return self.text
 
 
-SAID: dict[type[QdError], str] = {
-    MissingTable: "a table is missing in the database at {place}, run `qd migrate`: {said}",
-    Unreachable: "the database at {place} does not answer: {said}",
-    WrongPassword: "the database at {place} refuses this user or password: {said}",
-    NotThere: "the database at {place} is not there, or cannot be opened: {said}",
-    NotWritable: "the user of this process may not write the database at {place}, or its folder: {said}",
-    NoRight: "the user of the database at {place} lacks a right (`qd doctor` lists what workers need): {said}",
-    ServerRefused: "the database at {place} refuses: {said}",
-    ConnectionLost: "the connection to the database at {place} broke: {said}",
+MESSAGES: dict[type[QdError], str] = {
+    MissingTable: "a table is missing in the database at {place}, run `qd migrate`: {text}",
+    Unreachable: "the database at {place} does not answer: {text}",
+    WrongPassword: "the database at {place} refuses this user or password: {text}",
+    NotThere: "the database at {place} does not exist, or cannot be opened: {text}",
+    NotWritable: "the user of this process may not write the database at {place}, or its folder: {text}",
+    NoRight: "the user of the database at {place} lacks a right (`qd doctor` lists what workers need): {text}",
+    ServerRefused: "the database at {place} refuses: {text}",
+    ConnectionLost: "the connection to the database at {place} broke: {text}",
 }
 SHOWN = re.compile(r"\nLINE \d+: .*\n *\^")  # PostgreSQL shows a part of qd's own statement and where in it
-BUSY = "the database at {place} cannot serve now: {said}"
+BUSY = "the database at {place} cannot serve now: {text}"
 
 
-def told(kind: type[QdError] | None, place: str, error: object) -> QdError:
-    """The driver's error as ours, in one line. kind: what it means (Server.meaning)."""
-    said, kind = redact(" ".join(SHOWN.sub("", str(error)).split()))[:300], kind or ServerRefused
-    return kind(SAID.get(kind, BUSY).format(place=place, said=said))
+def error_of(kind: type[QdError] | None, place: str, error: object) -> QdError:
+    """The driver's error as ours, in one line. kind: from Server.meaning."""
+    text, kind = redact(" ".join(SHOWN.sub("", str(error)).split()))[:300], kind or ServerRefused
+    return kind(MESSAGES.get(kind, BUSY).format(place=place, text=text))
 
 
 BUCKETS = 1024  # rows of qd_locks
 
 
 class MySql(Server):
-    """MariaDB, too."""
+    """MySQL and MariaDB."""
 
     kind = "mysql"
     clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"
@@ -182,7 +159,7 @@ class MySql(Server):
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
         times = {"connect_timeout": max(1, round(connect)), "read_timeout": answer, "write_timeout": answer}
-        return {**times, "client_flag": SEVERAL | FOUND_ROWS}
+        return {**times, "client_flag": MULTI_STATEMENTS | FOUND_ROWS}
 
     def greeting(self, answer: float) -> list[str]:
         limit = max(1, round(answer))
@@ -239,21 +216,21 @@ class Postgres(Server):
         return f"SELECT count(pg_advisory_xact_lock(k)) FROM unnest(ARRAY[{numbers}]::bigint[]) k"
 
     def connect(self, *args: Any, **options: Any) -> Any:
-        from qd.drivers.database.psycopg import BoundedConnection  # the driver is there only where it is used
+        from qd.drivers.database.psycopg import BoundedConnection  # the driver may be missing
 
-        return BoundedConnection.connect(*args, **options).listens()
+        return BoundedConnection.connect(*args, **options).note_notifications()
 
     def quiet(self) -> AbstractContextManager[None]:
         return quiet()
 
-    def telling(self, raw: Any) -> int:
+    def notify_fd(self, raw: Any) -> int:
         return socket_of(raw)
 
-    def told(self, raw: Any) -> bool:
-        return bool(raw.told())
+    def notified(self, raw: Any) -> bool:
+        return bool(raw.notified())
 
-    def went_away(self, raw: Any) -> bool:
-        return bool(raw.went_away())
+    def has_ended(self, raw: Any) -> bool:
+        return bool(raw.has_ended())
 
     def patience(self, raw: Any, answer: float) -> None:
         raw.answer = answer
@@ -261,7 +238,7 @@ class Postgres(Server):
     def meaning(self, error: Any) -> type[QdError] | None:
         state = getattr(error, "sqlstate", None)
         if state is None:
-            return password_or(ConnectionLost, str(error)) if is_operational(error) else None
+            return login_error(str(error)) if is_operational(error) else None
         exact = {"42P01": MissingTable, "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
                  "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": NotThere}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
@@ -270,7 +247,7 @@ class Postgres(Server):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """psycopg sends many rows in a pipeline and warns that its end fails, too, when one of them was refused."""
+    """psycopg sends many rows in a pipeline; if one is refused, it also warns that the end of the pipeline failed."""
     thread, logger = threading.get_ident(), logging.getLogger("psycopg")
 
     def wanted(record: logging.LogRecord) -> bool:
@@ -287,22 +264,23 @@ def is_operational(error: object) -> bool:
     return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
 
 
-def password_or(other: type[QdError], said: str) -> type[QdError]:
-    """A refused login has no code of its own in the driver's first words."""
-    if "authentication" in said or 'role "' in said or "no pg_hba.conf entry" in said or "permission denied" in said:
+def login_error(text: str) -> type[QdError]:
+    """The class of an error without a code: psycopg has none for a refused login or a lost connection."""
+    if any(each in text for each in ("authentication", 'role "', "no pg_hba.conf entry", "permission denied")):
         return WrongPassword
-    if 'database "' in said and "does not exist" in said:
+    if 'database "' in text and "does not exist" in text:
         return NotThere
-    return ServerBusy if "too many" in said or "starting up" in said or "remaining connection slots" in said else other
+    busy = ("too many", "starting up", "remaining connection slots")
+    return ServerBusy if any(each in text for each in busy) else ConnectionLost
 
 
 class Sqlite(Server):
-    """Its clock is this host's: whoever uses the file is on it."""
+    """Its clock is this host's, since all users of the file are on it."""
 
     kind = "sqlite"
     clock = "qd_clock()"
     begin = "BEGIN IMMEDIATE"
-    file: tuple[str, object] = ("", None)  # that of the connection: its path, and which one stood there
+    file: tuple[str, object] = ("", None)  # of the connection: its path and identity
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
         return {"timeout": answer, "check_same_thread": False}
@@ -312,25 +290,25 @@ class Sqlite(Server):
         made.create_function("qd_clock", 0, unix_us)
         made.text_factory = any_text
         made.execute("PRAGMA schema_version").close()  # opens it
-        self.file = str(args[0]), which(str(args[0]))
+        self.file = str(args[0]), file_identity(str(args[0]))
         return made
 
     def greeting(self, answer: float) -> list[str]:
         return ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=OFF"]
 
-    def went_away(self, raw: Any) -> bool:
-        """Another file stands there, or none: what is written into the old one is written for nobody."""
+    def has_ended(self, raw: Any) -> bool:
+        """Whether the file was replaced or removed: nobody would read what is written into the old one."""
         path, known = self.file
-        return which(path) != known
+        return file_identity(path) != known
 
     def patience(self, raw: Any, answer: float) -> None:
         raw.execute(f"PRAGMA busy_timeout={max(1, round(answer * 1000))}").close()
 
     def meaning(self, error: Any) -> type[QdError] | None:
-        name, said = getattr(error, "sqlite_errorname", "") or "", str(error)
-        if "no such table" in said:
+        name, text = getattr(error, "sqlite_errorname", "") or "", str(error)
+        if "no such table" in text:
             return MissingTable
-        if name.startswith("SQLITE_CANTOPEN") or "unable to open" in said:
+        if name.startswith("SQLITE_CANTOPEN") or "unable to open" in text:
             return NotThere
         if name.startswith("SQLITE_READONLY"):
             return NotWritable
@@ -338,8 +316,8 @@ class Sqlite(Server):
         return ServerBusy if name.startswith(busy) else None
 
 
-def which(path: str) -> object:
-    """What tells a file from another of the same name; None: there is none, or only memory."""
+def file_identity(path: str) -> object:
+    """Device and inode; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -348,7 +326,7 @@ def which(path: str) -> object:
 
 
 def any_text(raw: bytes) -> str:
-    """Of SQLite: any program may have written bytes there that are not UTF-8."""
+    """For SQLite: any program may have written bytes that are not UTF-8."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -367,22 +345,24 @@ SERVERS: dict[str, type[Server]] = {
 
 
 def server_of(text: str) -> tuple[URL, Server]:
-    """The url as SQLAlchemy takes it, with a driver, and what stands there. Raises ConfigError."""
+    """The url with a driver, for SQLAlchemy, and its kind of database. Raises ConfigError."""
     try:
         url = make_url(with_hosts_as_options(text))
-    except (ArgumentError, ValueError):  # the second: its port, and what it says may be a part of the password
+    except (ArgumentError, ValueError):  # ValueError: its port; the message may contain a part of the password
         raise ConfigError("not the url of a database (written postgresql://user:password@host:5432/name)") from None
     kind, _, driver = url.drivername.partition("+")
     if kind not in SERVERS:
-        raise ConfigError(f"'{kind}' is no kind of database that qd knows (known: {', '.join(SERVERS)})")
+        raise ConfigError(f"'{kind}' is not a database that qd supports (known: {', '.join(SERVERS)})")
     server = SERVERS[kind]()
     if server.kind == "sqlite":
         if url.database in (None, "", ":memory:"):
-            raise ConfigError("a database in memory is each process's own: name a file (written sqlite:///jobs.sqlite)")
+            raise ConfigError(
+                "a database in memory belongs to one process: name a file (written sqlite:///jobs.sqlite)"
+            )
         return url.set(drivername="sqlite+pysqlite"), server
     module, extra = EXTRA[server.kind]
     if driver not in ("", module):
-        raise ConfigError(f"qd reaches {kind} by {module}, not by '{driver}': write {kind}://... and nothing behind")
+        raise ConfigError(f"qd uses {module} for {kind}, not '{driver}': write {kind}://...")
     if find_spec(module) is None:
         raise ConfigError(f"{kind} needs {module}: pip install 'qd-worker[{extra}]'")
     if server.kind == "mysql" and "charset" not in url.query:
@@ -391,48 +371,43 @@ def server_of(text: str) -> tuple[URL, Server]:
 
 
 Statement = tuple[sql.TextClause, Mapping[str, Any]]
-SEVERAL, FOUND_ROWS = 1 << 16, 1 << 1  # flags of a connection; the second is what SQLAlchemy counts rows by
+MULTI_STATEMENTS, FOUND_ROWS = 1 << 16, 1 << 1  # flags of a connection; SQLAlchemy counts rows by the second
 
 
-class Said(NamedTuple):
-    """rows: with the names of their columns. changed: how many it has."""
+class StatementResult(NamedTuple):
+    """rows: with the names of their columns. changed: number of changed rows."""
 
     rows: list[Any]
     changed: int
 
 
-def together(connection: sql.Connection, asked: Sequence[Statement]) -> list[Said]:
-    """Raises DBAPIError."""
+def run_together(connection: sql.Connection, statements: Sequence[Statement]) -> list[StatementResult]:
+    """Raises DBAPIError for the first statement that fails; those after it are not run."""
     cursor: Any = connection.connection.cursor()
     try:
-        cursor.execute(";".join(written(cursor, connection.dialect, *each) for each in asked))
-        found = list(heard(cursor))
+        texts = [cursor.mogrify(compiled(each, connection.dialect), dict(values)) for each, values in statements]
+        cursor.execute(";".join(texts))
+        results = list(results_of(cursor))
     except UnicodeEncodeError:
         raise
     except Exception as error:
         raise DBAPIError(None, None, error) from None
     cursor.close()
-    return found
-
-
-def written(cursor: Any, dialect: sql.Dialect, statement: sql.TextClause, values: Mapping[str, Any]) -> str:
-    said: str = cursor.mogrify(compiled(statement, dialect), dict(values))
-    return said
+    return results
 
 
 @cache
 def compiled(statement: sql.TextClause, dialect: sql.Dialect) -> str:
-    """As the driver takes it."""
     return str(statement.compile(dialect=dialect))
 
 
-def heard(cursor: Any) -> Iterator[Said]:
-    there = True
-    while there:
+def results_of(cursor: Any) -> Iterator[StatementResult]:
+    more = True
+    while more:
         rows = cursor.fetchall() if cursor.description else ()
-        named = row_of(tuple(each[0] for each in cursor.description or ()))
-        yield Said([named(*row) for row in rows], cursor.rowcount)
-        there = cursor.nextset()
+        row_type = row_of(tuple(each[0] for each in cursor.description or ()))
+        yield StatementResult([row_type(*row) for row in rows], cursor.rowcount)
+        more = cursor.nextset()
 
 
 @cache

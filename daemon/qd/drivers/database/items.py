@@ -1,6 +1,6 @@
-"""What stands under a name of the keyspace: rows of qd_items, read and changed. A name's size is kept right with them.
+"""The items of a name in the keyspace: rows of qd_items, read and changed. Keeps the name's size up to date.
 
-Words of commands as Redis reads them, and replies as it writes them.
+Arguments of commands as Redis reads them, and replies as it writes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DOWN = _BY_RANK.order_by(_items.score.desc(), _items.item.desc())
 
 
 class Item(NamedTuple):
-    """item: the field or member as it was given; in a list its place as text."""
+    """item: the field or member; in a list, the place as text."""
 
     item: bytes
     score: float
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """An end of a range of scores."""
+    """A bound of a range of scores."""
 
     score: float
     exclusive: bool = False
@@ -53,7 +53,7 @@ def item_of(row: Any) -> Item:
 
 
 def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
-    """Those of these that are there."""
+    """Those of `members` that exist."""
     if not name.size:
         return {}
     keys, found = [key_of(each) for each in dict.fromkeys(members)], list[Item]()
@@ -64,16 +64,16 @@ def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
 
 
 def length(step: Step, name: Name, member: bytes) -> int:
-    """Bytes of a value, which stays where it is."""
-    asked = sql.select(
-        sql.func.octet_length(_items.value) if step.dialect != "sqlite" else sql.func.length(_items.value)
-    )
-    found = step.execute(asked.where(_mine, _items.item == key_of(member)), {"name": key_of(name.name)}).scalar()
+    """Bytes of a value, without reading it."""
+    size = sql.func.length(_items.value) if step.connection.kind == "sqlite" else sql.func.octet_length(_items.value)
+    found = step.execute(
+        sql.select(size).where(_mine, _items.item == key_of(member)), {"name": key_of(name.name)}
+    ).scalar()
     return int(found or 0)
 
 
 def after(step: Step, name: Name, key: bytes | None, most: int) -> list[tuple[bytes, Item]]:
-    """So many in the order of their keys, each with its key. key None: from the first on."""
+    """At most `most` items with their keys, in the order of keys, after `key` (None: from the first)."""
     where = {"name": key_of(name.name), "most": most}
     rows = step.execute(_FIRST, where) if key is None else step.execute(_AFTER, {**where, "after": key})
     return [(bytes(row.item), item_of(row)) for row in rows]
@@ -87,14 +87,14 @@ def every(step: Step, name: Name) -> list[Item]:
 
 
 def put(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]) -> int:
-    """Write these, member -> score and value, over those that were there. Returns how many are new."""
+    """Insert or replace items: member -> score and value. Returns how many are new."""
     old = take(step, name, rows) if name.size else 0
     add(step, name, rows)
     return len(rows) - old
 
 
 def add(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]) -> None:
-    """The same of those that are not there yet."""
+    """Insert items that do not exist yet."""
     made = []
     for member, (score, value) in rows.items():
         key = key_of(member)
@@ -106,7 +106,7 @@ def add(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]
 
 
 def take(step: Step, name: Name, members: Iterable[bytes]) -> int:
-    """Returns how many were there."""
+    """Delete items. Returns how many existed."""
     keys, gone = [key_of(each) for each in dict.fromkeys(members)], 0
     for at in range(0, len(keys), CHUNK) if name.size else ():
         gone += step.execute(_TAKEN, {"name": key_of(name.name), "keys": keys[at : at + CHUNK]}).rowcount
@@ -118,7 +118,7 @@ def take(step: Step, name: Name, members: Iterable[bytes]) -> int:
 
 
 def ranks(first: int, last: int, size: int) -> tuple[int, int]:
-    """As Redis reads them: from 0, or from the end when negative, both included. Returns the first and how many."""
+    """A range as in Redis: from 0, or from the end if negative, both included. Returns the first place and the count."""
     first = max(0, first + size if first < 0 else first)
     last = min(size - 1, last + size if last < 0 else last)
     return first, max(0, last - first + 1)
@@ -149,14 +149,14 @@ def within(low: Bound, high: Bound) -> list[sql.ColumnElement[bool]]:
 def by_score(
     step: Step, name: Name, low: Bound, high: Bound, first: int = 0, most: int | None = None, *, down: bool = False
 ) -> list[Item]:
-    """Those between the bounds. most None: all."""
+    """Items between the bounds. most: None for all."""
     if not name.size:
         return []
     order: Sequence[Any] = (_items.score.desc(), _items.item.desc()) if down else (_items.score, _items.item)
-    asked = _all.where(_mine, *within(low, high)).order_by(*order)
+    query = _all.where(_mine, *within(low, high)).order_by(*order)
     if most is not None or first:
-        asked = asked.limit(2**31 - 1 if most is None else most).offset(first)
-    return [item_of(row) for row in step.execute(asked, {"name": key_of(name.name)})]
+        query = query.limit(2**31 - 1 if most is None else most).offset(first)
+    return [item_of(row) for row in step.execute(query, {"name": key_of(name.name)})]
 
 
 def take_by_score(step: Step, name: Name, low: Bound, high: Bound) -> int:
@@ -169,27 +169,27 @@ def take_by_score(step: Step, name: Name, low: Bound, high: Bound) -> int:
 
 def rank_of(step: Step, name: Name, item: Item) -> int:
     before = sql.or_(_items.score < item.score, sql.and_(_items.score == item.score, _items.item < key_of(item.item)))
-    asked = sql.select(sql.func.count()).select_from(schema.items).where(_mine, before)
-    return int(step.execute(asked, {"name": key_of(name.name)}).scalar() or 0)
+    query = sql.select(sql.func.count()).select_from(schema.items).where(_mine, before)
+    return int(step.execute(query, {"name": key_of(name.name)}).scalar() or 0)
 
 
 # -- lists: their places are their scores
 
 
 def ends(step: Step, name: Name) -> tuple[float, float]:
-    """The first and the last place; of an empty one so that the next are 0."""
+    """The first and the last place; (0, -1) of an empty list."""
     if not name.size:
         return 0.0, -1.0
-    asked = sql.select(sql.func.min(_items.score).label("low"), sql.func.max(_items.score).label("high")).where(_mine)
-    row = step.execute(asked, {"name": key_of(name.name)}).one()
+    query = sql.select(sql.func.min(_items.score).label("low"), sql.func.max(_items.score).label("high")).where(_mine)
+    row = step.execute(query, {"name": key_of(name.name)}).one()
     return row.low, row.high
 
 
 def equal(step: Step, name: Name, value: bytes, most: int, *, down: bool) -> list[Item]:
-    """At most so many of this value, 0: all, from the first on or (down) from the last."""
-    asked = _all.where(_mine, _items.value == value).order_by(_items.score.desc() if down else _items.score)
-    asked = asked.limit(most) if most else asked
-    return [item_of(row) for row in step.execute(asked, {"name": key_of(name.name)})]
+    """At most `most` items (0: all) with this value, from the first or (down) from the last."""
+    query = _all.where(_mine, _items.value == value).order_by(_items.score.desc() if down else _items.score)
+    query = query.limit(most) if most else query
+    return [item_of(row) for row in step.execute(query, {"name": key_of(name.name)})]
 
 
 NUMBER, FLOAT = "ERR value is not an integer or out of range", "ERR value is not a valid float"
@@ -197,7 +197,7 @@ SYNTAX = "ERR syntax error"
 
 
 class StatusReply(bytes):
-    """A reply that is no value: OK, the word of TYPE. In a step it is a table with the field ok."""
+    """A status reply: OK, the reply of TYPE. A script sees it as a table with the field ok."""
 
 
 OK = StatusReply(b"OK")
@@ -206,7 +206,7 @@ Run = Callable[[Step, Words], Any]
 
 
 class RedisCommand(NamedTuple):
-    """names: which words are names, from the first on: how many, -1: all. least: words that it has at least."""
+    """names: how many of the first words are names; -1: all. least: the fewest words it accepts."""
 
     run: Run
     writes: bool
@@ -218,12 +218,12 @@ Commands = Mapping[str, RedisCommand]
 
 
 def word(arg: Arg) -> bytes:
-    """An argument as it is sent to a server."""
+    """An argument as bytes, as a Redis client sends it."""
     return arg if isinstance(arg, bytes) else str(arg).encode()
 
 
 def whole(text: bytes) -> int:
-    """Raises ServerRefused for what is no integer."""
+    """Raises ServerRefused if it is not an integer."""
     try:
         number = int(text)
     except ValueError:
@@ -244,7 +244,7 @@ def real(text: bytes) -> float:
 
 
 def bound(text: bytes) -> Bound:
-    """An end of a range of scores: a number, (number, -inf or +inf."""
+    """A bound of a range of scores: a number, (number, -inf or +inf."""
     try:
         return Bound(real(text[1:]), True) if text[:1] == b"(" else Bound(real(text))
     except ServerRefused:
@@ -256,14 +256,14 @@ def score_text(score: float) -> bytes:
 
 
 def pairs(words: Words) -> list[tuple[bytes, bytes]]:
-    """Raises ServerRefused when one is left over."""
+    """Raises ServerRefused for an odd number of words."""
     if len(words) % 2 or not words:
         raise ServerRefused("ERR wrong number of arguments")
     return list(zip(words[::2], words[1::2], strict=True))
 
 
 def cursor_of(text: bytes) -> bytes | None:
-    """The key behind which a scan goes on, None: it begins. Cursors are numbers, and any key is one."""
+    """The key after which a scan continues, or None at its start. A cursor is a number; every key can be written as one."""
     if not text.isdigit():
         raise ServerRefused("ERR invalid cursor")
     number = int(text)
@@ -275,7 +275,7 @@ def cursor_text(key: bytes) -> bytes:
 
 
 def options(words: Words) -> dict[bytes, bytes]:
-    """Of a scan: MATCH and COUNT."""
+    """MATCH and COUNT of a scan."""
     found = {name.upper(): value for name, value in zip(words[::2], words[1::2], strict=False)}
     if len(words) % 2 or found.keys() - {b"MATCH", b"COUNT"}:
         raise ServerRefused(SYNTAX)

@@ -1,15 +1,13 @@
-"""The keyspace on the tables of a database: see drivers/keyspace/base.py for what it promises.
+"""DatabaseKeyspace: the keyspace on the tables of a database. See drivers/keyspace/base.py for its promises.
 
     a reading command    one or two statements, in no transaction
-    anything else        one transaction: lock the names, read them and the clock, do it, write the names, COMMIT
+    anything else        one transaction: lock the names, read them and the clock, execute, write the names, COMMIT
 
-Steps and commands that touch the same names come one after the other. One that meets another in a deadlock is rolled back
-and done again: nothing of it had happened.
+Steps and commands on the same names run one after the other. After a deadlock a step is rolled back and run again.
 
-Steps (keyspace/scripts) run beside the database, by the same Lua 5.1 that a Redis server has, over one transaction.
-
-What a script may do and what becomes of its values are Redis's: nil is false, a number in a reply is cut to an integer, a
-table is a list up to its first hole, {ok=} a status, {err=} an error. One runtime a thread; each script is compiled once.
+Scripts (keyspace/scripts) run in this process, in the same Lua 5.1 as in a Redis server, over one transaction. Values are
+converted as by Redis: nil is false, a number in a reply is cut to an integer, a table is a list up to its first hole, {ok=}
+is a status, {err=} an error. There is one runtime per thread; each script is compiled once.
 """
 
 from __future__ import annotations
@@ -27,66 +25,69 @@ from lupa import lua51
 from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, again, popped
 from qd.drivers.database.items import StatusReply, word
-from qd.drivers.database.transaction import Rows, Step
+from qd.drivers.database.queue_keys import place_of
+from qd.drivers.database.transaction import JobQueues, Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
 
 T = TypeVar("T")
-TOGETHER = 1000  # names that one transaction locks, as far as one step does not name more
-TIDY = 5.0  # seconds between two sweeps of a keeper
-SWEPT = 1000  # items that a sweep takes away, as far as one name has not more
+TOGETHER = 1000  # names that one transaction locks, unless a single step names more
+SWEEP = 5.0  # seconds between two sweeps by a keeper
+SWEPT = 1000  # expired items that a sweep deletes, unless a single name has more
 
 
-class DatabaseSpace:
-    """Over a Link of its own, or one that its queue uses, too: a call inside of `link.transaction()` is part of that."""
+class DatabaseKeyspace:
+    """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction."""
 
-    def __init__(self, link: DatabaseConnection, rows: Rows | None = None, prefix: str = "") -> None:
-        self.link, self.rows, self.prefix = link, rows, prefix.encode()
-        self._tidied = 0.0
+    def __init__(self, connection: DatabaseConnection, jobs: JobQueues | None = None, prefix: str = "") -> None:
+        self.connection, self.jobs, self.prefix = connection, jobs, prefix.encode()
+        self._swept_at = 0.0
 
     # -- the connection
 
     @property
     def place(self) -> str:
-        return self.link.place
+        return self.connection.place
 
     @property
     def stranger(self) -> str:
-        return f"the tables of qd at {self.link.place} hold what qd has not written: does another program use them?"
+        return f"the tables of qd at {self.place} contain values that qd did not write: does another program use them?"
 
     def patience(self, connect: float, answer: float) -> None:
-        self.link.patience(connect, answer)
+        self.connection.patience(connect, answer)
 
     def on_progress(self, call: Callable[[float], None]) -> None:
-        self.link.on_progress(call)
+        self.connection.on_progress(call)
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.link.within(seconds)
+        return self.connection.within(seconds)
 
     def close(self) -> None:
-        self.link.close()
+        self.connection.close()
 
     # -- calls
 
     def call(self, *args: Arg) -> Any:
         words = [word(arg) for arg in args]
         command = commands.command_of(words)
-        return self._done(commands.names_of(command, words), lambda step: commands.run(step, words), command.writes)
+        return self._run(commands.names_of(command, words), lambda step: commands.run(step, words), command.writes)
 
     def call_many(self, given: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """As in base.Keyspace. MULTI and EXEC are known: what stands between them is one step in any case."""
+        """See Keyspace.call_many. MULTI and EXEC are accepted; all of the commands are one step in any case."""
         lines = [[word(arg) for arg in args] for args in given]
-        known = [found for words in lines if (found := commands.known(words)) is not None]
-        names = [name for words in lines for name in commands.names_in(words)]
-        return self._done(names, lambda step: commands.run_many(step, lines), any(each.writes for each in known))
+        known = [(words, command) for words in lines if (command := commands.known(words)) is not None]
+        names = [name for words, command in known for name in commands.names_of(command, words)]
+        writes = any(command.writes for _, command in known)
+        return self._run(names, lambda step: commands.run_many(step, lines), writes)
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
         (reply,) = self.run_many([ScriptCall(script, names, args)])
         if isinstance(reply, Exception):
             raise reply
-        if script.name == "beat":  # of a keeper whose control connection this is: about once a second
-            self._tidy()
+        if script.name == "beat":  # of a keeper with this control connection, about once a second
+            with suppress(ConnectionLost):  # the next call meets it, too
+                self.sweep_after(SWEEP)
         return reply
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -94,7 +95,7 @@ class DatabaseSpace:
         for some in parts(calls):
             names = [word(name) for call in some for name in call.names]
             try:
-                replies += self._done(names, partial(self._each, some))
+                replies += self._run(names, partial(self._run_each, some))
             except ServerRefused as error:
                 if len(some) > 1:
                     raise
@@ -105,77 +106,76 @@ class DatabaseSpace:
         replies = self.run_many(calls)
         return lambda: replies
 
-    def _each(self, calls: Sequence[ScriptCall], step: Step) -> list[Any]:
-        """One alone is undone with its transaction, where that is no part of another."""
-        if len(calls) == 1 and self.link.depth == 1:
+    def _run_each(self, calls: Sequence[ScriptCall], step: Step) -> list[Any]:
+        """A single call is rolled back with its own transaction; each of several has a savepoint."""
+        if len(calls) == 1 and self.connection.depth == 1:
             return [run_step(step, calls[0])]
-        return [self._apart(step, call) for call in calls]
+        return [self._run_in_savepoint(step, call) for call in calls]
 
-    def _apart(self, step: Step, call: ScriptCall) -> Any:
-        self.link.say("SAVEPOINT qd_step")
+    def _run_in_savepoint(self, step: Step, call: ScriptCall) -> Any:
+        self.connection.query("SAVEPOINT qd_step")
         try:
             reply = run_step(step, call)
         except ServerRefused as error:
-            self.link.say("ROLLBACK TO SAVEPOINT qd_step")
+            self.connection.query("ROLLBACK TO SAVEPOINT qd_step")
             step.forget()
             return error
-        self.link.say("RELEASE SAVEPOINT qd_step")
+        self.connection.query("RELEASE SAVEPOINT qd_step")
         return reply
 
-    def _done(self, names: Sequence[bytes], act: Callable[[Step], T], writes: bool = True) -> T:
-        """What `act` answers in a step on these names, again when it has met another in a deadlock."""
+    def _run(self, names: Sequence[bytes], act: Callable[[Step], T], writes: bool = True) -> T:
+        """The result of `act` in a step on these names; it runs again after a deadlock."""
 
         def attempt() -> T:
-            step = Step(self.link, self.rows, self.prefix, locks=writes)
-            with shield, self.link.transaction() if writes else nullcontext():
-                step.open(commands.own_names(step, names))
-                answer = act(step)
+            step = Step(self.connection, self.jobs, self.prefix, locks=writes)
+            with shield, self.connection.transaction() if writes else nullcontext():
+                step.open([name for name in names if place_of(step, name) is None])
+                result = act(step)
                 step.flush()
-            return answer
+            return result
 
-        return again(self.link, attempt)
+        return again(self.connection, attempt)
 
     # -- waiting
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        return popped(self.link, self._take, name.encode(), seconds, wake)
+        return popped(self.connection, self._pop_now, name.encode(), seconds, wake)
 
-    def _take(self, name: bytes) -> bool:
+    def _pop_now(self, name: bytes) -> bool:
         return bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None
 
-    # -- what has expired
+    # -- expired names
 
-    def _tidy(self) -> None:
-        """Now and then. What it meets, the next call meets, too."""
-        if time.monotonic() - self._tidied > TIDY:
-            with suppress(ConnectionLost):
-                self._tidied = 0.0 if self.sweep() else time.monotonic()
+    def sweep_after(self, seconds: float) -> None:
+        """Sweep if the last sweep was so long ago, or did not finish."""
+        if time.monotonic() - self._swept_at > seconds:
+            self._swept_at = 0.0 if self.sweep() else time.monotonic()
 
     def sweep(self) -> int:
-        """Take away some of what has expired. Returns how many names they were; call again while there are any."""
+        """Delete some of the expired names. Returns how many; call again until there are none."""
         columns = schema.names.c
-        clock: sql.ColumnElement[int] = sql.literal_column(self.link.server.clock)
-        asked = sql.select(columns.name, columns.whole, columns.size).where(columns.expires_at <= clock).limit(100)
+        clock: sql.ColumnElement[int] = sql.literal_column(self.connection.server.clock)
+        query = sql.select(columns.name, columns.whole, columns.size).where(columns.expires_at <= clock).limit(100)
         found, size = list[bytes](), 0
-        for row in self.link.execute(asked.order_by(columns.expires_at)):
+        for row in self.connection.execute(query.order_by(columns.expires_at)):
             found.append(bytes(row.whole or row.name))
             size += row.size
             if size > SWEPT:
                 break
         if found:
-            self._done(found, lambda step: step.sweep(found))
+            self._run(found, lambda step: step.sweep(found))
         return len(found)
 
 
 def run_step(step: Step, call: ScriptCall) -> Any:
-    """A step and all that it writes. Raises ServerRefused."""
+    """Run a script and write its changes. Raises ServerRefused."""
     reply = runner().run(step, call.script, call.names, call.args)
     step.flush()
     return reply
 
 
 def parts(calls: Sequence[ScriptCall]) -> Iterator[list[ScriptCall]]:
-    """As many at once as do not lock too many names together."""
+    """Groups of calls that together lock at most TOGETHER names."""
     part, names = list[ScriptCall](), 0
     for call in calls:
         if part and names + len(call.names) > TOGETHER:
@@ -187,8 +187,8 @@ def parts(calls: Sequence[ScriptCall]) -> Iterator[list[ScriptCall]]:
         yield part
 
 
-# `answer` gives a reply, or nil and the words of a refusal. What has ended the whole step is raised again by every later
-# call, so that no pcall of a script goes on after it.
+# `answer` returns a reply, or nil and the text of a refusal. An error that has ended the whole step is raised again by every
+# later call, so that no pcall of a script continues after it.
 BRIDGE = """
 local answer = ...
 local function call(...)
@@ -207,7 +207,7 @@ return {
   status_reply = function(text) return {ok = text} end,
 }
 """
-HEAD = "local redis, KEYS, ARGV = ... "  # on the first line: the numbers of lines stay
+HEAD = "local redis, KEYS, ARGV = ... "  # on the first line, so that line numbers stay right
 RUN = """
 local chunk, redis, KEYS, ARGV = ...
 local well, found = pcall(chunk, redis, KEYS, ARGV)
@@ -216,7 +216,7 @@ return well, found
 
 
 class Ended(BaseException):
-    """The step cannot go on: what ended it is kept in the Runner."""
+    """The step cannot continue; the ScriptRunner has the reason."""
 
 
 class ScriptRunner:
@@ -231,54 +231,54 @@ class ScriptRunner:
         self._run = self.lua.compile(RUN)
         self._kind: Callable[[Any], Any] = lua51.lua_type
         self._step: Step | None = None
-        self._why: BaseException | None = None
+        self._failure: BaseException | None = None
 
     def run(self, step: Step, script: Script, names: Sequence[Arg], args: Sequence[Arg]) -> Any:
-        """Its reply. Raises ServerRefused when the script raises; an error that it returns is a ServerRefused as reply."""
+        """The reply. Raises ServerRefused if the script raises; an error that it returns is a ServerRefused as reply."""
         chunk = self._chunks.get(script.sha)
         if chunk is None:
             chunk = self._chunks[script.sha] = self.lua.compile((HEAD + script.text).encode())
-        self._step, self._why = step, None
+        self._step, self._failure = step, None
         try:
             keys, words = (self.lua.table_from([word(each) for each in all_]) for all_ in (names, args))
             well, found = self._run(chunk, self._redis, keys, words)
         except BaseException as error:
-            raise self._why or error from None
+            raise self._failure or error from None
         finally:
             self._step = None
-        if self._why is not None:
-            raise self._why
+        if self._failure is not None:
+            raise self._failure
         if not well:
             raise ServerRefused(self._refusal(found, script))
-        return self._reply(found)
+        return self._from_lua(found)
 
     def _answer(self, *args: Any) -> Any:
-        if self._why is not None or self._step is None:
+        if self._failure is not None or self._step is None:
             raise Ended
         try:
             reply = commands.run(self._step, [spelled(arg) for arg in args])
         except ServerRefused as error:
             if self._step.broken:
-                self._why = error
+                self._failure = error
                 raise Ended from None
             return None, str(error).encode()
         except BaseException as error:
-            self._why = error
+            self._failure = error
             raise Ended from None
-        return self._handed(reply), None
+        return self._to_lua(reply), None
 
-    def _handed(self, reply: Any) -> Any:
-        """A reply as a script sees it."""
+    def _to_lua(self, reply: Any) -> Any:
+        """A reply as a value for the script."""
         if reply is None:
             return False
         if isinstance(reply, StatusReply):
             return self.lua.table_from({b"ok": bytes(reply)})
         if isinstance(reply, list):
-            return self.lua.table_from([self._handed(each) for each in reply])
+            return self.lua.table_from([self._to_lua(each) for each in reply])
         return reply
 
-    def _reply(self, value: Any) -> Any:
-        """What a script returns, as a reply."""
+    def _from_lua(self, value: Any) -> Any:
+        """A value that the script returns, as a reply."""
         if value is None or value is False:
             return None
         if value is True:
@@ -293,7 +293,7 @@ class ScriptRunner:
             return status
         found, at = list[Any](), 1
         while (each := value[at]) is not None:
-            found.append(self._reply(each))
+            found.append(self._from_lua(each))
             at += 1
         return found
 
@@ -305,7 +305,7 @@ class ScriptRunner:
 
 
 def spelled(arg: Any) -> bytes:
-    """An argument of redis.call: numbers as Lua's C interface writes them there."""
+    """An argument of redis.call; numbers as Lua's C interface writes them."""
     if isinstance(arg, bytes):
         return arg
     if isinstance(arg, bool) or not isinstance(arg, int | float):

@@ -1,11 +1,11 @@
-"""What becomes of the rows of a reservation when its job is answered. The caller has opened the transaction.
+"""Answering, renewing and reclaiming reservations.
 
-jobs          deleted, put back as it stands (to the head) or as a new row (to the tail), or written anew
-qd_reserved   deleted with it; its mark, and the sum of a saved text, are the fence
+    Leases   end one reservation: a worker its own, a keeper that of a dead worker; the caller has opened the transaction
+             jobs          the row is deleted, put back unchanged (to the head) or as a new row (to the tail), or rewritten
+             qd_reserved   deleted with it; its mark, and the sum of a checkpoint's text, are the fence
+    beat     a keeper's: renews and reclaims leases, finds queues that wait and jobs that are cancelled
 
-A keeper's beat on the table of jobs: leases renewed and reclaimed, who waits, who is to end. See keeping.Keeping.
-
-What is due needs no move: a turn sees it. A reservation of PHP's that ran out is freed as Laravel does it, so it has cost an
+Due jobs are not moved: a turn finds them. A reservation of PHP that expired is freed as Laravel does it, so it has cost an
 attempt; one of ours goes to the tail with its mark unanswered, so the next reserve counts a crash.
 """
 
@@ -18,13 +18,14 @@ import sqlalchemy as sql
 
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import (
-    Holding,
+    HeldRow,
     JobTable,
     base_of,
     bytes_of,
     column_of,
     dropped,
     member_of,
+    row_after,
     sum_of,
     text_of,
 )
@@ -32,21 +33,24 @@ from qd.drivers.keyspace import keys
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Released, Reserved
 from qd.payload.reservation import split_mark
 
+MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
+DAY = 86400
+
+Turns = list[tuple[int, int]]  # slot and turn
+
 
 class Leases:
-    """Ends reservations: a worker its own, a keeper those of dead workers."""
-
     def __init__(self, table: JobTable) -> None:
-        self.table, self.sql, self.link = table, table.sql, table.link
+        self.table, self.sql, self.connection = table, table.sql, table.connection
 
-    def ended(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
-        """Its rows are gone. False: it was over before."""
+    def end(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
+        """Delete the job and its reservation. Returns False if the reservation had already ended."""
         mark = base_of(held.mark)
         if self.sql.kind == "mysql":
-            there = self.link.execute(*self.end_both(held)).rowcount == 2
-        elif (found := self.holding(held.queue, self.table.owner, mark, held.member)) is not None:
-            there = self.one(self.sql.delete, found)
-            self.forget(found, mark)
+            there = self.connection.execute(*self.end_both(held)).rowcount == 2
+        elif (found := self.held_row(held.queue, self.table.owner, mark, held.member)) is not None:
+            there = self.change_one(self.sql.delete, found)
+            self.delete_reservation(found, mark)
         else:
             return False
         if there:
@@ -57,10 +61,10 @@ class Leases:
         mark, sum = base_of(held.mark), sum_of(held.member)
         return self.sql.end_both, {"owner": self.table.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
-    def given_back(
+    def give_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
     ) -> bool:
-        found = self.holding(queue, owner, mark, member)
+        found = self.held_row(queue, owner, mark, member)
         if found is None:
             return False
         (cancel,) = self.table.names(keys.CANCEL)
@@ -68,128 +72,121 @@ class Leases:
             back = Released(dropped(back.text, mark))
             self.table.space.call("HDEL", cancel, mark)
         there = self.put_back(queue, found, back)
-        self.forget(found, mark)
+        self.delete_reservation(found, mark)
         if there:
-            self.table.do(effects)
+            self.table.run_effects(effects)
         return there
 
-    def put_back(self, queue: str, found: Holding, back: Released) -> bool:
-        """To the head the row goes as it stands; to the tail as a new one. False: it is somebody else's by now."""
-        row = self.table.row(queue, back.text, self.table.now_us(), back.delay, column_of)
+    def put_back(self, queue: str, found: HeldRow, back: Released) -> bool:
+        """To the head as the same row, to the tail as a new one. Returns False if the job belongs to another by now."""
+        row = row_after(queue, back.text, self.table.now_us(), back.delay, column_of)
         if back.delay <= 0 and not back.head:
-            if self.one(self.sql.delete, found):
-                self.link.execute(self.sql.insert, row).close()
-                self.table.tell({queue})
+            if self.change_one(self.sql.delete, found):
+                self.connection.execute(self.sql.insert, row).close()
+                self.table.notify({queue})
                 return True
             return False
         more = {"payload": row["payload"], "spent": row["attempts"]}
         if back.head:
-            there = self.one(self.sql.put_head, found, **more)
+            there = self.change_one(self.sql.put_head, found, **more)
         else:
-            there = self.one(self.sql.put_back, found, **more, due=row["due"])
+            there = self.change_one(self.sql.put_back, found, **more, due=row["due"])
         if there and back.delay < 1:
-            self.table.tell({queue})
+            self.table.notify({queue})
         return there
 
-    def saved(self, held: Reserved, member: bytes) -> bool:
-        """The job in hand stands as `member` from now on."""
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
         mark = base_of(held.mark)
-        found = self.holding(held.queue, self.table.owner, mark, held.member)
-        if found is None or not self.one(self.sql.rewrite, found, payload=text_of(member)):
+        found = self.held_row(held.queue, self.table.owner, mark, held.member)
+        if found is None or not self.change_one(self.sql.rewrite, found, payload=text_of(member)):
             return False
-        self.link.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
+        self.connection.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
         return True
 
-    def holding(self, queue: str, owner: str, mark: str, member: bytes) -> Holding | None:
-        """The row of a reservation, locked, if the job in hand stands as `member`."""
-        found = self.link.execute(self.sql.fence, {"owner": owner, "mark": mark, "queue": queue}).first()
+    def held_row(self, queue: str, owner: str, mark: str, member: bytes) -> HeldRow | None:
+        """The row of a reservation, locked, if the text of its job is `member`."""
+        found = self.connection.execute(self.sql.fence, {"owner": owner, "mark": mark, "queue": queue}).first()
         if found is None or (found.text_sum is not None and found.text_sum != sum_of(member)):
             return None
-        return Holding._make(found)
+        return HeldRow._make(found)
 
-    def one(self, statement: sql.TextClause, found: Holding, **values: Any) -> bool:
-        """Whether it met the job's row, which nobody else has taken over."""
+    def change_one(self, statement: sql.TextClause, found: HeldRow, **values: Any) -> bool:
+        """Run it on the job's row. Returns False if the row belongs to another reservation by now."""
         fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
-        result = self.link.execute(statement, {**fixed, **values})
+        result = self.connection.execute(statement, {**fixed, **values})
         return result.rowcount == 1
 
-    def forget(self, found: Holding, mark: str) -> None:
-        self.link.execute(self.sql.forget, {"id": found.id, "mark": mark}).close()
-
-
-MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
-DAY = 86400
-
-Turns = list[tuple[int, int]]  # slot and turn
+    def delete_reservation(self, found: HeldRow, mark: str) -> None:
+        self.connection.execute(self.sql.forget, {"id": found.id, "mark": mark}).close()
 
 
 def beat(table: JobTable, leases: Leases, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
     owners = [f"{asked.token}/{slot}" for slot in asked.slots]
-    us, lost, reclaimed = table.atomic(lambda: _leases(table, leases, queues, asked, owners))
+    us, lost, reclaimed = table.atomic(lambda: _renew_and_reclaim(table, leases, queues, asked, owners))
     restart, down = _stamps(table, asked, us)
     cancelled = _cancelled(table, queues, asked.token, us)
     waiting = _waiting(table, queues, us)
     return BeatReply(us / SECOND, restart, down, -1, reclaimed >= MOST, reclaimed, waiting, cancelled, lost)
 
 
-def _leases(
+def _renew_and_reclaim(
     table: JobTable, leases: Leases, queues: Sequence[str], asked: BeatRequest, owners: list[str]
 ) -> tuple[int, Turns, int]:
-    """Renewed before any is reclaimed. Returns the moment, whose leases are lost, and how many were reclaimed."""
+    """Renew, then reclaim. Returns the time in microseconds, the turns that lost their lease, and the number reclaimed."""
     us = table.now_us()
-    lost = _renewed(table, queues, owners, us, asked.lease) if asked.renew and owners and queues else []
+    lost = _renew(table, queues, owners, us, asked.lease) if asked.renew and owners and queues else []
     reclaimed = 0
     if queues and us / SECOND <= asked.reclaims_until:
-        reclaimed = _reclaimed(table, leases, queues, us) + _freed(table, queues, us // SECOND - int(asked.lease))
+        reclaimed = _reclaim(table, leases, queues, us) + _free(table, queues, us // SECOND - int(asked.lease))
     return us, lost, reclaimed
 
 
-def _renewed(table: JobTable, queues: Sequence[str], owners: list[str], us: int, lease: float) -> Turns:
+def _renew(table: JobTable, queues: Sequence[str], owners: list[str], us: int, lease: float) -> Turns:
     many = table.sql.many
-    rows = table.link.execute(many("of_owners"), {"owners": owners, "queues": list(queues)}).all()
+    rows = table.connection.execute(many("of_owners"), {"owners": owners, "queues": list(queues)}).all()
     if not rows:
         return []
     ids, now = [row.job_id for row in rows], us // SECOND
-    table.link.execute(many("renew_jobs"), {"ids": ids, "now": now}).close()
-    found = {row.id: row for row in table.link.execute(many("these"), {"ids": ids})}
+    table.connection.execute(many("renew_jobs"), {"ids": ids, "now": now}).close()
+    found = {row.id: row for row in table.connection.execute(many("these"), {"ids": ids})}
     ours = [
         row for row in rows if (job := found.get(row.job_id)) and (job.attempts, job.reserved_at) == (row.attempts, now)
     ]
     if ours:
         until = us + round(lease * SECOND)
-        table.link.execute(
+        table.connection.execute(
             many("renew_ours"), {"ids": [row.job_id for row in ours], "now": now, "until": until}
         ).close()
     return [turn_of(row.mark) for row in rows if row not in ours]
 
 
-def _reclaimed(table: JobTable, leases: Leases, queues: Sequence[str], us: int) -> int:
-    """Leases of ours that ran out. A job that somebody else has taken over since is his."""
-    rows = table.link.execute(table.sql.many("expired"), {"us": us, "queues": list(queues), "most": MOST}).all()
+def _reclaim(table: JobTable, leases: Leases, queues: Sequence[str], us: int) -> int:
+    """Put back the jobs of expired leases of ours, unless another has reserved the job since."""
+    rows = table.connection.execute(table.sql.many("expired"), {"us": us, "queues": list(queues), "most": MOST}).all()
     cancel, count = table.names(keys.CANCEL)[0], 0
     for row in rows:
-        held = Holding(row.job_id, row.attempts, row.reserved_at, row.text_sum)
-        job = table.link.execute(table.sql.payload, held._asdict()).first()
+        held = HeldRow(row.job_id, row.attempts, row.reserved_at, row.text_sum)
+        job = table.connection.execute(table.sql.payload, held._asdict()).first()
         if job is not None:
             text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
             if table.space.call("HDEL", cancel, row.mark):
                 text = dropped(text, row.mark)
             count += leases.put_back(row.queue, held, Released(text))
-        leases.forget(held, row.mark)
+        leases.delete_reservation(held, row.mark)
     return count
 
 
-def _freed(table: JobTable, queues: Sequence[str], before: int) -> int:
-    """Reservations of PHP's from that second or before."""
-    asked = {"queues": list(queues), "before": before, "most": MOST}
-    ids = list(table.link.execute(table.sql.many("foreign"), asked).scalars())
+def _free(table: JobTable, queues: Sequence[str], before: int) -> int:
+    """Free reservations of PHP from that second or before."""
+    values = {"queues": list(queues), "before": before, "most": MOST}
+    ids = list(table.connection.execute(table.sql.many("foreign"), values).scalars())
     if ids:
-        table.link.execute(table.sql.many("free"), {"ids": ids}).close()
+        table.connection.execute(table.sql.many("free"), {"ids": ids}).close()
     return len(ids)
 
 
 def _stamps(table: JobTable, asked: BeatRequest, us: int) -> tuple[str, str]:
-    """What stands there of restarts and maintenance; the report is written."""
+    """Write the report; return the stamps of restart and maintenance mode."""
     restart, down, masters = table.names(keys.RESTART, keys.DOWN, keys.MASTERS)
     if asked.report:
         report = f'{{"seen_at":{us / SECOND:.3f},{asked.report[1:]}'
@@ -200,36 +197,34 @@ def _stamps(table: JobTable, asked: BeatRequest, us: int) -> tuple[str, str]:
 
 
 def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> Turns:
-    """Of this master's. What is over is forgotten, and what nobody has asked for in a day."""
+    """Cancelled running jobs of this master. Requests for jobs that have ended, or older than a day, are deleted."""
     (name,) = table.names(keys.CANCEL)
     flat = table.space.call("HGETALL", name)
-    asked = {flat[n].decode("utf-8", "replace"): flat[n + 1] for n in range(0, len(flat), 2)}
-    if not asked:
-        return []
-    running, over = Turns(), list[str]()
-    for mark, at in asked.items():
+    running, ended = Turns(), list[str]()
+    for raw, at in zip(flat[::2], flat[1::2], strict=True):
+        mark = raw.decode("utf-8", "replace")
         owner = mark.rpartition(".")[0].replace(".", "/")
         if mark.startswith(token + "."):
             rows = [row for each in queues for row in table.rows(table.sql.owned, {"owner": owner, "queue": each})]
             if any(row.mark == mark for row in rows):
                 running.append(turn_of(mark))
             elif queues:
-                over.append(mark)
+                ended.append(mark)
         elif not at.isdigit() or us / SECOND - int(at) > DAY:
-            over.append(mark)
-    if over:
-        table.space.call("HDEL", name, *over)
+            ended.append(mark)
+    if ended:
+        table.space.call("HDEL", name, *ended)
     return running
 
 
 def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
-    """Work is there, nobody holds it back, and nobody has any of it in hand."""
+    """Places of queues that have ready jobs, are not paused, and of which no worker has a job."""
     if not queues:
         return []
-    given: dict[str, Any] = {f"q{n}": each for n, each in enumerate(queues)} | {"now": us // SECOND}
-    found = {int(row.place) for row in table.rows(table.sql.waiting(len(queues)), given)}
+    values: dict[str, Any] = {f"q{n}": each for n, each in enumerate(queues)} | {"now": us // SECOND}
+    found = {int(row.place) for row in table.rows(table.sql.waiting(len(queues)), values)}
     paused = table.space.call_many([("EXISTS", *table.names(keys.paused(queues[place]))) for place in sorted(found)])
-    return [place for place, held in zip(sorted(found), paused, strict=True) if not held]
+    return [place for place, is_paused in zip(sorted(found), paused, strict=True) if not is_paused]
 
 
 def turn_of(mark: str) -> tuple[int, int]:

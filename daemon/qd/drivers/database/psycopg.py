@@ -1,4 +1,4 @@
-"""The connection of psycopg with an end to every wait. Loaded where PostgreSQL is used."""
+"""psycopg's connection with a deadline for every wait. Loaded for PostgreSQL only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qd.process.descriptors import ready_of, socket_of
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """Waits for `answer` seconds at most: a server that is stopped, or behind a broken network, says nothing at all."""
+    """Waits for `answer` seconds at most: a stopped server, or one behind a broken network, sends nothing at all."""
 
     answer = 5.0
-    heard = False  # of a notification, while something else was asked
+    has_notification = False  # one arrived during another call
 
     def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
         fd, until = self.pgconn.socket, time.monotonic() + self.answer
@@ -27,46 +27,46 @@ class BoundedConnection(psycopg.Connection[Any]):
                 if wants != known:
                     poll.register(fd, (select.POLLIN if wants & 1 else 0) | (select.POLLOUT if wants & 2 else 0))
                     known = wants
-                came = poll.poll(max(0, round((until - time.monotonic()) * 1000)))
-                if not came:
+                ready = poll.poll(max(0, round((until - time.monotonic()) * 1000)))
+                if not ready:
                     raise psycopg.OperationalError("no answer in time")
-                wants = gen.send(readiness(came[0][1]) & wants or wants)
+                wants = gen.send(readiness(ready[0][1]) & wants or wants)
         except StopIteration as end:
             return end.value
 
-    def listens(self) -> BoundedConnection:
-        """Notes what it is told, from now on."""
+    def note_notifications(self) -> BoundedConnection:
+        """Note every notification from now on."""
 
-        def hear(_: object) -> None:
-            self.heard = True
+        def note(_: object) -> None:
+            self.has_notification = True
 
-        self.add_notify_handler(hear)
+        self.add_notify_handler(note)
         return self
 
-    def told(self) -> bool:
-        """Whether a notification has come; takes all of them."""
+    def notified(self) -> bool:
+        """Whether a notification has arrived; consumes all of them."""
         self._read()
-        came, self.heard = self.heard, False
-        return came
+        found, self.has_notification = self.has_notification, False
+        return found
 
-    def went_away(self) -> bool:
-        """The server has closed it, or has said why it will: on an idle connection only a notification is no such end."""
+    def has_ended(self) -> bool:
+        """Whether the server has closed it or announced that: an idle connection receives nothing else but notifications."""
         try:
             return not self._read() or socket_of(self) < 0
         except psycopg.Error:
             return True
 
     def _read(self) -> bool:
-        """All that has come. False: something that was no notification."""
-        well = True
+        """Read everything that has arrived. Returns False if it was not only notifications."""
+        only = True
         while ready_of([socket_of(self)], 0):
-            came = bool(self.wait(notifies(self.pgconn)))
-            self.heard, well = self.heard or came, well and came
-        return well
+            found = bool(self.wait(notifies(self.pgconn)))
+            self.has_notification, only = self.has_notification or found, only and found
+        return only
 
 
 def readiness(event: int) -> int:
-    """As psycopg writes it: 1 to read, 2 to write. An end or an error is found out by reading."""
+    """psycopg's flags: 1 to read, 2 to write. Reading detects an end or an error."""
     if event & select.POLLNVAL:
         raise psycopg.OperationalError("its socket was closed")
     return (1 if event & ~select.POLLOUT else 0) | (2 if event & select.POLLOUT else 0)

@@ -1,27 +1,23 @@
-"""Queues in Laravel's table of jobs, shared with PHP's database driver (Queue/DatabaseQueue.php, Laravel 8 to 13).
+"""DatabaseQueue: queues in Laravel's table of jobs, shared with its database driver (Queue/DatabaseQueue.php, Laravel 8-13).
 
-    jobs          reserved_at: when it was reserved, by whom PHP does not care; attempts counts that reservation, too
-    qd_reserved   of qd's own: who has the job, its mark, until when. Written and deleted with the change of the job's row
+    jobs          reserved_at: when a worker of any language reserved it; attempts includes that reservation
+    qd_reserved   qd's own: the owner, mark and lease of a reservation; written and deleted with the change of the job's row
 
-The first row by available_at and id is the next. Everything else stands on the keyspace in the same database, and changes in
+The next job is the first row by available_at and id. Everything else is in the keyspace in the same database, and changes in
 the same transaction. One instance belongs to one thread of one process.
-
-How the manager opens queues and keyspaces in a database.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
-from qd.drivers.database import migrations
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
-from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.leases import Leases
-from qd.drivers.database.migrations import check
-from qd.drivers.database.reserve import Taking
+from qd.drivers.database.migrations import check, check_rights
+from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import JobSql
 from qd.drivers.database.table import (
@@ -33,6 +29,7 @@ from qd.drivers.database.table import (
     owner_in,
     owners_mark,
     reserved,
+    row_after,
     spent,
     text_of,
 )
@@ -47,20 +44,20 @@ if TYPE_CHECKING:
 
 
 DAY = 86400
-SWEEP = 5.0  # seconds between two looks of a keeper for what has expired in the keyspace
 CHUNK = 1000  # rows a transaction inserts at most
-LIMITS: Gaps = {"delay": "a delay ends with a whole second of the database's clock, up to one later than asked"}
+START = 5.0  # seconds to connect and for each answer, before the first worker
+LIMITS: Gaps = {"delay": "a delay ends at a whole second of the database's clock, up to one second late"}
 
 
 class DatabaseQueue(KeyspaceQueue):
-    """space: the keyspace of the same database; its connection is used for everything but the wait."""
+    """space: the keyspace of the same database; the table of jobs uses its connection."""
 
-    space: DatabaseSpace
+    space: DatabaseKeyspace
 
     def __init__(
         self,
         settings: ConnectionSettings,
-        space: DatabaseSpace,
+        space: DatabaseKeyspace,
         who: ClientIdentity = PRODUCER,
         *,
         keep: Bounds = DEFAULT,
@@ -68,12 +65,11 @@ class DatabaseQueue(KeyspaceQueue):
     ) -> None:
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.table = JobTable(settings, space, self.owner, keep, self.longest)
-        self.link, self.sql = self.table.link, self.table.sql
+        self.connection, self.sql = self.table.connection, self.table.sql
         self.leases = Leases(self.table)
-        self.taking = Taking(self.table, self.leases)
+        self.reserver = Reserver(self.table, self.leases)
         self.jobs = SingleJobs(self.table)
-        self._swept = time.monotonic()
-        self.listening = Listening(self.link)
+        self.listening = Listening(self.connection)
 
     @property
     def limits(self) -> Gaps:
@@ -96,11 +92,11 @@ class DatabaseQueue(KeyspaceQueue):
         values["after"] = after(delay)
         if self.sql.listens:
             values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
-        self.table.done(self.sql.push, values)
+        self.table.execute_count(self.sql.push, values)
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """Those that need a lock or wait under a name go through steps of the keyspace, each by itself as there; of all
-        others each thousand is all or nothing."""
+        """Keyed and unique jobs go through steps of the keyspace, one by one. The others are inserted by the thousand, each
+        thousand all or nothing."""
         plain = [job for job in jobs if not job.key and not job.lock]
         for at in range(0, len(plain), CHUNK):
             if len(plain) == 1:
@@ -116,10 +112,9 @@ class DatabaseQueue(KeyspaceQueue):
     def _insert_many(self, jobs: Sequence[Outgoing]) -> None:
         def insert() -> None:
             us = self.table.now_us()
-            self.link.execute(
-                self.sql.insert, [self.table.row(job.queue, job.payload, us, job.delay) for job in jobs]
-            ).close()
-            self.table.tell({job.queue for job in jobs if job.delay < 1})
+            rows = [row_after(job.queue, job.payload, us, job.delay) for job in jobs]
+            self.connection.execute(self.sql.insert, rows).close()
+            self.table.notify({job.queue for job in jobs if job.delay < 1})
 
         self.table.atomic(insert)
 
@@ -127,7 +122,7 @@ class DatabaseQueue(KeyspaceQueue):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         self.turns += 1
-        turn = self.taking.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        turn = self.reserver.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
         if turn.reserved is not None:
             self.listening.worked()
         return turn
@@ -136,34 +131,34 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.table.atomic(lambda: self.leases.ended(done, lambda: self.table.do(effects)))
+        return self.table.atomic(lambda: self.leases.end(done, lambda: self.table.run_effects(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         def keep() -> None:
             self.table.keep_failed(held.queue, held.mark, record, raw, effects)
 
-        return self.table.atomic(lambda: self.leases.ended(held, keep))
+        return self.table.atomic(lambda: self.leases.end(held, keep))
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        """Of a job that `owner` has, or had until it died."""
+        """The job of `owner`, which has it or had it until it died."""
         mark = owners_mark(owner, member)
-        return self.table.atomic(lambda: self.leases.given_back(queue, owner, mark, member, back, effects))
+        return self.table.atomic(lambda: self.leases.give_back(queue, owner, mark, member, back, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        return self.table.atomic(lambda: self.leases.saved(held, member))
+        return self.table.atomic(lambda: self.leases.checkpoint(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         return self.table.atomic(lambda: self._held(queues))
 
     def _held(self, queues: Sequence[str]) -> Reserved | None:
-        """Locks the reservations first: no other transaction changes them between the comparisons with their jobs."""
+        """Locks the reservations first, so that no other transaction changes them between the comparisons with jobs."""
         locked = self.sql.many("of_owners")
-        self.link.execute(locked, {"owners": [self.owner], "queues": list(queues)}).close()
+        self.connection.execute(locked, {"owners": [self.owner], "queues": list(queues)}).close()
         for queue in queues:
             row = self._owned(queue, self.owner)
             if row is not None:
                 return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
-            self.link.execute(self.sql.lost, {"owner": self.owner, "queue": queue}).close()
+            self.connection.execute(self.sql.lost, {"owner": self.owner, "queue": queue}).close()
         return None
 
     # -- the dead
@@ -182,20 +177,15 @@ class DatabaseQueue(KeyspaceQueue):
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
         from qd.drivers.database.leases import beat  # of a keeper only
 
-        answer = beat(self.table, self.leases, queues, asked)
-        self.sweep(SWEEP)
-        return answer
+        reply = beat(self.table, self.leases, queues, asked)
+        self.space.sweep_after(SWEEP)
+        return reply
 
     def missing_rights(self, queue: str) -> set[str]:
         return set()
 
     def user(self) -> str:
-        return self.link.url.username or ""
-
-    def sweep(self, seconds: float) -> None:
-        """Take some of what has expired in the keyspace away, not more often than so."""
-        if time.monotonic() - self._swept > seconds:
-            self._swept = 0.0 if self.space.sweep() else time.monotonic()
+        return self.connection.url.username or ""
 
     # -- looking
 
@@ -207,18 +197,18 @@ class DatabaseQueue(KeyspaceQueue):
 
 
 class SingleJobs(KeptJobs):
-    """Single jobs by their ids: as on any keyspace, but the owners of running jobs are in the table of reservations."""
+    """KeptJobs, but the owners of running jobs are in the table of reservations."""
 
     def __init__(self, table: JobTable) -> None:
         super().__init__(table.space, table.settings.prefix)
         self.table = table
 
     def stop(self, found: Found) -> bool:
-        """The keeper of its worker reads this at its next beat."""
+        """The keeper of the job's worker reads the request at its next beat."""
         table, (owner, mark) = self.table, owner_in(found.text)
         name = self.prefix + keys.CANCEL
 
-        def ask() -> bool:
+        def request() -> bool:
             rows = table.rows(table.sql.owned, {"owner": owner, "queue": found.queue}) if mark else ()
             if not any(row.mark == mark for row in rows):
                 return False
@@ -226,10 +216,7 @@ class SingleJobs(KeptJobs):
             self.space.call("EXPIRE", name, DAY)
             return True
 
-        return table.atomic(ask)
-
-
-START = 5.0  # seconds to connect and for each answer, before the first worker
+        return table.atomic(request)
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> DatabaseQueue:
@@ -238,21 +225,21 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) 
 
 
 def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
-    """Whether the tables are there and may be used: nothing is odd, or it raises ConfigError. A server that is away, or too
-    busy, is waited for by those who work. It loads what workers will need, before they are forked."""
-    link = DatabaseConnection(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
+    """Check the tables and the rights on them. Raises ConfigError; workers wait for a server that is unreachable or busy. It
+    loads what workers need before they are forked."""
+    connection = DatabaseConnection(at.url or "", title="qd:start", connect_timeout=START, timeout=START)
     try:
-        check(link, at.table)
-        migrations.check_rights(link, at.table)
+        check(connection, at.table)
+        check_rights(connection, at.table)
     except NeedsMending as error:
         raise ConfigError(str(error)) from None
     except (ConnectionLost, ServerRefused):
         pass
     finally:
-        link.close()
+        connection.close()
     return []
 
 
-def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseSpace:
-    link = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
-    return DatabaseSpace(link, JobRows(JobSql(link.server, at.table), at.table), prefix=at.prefix)
+def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseKeyspace:
+    connection = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
+    return DatabaseKeyspace(connection, JobRows(JobSql(connection.server, at.table), at.table), prefix=at.prefix)

@@ -1,9 +1,9 @@
-"""Commands on the names of queues, handed to the rows of the jobs table: see rows.py.
+"""Commands on the names of queues, which are rows of the table of jobs (JobQueues in transaction.py).
 
-queues:Q            list   ready        LPUSH and RPUSH tell how many were pushed, and not how many stand there
+queues:Q            list   ready        LPUSH and RPUSH return how many were pushed, not the length
 queues:Q:delayed    zset   delayed
-queues:Q:reserved   zset   reserved     nothing becomes reserved here: ZADD needs XX
-queues:Q:notify     list   nothing      a push wakes those who wait; its length is that of ready
+queues:Q:reserved   zset   reserved     only a worker reserves: ZADD needs XX
+queues:Q:notify     list   empty        a push wakes those who wait; its length is that of ready
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from qd.drivers.database.items import OK, StatusReply, Words, bound, options, pairs, ranks, real, score_text, whole
-from qd.drivers.database.transaction import WRONGTYPE, Placed, Rows, Spot, Step
+from qd.drivers.database.transaction import WRONGTYPE, JobQueues, Placed, Spot, Step
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 
@@ -22,22 +22,22 @@ OTHERS = tuple(ending.encode() for ending in BESIDE)
 
 
 class QueueKey(NamedTuple):
-    """A name of a queue, and who keeps what stands there."""
+    """A part of a queue in its table."""
 
-    rows: Rows
+    jobs: JobQueues
     queue: str
     spot: Spot | Literal["notify"]
 
 
 def place_of(step: Step, name: bytes) -> QueueKey | None:
-    """None: it is a name as any other."""
-    if step.rows is None or not name.startswith(step.prefix + QUEUES):
+    """The queue that the name means, or None for any other name."""
+    if step.jobs is None or not name.startswith(step.prefix + QUEUES):
         return None
     body = name[len(step.prefix) + len(QUEUES) :]
     for ending, spot in SPOTS.items():
         if body.endswith(ending):
-            return QueueKey(step.rows, text(body[: -len(ending)]), spot)
-    return None if body.endswith(OTHERS) or not body else QueueKey(step.rows, text(body), "ready")
+            return QueueKey(step.jobs, text(body[: -len(ending)]), spot)
+    return None if body.endswith(OTHERS) or not body else QueueKey(step.jobs, text(body), "ready")
 
 
 def text(name: bytes) -> str:
@@ -46,7 +46,7 @@ def text(name: bytes) -> str:
 
 def names(step: Step) -> list[bytes]:
     """`queues:Q` of every queue that has a row."""
-    found = step.rows.queues(step) if step.rows is not None else []
+    found = step.jobs.queues(step) if step.jobs is not None else []
     return [step.prefix + QUEUES + name.encode("utf-8", "surrogateescape") for name in found]
 
 
@@ -59,13 +59,13 @@ def run(step: Step, place: QueueKey, command: str, words: Words) -> Any:
     if command not in table:
         if command in NOTIFY or command in LISTS or command in SETS:
             raise ServerRefused(WRONGTYPE)
-        raise ServerRefused(f"ERR '{command}' is not known for a queue in a database")
+        raise ServerRefused(f"ERR '{command}' is not supported for a queue in a database")
     return table[command](step, place, words)
 
 
 def count(step: Step, place: QueueKey) -> int:
     spot: Spot = "ready" if place.spot == "notify" else place.spot
-    return place.rows.count(step, place.queue, spot)
+    return place.jobs.count(step, place.queue, spot)
 
 
 def kind(step: Step, place: QueueKey) -> StatusReply:
@@ -77,21 +77,21 @@ def kind(step: Step, place: QueueKey) -> StatusReply:
 
 
 def push(step: Step, place: QueueKey, words: Words, *, head: bool) -> int:
-    place.rows.add(step, place.queue, words, None, head=head)
+    place.jobs.add(step, place.queue, words, None, head=head)
     return len(words)
 
 
 def page(step: Step, place: QueueKey, first: int, last: int) -> list[Placed]:
-    """As Redis counts: from the end when negative, both included."""
+    """A range as in Redis: from the end if negative, both included."""
     spot: Any = place.spot
     if first < 0 and last < 0:
-        found = place.rows.page(step, place.queue, spot, -last - 1, max(0, last - first + 1), tail=True)
+        found = place.jobs.page(step, place.queue, spot, -last - 1, max(0, last - first + 1), tail=True)
         return found[::-1]
     if first < 0 or last < 0:
         first, most = ranks(first, last, count(step, place))
     else:
         most = last - first + 1
-    return place.rows.page(step, place.queue, spot, first, most, tail=False) if most > 0 else []
+    return place.jobs.page(step, place.queue, spot, first, most, tail=False) if most > 0 else []
 
 
 def lindex(step: Step, place: QueueKey, words: Words) -> bytes | None:
@@ -107,14 +107,14 @@ def lrange(step: Step, place: QueueKey, words: Words) -> list[bytes]:
 def lrem(step: Step, place: QueueKey, words: Words) -> int:
     most = whole(words[0])
     gone = 0
-    while (gone < abs(most) or not most) and place.rows.remove(step, place.queue, "ready", words[1], tail=most < 0):
+    while (gone < abs(most) or not most) and place.jobs.remove(step, place.queue, "ready", words[1], tail=most < 0):
         gone += 1
     return gone
 
 
 def lpop(step: Step, place: QueueKey, _words: Words) -> bytes | None:
-    found = place.rows.page(step, place.queue, "ready", 0, 1, tail=False)
-    if not found or not place.rows.remove(step, place.queue, "ready", found[0].payload, tail=False):
+    found = place.jobs.page(step, place.queue, "ready", 0, 1, tail=False)
+    if not found or not place.jobs.remove(step, place.queue, "ready", found[0].payload, tail=False):
         return None
     return found[0].payload
 
@@ -122,11 +122,11 @@ def lpop(step: Step, place: QueueKey, _words: Words) -> bytes | None:
 def ltrim(step: Step, place: QueueKey, words: Words) -> StatusReply:
     first, last = whole(words[0]), whole(words[1])
     if first > 0 and last == -1:
-        place.rows.cut(step, place.queue, "ready", first, tail=False)
+        place.jobs.cut(step, place.queue, "ready", first, tail=False)
     elif first == 0 and last < -1:
-        place.rows.cut(step, place.queue, "ready", -1 - last, tail=True)
+        place.jobs.cut(step, place.queue, "ready", -1 - last, tail=True)
     elif (first, last) != (0, -1):
-        raise ServerRefused("ERR a queue in a database is cut at one end only")
+        raise ServerRefused("ERR a queue in a database can be trimmed at one end only")
     return OK
 
 
@@ -138,30 +138,30 @@ def zadd(step: Step, place: QueueKey, words: Words) -> int:
     for score, payload in pairs(words[1:] if only_old else words):
         if place.spot == "reserved":
             if not only_old:
-                raise ServerRefused("ERR a job in a database is reserved by its worker only")
-            place.rows.lease(step, place.queue, payload, real(score))
+                raise ServerRefused("ERR only a worker can reserve a job in a database")
+            place.jobs.lease(step, place.queue, payload, real(score))
         else:
-            place.rows.add(step, place.queue, (payload,), real(score), head=False)
+            place.jobs.add(step, place.queue, (payload,), real(score), head=False)
     return 0 if only_old else len(words) // 2
 
 
 def zrem(step: Step, place: QueueKey, words: Words) -> int:
     spot: Any = place.spot
-    return sum(place.rows.remove(step, place.queue, spot, each, tail=False) for each in words if each)
+    return sum(place.jobs.remove(step, place.queue, spot, each, tail=False) for each in words if each)
 
 
 def zscore(step: Step, place: QueueKey, words: Words) -> bytes | None:
     spot: Any = place.spot
-    found = place.rows.score(step, place.queue, spot, words[0])
+    found = place.jobs.score(step, place.queue, spot, words[0])
     return None if found is None else score_text(found)
 
 
-def told(found: Iterable[Placed], scores: bool) -> list[bytes]:
+def members_of(found: Iterable[Placed], scores: bool) -> list[bytes]:
     return [part for each in found for part in ((each.payload, score_text(each.score)) if scores else (each.payload,))]
 
 
 def zrange(step: Step, place: QueueKey, words: Words) -> list[bytes]:
-    return told(page(step, place, whole(words[0]), whole(words[1])), len(words) > 2)
+    return members_of(page(step, place, whole(words[0]), whole(words[1])), len(words) > 2)
 
 
 def zrangebyscore(step: Step, place: QueueKey, words: Words) -> list[bytes]:
@@ -169,33 +169,33 @@ def zrangebyscore(step: Step, place: QueueKey, words: Words) -> list[bytes]:
     rest = [each.upper() for each in words[2:]]
     most = whole(words[2 + rest.index(b"LIMIT") + 2]) if b"LIMIT" in rest else 2**31 - 1
     if words[0] != b"-inf":
-        raise ServerRefused("ERR a queue in a database is read from its first job on")
+        raise ServerRefused("ERR a queue in a database can be read from its first job only")
     spot: Any = place.spot
-    return told(place.rows.until(step, place.queue, spot, bound(words[1]).score, most), b"WITHSCORES" in rest)
+    return members_of(place.jobs.until(step, place.queue, spot, bound(words[1]).score, most), b"WITHSCORES" in rest)
 
 
 def zremrangebyrank(step: Step, place: QueueKey, words: Words) -> int:
     first, last = whole(words[0]), whole(words[1])
     spot: Any = place.spot
     if first == 0 and last >= 0:
-        place.rows.cut(step, place.queue, spot, last + 1, tail=False)
+        place.jobs.cut(step, place.queue, spot, last + 1, tail=False)
     elif not first > last >= 0:
-        raise ServerRefused("ERR a queue in a database is cut at its front only")
+        raise ServerRefused("ERR a queue in a database can be trimmed at its front only")
     return max(0, last + 1 - first)
 
 
 def zscan(step: Step, place: QueueKey, words: Words) -> list[Any]:
-    """By places: what moves meanwhile may be missed."""
+    """By place: jobs that move meanwhile may be missed."""
     at, most, spot = whole(words[0]), whole(options(words[1:]).get(b"COUNT", b"10")), place.spot
-    found = place.rows.page(step, place.queue, spot if spot != "notify" else "ready", at, most, tail=False)
-    return [b"%d" % (at + most) if len(found) == most else b"0", told(found, True)]
+    found = place.jobs.page(step, place.queue, spot if spot != "notify" else "ready", at, most, tail=False)
+    return [b"%d" % (at + most) if len(found) == most else b"0", members_of(found, True)]
 
 
 # -- tokens
 
 
 def wake(step: Step, place: QueueKey, words: Words) -> int:
-    place.rows.wake(step, place.queue)
+    place.jobs.wake(step, place.queue)
     return len(words)
 
 

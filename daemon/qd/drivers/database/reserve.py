@@ -1,11 +1,11 @@
-"""A worker's turn on the table of jobs: the job before goes, the next one is reserved.
+"""A worker's turn on the table of jobs: the previous job is deleted, the next one reserved.
 
     PostgreSQL     one statement
-    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to find the next job, one to take it
-    SQLite         one transaction, there is one writer at a time; none where nothing is ready
+    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to find the next job, one to reserve it
+    SQLite         one transaction, since there is one writer at a time; none if nothing is ready
 
-What can be no job goes into the failed store. A job that is tied to a lock or a key is asked about in a second step,
-while it is leased already (taken.lua).
+A payload that is no job goes to the failed store. A job with a lock or a key is checked in a second step, when it is already
+leased (taken.lua).
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from qd.drivers.database.dialects import Statement
 from qd.drivers.database.leases import Leases
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
-from qd.drivers.database.table import FRESH, Holding, JobTable, base_of, bytes_of, may_stand, reserved, sum_of
+from qd.drivers.database.table import FRESH, HeldRow, JobTable, base_of, bytes_of, is_text, reserved, sum_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.types import Reserved, Turn
 from qd.errors import ConnectionLost
 
-MOST = 100  # payloads that a turn looks at, where those before are no jobs
+MOST = 100  # payloads that a turn reserves, if the first are no jobs
 
-
-Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, none: there is none
+Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, if there is one
 
 
 class ReadyRow(NamedTuple):
-    """A job's row that was just reserved."""
+    """The row of a job that was just reserved."""
 
     id: int
     queue: str
@@ -39,8 +38,9 @@ class ReadyRow(NamedTuple):
     reserved_at: int
 
 
-class Looked(NamedTuple):
-    """One look at the queues. due: the second in which the next delayed job is due."""
+class TurnResult(NamedTuple):
+    """One attempt to reserve. busy: this worker holds another job. us: the time. due: the second in which the next delayed
+    job is due."""
 
     acked: bool
     busy: bool
@@ -50,56 +50,56 @@ class Looked(NamedTuple):
     paused: tuple[str, ...]
 
 
-class Taking:
+class Reserver:
     def __init__(self, table: JobTable, leases: Leases) -> None:
         self.table, self.leases = table, leases
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        look = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.table.sql.kind, self._steps)
+        attempt = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.table.sql.kind, self._steps)
         malformed, acked = 0, None
         for _ in range(MOST):
-            found = look(done, queues, shut, base)
+            found = attempt(done, queues, shut, base)
             if done is not None:
                 acked, done = found.acked, None
             if found.busy:
-                raise ConnectionLost("the database has run a call of this worker that was given up before")
+                raise ConnectionLost("the database executed a call that this worker had given up before; reconnecting")
             if found.row is None:
                 due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
                 return Turn(acked, None, due, found.paused, malformed)
-            held, bad = self._understood(found.row, base, malformed)
+            held, bad = self._checked(found.row, base, malformed)
             malformed += bad
             if held is not None:
                 return Turn(acked, held, None, found.paused, malformed)
         return Turn(acked, None, 0.0, found.paused, malformed)
 
-    # -- what was taken
+    # -- the reserved row
 
-    def _understood(self, row: ReadyRow, mark: str, malformed: int) -> tuple[Reserved | None, int]:
-        """The job, or None and whether it was none: then it is gone already."""
+    def _checked(self, row: ReadyRow, mark: str, malformed: int) -> tuple[Reserved | None, int]:
+        """The job, or None, and the number of rows that were moved to the failed store."""
         table = self.table
         if table.longest and len(row.payload) > table.longest:
             why = f"{len(row.payload)} bytes, more than {table.longest} (sixteen times max_payload)"
             return self._rejected(row, mark, malformed, why)
-        held = reserved(row.queue, row.payload, mark, row.attempts, None) if may_stand(row.payload) else None
+        held = reserved(row.queue, row.payload, mark, row.attempts, None) if is_text(row.payload) else None
         if held is None:
             return self._rejected(row, mark, malformed, "not a JSON object with a count of attempts")
         return (self._tied(row, mark, held) if may_be_tied(row.payload) else held), 0
 
     def _rejected(self, row: ReadyRow, mark: str, number: int, why: str) -> tuple[None, int]:
-        """Into the failed store, as it is. No worker reads it."""
+        """Move the payload to the failed store."""
         table, id = self.table, f"{mark}.m{number}"
 
         def reject() -> None:
             now = table.now_us() / SECOND
             record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
             table.keep_failed(row.queue, id, record.encode(), row.payload)
-            self._away(row, mark)
+            self._delete(row, mark)
 
         table.atomic(reject)
         return None, 1
 
     def _tied(self, row: ReadyRow, mark: str, held: Reserved) -> Reserved | None:
-        """As it is to stand from now on; None: it was cancelled or moved meanwhile, and is gone."""
+        """The job after taken.lua; None if it was cancelled or moved meanwhile, and is deleted."""
         text = self.table.atomic(lambda: self._taken(row, mark))
         return held if text == row.payload else reserved(row.queue, text, mark, row.attempts, None) if text else None
 
@@ -108,16 +108,16 @@ class Taking:
         names = table.names(keys.keyed(row.queue))
         text: bytes = script("taken").call(table.space, names, row.payload, *table.names(keys.unique(""))) or b""
         if not text:
-            self._away(row, mark)
+            self._delete(row, mark)
         elif text != row.payload:
-            self.leases.one(table.sql.rewrite, holding(row), payload=text.decode())
+            self.leases.change_one(table.sql.rewrite, held_row(row), payload=text.decode())
         return text
 
-    def _away(self, row: ReadyRow, mark: str) -> None:
-        self.leases.one(self.table.sql.delete, holding(row))
-        self.leases.forget(holding(row), mark)
+    def _delete(self, row: ReadyRow, mark: str) -> None:
+        self.leases.change_one(self.table.sql.delete, held_row(row))
+        self.leases.delete_reservation(held_row(row), mark)
 
-    # -- one look
+    # -- one attempt
 
     def _values(self, queues: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {"owner": self.table.owner}
@@ -130,11 +130,13 @@ class Taking:
         return f"{self.table.settings.prefix}{keys.paused(queue)}".encode()
 
     def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
-        """The queues that are shut, or paused: found are the keys that say so."""
+        """The queues that are shut or paused. found: the names of keys of paused queues."""
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
-    def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+    def _one_statement(
+        self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
+    ) -> TurnResult:
         table = self.table
         values = self._values(queues)
         values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
@@ -145,67 +147,67 @@ class Taking:
         if found.id is not None:
             row = ReadyRow(found.id, found.queue, bytes_of(found.payload), found.attempts, found.us // SECOND)
         paused = self._passed_over(queues, shut, found.paused or ())
-        return Looked(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
+        return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
-    def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+    def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
         table = self.table
-        first = next((name for name in queues if name not in shut), None)  # it may be paused: then its row stays
+        first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
 
-        def step() -> Looked:
-            asked: list[Statement] = [(table.sql.begin, {}), (table.sql.seen(len(queues)), self._values(queues))]
+        def step() -> TurnResult:
+            statements: list[Statement] = [(table.sql.begin, {}), (table.sql.seen(len(queues)), self._values(queues))]
             if done is not None:
-                asked.insert(1, self.leases.end_both(done))
+                statements.insert(1, self.leases.end_both(done))
             if first is not None:
-                asked.append((table.sql.next_now, {"queue": first}))
-            said = table.link.together(asked)
-            seen, ready = (said[-2], said[-1].rows) if first is not None else (said[-1], [])
-            looked = self._found(
+                statements.append((table.sql.next_now, {"queue": first}))
+            results = table.connection.execute_together(statements)
+            seen, ready = (results[-2], results[-1].rows) if first is not None else (results[-1], [])
+            result = self._found(
                 queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
             )
-            last: list[Statement] = [] if looked.row is None else self._reserving(looked.row, mark, looked.us)
-            table.link.together([*last, (table.sql.commit, {})])
-            return looked._replace(acked=done is not None and said[1].changed == 2)
+            last: list[Statement] = [] if result.row is None else self._reserving(result.row, mark, result.us)
+            table.connection.execute_together([*last, (table.sql.commit, {})])
+            return result._replace(acked=done is not None and results[1].changed == 2)
 
-        return table.atomic(step, said=True)
+        return table.atomic(step, explicit=True)
 
-    def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Looked:
+    def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
         table = self.table
         if done is None and table.sql.kind == "sqlite":
-            looked = self._look(queues, shut, mark, reserve=False)
-            if looked.row is None:
-                return looked
+            result = self._attempt(queues, shut, mark, reserve=False)
+            if result.row is None:
+                return result
 
-        def step() -> Looked:
-            acked = done is not None and self.leases.ended(done)
-            return self._look(queues, shut, mark, reserve=True)._replace(acked=acked)
+        def step() -> TurnResult:
+            acked = done is not None and self.leases.end(done)
+            return self._attempt(queues, shut, mark, reserve=True)._replace(acked=acked)
 
         return table.atomic(step)
 
-    def _look(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> Looked:
+    def _attempt(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> TurnResult:
         table = self.table
-        seen = table.link.execute(table.sql.seen(len(queues)), self._values(queues)).all()
-        looked = self._found(queues, seen, shut, self._next)
-        if reserve and looked.row is not None:
-            for statement, values in self._reserving(looked.row, mark, looked.us):
-                table.link.execute(statement, values).close()
-        return looked
+        seen = table.connection.execute(table.sql.seen(len(queues)), self._values(queues)).all()
+        result = self._found(queues, seen, shut, self._next)
+        if reserve and result.row is not None:
+            for statement, values in self._reserving(result.row, mark, result.us):
+                table.connection.execute(statement, values).close()
+        return result
 
-    def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> Looked:
+    def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> TurnResult:
         us, paused = int(seen[0].us), self._passed_over(queues, shut, [row.name for row in seen])
         if seen[0].busy:
-            return Looked(False, True, us, None, None, paused)
+            return TurnResult(False, True, us, None, None, paused)
         now = us // SECOND
         for name in queues:
             if name not in paused and (found := next_of(name, now)):
                 (job,) = found
                 row = ReadyRow(job.id, name, bytes_of(job.payload), min(HIGHEST, job.attempts + 1), now)
-                return Looked(False, False, us, row, None, paused)
-        table = self.table
-        due = table.link.execute(table.sql.next_due(len(queues)), {**due_values(queues), "now": now}).scalar()
-        return Looked(False, False, us, None, due, paused)
+                return TurnResult(False, False, us, row, None, paused)
+        values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
+        due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
+        return TurnResult(False, False, us, None, due, paused)
 
     def _next(self, name: str, now: int) -> Sequence[Any]:
-        return self.table.link.execute(self.table.sql.next_ready, {"queue": name, "now": now}).all()
+        return self.table.connection.execute(self.table.sql.next_ready, {"queue": name, "now": now}).all()
 
     def _reserving(self, row: ReadyRow, mark: str, us: int) -> list[Statement]:
         table = self.table
@@ -215,16 +217,12 @@ class Taking:
         return [(table.sql.take, values), (table.sql.reserve, {**values, **more})]
 
 
-def holding(row: ReadyRow) -> Holding:
-    return Holding(row.id, row.attempts, row.reserved_at, None)
-
-
-def due_values(queues: tuple[str, ...]) -> dict[str, Any]:
-    return {f"q{n}": queue for n, queue in enumerate(queues)}
+def held_row(row: ReadyRow) -> HeldRow:
+    return HeldRow(row.id, row.attempts, row.reserved_at, None)
 
 
 def may_be_tied(payload: bytes) -> bool:
-    """As tied.lua tells it: ties stand last before the id, of 32 letters or a uuid, so one byte says it as a rule."""
+    """As in tied.lua: relations come last before the id, which has 32 letters or is a uuid, so one byte shows them."""
     if payload.endswith(FRESH):
         return ord("}") in (payload[-68:-67] + payload[-72:-71])
     return b'"qd":{' in payload

@@ -1,13 +1,12 @@
 """The tables of a database: qd's own, and Laravel's three as its own migrations make them (Laravel 11 to 13).
 
-    qd_names    a name of the keyspace: what kind it is, how much it holds, when it expires; the value of a string
-    qd_items    what stands under a name: fields of a hash, members of a set or sorted set, items of a list
-    qd_locks    rows to lock, where the server has no locks on names (MySQL, MariaDB)
-    qd_schema   the version of these tables
+    qd_names      a name of the keyspace: its kind, size and expiry; the value of a string
+    qd_items      the items of a name: fields of a hash, members of a set or sorted set, items of a list
+    qd_locks      rows to lock, for servers without locks on names (MySQL, MariaDB)
+    qd_schema     the version of these tables
+    qd_reserved   the reservations of a table of jobs, which also gets indexes to find the next job
 
-migrate.py makes them. Names, fields and members are bytes: `key_of` makes keys of them.
-
-What qd has beside Laravel's table of jobs: the table of its own reservations, and indexes to find the next job by.
+migrations.py creates them. Names, fields and members are bytes; `key_of` makes their keys.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from sqlalchemy.dialects import mysql
 
 from qd.drivers.database.sql import reservations_of
 
-VERSION = 1  # of qd's tables; another one is told by `qd migrate` and at the start of `qd work`
+VERSION = 1  # of qd's tables; `qd migrate` and the start of `qd work` report another one
 LONGEST = 200  # bytes of a name, field or member that is its own key
 SECOND = 1_000_000  # of the columns, and of the clock, that count microseconds
 
 
 def key_of(name: bytes) -> bytes:
-    """The key that a name, field or member has: itself, or its beginning and a digest of the whole. At most 232 bytes, and
-    in the order of the names as far as their first 200 bytes differ."""
+    """The key of a name, field or member: itself, or its first 200 bytes and a digest of the whole. At most 232 bytes; keys
+    sort like the names if their first 200 bytes differ."""
     return name if len(name) <= LONGEST else name[:LONGEST] + hashlib.blake2b(name, digest_size=32).digest()
 
 
@@ -54,7 +53,7 @@ names = sql.Table(
     ours,
     sql.Column("name", KEY, primary_key=True),
     sql.Column("whole", BYTES),  # of a long name
-    sql.Column("kind", sql.String(8), nullable=False),  # as Redis's TYPE says it
+    sql.Column("kind", sql.String(8), nullable=False),  # as Redis's TYPE returns it
     sql.Column("size", BIG, nullable=False),  # how many items; 1 of a string
     sql.Column("expires_at", BIG),  # unix microseconds, by the database's clock
     sql.Column("value", BYTES),  # of a string
@@ -86,7 +85,7 @@ schema = sql.Table(
 
 
 def jobs(name: str) -> sql.Table:
-    """Laravel's table of jobs, under the name that it has here: of another schema where that stands in front of it."""
+    """Laravel's table of jobs, by its name here, with a schema in front if it is in another one."""
     schema, _, bare = name.rpartition(".")
     return sql.Table(
         bare,
@@ -143,7 +142,7 @@ def laravels(jobs_table: str) -> list[sql.Table]:
 
 
 def exact(length: int) -> sql.types.TypeEngine[str]:
-    """Text that is compared byte by byte everywhere."""
+    """Text that every database compares byte by byte."""
     own = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
     return sql.String(length).with_variant(own, "mysql", "mariadb")
 
@@ -157,19 +156,17 @@ def reservations(table: str) -> sql.Table:
         sql.Column("queue", sql.String(255), nullable=False),
         sql.Column("owner", exact(100), nullable=False),  # <master token>/<slot>
         sql.Column("mark", exact(150), nullable=False),  # <token>.<slot>.<turn>
-        sql.Column(
-            "attempts", sql.Integer, nullable=False
-        ),  # and reserved_at: as the job's row has them, while it is ours
-        sql.Column("reserved_at", BIG, nullable=False),
+        sql.Column("attempts", sql.Integer, nullable=False),  # equal to the job's row while the job is ours
+        sql.Column("reserved_at", BIG, nullable=False),  # as attempts
         sql.Column("leased_until", BIG, nullable=False),  # unix microseconds
-        sql.Column("text_sum", BIG),  # of what the job's row holds, once it has saved something
+        sql.Column("text_sum", BIG),  # of the text of the job's last checkpoint
         sql.Index(f"{name}_owner", "owner"),
         **INNODB,
     )
 
 
 def indexes(kind: str, table: str) -> list[sql.Index]:
-    """The next job of a queue without a look at those that are reserved or due later, and those in hand."""
+    """To find the next job of a queue without reading reserved or delayed ones, and to find the reserved ones."""
     c, name = jobs(table).c, table.rpartition(".")[2]
     if kind == "mysql":
         return [sql.Index(f"{name}_qd_ready", c.queue, c.reserved_at, c.available_at, c.id)]

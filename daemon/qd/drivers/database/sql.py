@@ -1,10 +1,9 @@
-"""The statements on the table of jobs, in the words of each database, but for those of a turn (turnsql.py). queue.py and
-its neighbours use them.
+"""The statements on the table of jobs, in the SQL of each database.
 
-Moments are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
+    JobSql    sending, one reservation, leases, sizes
+    TurnSql   also those of a worker's turn (reserve.py): one statement for PostgreSQL, a few for the others
 
-The statements of a worker's turn on the table of jobs. taking.py puts them together: a turn is one of PostgreSQL's, a
-few of the others'.
+Times are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ import sqlalchemy as sql
 
 from qd.drivers.database.dialects import Server
 
-HIGHEST = 255  # attempts that Laravel's column holds
+HIGHEST = 255  # attempts in Laravel's column, at most
+HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
+OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
+FREE = "j.reserved_at IS NULL AND j.available_at"
 
 
 class JobSql:
-    """Of one table. ours: the table of reservations beside it (tables.reservations)."""
+    """Of one table. ours: its table of reservations."""
 
     def __init__(self, server: Server, table: str) -> None:
         self.kind = server.kind
@@ -29,7 +31,7 @@ class JobSql:
         )
         self.clock = f"(SELECT {server.clock} AS us) c"
         self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
-        self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns know no case there
+        self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns ignore case there
         self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
         self.skipping = "" if self.kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
         self.same = "j.id = s.job_id AND j.attempts = s.attempts AND j.reserved_at = s.reserved_at"
@@ -39,7 +41,7 @@ class JobSql:
 
     @cached_property
     def push(self) -> sql.TextClause:
-        """after: microseconds from now to the second in which it is due. One statement, one transaction."""
+        """after: microseconds from now to the second in which the job is due. One statement, one transaction."""
         due = self.second.replace("c.us", "(c.us + :after)")
         insert = (
             f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
@@ -71,7 +73,7 @@ class JobSql:
 
     @cached_property
     def fence(self) -> sql.TextClause:
-        """The reservation, for a text of it: no row when it is over, or when the job stands as another text."""
+        """The row of a reservation, locked; none if it has ended."""
         return sql.text(
             f"SELECT job_id, attempts, reserved_at, text_sum FROM {self.ours} WHERE owner = :owner AND mark = :mark"
             f" AND queue = :queue{self.locked}"
@@ -87,7 +89,7 @@ class JobSql:
 
     @cached_property
     def end_both(self) -> sql.TextClause:
-        """Of MySQL: the reservation and its job in one statement. Two rows: both were there; one: the job was another's."""
+        """For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another."""
         return sql.text(
             f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
             " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
@@ -123,8 +125,8 @@ class JobSql:
 
     @cached_property
     def lost(self) -> sql.TextClause:
-        """Reservations of this owner whose job belongs to another by now. The caller has locked the reservations of the
-        owner in a statement before: while this one waited for a lock, it would compare with the jobs as they were."""
+        """Delete reservations of this owner whose job belongs to another by now. The caller must have locked them in an
+        earlier statement: if this one waited for the locks itself, it would compare with outdated jobs."""
         return sql.text(
             f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
             f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"
@@ -142,7 +144,7 @@ class JobSql:
 
     @cache  # noqa: B019
     def many(self, name: str) -> sql.TextClause:
-        """Statements on several ids, owners or queues."""
+        """A statement on several ids, owners or queues."""
         same = self.same.replace("j.", self.jobs + ".")
         texts = {
             "of_owners": f"SELECT job_id, owner, mark, attempts, reserved_at FROM {self.ours} WHERE owner IN :owners"
@@ -155,7 +157,7 @@ class JobSql:
             f" WHERE leased_until <= :us AND queue IN :queues ORDER BY leased_until LIMIT :most{self.skipping}",
             "foreign": f"SELECT j.id FROM {self.jobs} j WHERE j.queue IN :queues AND j.reserved_at IS NOT NULL"
             f" AND j.reserved_at <= :before AND NOT EXISTS (SELECT 1 FROM {self.ours} s WHERE {self.same})"
-            f" ORDER BY j.queue, j.reserved_at LIMIT :most{self.skipping}",  # as the index has them
+            f" ORDER BY j.queue, j.reserved_at LIMIT :most{self.skipping}",  # the order of the index
             "free": f"UPDATE {self.jobs} SET reserved_at = NULL WHERE id IN :ids",
         }
         found = sql.text(texts[name])
@@ -164,8 +166,8 @@ class JobSql:
 
     @cache  # noqa: B019
     def waiting(self, queues: int) -> sql.TextClause:
-        """A row for each queue that has ready jobs and none in hand: its place. The ends of indexes tell it: a database that
-        is asked whether such a row exists may look at all of them."""
+        """The place of each queue that has ready jobs and no reserved ones. It reads the ends of indexes: for EXISTS a
+        database may scan all rows."""
         each = [
             f"SELECT {n} AS place FROM {self.clock} WHERE (SELECT min(available_at) FROM {self.jobs} WHERE queue = :q{n}"
             f" AND reserved_at IS NULL) <= :now AND (SELECT max(reserved_at) FROM {self.jobs} WHERE queue = :q{n}"
@@ -174,11 +176,11 @@ class JobSql:
         ]
         return sql.text(" UNION ALL ".join(each))
 
-    # -- looking
+    # -- sizes
 
     @cached_property
     def sizes(self) -> sql.TextClause:
-        """One row: ready, delayed, reserved, created_at of the next in line, and the second it is now."""
+        """One row: ready, delayed, reserved, created_at of the next in line, and the current second."""
         waits = f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at"
         return sql.text(
             f"SELECT (SELECT count(*) {waits} <= {self.second}) AS ready, (SELECT count(*) {waits} > {self.second}) AS"
@@ -188,23 +190,16 @@ class JobSql:
         )
 
 
-HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
-
-
 def reservations_of(table: str) -> str:
-    """The name of the table of reservations beside a table of jobs, in the same schema."""
+    """The name of the table of reservations for a table of jobs, in the same schema."""
     schema, dot, name = table.rpartition(".")
     return schema + dot + ("qd_reserved" if name == "jobs" else f"qd_reserved_{name}")
-
-
-OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
-FREE = "j.reserved_at IS NULL AND j.available_at"
 
 
 class TurnSql(JobSql):
     @property
     def ours_only(self) -> str:
-        """Not one of PHP's: its name stands on the top level, for nothing was opened before it. In doubt it is taken."""
+        """Excludes jobs of PHP classes, whose name is at the top level, before any { or [. In doubt a job is included."""
         at, text = ("strpos", "payload") if self.kind == "postgresql" else ("instr", "payload")
         needle = "'" + (OBJECT_JOB.replace("\\", "\\\\") if self.kind == "mysql" else OBJECT_JOB) + "'"
         needle = needle.replace(":", r"\:")
@@ -223,14 +218,14 @@ class TurnSql(JobSql):
     @cached_property
     def next_ready(self) -> sql.TextClause:
         """now: unix seconds."""
-        return self._ready_at(":now")
+        return self._next_ready(":now")
 
     @cached_property
     def next_now(self) -> sql.TextClause:
         """By MySQL's own clock."""
-        return self._ready_at("UNIX_TIMESTAMP()")
+        return self._next_ready("UNIX_TIMESTAMP()")
 
-    def _ready_at(self, now: str) -> sql.TextClause:
+    def _next_ready(self, now: str) -> sql.TextClause:
         attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
         return sql.text(
             f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
@@ -245,7 +240,7 @@ class TurnSql(JobSql):
 
     @cached_property
     def reserve(self) -> sql.TextClause:
-        """In place of what stood there: a reservation that PHP has taken over before."""
+        """Replaces an old reservation, whose job PHP has taken over since."""
         first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
         names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
         return sql.text(
@@ -253,9 +248,9 @@ class TurnSql(JobSql):
             " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
         )
 
-    @cache  # noqa: B019  one a connection, which lives as long as its process
+    @cache  # noqa: B019  one per connection, which lives as long as its process
     def seen(self, queues: int) -> sql.TextClause:
-        """us; how many other jobs this owner has of the queues; and a row for each of them that is paused."""
+        """us; busy: jobs this owner has reserved in the queues; and one row per paused queue."""
         named = ", ".join(f":q{n}" for n in range(queues))
         paused = ", ".join(f":p{n}" for n in range(queues))
         return sql.text(
@@ -266,7 +261,7 @@ class TurnSql(JobSql):
 
     @cache  # noqa: B019
     def next_due(self, queues: int) -> sql.TextClause:
-        """The unix second in which the first of the delayed jobs is due, later than now."""
+        """The unix second in which the first delayed job is due."""
         each = [
             f"SELECT min(available_at) AS due FROM {self.jobs} WHERE queue = :q{n} AND reserved_at IS NULL"
             " AND available_at > :now"
@@ -276,8 +271,8 @@ class TurnSql(JobSql):
 
     @cache  # noqa: B019
     def turn(self, queues: int) -> sql.TextClause:
-        """All of a turn as one statement of PostgreSQL, and so one commit: the job before goes, the next one is locked,
-        marked and told. Numbers of queues that nothing is taken from: shut."""
+        """A whole turn as one statement of PostgreSQL, so one commit: it deletes the previous job, and locks, marks and
+        returns the next one. shut: numbers of queues to skip."""
         numbers = range(queues)
         steps = [*self._before(numbers), *[self._next_of(n) for n in numbers], *self._after(numbers)]
         dues = ", ".join(
@@ -292,7 +287,7 @@ class TurnSql(JobSql):
         )
 
     def _before(self, numbers: range) -> list[str]:
-        """c: the clock. p: queues that are paused. gone, mine, done: the job before. busy: other jobs of this worker.
+        """c: the clock. p: queues that are paused. gone, mine, done: the previous job. busy: other jobs of this worker.
 
         A keeper that renews the lease changes `reserved_at` in both tables. If `gone` waits for its transaction, it returns
         the new value, but a comparison in `done` would read the job as it was before. So `mine` locks the job first, which
@@ -313,7 +308,7 @@ class TurnSql(JobSql):
         ]
 
     def _next_of(self, n: int) -> str:
-        """n0, n1, ...: the first ready job of a queue, locked, where those before it have none."""
+        """n0, n1, ...: the first ready job of a queue, locked, if the queues before it have none."""
         others = "".join(f" AND NOT EXISTS (SELECT 1 FROM n{before})" for before in range(n))
         return (
             f"n{n} AS (SELECT j.id FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} <= (SELECT us / 1000000 FROM c)"
@@ -323,7 +318,7 @@ class TurnSql(JobSql):
         )
 
     def _after(self, numbers: range) -> list[str]:
-        """n: the next job. took: its row, reserved. noted: the reservation."""
+        """n: the next job. took: its reserved row. noted: the reservation."""
         columns = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
         changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in columns.split(", ")[1:])
         return [

@@ -1,8 +1,8 @@
 """The table of jobs: its rows as payloads, the transactions on it, and what the keyspace's scripts see of it.
 
     JobTable     transactions on the table, and on the keyspace in the same database
-    JobRows      the table as the keyspace's scripts see it (rows.py): what they push, count, find and remove
-    functions    the payload of a row, and the text that a worker has in hand
+    JobRows      the table as the keyspace's scripts see it (JobQueues): push, count, find, remove
+    functions    the payload of a row, and the text that its worker has
 
 A row of jobs keeps the payload as it was sent, and `attempts`, which counts the current reservation as well; PHP reads
 nothing else. The row of reservations keeps the mark. A worker is given the payload with a unit that is computed here. Once a
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import sqlalchemy as sql
 
 from qd.drivers.database.connection import again, channel
-from qd.drivers.database.keyspace import DatabaseSpace
+from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import HIGHEST, JobSql, TurnSql
-from qd.drivers.database.transaction import Placed, Running, Spot
+from qd.drivers.database.transaction import Executor, Placed, Spot
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.keyspace.queue import Bounds
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-FRESH = b',"attempts":0,"delay":null}'  # how a payload ends that nobody has reserved yet
+FRESH = b',"attempts":0,"delay":null}'  # the end of a payload that was never reserved
 
 
-class Holding(NamedTuple):
-    """A row of reservations. text_sum: of what the job's row holds since it saved something, None: nothing was saved."""
+class HeldRow(NamedTuple):
+    """A row of the table of reservations. text_sum: of the text of the job's last checkpoint, or None."""
 
     id: int
     attempts: int
@@ -54,106 +54,98 @@ class Holding(NamedTuple):
 
 
 class JobTable:
-    """The table and the keyspace in the same database, over one connection. owner: who reserves here; longest: bytes of a
-    payload that is still taken, 0 for no bound."""
+    """The table, and the keyspace in the same database, over one connection. owner: of reservations here. longest: bytes of
+    a payload that a worker accepts, 0 for no bound."""
 
     def __init__(
-        self, settings: ConnectionSettings, space: DatabaseSpace, owner: str, keep: Bounds, longest: int
+        self, settings: ConnectionSettings, space: DatabaseKeyspace, owner: str, keep: Bounds, longest: int
     ) -> None:
-        self.settings, self.space, self.link = settings, space, space.link
+        self.settings, self.space, self.connection = settings, space, space.connection
         self.owner, self.keep, self.longest = owner, keep, longest
-        self.sql = TurnSql(self.link.server, settings.table)
+        self.sql = TurnSql(self.connection.server, settings.table)
 
     def names(self, *names: str) -> list[str]:
         """The names of these keys in the keyspace."""
         return [self.settings.prefix + name for name in names]
 
-    def atomic(self, act: Callable[[], T], *, said: bool = False) -> T:
-        """Run all that `act` executes as one transaction, or as part of the current one. said: see Link.transaction."""
-        return self._again(partial(self.link.transaction, said=said), act)
+    def atomic(self, act: Callable[[], T], *, explicit: bool = False) -> T:
+        """Run all that `act` executes as one transaction, or as part of the current one. explicit: see
+        DatabaseConnection.transaction."""
+        return self._again(partial(self.connection.transaction, explicit=explicit), act)
 
     def _again(self, around: Callable[[], AbstractContextManager[None]], act: Callable[[], T]) -> T:
         def attempt() -> T:
             with shield, around():
                 return act()
 
-        return again(self.link, attempt)
+        return again(self.connection, attempt)
 
     def rows(self, statement: sql.TextClause, values: dict[str, Any]) -> Any:
         """The rows that one statement returns, in a transaction of its own if there is none."""
-        return self._again(nullcontext, lambda: self.link.execute(statement, values).all())
+        return self._again(nullcontext, lambda: self.connection.execute(statement, values).all())
 
-    def done(self, statement: sql.TextClause, values: Any) -> int:
+    def execute_count(self, statement: sql.TextClause, values: Any) -> int:
         """The number of rows that one statement changed."""
-        return self._again(nullcontext, lambda: self.link.execute(statement, values).rowcount)
+        return self._again(nullcontext, lambda: self.connection.execute(statement, values).rowcount)
 
     def now_us(self) -> int:
         """The clock of the database, in microseconds."""
-        return int(self.link.execute(self.sql.now).scalar_one())
+        return int(self.connection.execute(self.sql.now).scalar_one())
 
-    def row(
-        self,
-        queue: str,
-        payload: bytes,
-        us: int,
-        delay: float,
-        text: Callable[[bytes], str | bytes] | None = None,
-    ) -> dict[str, Any]:
-        """The row to insert for a payload that is due `delay` seconds after `us`."""
-        return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND, text or text_of)
-
-    def tell(self, queues: set[str]) -> None:
+    def notify(self, queues: set[str]) -> None:
         """Wake the workers that wait for these queues, when the transaction commits."""
         if self.sql.listens:
             for queue in sorted(queues):
-                self.link.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
+                self.connection.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
 
     def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
         """Write a record into the failed store, inside the transaction that deletes the job."""
-        more, said = spoken(effects, self.settings.prefix)
+        more, options = spoken(effects, self.settings.prefix)
         names = self.names(keys.failed(queue), keys.failed_at(queue), *more)
-        script("buried").call(self.space, names, id, record, raw, *self.keep.args, *said)
+        script("buried").call(self.space, names, id, record, raw, *self.keep.args, *options)
 
-    def do(self, effects: Sequence[Effect]) -> None:
+    def run_effects(self, effects: Sequence[Effect]) -> None:
         """Run the effects of an answer, inside its transaction."""
         if effects:
-            more, said = spoken(effects, self.settings.prefix)
-            script("ended").call(self.space, self.names(*more), *said)
+            more, options = spoken(effects, self.settings.prefix)
+            script("ended").call(self.space, self.names(*more), *options)
 
 
 class JobRows:
+    """JobQueues on a table of jobs."""
+
     def __init__(self, texts: JobSql, table: str) -> None:
         self.sql, self.table = texts, table
         self._texts: dict[str, sql.TextClause] = {}
 
-    def queues(self, run: Running) -> list[str]:
-        return list(run.execute(self._text(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
+    def queues(self, step: Executor) -> list[str]:
+        return list(step.execute(self._text(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
 
-    def add(self, run: Running, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
-        now = int(run.now)
+    def add(self, step: Executor, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
+        now = int(step.now)
         due = now if due_at is None else max(now, ceil(due_at))
-        if head and (first := self.page(run, queue, "ready", 0, 1, tail=False)):
+        if head and (first := self.page(step, queue, "ready", 0, 1, tail=False)):
             due = min(due, int(first[0].score) - 1)
         rows = [row_of(queue, payload, due, now) for payload in payloads]
         if rows:
-            run.execute(self.sql.insert, rows if len(rows) > 1 else rows[0]).close()
+            step.execute(self.sql.insert, rows if len(rows) > 1 else rows[0]).close()
 
-    def count(self, run: Running, queue: str, spot: Spot) -> int:
-        asked = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-        return int(run.execute(self._text(asked), values(run, queue, spot)).scalar_one())
+    def count(self, step: Executor, queue: str, spot: Spot) -> int:
+        query = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
+        return int(step.execute(self._text(query), values(step, queue, spot)).scalar_one())
 
-    def page(self, run: Running, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
+    def page(self, step: Executor, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
         if most <= 0:
             return []
-        return self._found(run, queue, spot, "", {"most": most, "first": first}, tail)
+        return self._found(step, queue, spot, "", {"most": most, "first": first}, tail)
 
-    def until(self, run: Running, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
+    def until(self, step: Executor, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
         more = {"most": most, "first": 0, "moment": moment * SECOND if spot == "reserved" else moment}
         column = "s.leased_until" if spot == "reserved" else "j.available_at"
-        return self._found(run, queue, spot, f" AND {column} <= :moment", more, False)
+        return self._found(step, queue, spot, f" AND {column} <= :moment", more, False)
 
     def _found(
-        self, run: Running, queue: str, spot: Spot, more: str, given: dict[str, Any], tail: bool
+        self, step: Executor, queue: str, spot: Spot, more: str, bounds: dict[str, Any], tail: bool
     ) -> list[Placed]:
         turned = " DESC" if tail else ""
         order = "s.leased_until" if spot == "reserved" else "j.available_at"
@@ -164,66 +156,66 @@ class JobRows:
             f"SELECT {columns} FROM {self.sql.jobs} j{joined} WHERE j.queue = :queue AND {where(spot, 'j.')}{more}"
             f" ORDER BY {order}{turned}, j.id{turned} LIMIT :most OFFSET :first"
         )
-        found = run.execute(self._text(text), {**values(run, queue, spot), **given}).all()
+        found = step.execute(self._text(text), {**values(step, queue, spot), **bounds}).all()
         return [placed(row, spot) for row in found]
 
-    def score(self, run: Running, queue: str, spot: Spot, payload: bytes) -> float | None:
+    def score(self, step: Executor, queue: str, spot: Spot, payload: bytes) -> float | None:
         if spot == "reserved":
-            row = self._reserved(run, queue, payload)
+            row = self._reserved(step, queue, payload)
             return None if row is None else row.leased_until / SECOND
-        found = self._one(run, queue, spot, payload, False)
+        found = self._one(step, queue, spot, payload, False)
         return None if found is None else 0.0 if spot == "ready" else float(found.available_at)
 
-    def lease(self, run: Running, queue: str, payload: bytes, until: float) -> bool:
-        row = self._reserved(run, queue, payload)
+    def lease(self, step: Executor, queue: str, payload: bytes, until: float) -> bool:
+        row = self._reserved(step, queue, payload)
         if row is None:
             return False
         text = f"UPDATE {self.sql.ours} SET leased_until = :until WHERE job_id = :id"
-        run.execute(self._text(text), {"until": round(until * SECOND), "id": row.job_id}).close()
+        step.execute(self._text(text), {"until": round(until * SECOND), "id": row.job_id}).close()
         return True
 
-    def remove(self, run: Running, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
+    def remove(self, step: Executor, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
         if spot == "reserved":
-            row = self._reserved(run, queue, payload)
+            row = self._reserved(step, queue, payload)
             if row is not None:
-                run.execute(self.sql.forget, {"id": row.job_id, "mark": row.mark}).close()
-            return row is not None and self._gone(run, row.job_id, held=True)
-        found = self._one(run, queue, spot, payload, tail)
-        return found is not None and self._gone(run, found.id)
+                step.execute(self.sql.forget, {"id": row.job_id, "mark": row.mark}).close()
+            return row is not None and self._gone(step, row.job_id, held=True)
+        found = self._one(step, queue, spot, payload, tail)
+        return found is not None and self._gone(step, found.id)
 
-    def _gone(self, run: Running, id: int, *, held: bool = False) -> bool:
+    def _gone(self, step: Executor, id: int, *, held: bool = False) -> bool:
         text = f"DELETE FROM {self.sql.jobs} WHERE id = :id AND reserved_at IS {'NOT ' if held else ''}NULL"
-        return run.execute(self._text(text), {"id": id}).rowcount == 1
+        return step.execute(self._text(text), {"id": id}).rowcount == 1
 
-    def cut(self, run: Running, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
+    def cut(self, step: Executor, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
         turned = " DESC" if tail else ""
         text = (
             f"SELECT id FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
             f" ORDER BY available_at{turned}, id{turned} LIMIT :most"
         )
-        found = run.execute(self._text(text), {**values(run, queue, spot), "most": count}).scalars().all()
+        found = step.execute(self._text(text), {**values(step, queue, spot), "most": count}).scalars().all()
         if found:
             gone = sql.text(f"DELETE FROM {self.sql.jobs} WHERE id IN :ids AND reserved_at IS NULL")
-            run.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
+            step.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
 
-    def wake(self, run: Running, queue: str) -> None:
+    def wake(self, step: Executor, queue: str) -> None:
         if self.sql.listens:
-            run.execute(self.sql.notify, {"channel": channel(self.table, queue)}).close()
+            step.execute(self.sql.notify, {"channel": channel(self.table, queue)}).close()
 
-    def _one(self, run: Running, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
+    def _one(self, step: Executor, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
         turned = " DESC" if tail else ""
         text = (
             f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
             f" AND payload = :payload{self.sql.exactly}"
             f" ORDER BY available_at{turned}, id{turned} LIMIT 1{self.sql.locked}"
         )
-        given = {**values(run, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
-        return run.execute(self._text(text), given).first()
+        given = {**values(step, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
+        return step.execute(self._text(text), given).first()
 
-    def _reserved(self, run: Running, queue: str, member: bytes) -> Any:
-        """By its mark: whose it is stands in the text."""
+    def _reserved(self, step: Executor, queue: str, member: bytes) -> Any:
+        """The row of a reserved payload, whose text contains its owner and mark."""
         owner, mark = owner_in(member)
-        rows = run.execute(self.sql.owned, {"owner": owner, "queue": queue}).all() if mark else []
+        rows = step.execute(self.sql.owned, {"owner": owner, "queue": queue}).all() if mark else []
         for row in rows:
             if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
                 return row
@@ -243,18 +235,18 @@ def sum_of(text: bytes) -> int:
 
 
 def base_of(mark: str) -> str:
-    """The part of a mark that a reservation keeps, however it is answered."""
+    """A mark without its count of attempts, as the table of reservations keeps it."""
     return mark.rpartition(".")[0]
 
 
 def owners_mark(owner: str, member: bytes) -> str:
-    """The mark of `owner` in a text that it holds, without its count; "" where none stands."""
+    """The mark of `owner` in a text that it has reserved, without its count; "" if there is none."""
     unit = unanswered(member, owner.replace("/", ".") + ".")
     return base_of(unit.mark) if unit else ""
 
 
 def owner_in(member: bytes) -> tuple[str, str]:
-    """Who holds a text, by the last mark in it, and that mark without its count; "": nobody does."""
+    """The owner of a text, by the last mark in it, and that mark without its count; "" if there is none."""
     unit = unanswered(member)
     if unit is None:
         return "", ""
@@ -263,18 +255,18 @@ def owner_in(member: bytes) -> tuple[str, str]:
 
 
 def text_of(payload: bytes) -> str:
-    """As the column keeps it. Raises ServerRefused: it keeps text."""
+    """The value of the column. Raises ServerRefused if it is not text."""
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        raise ServerRefused(f"a payload that is not UTF-8 cannot stand in a table of jobs ({error})") from None
+        raise ServerRefused(f"a table of jobs cannot store a payload that is not UTF-8 ({error})") from None
     if "\0" in text:
-        raise ServerRefused("a payload with a NUL in it cannot stand in a table of jobs")
+        raise ServerRefused("a table of jobs cannot store a payload with a NUL")
     return text
 
 
-def may_stand(payload: bytes) -> bool:
-    """Whether text_of takes it."""
+def is_text(payload: bytes) -> bool:
+    """Whether text_of accepts it."""
     try:
         return bool(text_of(payload))
     except ServerRefused:
@@ -282,12 +274,12 @@ def may_stand(payload: bytes) -> bool:
 
 
 def bytes_of(payload: Any) -> bytes:
-    """What stands in the column. SQLite keeps what it was given: bytes, a number, text that is not UTF-8."""
+    """The payload in the column. SQLite keeps any value: bytes, a number, text that is not UTF-8."""
     return payload if isinstance(payload, bytes) else str(payload).encode("utf-8", "surrogateescape")
 
 
 def column_of(payload: bytes) -> str | bytes:
-    """What was taken out of the column, as it goes back there."""
+    """A payload read from the column, to be written back."""
     try:
         return payload.decode()
     except UnicodeDecodeError:
@@ -297,19 +289,26 @@ def column_of(payload: bytes) -> str | bytes:
 def row_of(
     queue: str, payload: bytes, due: int, now: int, text: Callable[[bytes], str | bytes] = text_of
 ) -> dict[str, Any]:
-    """What is inserted for a payload; unix seconds. text: how it stands in the column."""
+    """The row to insert for a payload. due, now: unix seconds. text: makes the value of the column."""
     return {"queue": queue, "payload": text(payload), "attempts": spent(payload), "due": due, "now": now}
 
 
+def row_after(
+    queue: str, payload: bytes, us: int, delay: float, text: Callable[[bytes], str | bytes] = text_of
+) -> dict[str, Any]:
+    """The row to insert for a payload that is due `delay` seconds after `us`, in microseconds."""
+    return row_of(queue, payload, (us + after(delay)) // SECOND, us // SECOND, text)
+
+
 def spliced(payload: bytes, base: str, attempts: int) -> Spliced | None:
-    """With the unit of this reservation. attempts: as the row counts them, this one included. None: no payload."""
+    """The payload with the fields of this reservation, or None if it is no job. attempts: of the row, including this one."""
     if attempts < HIGHEST:
         return reserved_text(payload, base, attempts=attempts)
-    return reserved_text(payload, base)  # as far as the column counts; the payload goes on
+    return reserved_text(payload, base)  # the column counts no further; the payload does
 
 
 def spent(text: bytes) -> int:
-    """How many attempts a payload that is put into the table has behind it: what its column is to say."""
+    """The attempts of a payload before it is inserted, for its column."""
     if text.endswith(FRESH) and b'rsv"' not in text:
         return 0
     found = reserved_text(text, "x.1.1")
@@ -317,7 +316,7 @@ def spent(text: bytes) -> int:
 
 
 def member_of(payload: bytes, mark: str, attempts: int, text_sum: int | None) -> bytes:
-    """The text that is in hand."""
+    """The text that the worker has."""
     if text_sum is not None:
         return payload
     found = spliced(payload, mark, attempts)
@@ -325,7 +324,7 @@ def member_of(payload: bytes, mark: str, attempts: int, text_sum: int | None) ->
 
 
 def reserved(queue: str, payload: bytes, mark: str, attempts: int, text_sum: int | None) -> Reserved | None:
-    """None: it can be no job."""
+    """None if the payload is no job."""
     if text_sum is not None:
         return reserved_of(queue, payload, mark + ".")
     found = spliced(payload, mark, attempts)
@@ -333,7 +332,7 @@ def reserved(queue: str, payload: bytes, mark: str, attempts: int, text_sum: int
 
 
 def dropped(text: bytes, mark: str) -> bytes:
-    """So marked that the next worker drops it."""
+    """The text with a mark that makes the next worker drop it."""
     needle = b'"rsv":"%b.' % mark.encode()
     at = text.find(needle)
     if at < 0:
@@ -343,25 +342,25 @@ def dropped(text: bytes, mark: str) -> bytes:
 
 
 def after(delay: float) -> int:
-    """Microseconds to add to the clock, so that whole seconds of it are never early."""
+    """Microseconds to add to the clock, so that the whole second of the sum is not early."""
     return round(delay * SECOND) + SECOND - 1 if delay > 0 else 0
 
 
 def where(spot: Spot, of: str = "") -> str:
-    """now: the unix second it is."""
+    """A condition; :now is the current unix second."""
     if spot == "reserved":
         return f"{of}reserved_at IS NOT NULL"
     return f"{of}reserved_at IS NULL AND {of}available_at {'<=' if spot == 'ready' else '>'} :now"
 
 
-def values(run: Running, queue: str, spot: Spot) -> dict[str, Any]:
-    return {"queue": queue} if spot == "reserved" else {"queue": queue, "now": int(run.now)}
+def values(step: Executor, queue: str, spot: Spot) -> dict[str, Any]:
+    return {"queue": queue} if spot == "reserved" else {"queue": queue, "now": int(step.now)}
 
 
 def placed(row: Any, spot: Spot) -> Placed:
     payload = bytes_of(row.payload)
     if spot != "reserved":
         return Placed(payload, float(row.available_at))
-    if row.mark is None:  # one of PHP's
+    if row.mark is None:  # reserved by PHP
         return Placed(payload, float(row.reserved_at))
     return Placed(member_of(payload, row.mark, row.attempts, row.text_sum), row.leased_until / SECOND)

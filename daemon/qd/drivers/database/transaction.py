@@ -1,13 +1,11 @@
-"""What stands between the keyspace of a database and its table of jobs: names of queues are no names of its own.
+"""One step: the names that it touches are locked and read once, and written once at its end.
 
-`queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the jobs table. A command on such a
-name, from a step (keyspace/scripts) or alone, becomes calls of a Rows inside the transaction that runs (queued.py), so
-that a step and the change of a row happen both or not at all.
+    Step       names of the keyspace in one transaction; a reading one is outside of a transaction and locks nothing
+    JobQueues  the table of jobs as a step sees it
 
-A step of the keyspace on tables: the names that it touches, locked and read once, and written once at its end.
-
-The commands (strings.py, hashes.py, lists.py, sorted.py) work on a Step. A reading one stands outside of a transaction and
-locks nothing.
+`queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the table of jobs, not names of the
+keyspace. A command on one of them becomes calls of JobQueues inside the same transaction (queue_keys.py), so that a step and
+the change of a row happen both or not at all. All other commands (commands.py, collections.py) work on a Step.
 """
 
 from __future__ import annotations
@@ -28,60 +26,60 @@ Spot = Literal["ready", "delayed", "reserved"]
 
 
 class Placed(NamedTuple):
-    """What stands in a row. score: unix seconds at which it is due, or its lease runs out; 0 of a ready one."""
+    """A payload in its row. score: unix seconds at which it is due, or its lease runs out; 0 if it is ready."""
 
     payload: bytes
     score: float
 
 
-class Running(Protocol):
-    """The transaction of a step, or a single command outside of one."""
+class Executor(Protocol):
+    """What JobQueues needs of a Step."""
 
     @property
     def now(self) -> float:
-        """Unix seconds by the database's clock, the same for a whole step."""
+        """Unix seconds of the database's clock, the same for a whole step."""
 
     def execute(self, statement: Executable, values: Any = None) -> CursorResult[Any]:
         """values: a mapping, or a list of them for many. Raises ConnectionLost, ServerBusy or ServerRefused."""
 
 
-class Rows(Protocol):
-    """The jobs of one table. Nobody has locked anything for these calls: who needs a row locked does it (a step that asks
-    for the score of a reserved payload takes it away next, or adds beside it)."""
+class JobQueues(Protocol):
+    """The queues of one table. These calls lock nothing beforehand; a call that needs a row locked locks it (a step that
+    reads the score of a reserved payload removes it next, or inserts)."""
 
-    def queues(self, run: Running) -> list[str]:
-        """Those that have a row."""
+    def queues(self, step: Executor) -> list[str]:
+        """Queues that have a row."""
 
-    def add(self, run: Running, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
-        """due_at: None for ready ones, at the tail, or put one by one at the head. The order is that of `payloads`."""
+    def add(self, step: Executor, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
+        """due_at: None for ready payloads, at the tail in this order, or pushed one by one at the head."""
 
-    def count(self, run: Running, queue: str, spot: Spot) -> int: ...
+    def count(self, step: Executor, queue: str, spot: Spot) -> int: ...
 
-    def page(self, run: Running, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
-        """At most so many from place `first` (0: the next in line, or the first due), in order. tail: counted from the
+    def page(self, step: Executor, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
+        """At most `most` from place `first` (0: the next in line, or the first due), in order. tail: counted from the
         other end, and in that order."""
 
-    def until(self, run: Running, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
-        """At most so many whose score is not over `moment`, by score."""
+    def until(self, step: Executor, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
+        """At most `most` with a score up to `moment`, by score."""
 
-    def score(self, run: Running, queue: str, spot: Spot, payload: bytes) -> float | None:
-        """None: it does not stand there."""
+    def score(self, step: Executor, queue: str, spot: Spot, payload: bytes) -> float | None:
+        """None if it is not there."""
 
-    def lease(self, run: Running, queue: str, payload: bytes, until: float) -> bool:
-        """Set the end of the lease of a reserved payload. False: it is not reserved; nothing is done then."""
+    def lease(self, step: Executor, queue: str, payload: bytes, until: float) -> bool:
+        """Set the end of the lease of a reserved payload. Returns False, and does nothing, if it is not reserved."""
 
-    def remove(self, run: Running, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
-        """Take one row of exactly these bytes away, the first or (tail) the last of equal ones. False: none is there."""
+    def remove(self, step: Executor, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
+        """Remove the first or (tail) the last row of exactly these bytes. Returns False if there is none."""
 
-    def cut(self, run: Running, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
-        """Take so many away from the front or (tail) from the end."""
+    def cut(self, step: Executor, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
+        """Remove that many rows from the front or (tail) from the end."""
 
-    def wake(self, run: Running, queue: str) -> None:
-        """Tell those who wait for this queue, once the transaction is committed (a NOTIFY where there is one)."""
+    def wake(self, step: Executor, queue: str) -> None:
+        """Notify those who wait for this queue when the transaction commits, if the database can."""
 
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
-CHUNK = 1000  # values that one statement carries
+CHUNK = 1000  # values per statement
 
 _names = schema.names.c
 _STALE = sql.delete(schema.items).where(schema.items.c.name.in_(sql.bindparam("keys", expanding=True)))
@@ -95,8 +93,8 @@ _CHANGED = (
 
 @dataclass(slots=True)
 class Name:
-    """A name as the step sees it. kind "": nothing stands there. stale: what its row tells has expired, and its items are
-    still there. expires_at: unix microseconds."""
+    """A name as the step sees it. kind: "" if it has no value. stale: it has expired, and its items still exist.
+    expires_at: unix microseconds."""
 
     name: bytes
     kind: str = ""
@@ -108,16 +106,16 @@ class Name:
 
 
 class Step:
-    """Belongs to one transaction of `link`, or (locks False) to one reading command or several."""
+    """Belongs to one transaction of `connection`, or (without locks) to reading commands."""
 
     def __init__(
-        self, link: DatabaseConnection, rows: Rows | None = None, prefix: bytes = b"", *, locks: bool = True
+        self, connection: DatabaseConnection, jobs: JobQueues | None = None, prefix: bytes = b"", *, locks: bool = True
     ) -> None:
-        self.link, self.rows, self.prefix, self.locks = link, rows, prefix, locks
+        self.connection, self.jobs, self.prefix, self.locks = connection, jobs, prefix, locks
         self.now_us = 0
-        self._woken: set[str] = set()
+        self._notified: set[str] = set()
         self._known: dict[bytes, Name] = {}
-        self._stored: dict[bytes, Name] = {}  # as their rows are
+        self._stored: dict[bytes, Name] = {}  # as in their rows
 
     @property
     def now(self) -> float:
@@ -125,33 +123,33 @@ class Step:
 
     @property
     def dialect(self) -> str:
-        return self.link.kind
+        return self.connection.kind
 
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
-        return self.link.execute(statement, values)
+        return self.connection.execute(statement, values)
 
     @property
     def broken(self) -> bool:
-        """Nothing more can be done in it."""
-        return self.locks and self.link.broken
+        """Whether the transaction has failed."""
+        return self.locks and self.connection.broken
 
-    def woken(self, name: bytes) -> None:
-        """Who waits for an item of this list is told at the end, where the database can."""
-        if self.link.kind == "postgresql":
-            self._woken.add(channel_of(name))
+    def notify(self, name: bytes) -> None:
+        """Wake those who wait for an item of this list at the end, if the database can."""
+        if self.connection.kind == "postgresql":
+            self._notified.add(channel_of(name))
 
     # -- names
 
     def open(self, names: Iterable[bytes]) -> None:
-        """Lock and read those that are not known yet; the first of all reads the clock, too."""
+        """Lock and read the names that are not known yet; the first call also reads the clock."""
         new = [name for name in dict.fromkeys(names) if name not in self._known]
         for at in range(0, len(new), CHUNK) if new else range(not self.now_us):
             self._read(new[at : at + CHUNK])
 
     def _read(self, names: Sequence[bytes]) -> None:
         if self.locks:
-            self.link.lock([key_of(name) for name in names])
-        found = self.execute(_looked(self.link.server.clock), {"keys": [key_of(name) for name in names]}).all()
+            self.connection.lock([key_of(name) for name in names])
+        found = self.execute(_reading(self.connection.server.clock), {"keys": [key_of(name) for name in names]}).all()
         self.now_us = self.now_us or int(found[0].now)
         rows = {bytes(row.name): row for row in found if row.name is not None}
         for name in names:
@@ -166,8 +164,8 @@ class Step:
         value = None if row.value is None else bytes(row.value)
         return Name(name, row.kind, row.size, row.expires_at, value, stored=True)
 
-    def look(self, name: bytes, kind: str = "") -> Name:
-        """For who reads. Raises ServerRefused when it is of another kind; "": of any."""
+    def get(self, name: bytes, kind: str = "") -> Name:
+        """The name, to read it. Raises ServerRefused if it has another kind than `kind` ("": any)."""
         self.open((name,))
         found = self._known[name]
         if kind and found.kind not in ("", kind):
@@ -175,16 +173,16 @@ class Step:
         return found
 
     def change(self, name: bytes, kind: str) -> Name:
-        """For who adds to it: what had expired is taken away first."""
-        found = self.look(name, kind)
+        """The name, to add to it; expired items are deleted first."""
+        found = self.get(name, kind)
         if found.stale:
             self._sweep([found])
         found.kind = kind
         return found
 
     def remove(self, name: bytes) -> bool:
-        """Everything under it. False: nothing was there."""
-        found = self.look(name)
+        """Delete the name. Returns False if it had no value."""
+        found = self.get(name)
         was = bool(found.kind)
         if found.stale or found.kind not in ("", "string"):
             self._sweep([found])
@@ -197,7 +195,7 @@ class Step:
             each.stale = False
 
     def sweep(self, names: Iterable[bytes]) -> None:
-        """Take away what has expired under these names, as far as it still has."""
+        """Delete the items of these names if they have expired."""
         self.open(names)
         stale = [each for each in self._known.values() if each.stale]
         if stale:
@@ -206,21 +204,21 @@ class Step:
     # -- the end
 
     def flush(self) -> None:
-        """Write the rows of the names that have changed. What holds nothing any more is no name."""
+        """Write the rows of changed names; an empty name is deleted."""
         gone, new, changed = list[bytes](), list[dict[str, Any]](), list[dict[str, Any]]()
         for name, now in self._known.items():
             if now.size == 0:
                 now.kind, now.value, now.expires_at = "", None, None
             if now == self._stored[name]:
                 continue
-            facts = {"kind": now.kind, "size": now.size, "expires_at": now.expires_at, "value": now.value}
+            columns = {"kind": now.kind, "size": now.size, "expires_at": now.expires_at, "value": now.value}
             if now.stored and not now.kind:
                 gone.append(key_of(name))
             elif now.stored:
-                changed.append({"key": key_of(name), **{"new_" + each: value for each, value in facts.items()}})
+                changed.append({"key": key_of(name), **{"new_" + each: value for each, value in columns.items()}})
             elif now.kind:
                 whole = None if key_of(name) == name else name
-                new.append({"name": key_of(name), "whole": whole, **facts})
+                new.append({"name": key_of(name), "whole": whole, **columns})
             now.stored = bool(now.kind)
             self._stored[name] = replace(now)
         if gone:
@@ -229,22 +227,22 @@ class Step:
             self.execute(_CHANGED, changed)
         if new:
             self.execute(schema.names.insert(), new)
-        for channel in self._woken:
+        for channel in self._notified:
             self.execute(sql.select(sql.func.pg_notify(channel, "")))
-        self._woken.clear()
+        self._notified.clear()
 
     def forget(self) -> None:
-        """What was done has been rolled back: nothing is known any more but the clock."""
+        """After a rollback: forget everything except the clock."""
         self._known.clear()
         self._stored.clear()
-        self._woken.clear()
+        self._notified.clear()
 
 
 _statements: dict[str, sql.Select[Any]] = {}
 
 
-def _looked(clock: str) -> sql.Select[Any]:
-    """The clock, and the rows of the names that are there: one row at least."""
+def _reading(clock: str) -> sql.Select[Any]:
+    """Selects the clock, and the rows of the names that exist: at least one row."""
     if clock not in _statements:
         now = sql.select(sql.literal_column(clock).label("now")).subquery()
         wanted = _names.name.in_(sql.bindparam("keys", expanding=True))
