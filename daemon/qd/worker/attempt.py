@@ -1,10 +1,8 @@
-"""Async jobs: one event loop a worker, made when the first of them runs. An alarm cancels the task.
-
-One attempt of one job: limits, alarm, middleware, the user's function, and what comes of it.
+"""One attempt of one job: limits, alarm, middleware, the user's function, and the outcome.
 
     Reserved -> read -> known here? -> limits -> arguments -> listeners, middleware, function -> Outcome (outcome.py)
 
-Nothing here answers the job: ending.py does, for the loop. User code runs only inside `alarm.guard`.
+Nothing here answers the job: settle.py does. User code runs only inside `alarm.guard`.
 """
 
 from __future__ import annotations
@@ -52,12 +50,14 @@ if TYPE_CHECKING:
 
 
 class Coroutines:
+    """Runs async jobs: one event loop per worker, created for the first of them. An alarm cancels the task."""
+
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, coroutine: Any, alarm: Alarm) -> object:
-        """To its end, or to its cancellation by the alarm. Tasks that the job left running are cancelled too."""
-        import asyncio  # only who has async jobs pays for it
+        """Run it until it ends or the alarm cancels it. Tasks that the job left running are cancelled, too."""
+        import asyncio  # only a worker with async jobs loads it
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -69,7 +69,7 @@ class Coroutines:
             return loop.run_until_complete(task)
         except asyncio.CancelledError as cancelled:
             if alarm.ended_by is not None:
-                raise alarm.ended_by.with_traceback(cancelled.__traceback__) from None  # where it stood
+                raise alarm.ended_by.with_traceback(cancelled.__traceback__) from None  # where it was cancelled
             raise RuntimeError("the job cancelled itself") from None
         finally:
             alarm.cancel = None
@@ -86,7 +86,7 @@ class Coroutines:
 
 
 class Attempts:
-    """What stays the same from job to job in this worker."""
+    """Runs attempts; holds what all jobs of this worker share."""
 
     def __init__(
         self,
@@ -95,28 +95,28 @@ class Attempts:
         alarm: Alarm,
         coroutines: Coroutines,
         keep: Callable[[str, bytes], None],
-        tell: Callable[[str, str, float, float], None],
+        progress: Callable[[str, str, float, float], None],
     ) -> None:
-        """keep: takes the checkpoints of the job that was reserved under a mark. tell: how far that job is; its id, for
-        how many seconds that is kept, and the percent."""
-        self._keep, self._tell = keep, tell
+        """keep: saves a checkpoint of the job that was reserved under a mark. progress: saves its progress; takes the mark,
+        the id, the seconds it is kept, and the percent."""
+        self._keep, self._progress = keep, progress
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app._listeners, alarm)
         self.verdicts = Verdicts(self.hooks)
         self._pipeline = app.middleware
         self._result: object = None
-        self._returned = False  # the job's function has, its listeners may still run
-        self.recycle: BaseException | None = None  # what a job has raised after which this worker leaves
+        self._returned = False  # the job's function has returned; its listeners may still run
+        self.recycle: BaseException | None = None  # an error of a job after which this worker leaves
         self._declared_limits: dict[str, JobLimits] = {}
-        self.payload: Payload | None = None  # of the last attempt; None: its payload was not read, or not trusted
+        self.payload: Payload | None = None  # of the last attempt; None: it was not readable, or not trusted
         self.unfreed = False  # the last attempt may still have a place
 
     def run(
         self, reserved: Reserved, begin: Callable[[Payload, JobLimits], None], death: Callable[[], Death]
     ) -> Outcome:
-        """begin: told what is about to run, before any user code. death: how the worker of the last attempt died, asked
-        only for a job that is judged."""
+        """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the
+        attempt does not begin."""
         self.payload, self.unfreed = None, False
         try:
             if too_deep(reserved.member, self._max_depth):
@@ -135,15 +135,14 @@ class Attempts:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
         declared = self.app._registry.get(payload.job)
-        if declared is None and ending_of(reserved.before) is Ending.CANCELLED:
-            return Cancelled(JobCancelled("the job was cancelled"))
         if declared is None:
+            if ending_of(reserved.before) is Ending.CANCELLED:
+                return Cancelled(JobCancelled("the job was cancelled"))
             return self._unroutable(payload, now, unknown_job(self.app._registry, payload.job))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
-        attempt = Attempt(
-            reserved, payload, declared, limits, self._running(payload, reserved, declared, limits.timeout)
-        )
+        job = self._running(payload, reserved, declared, limits.timeout)
+        attempt = Attempt(reserved, payload, declared, limits, job)
         context.enter(attempt.job)
         try:
             return self._begun(attempt, now, death)
@@ -162,7 +161,7 @@ class Attempts:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
             self.hooks.hear(limits.timeout, events.JobTimedOut, before_it)
             if self.alarm.raised:
-                return Back(0.0, "its worker leaves", spends=False, head=True)
+                return Back(0.0, "the worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
         if reason is not None:
             return self.verdicts.exceeded(attempt, reason, death())
@@ -177,7 +176,7 @@ class Attempts:
         return self._fire(attempt, call)
 
     def _started(self, job: RunningJob, lock: str, call: Callable[[], object]) -> object:
-        """Inside all middleware: others of its kind may be sent once it really starts."""
+        """Free the `unique` lock inside all middleware, when the job really starts."""
         query_queue(job, lambda queue: queue.free(lock, job.uuid))
         return call()
 
@@ -194,7 +193,7 @@ class Attempts:
         if self._signing is not None:
             saved = self._signing.opened(payload)
             keep = partial(self._keep_sealed, self._signing, payload, reserved.mark)
-        told = payload.qd is not None and payload.qd.result
+        ttl = payload.qd is not None and payload.qd.result
         return RunningJob(
             known,
             payload.job,
@@ -211,14 +210,14 @@ class Attempts:
             declared=declared,
             data=payload.data,
             backing=self.app._services,
-            report_progress=partial(self._tell, reserved.mark, known, told) if told else None,
+            report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
         )
 
     def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:
         self._keep(mark, signing.sealed(payload, state))
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
-        """Limits of a job that says nothing itself are those of its declaration: worked out once."""
+        """The limits of the payload, else those of the declaration, which are computed once."""
         if payload.has_limits or declared.options.retry_for is not None:
             return limits_of(payload, declared.options, self.work)
         found = self._declared_limits.get(declared.name)
@@ -226,12 +225,11 @@ class Attempts:
             found = self._declared_limits[declared.name] = limits_of(payload, declared.options, self.work)
         return found
 
-    # -- what cannot be run here and now
+    # -- jobs that cannot run here and now
 
-    def _hold(self, payload: Payload, now: float, why: str) -> Back:
-        """Back with a growing delay; nothing is spent, and the payload remembers since when."""
-        since = payload.held or int(now)
-        return Back(hold_delay(payload.held, now), why, spends=False, held=since)
+    def _hold(self, payload: Payload, now: float, reason: str) -> Back:
+        """Release it with a growing delay and no attempt counted; the payload stores since when."""
+        return Back(hold_delay(payload.held, now), reason, spends=False, held=payload.held or int(now))
 
     def _unroutable(self, payload: Payload, now: float, error: Exception) -> Outcome:
         if payload.held and now - payload.held > self.work.unroutable_ttl:
@@ -255,7 +253,7 @@ class Attempts:
             return self.verdicts.by_job(attempt)
         except SystemExit as leaving:
             exit_if_copy(leaving)
-            raise  # out of the worker too: a job that leaves is a crash
+            raise  # it ends the worker: a job that calls sys.exit counts as a crash
         except BaseException as raised:
             error = raised
         exit_if_copy(error)
@@ -264,7 +262,7 @@ class Attempts:
         if job.outcome is not None:
             return self.verdicts.by_job(attempt)
         if self._returned and isinstance(error, EndJob):
-            # too late for the job: it ended a listener
+            # too late for the job: the alarm ended a listener
             return DONE if job.relations is None else Done(self._result, job.skipped)
         return self.verdicts.after(attempt, self.alarm.ended_by or error)
 
@@ -290,11 +288,11 @@ class Attempts:
         return result
 
     def _finished(self, result: object) -> object:
-        """Of an async job once it has run."""
+        """The job's result; for an async job, after running its coroutine."""
         return self.coroutines.run(result, self.alarm) if inspect.iscoroutine(result) else result
 
     def hear_lost(self, reserved: Reserved) -> None:
-        """Listeners of LeaseLost, where the answer found it out and the job is over."""
+        """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
         try:
             payload = read(reserved.member)
         except Malformed:

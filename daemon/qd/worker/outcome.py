@@ -1,12 +1,8 @@
-"""failed() and listeners of an attempt: user code too, under a timeout of their own. What they raise changes nothing.
+"""The outcome of an attempt, and the user code that belongs to it.
 
-attempt.py and judge.py beside this file call them.
-
-What comes of an attempt. attempt.py and judge.py say which, ending.py answers it.
-
-What comes of an attempt that did not simply succeed, or must not begin: tried again, failed, or nobody's any more.
-
-attempt.py asks; limits.py knows the rules. The hooks that belong to an answer (failed(), listeners) run here.
+Outcome    Done, Back, Failed, Lost or Cancelled; settle.py answers it
+Verdicts   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py)
+Hooks      failed() and listeners, under a timeout of their own; errors they raise change nothing
 """
 
 from __future__ import annotations
@@ -48,11 +44,11 @@ from qd.process.scoreboard import Fails
 from qd.traces import shown
 from qd.worker.timeout import Alarm
 
-HOOK_SECONDS = 60.0  # what failed() and its listeners may take when the job itself has no timeout
+HOOK_SECONDS = 60.0  # limit for failed() and its listeners if the job itself has no timeout
 
 
 class Attempt(NamedTuple):
-    """One attempt of one job: what was read, what this app knows of it, and what its code sees of it."""
+    """One attempt of one job. job: what the job's code sees."""
 
     reserved: Reserved
     payload: Payload
@@ -67,29 +63,29 @@ class Hooks:
         listeners.worker = self._pid
 
     def hear(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
-        """Tell the listeners of `event`, where there are any. seconds: the timeout of the job."""
+        """Emit `event` if it has listeners. seconds: the timeout of the job."""
         if self.listeners.has(event):  # type: ignore[arg-type]
             self.run(seconds, lambda: self.emit(event, *facts))
 
     def emit(self, event: Callable[..., events.Event], *facts: Any) -> None:
-        """From code that is guarded already."""
+        """The same, from code that runs inside `alarm.guard` already."""
         if self.listeners.has(event):  # type: ignore[arg-type]
             self.listeners.emit(event(*facts))
 
-    def over(self, attempt: Attempt, error: BaseException | None, *told: events.Event) -> None:
-        """The attempt has ended, and the job has not failed for good: what is told of that, and then JobAttempted."""
-        heard = [event for event in (*told, events.JobAttempted(attempt.job, error)) if self.listeners.has(type(event))]
-        for event in heard:
-            self.run(attempt.limits.timeout, partial(self.listeners.emit, event))
+    def ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
+        """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
+        for event in (*ending, events.JobAttempted(attempt.job, error)):
+            if self.listeners.has(type(event)):
+                self.run(attempt.limits.timeout, partial(self.listeners.emit, event))
 
     def fail(self, attempt: Attempt, error: BaseException, *, crashed: bool, killed: bool, begins: bool) -> None:
-        """The job has failed for good: failed(), then the listeners. killed: this attempt did not begin, the one before
-        was killed for its timeout. begins: it is judged before its code ran, and nothing is told of it yet."""
+        """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
+        one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
         job, timed_out = attempt.job, killed or isinstance(error, JobTimeout)
 
         def hooks() -> None:
             if begins:
-                with suppress(Settled):  # it is settled already
+                with suppress(Settled):  # the outcome is decided already
                     self.emit(events.JobPopped, job)
                     self.emit(events.JobProcessing, job)
             try:
@@ -116,7 +112,7 @@ class Hooks:
         self.exit_if_copy()
 
     def exit_if_copy(self, error: BaseException | None = None) -> None:
-        """A copy of this process that the job has forked, and that came back from the job, ends here."""
+        """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
         if os.getpid() == self._pid:
             return
         if isinstance(error, SystemExit):
@@ -127,28 +123,27 @@ class Hooks:
 
 
 class Death(NamedTuple):
-    """How the worker of the attempt before died: in words (and under them its last stack), and as facts."""
+    """How the worker of the previous attempt died: as text (followed by its last stack), and as facts."""
 
     told: str = ""
     facts: Mapping[str, object] | None = None
 
 
 class Done(msgspec.Struct, frozen=True):
-    """It ran to its end. Of a job that is tied to others: what it returned, and whether it did not run, since its batch was
-    cancelled."""
+    """The job is done. For a job with ties: its result, and whether it was skipped because its batch was cancelled."""
 
     result: object = None
     skipped: bool = False
 
 
 class Missing(Done, frozen=True):
-    """It did not run: an argument is no longer in the database, and the job says that it is then over, and well."""
+    """The job did not run: an argument is no longer in the database, and delete_when_missing is set."""
 
     why: str = ""
 
 
 class Back(msgspec.Struct, frozen=True):
-    """It goes back. spends: whether the attempt counts; held: since when it could not be run, kept in the payload."""
+    """The job is released. spends: whether the attempt counts. held: since when it could not run, kept in the payload."""
 
     delay: float
     why: str
@@ -160,7 +155,7 @@ class Back(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """It has failed for good. attempts: the count its payload is kept with."""
+    """The job has failed permanently. attempts: the count in its record."""
 
     error: BaseException
     attempts: int = 0
@@ -168,13 +163,13 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Its lease is gone: there is nothing left to answer."""
+    """The lease is lost: there is nothing left to answer."""
 
     error: BaseException
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """Somebody cancelled it: it is dropped, and to those that it is tied to it has failed."""
+    """The job was cancelled: it is dropped, and counts as failed for the jobs it is tied to."""
 
     error: BaseException
 
@@ -184,7 +179,7 @@ DONE = Done()
 
 
 def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: Death) -> AttemptsExceeded | JobTimeout:
-    """What it has failed with whose worker is gone: why, and how that died."""
+    """The error of a job whose worker died: the reason, and how the worker died."""
     how, _, stack = death.told.partition("\n")
     error = error_class(f"{reason}{': ' + how if how else ''}")
     if stack:
@@ -206,27 +201,31 @@ class Verdicts:
         self.hooks = hooks
 
     def by_job(self, attempt: Attempt) -> Outcome:
-        """release() or fail() was called, by the job or by middleware around it."""
-        said, job = attempt.job.outcome, attempt.job
-        if isinstance(said, Release):
-            reason = said.reason or BY_THE_JOB
-            self.hooks.over(attempt, None, events.JobReleased(job, said.delay, reason))
-            return Back(said.delay, reason, spends=said.counts)
-        assert isinstance(said, Fail)
-        return self.fail(attempt, said.error or JobFailure(said.reason))
+        """The job, or middleware around it, has called release() or fail()."""
+        requested, job = attempt.job.outcome, attempt.job
+        if isinstance(requested, Release):
+            reason = requested.reason or BY_THE_JOB
+            self.hooks.ended(attempt, None, events.JobReleased(job, requested.delay, reason))
+            return Back(requested.delay, reason, spends=requested.counts)
+        assert isinstance(requested, Fail)
+        return self.fail(attempt, requested.error or JobFailure(requested.reason))
 
     def after(self, attempt: Attempt, error: BaseException) -> Outcome:
-        """An error, or an end from outside, came out of the job."""
+        """The job has raised an error, or was ended from outside."""
         payload, limits, job = attempt.payload, attempt.limits, attempt.job
         if isinstance(error, LeaseLost):
-            self.hooks.over(attempt, error, events.LeaseLost(job))
+            self.hooks.ended(attempt, error, events.LeaseLost(job))
             return Lost(error)
         if isinstance(error, JobCancelled):
             return self.cancelled(attempt, error)
         if isinstance(error, ModelGone):
-            return self._gone(attempt, error)
+            delete = attempt.payload.deleteWhenMissingModels
+            if not (attempt.declared.options.delete_when_missing if delete is None else delete):
+                return self.fail(attempt, error)  # trying again would not bring the row back
+            self.hooks.ended(attempt, error)
+            return Missing(why=str(error))
         if isinstance(error, JobInterrupted):
-            self.hooks.over(attempt, error, events.JobHandedBack(job))
+            self.hooks.ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, JobTimeout)
         exceptions = payload.exceptions + 1
@@ -234,30 +233,22 @@ class Verdicts:
         if isinstance(verdict, Fail):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
-        self.hooks.over(attempt, error, ended, events.JobReleasedAfterException(job, verdict.delay))
-        return Back(verdict.delay, "it is tried again", exceptions=exceptions, error=error)
-
-    def _gone(self, attempt: Attempt, error: ModelGone) -> Outcome:
-        """Trying again would not bring the row back."""
-        said = attempt.payload.deleteWhenMissingModels
-        if not (attempt.declared.options.delete_when_missing if said is None else said):
-            return self.fail(attempt, error)
-        self.hooks.over(attempt, error)
-        return Missing(why=str(error))
+        self.hooks.ended(attempt, error, ended, events.JobReleasedAfterException(job, verdict.delay))
+        return Back(verdict.delay, "will be retried", exceptions=exceptions, error=error)
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
-        self.hooks.over(attempt, error, events.JobCancelled(attempt.job))
+        self.hooks.ended(attempt, error, events.JobCancelled(attempt.job))
         return Cancelled(error)
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
-        """Too many attempts, too late, or too many crashes: failed without running."""
+        """Too many attempts or crashes, or too late: the job fails without running."""
         error, payload = died(AttemptsExceeded, reason, death), attempt.payload
-        if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have killed a worker or a host
+        if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have crashed a worker or a host
             return Failed(error, payload.attempts, death)
         return self.fail(attempt, error, death=death, begins=True)
 
     def killed(self, attempt: Attempt, death: Death) -> Outcome:
-        """Its last attempt was killed; or it had failed, and its hooks have killed their worker: they are not asked again.
+        """The last attempt was killed; or the job had failed, and its hooks crashed their worker: they are not run again.
         The attempt that the reserve has counted does not begin."""
         payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
         attempt.job.attempt = payload.attempts
@@ -277,7 +268,7 @@ class Verdicts:
         killed: bool = False,
         begins: bool = False,
     ) -> Failed:
-        """killed: the attempt before this one was, for its timeout. begins: listeners have not heard of this attempt yet."""
+        """killed: the previous attempt was killed for its timeout. begins: no event of this attempt was emitted yet."""
         crashed = death is not None and attempt.payload.crashes > 0
         self.hooks.fail(attempt, error, crashed=crashed, killed=killed, begins=begins)
         return Failed(error, attempt.payload.attempts, death)

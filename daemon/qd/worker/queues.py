@@ -1,18 +1,14 @@
-"""The order in which a turn looks at the queues.
+"""Which queues a `qd work` serves, and in which order a turn checks them.
 
-    queues named      always the same, the first one first
-    none named        in turn: after a job of one queue, the next turn begins with the queue behind it
+    named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order, the first one first
+    not named  the connection's own queue and every other that the app declares, without those that a pool serves.
+               They take turns: after a job of one queue, the next turn begins with the queue after it
 
-On some connections each further queue costs a call. There a worker takes several jobs of one queue before it goes on to the
-next (`stays` of the connection). A job that is taken a second after the first of them is the last: beside long jobs, the
-call costs nothing.
+The second case requires the imported app: the template calls `resolved` and reports the resulting settings.
 
-Which queues a `qd work` serves.
-
-    named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order
-    not named  the connection's own queue and every other that the app declares, in turn; not those that a pool serves
-
-The app has to be imported for that: the template calls `resolved` and reports the settings that come of it.
+On some connections each further queue costs a call. There a worker takes several jobs of one queue (`stays` of the
+connection) before it moves to the next. It moves on earlier if a second has passed since the first of them: compared with
+long jobs, the call costs nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +28,12 @@ if TYPE_CHECKING:
     from qd.options.tables import JobOptions
 
 
-LONG = 1.0  # seconds
+LONG = 1.0  # seconds after which a worker moves to the next queue
 
 
 class Rota:
     def __init__(self, queues: tuple[str, ...], *, stays: int = 0, begin: int = 0) -> None:
-        """stays: jobs of one queue in a row, 0: strict order. begin: workers begin with different queues."""
+        """stays: jobs of one queue in a row, 0: strict order. begin: the slot, so that workers begin with other queues."""
         self.queues = self.order = queues
         self._stays = stays
         self._at, self._count, self._since = "", 0, 0.0
@@ -77,7 +73,7 @@ def resolved(app: Qd, settings: Settings) -> Settings:
 
 
 def unserved(app: Qd, settings: Settings) -> dict[str, list[str]]:
-    """The queues declared on the worked connection that neither this `qd work` nor a pool serves, with their jobs."""
+    """The queues declared on this connection that neither this `qd work` nor a pool serves, with their jobs."""
     work = settings.work
     if work.only_schedule:
         return {}
@@ -86,7 +82,7 @@ def unserved(app: Qd, settings: Settings) -> dict[str, list[str]]:
 
 
 def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
-    """The queues of the worked connection to which the app's jobs and schedule entries go, with the names of the jobs."""
+    """The queues of this connection to which the app's jobs and schedule entries go, with the names of the jobs."""
     found: dict[str, list[str]] = {}
     for name, options in places(app, settings):
         place = settings.connections.get(options.connection or settings.default)
@@ -98,7 +94,7 @@ def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
 
 
 def check_limits(app: Qd, settings: Settings) -> None:
-    """Raises DeclarationError: a job that would run here has a limit that is not declared, so it never can."""
+    """Raises DeclarationError if a job that would run here has an undeclared limit, so that it could never run."""
     if settings.work.only_schedule:
         return
     found = declared(app, settings)
@@ -109,7 +105,7 @@ def check_limits(app: Qd, settings: Settings) -> None:
 
 
 def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
-    """Each job inside a RateLimited whose limit the app has not declared, and what is wrong."""
+    """Each job inside a RateLimited whose limit the app has not declared, and the error."""
     for name in app._registry.names():
         job = app._registry.get(name)
         for stage in app.middleware.around(job) if job is not None else ():

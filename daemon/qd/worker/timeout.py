@@ -1,10 +1,10 @@
-"""SIGALRM, the one signal that may raise: what ends a job from outside its code, and only inside user code.
+"""SIGALRM, the only signal whose handler may raise: it ends a job from outside, and only inside user code.
 
-    alarm.guard(body, seconds) -> what body returned; raises JobTimeout, JobInterrupted, JobCancelled or LeaseLost
+    alarm.guard(body, seconds) -> the result of body; raises JobTimeout, JobInterrupted, JobCancelled or LeaseLost
 
-The timer is the worker's own; the master uses the same signal and says in the slot what it means. An alarm between user
-code and user code means nothing any more: the job is over. Nor does one before the deadline that nobody gave a meaning: a
-thread of some job has sent it, or set the timer. Async jobs are cancelled instead.
+The worker sets the timer; the master sends the same signal, with its meaning in the slot. An alarm that arrives outside
+user code is ignored: the job has already ended. So is one before the deadline without a meaning: a thread of a job has
+sent it or set the timer. Async jobs are cancelled instead.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Alarm:
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
         self._slot, self._inside, self._pid = slot, False, os.getpid()
-        self._deadline = 0  # as in the slot, where a job may write
-        self._lost = False  # the job itself has found its lease gone
+        self._deadline = 0  # a copy of the word in the slot, which a job could overwrite
+        self._lost = False  # a checkpoint of the job has found its lease lost
 
     def open(self) -> None:
         signal.signal(signal.SIGALRM, self._ring)
 
     def guard(self, body: Callable[[], T], seconds: float) -> T:
-        """Run user code for `seconds` at most, 0 without end. A result that is there wins over a late alarm."""
-        if getsignal(signal.SIGALRM) != self._ring:  # a job before has put its own there
+        """Run user code for at most `seconds`; 0: no limit. If there is a result, a late alarm is ignored."""
+        if getsignal(signal.SIGALRM) != self._ring:  # an earlier job has replaced the handler
             self.open()
         self.ended_by, self._lost, shield.overdue = None, False, None
         result: object = MISSING
@@ -64,9 +64,9 @@ class Alarm:
                 if result is MISSING:
                     raise
             finally:
-                self._inside = False  # an alarm may come before this line, and go through the next one
+                self._inside = False  # an alarm may arrive before this line; its exception passes through the next one
         finally:
-            if seconds and os.getpid() == self._pid:  # not a copy that the job has forked: the slot is not its own
+            if seconds and os.getpid() == self._pid:  # not in a copy that the job has forked: the slot is not its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self._slot[W.DEADLINE] = 0
             if self.ended_by is not None and os.getpid() == self._pid:
@@ -74,12 +74,12 @@ class Alarm:
         return result  # type: ignore[return-value]
 
     def note_hooks(self, fails: Fails = Fails.HOOKS) -> None:
-        """The job has failed: should its failed() or a listener end this process, it is buried without them."""
+        """The job has failed: if failed() or a listener ends this process, the job is buried without running them again."""
         if os.getpid() == self._pid:
             self._slot[W.FAILS] = fails
 
     def lease_lost(self) -> None:
-        """The job in hand is somebody else's by now: end it as any alarm does. From any thread of it."""
+        """Another worker may have the job by now: end it as any alarm does. May be called from any thread of the job."""
         self._lost = True
         if in_main_thread():
             self._ring(signal.SIGALRM, None)
@@ -88,14 +88,14 @@ class Alarm:
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if not shield.depth and shield.ring():
-            return  # it came before, at a bad moment
+            return  # an earlier alarm that the shield had deferred
         why, turn = self._slot[W.WHY] & 0xFF, self._slot[W.WHY] >> 8
         self._slot[W.WHY] = 0
         lost, self._lost = self._lost, False
         if lost:
             why = Why.LEASE
         elif turn != self._slot[W.TURN] & 0xFFFFFFFF:
-            why = 0  # meant for the job before
+            why = 0  # meant for the previous job
         if not why and self._early():
             return
         kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
@@ -108,7 +108,7 @@ class Alarm:
             self._raise()
 
     def _early(self) -> bool:
-        """No job's time is over. Whoever rang may have taken the timer: it is set again."""
+        """Whether the deadline has not passed. The sender may have used up the timer, so it is set again."""
         left = self._deadline - now()
         if self._inside and self._deadline and left > 0:
             signal.setitimer(signal.ITIMER_REAL, left / 1e9)
