@@ -27,7 +27,7 @@ from qd.drivers.broker.base import Broker
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.records import KeptBatches, KeptTicks
-from qd.drivers.keyspace.sending import spoken
+from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Answers, Claim, Claimed, Effect, Entry, NewBatch, Push, ends
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused
 from qd.payload.format import read
@@ -177,7 +177,7 @@ class Outbox:
         self.note([effect.queue for effect in effects if isinstance(effect, Push)])
         names = [self.prefix + keys.failed(queue), self.prefix + keys.failed_at(queue)]
         script("adopt").call(self.space, names, id, json.dumps(record).encode(), payload)
-        more, options = spoken(effects, self.prefix)
+        more, options = effect_args(effects, self.prefix)
         own = (keys.sending(queue), keys.notify(queue), keys.keyed(queue), *more)
         script("drop").call(self.space, [self.prefix + name for name in own], "ready", payload, "", "", 0, *options)
 

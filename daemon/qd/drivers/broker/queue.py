@@ -37,7 +37,7 @@ from qd.drivers.broker.outbox import Outbox, OutboxBatches, OutboxTicks, digest
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
-from qd.drivers.keyspace.sending import spoken
+from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Count, Effect, Gaps, Outgoing, Push, Released, Reserved, Sizes, Turn
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.payload.format import read
@@ -373,7 +373,7 @@ class BrokerQueue(KeyspaceQueue):
     ) -> bytes | None:
         """Run the script. Returns "<id> <handle>" of the delivery (b"" if it has none), or None if the lease was lost."""
         self._note(effects)
-        more, options = spoken(effects, self.settings.prefix)
+        more, options = effect_args(effects, self.settings.prefix)
         names = self._keys(*names, *more, *[kind(queue) for kind in DELIVERY_KEYS])
         reply = script(name).call(self.space, names, *args, *options)
         return reply if isinstance(reply, bytes) else None

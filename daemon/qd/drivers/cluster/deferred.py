@@ -164,7 +164,7 @@ def is_whole(client: ClusterClient, note: Note) -> bool:
 
 
 def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
-    """Effects as spoken() has written them, taken apart again."""
+    """Effects as effect_args() has written them, taken apart again."""
     parts, at, k = list[Part](), 0, 0
     while at < len(args):
         kind = str(args[at])

@@ -29,7 +29,7 @@ from qd.drivers.database.transaction import Executor, Placed, Spot
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.keyspace.queue import Bounds
-from qd.drivers.keyspace.sending import spoken
+from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Effect, Reserved, reserved_of
 from qd.errors import ServerRefused
 from qd.payload.reservation import Ending, unanswered
@@ -100,14 +100,14 @@ class JobTable:
 
     def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
         """Write a record into the failed store, inside the transaction that deletes the job."""
-        more, options = spoken(effects, self.settings.prefix)
+        more, options = effect_args(effects, self.settings.prefix)
         names = self.names(keys.failed(queue), keys.failed_at(queue), *more)
         script("buried").call(self.space, names, id, record, raw, *self.keep.args, *options)
 
     def run_effects(self, effects: Sequence[Effect]) -> None:
         """Run the effects of an answer, inside its transaction."""
         if effects:
-            more, options = spoken(effects, self.settings.prefix)
+            more, options = effect_args(effects, self.settings.prefix)
             script("ended").call(self.space, self.names(*more), *options)
 
 

@@ -1,11 +1,11 @@
 """A keyspace: names of strings, hashes, lists, sets and sorted sets, each with an expiry, and the scripts that run on them.
 
-    Keyspace   the contract. A Redis or Valkey server is a keyspace (redis/wire.py); so are the tables of a database
-               (database/keyspace.py). Commands and replies are those of Redis, whatever is behind the contract.
-    Script     one atomic step on several names, from the .lua files in scripts/. A Redis server runs a script itself, for a
-               database qd runs it beside the connection (database/lua.py).
+    Keyspace   the contract. A Redis or Valkey server is a keyspace (redis/connection.py), and so are the tables of a
+               database (database/keyspace.py). All of them take Redis commands and return Redis replies.
+    Script     one atomic step on several names, from the .lua files in scripts/. A Redis server executes a script itself;
+               for a database, qd executes it in this process.
 
-What qd stores beside the queues is in a keyspace: records of failed jobs, locks, batches, stamps, reports.
+A keyspace also stores everything besides the queues: failed jobs, locks, batches, control values, reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
 EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
-PARTS = {  # the files of a script, joined in this order; a script that is not listed is one file
+PARTS = {  # the files of a script, joined in this order; a script that is not listed is a single file
     "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
     **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
@@ -46,7 +46,7 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
     "adopt": ("failed.lua", "adopt.lua"),
     "lock_take": ("line.lua", "lock_take.lua"),
     "lock_give": ("line.lua", "lock_give.lua"),
-    # For servers that keep nothing but jobs: the same answers, and what becomes of the parcel that the job came in.
+    # For brokers that keep nothing but jobs: the same answers, plus the state of the broker's delivery ("parcel").
     "parcel_turn": ("unit.lua", "failed.lua", "tied.lua", "parcel.lua", "parcel_turn.lua"),
     "parcel_ack": ("parcel.lua", *EFFECTS, "parcel_open.lua", "ack.lua", "parcel_close.lua"),
     "parcel_release": ("parcel.lua", *EFFECTS, "parcel_open.lua", "release.lua", "parcel_close.lua"),
@@ -62,7 +62,7 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
 
 
 class ScriptCall(NamedTuple):
-    """One step. places: which of the caller's things it is for; a good reply has one answer each, or their number."""
+    """One step. places: the indexes of the caller's items in it; a valid reply has one answer for each, or their number."""
 
     script: Script
     names: Sequence[str]
@@ -73,54 +73,52 @@ class ScriptCall(NamedTuple):
 class Keyspace(Protocol):
     """Belongs to one thread of one process, and connects on first use.
 
-    Every call may raise ConnectionLost (nobody knows whether it was done), ServerBusy, WrongPassword or ServerRefused (it
-    was not). Every wait is bounded.
+    Every call may raise ConnectionLost (the server may have executed it), ServerBusy, WrongPassword or ServerRefused (the
+    server has not executed it). Every wait is bounded.
     """
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without a password."""
+        """The address for messages, without a password."""
 
     @property
     def stranger(self) -> str:
-        """What to say when it answers as no keyspace does."""
+        """The error message if its replies are not those of a keyspace."""
 
     def call(self, *args: Arg) -> Any:
         """One command, one reply: bytes, int, None or a list of them."""
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """In one round trip, not as one step. Refusals stand in the list as exceptions."""
+        """Many commands in one round trip, not as one step. Errors are exceptions in the list."""
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
         """One step on these names."""
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """In one round trip, each by itself. Refusals stand in the list as exceptions."""
+        """Many steps in one round trip, each by itself. Errors are exceptions in the list."""
 
     def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
-        """As run_many, whose replies are had by calling what is returned. Where the server can do them meanwhile, nothing
-        waits for them before; other calls may come in between."""
+        """Start run_many(); call the result for the replies. A server that can work meanwhile does, and other calls may come
+        in between."""
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Take the first item of the list `name`, waited for as long as `seconds`. False: none came, or the file
-        descriptor `wake` was readable. Whatever ends it from outside leaves a keyspace that can be used."""
+        """Take the first item of the list `name`, waiting at most `seconds`. False: none came, or the file descriptor `wake`
+        was readable. An exception from a signal handler leaves the keyspace usable."""
 
-    def patience(self, connect: float, answer: float) -> None:
-        """Wait `connect` seconds for a connection and `answer` seconds for each reply, from now on. Both are finite."""
+    # See base.Patience for the next three.
 
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        """Call `call` whenever the server has answered, with 0, and before a step that may take longer than a reply, with
-        the seconds that it may take."""
+    def patience(self, connect: float, answer: float) -> None: ...
 
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        """Calls inside wait no longer than that."""
+    def on_progress(self, call: Callable[[float], None]) -> None: ...
+
+    def within(self, seconds: float) -> AbstractContextManager[None]: ...
 
     def close(self) -> None:
-        """The next call connects anew."""
+        """The next call reconnects."""
 
 
 class Script:
-    """The text of a Lua script, and the hash by which a server knows it."""
+    """A Lua script and its hash on the server."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
@@ -132,5 +130,5 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Each script is read and hashed once a process."""
+    """The script `name`, read and hashed once per process."""
     return Script(name, "\n".join([(FOLDER / part).read_text() for part in PARTS.get(name, (f"{name}.lua",))]))

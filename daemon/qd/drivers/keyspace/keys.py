@@ -1,66 +1,68 @@
-"""Every key qd writes, made here and nowhere else. All of them stand under the connection's prefix.
+"""Every key qd writes. Only this file builds key names; the connection's prefix is added to each.
 
-| key                     | type   | owner and bound                                                                     |
-| ----------------------- | ------ | ----------------------------------------------------------------------------------- |
-| queues:NAME             | list   | Laravel's ready list: pushed at the tail, taken from the head                       |
-| queues:NAME:delayed     | zset   | Laravel's; score = unix seconds (with fraction) at which the payload is due         |
-| queues:NAME:reserved    | zset   | Laravel's; score = unix seconds at which the lease runs out                         |
-| queues:NAME:notify      | list   | Laravel's; one token a ready job, a hint; never more than ready jobs plus waiters   |
-| queues:NAME:owners      | hash   | `<master token>/<slot>` -> the reserved payload; at most one field a worker         |
-| queues:NAME:paused      | string | JSON {by, reason, at, until}; lives until `qd resume`, or its own TTL (--for)       |
-| queues:NAME:failed      | hash   | id -> one line of JSON, a newline, the payload's raw bytes; bounded by [failed]     |
-| queues:NAME:failed_at   | zset   | id -> unix seconds, the index of the hash above; `bytes`, `dropped`, `dropped_at`   |
-|                         |        | are counters (failed.lua), the last two until [failed] keep after the last drop     |
-| queues:NAME:keyed       | hash   | name -> issue, due, payload of the job that waits under it; see keyed.py             |
-| queues:NAME:deaths      | hash   | mark -> how its worker died; read and deleted by who fails the job; 1,000, one day   |
-| queues:NAME:qd-taken    | hash   | where another server keeps the jobs: id of one in hand there -> owner, as owners     |
-| queues:NAME:qd-holding  | hash   | there: owner -> id and handle of the job it has in hand; a field a worker            |
-| queues:NAME:qd-ended    | zset   | there: id of a job that is answered and not yet known to be deleted -> unix seconds; |
-|                         |        | at most one a worker, and those of the dead, which keepers look after                |
-| queues:NAME:qd-sending  | list   | there: what is just being sent from the outbox (ready, delayed); 100 or 1 MB         |
-| queues:NAME:qd-sender   | string | there: who is sending it; TTL: 10 s                                                  |
-| qd:message:NAME:ID      | string | of a FIFO queue of SQS: the text of a job that was put back; TTL: 15 days            |
-| queues:NAME:qd-resent   | hash   | there: digest of what an outbox may have sent twice -> how often it may be taken, and |
-|                         |        | how often it was; a hundred a sender that did not come back, TTL: 1 day               |
-| queues:NAME:qd-elsewhere | string | there: unix seconds at which a job for PHP is there again; TTL: until then, and 5 s  |
-| qd:outbox               | hash   | there: names of queues that an outbox was used for; a field a queue                  |
-| qd:ticks                | hash   | entry of the schedule -> ms of its last tick, claimer, mark of its timing; HOST 0x1f  |
-|                         |        | ENTRY for on_every_host, and HOST 0x1f -> when it was last there. A field an entry;   |
-|                         |        | schedulers take those gone for 400 days, and those of a host that was away for 7. In   |
-|                         |        | one hash for all queues: an entry that moves to another keeps its place               |
-| qd:unique:NAME:TEXT     | string | of a unique job: its uuid, also its id; freed when the job ends, and by its TTL     |
-| qd:job:ID               | hash   | how a job ended, for those that ask for it; TTL result_ttl                          |
-| qd:batch:ID             | hash   | a batch: counts, moments, callbacks; TTL 1 day once finished, 30 days before, and   |
-|                         |        | with failed jobs                                                                    |
-| qd:batch:ID:pending     | set    | uuids of its jobs that have not ended; TTL 30 days                                  |
-| qd:batch:ID:failed      | hash   | uuid of a job of it that has failed -> queue and id of its record, or that it was   |
-|                         |        | sent again; TTL as its batch                                                        |
-| qd:lock:NAME            | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field each holder, TTL: longest |
-| qd:slots:NAME           | hash   | the same of a ConcurrencyLimit: as many fields as may run, TTL: the longest         |
-| qd:places:ID            | hash   | job uuid -> which of the two above a running job has; TTL: the longest of them      |
-| qd:rate:{NAME}:starts   | zset   | start -> us, of a RateLimited or app.limiter; those of the last two windows of the   |
-|                         |        | longest that was used lately, TTL: so long                                          |
-| qd:rate:{NAME}:turns    | zset   | job uuid -> us at which it may start; one a job put back, TTL: the last of them     |
-| qd:rate:{NAME}:due      | zset   | job uuid -> us by which it asks again; same members and TTL                         |
-| qd:errors:NAME          | zset   | error -> us, of a ThrottlesExceptions; fewer than its limit, TTL: its window        |
-| qd:rest:NAME            | hash   | there while jobs rest after too many errors; TTL: the rest                          |
-| qd:mutex:{NAME}         | string | who has app.lock(NAME): "host/pid/id"; TTL: its ttl                                  |
-| qd:mutex:{NAME}:fence   | string | its last fencing token; TTL: an hour and the ttl                                    |
-| qd:mutex:{NAME}:line    | zset   | who waits for it -> us at which it came; those that are gone are taken away; 1 hour |
-| qd:mutex:{NAME}:seen    | zset   | who waits for it -> us until which it counts as there; same members and TTL         |
-| qd:mutex:{NAME}:wake:ID | list   | one token, for a waiter that was handed the lock; TTL: 3 s                          |
-| qd:masters              | hash   | master token -> JSON report; a leaving master takes its own, keepers those over 1 h |
-| qd:restart              | string | the last restart stamp, Redis time; one key, overwritten                            |
-| qd:cancel               | hash   | mark of a running job -> when it was cancelled; keepers take those that are over   |
-| qd:schedule:last        | hash   | entry -> JSON, how it last ran; a field an entry, schedulers take those of no entry   |
-| qd:schedule:skipped     | hash   | entry -> JSON, which tick was last passed over and why; as above                      |
-| qd:schedule:paused      | hash   | entry, or * for all -> JSON {by, reason, at, until}; until `qd schedule resume`       |
-| qd:overlap:ENTRY        | string | who runs it, JSON; of an entry without_overlapping; TTL: [schedule] lease, renewed;   |
-|                         |        | HOST 0x1f ENTRY for on_every_host                                                     |
-| qd:down                 | string | JSON {by, reason, at} while in maintenance mode                                     |
+| key                      | type   | content; limit                                                                     |
+| ------------------------ | ------ | ---------------------------------------------------------------------------------- |
+| queues:NAME              | list   | Laravel's ready list: pushed at the tail, taken from the head                      |
+| queues:NAME:delayed      | zset   | Laravel's; score = unix seconds (with fraction) at which the payload is due        |
+| queues:NAME:reserved     | zset   | Laravel's; score = unix seconds at which the lease expires                         |
+| queues:NAME:notify       | list   | Laravel's; a token per ready job, a hint; at most ready jobs plus waiting workers  |
+| queues:NAME:owners       | hash   | `<master token>/<slot>` -> the reserved payload; at most one field per worker      |
+| queues:NAME:paused       | string | JSON {by, reason, at, until}; until `qd resume`, or TTL (--for)                    |
+| queues:NAME:failed       | hash   | id -> one line of JSON, a newline, the payload's raw bytes; limited by [failed]    |
+| queues:NAME:failed_at    | zset   | id -> unix seconds, the index of `failed`; `bytes`, `dropped`, `dropped_at` are    |
+|                          |        | counters (failed.lua), the last two until [failed] keep after the last drop        |
+| queues:NAME:keyed        | hash   | name -> issue, due, payload of the job that waits under it; see sending.py         |
+| queues:NAME:deaths       | hash   | mark -> how its worker died; deleted when it is read; 1,000, one day               |
+| queues:NAME:qd-taken     | hash   | for brokers: id of a job that a worker holds -> its owner, as in owners            |
+| queues:NAME:qd-holding   | hash   | for brokers: owner -> id and handle of the job it holds; a field per worker        |
+| queues:NAME:qd-ended     | zset   | for brokers: id of an answered job not yet known to be deleted -> unix seconds; at |
+|                          |        | most one per worker; keepers delete those of dead workers                          |
+| queues:NAME:qd-sending   | list   | for brokers: jobs just being sent from the outbox (ready, delayed); 100 or 1 MB    |
+| queues:NAME:qd-sender    | string | for brokers: the process that sends them; TTL 10 s                                 |
+| queues:NAME:qd-resent    | hash   | for brokers: digest of a job that an outbox may have sent twice -> how often it    |
+|                          |        | may be taken and was; 100 per sender that did not return, TTL 1 day                |
+| queues:NAME:qd-elsewhere | string | for brokers: unix seconds at which a job for PHP is available again; TTL until     |
+|                          |        | then, and 5 s                                                                      |
+| qd:message:NAME:ID       | string | FIFO queues of SQS: the payload of a job that was put back; TTL 15 days            |
+| qd:outbox                | hash   | for brokers: names of queues whose outbox was used; a field per queue              |
+| qd:ticks                 | hash   | schedule entry -> ms of its last tick, claimer, mark of its timing; for            |
+|                          |        | on_every_host HOST 0x1f ENTRY, and HOST 0x1f -> when the host was last seen. A     |
+|                          |        | field per entry; schedulers delete removed entries after 400 days, absent hosts    |
+|                          |        | after 7. One hash, so that an entry keeps its history when its queue changes       |
+| qd:unique:NAME:TEXT      | string | uuid (and id) of a unique job; deleted when the job ends, and by TTL               |
+| qd:job:ID                | hash   | how a job with result_ttl ended; TTL result_ttl                                    |
+| qd:batch:ID              | hash   | a batch: counts, times, callbacks; TTL 1 day once finished, 30 days before that    |
+|                          |        | and with failed jobs                                                               |
+| qd:batch:ID:pending      | set    | uuids of its jobs that have not ended; TTL 30 days                                 |
+| qd:batch:ID:failed       | hash   | uuid of a failed job -> queue and id of its record, or that it was retried; TTL as |
+|                          |        | its batch                                                                          |
+| qd:lock:NAME             | hash   | job uuid -> until (ms), holder: WithoutOverlapping; a field per holder, longest TTL|
+| qd:slots:NAME            | hash   | the same for a ConcurrencyLimit: at most as many fields as may run, longest TTL    |
+| qd:places:ID             | hash   | place in one of the two above -> until, holder, of a running job; longest TTL      |
+| qd:rate:{NAME}:starts    | zset   | start -> us, of a RateLimited or app.limiter; the last two windows of the longest  |
+|                          |        | window in recent use, TTL the same                                                 |
+| qd:rate:{NAME}:turns     | zset   | job uuid -> us at which it may start; one per released job, TTL: the last of them  |
+| qd:rate:{NAME}:due       | zset   | job uuid -> us by which it asks again; same members and TTL                        |
+| qd:errors:NAME           | zset   | error -> us, of a ThrottlesExceptions; fewer than its limit, TTL its window        |
+| qd:rest:NAME             | hash   | exists while jobs rest after too many errors; TTL the rest                         |
+| qd:mutex:{NAME}          | string | holder of app.lock(NAME): "host/pid/id"; TTL its ttl                               |
+| qd:mutex:{NAME}:fence    | string | its last fencing token; TTL an hour and the ttl                                    |
+| qd:mutex:{NAME}:line     | zset   | waiter -> us at which it came; waiters that are gone are deleted; 1 hour           |
+| qd:mutex:{NAME}:seen     | zset   | waiter -> us until which it counts as alive; same members and TTL                  |
+| qd:mutex:{NAME}:wake:ID  | list   | one token, for a waiter that was given the lock; TTL 3 s                           |
+| qd:masters               | hash   | master token -> JSON report; a master deletes its own when it stops, keepers those |
+|                          |        | older than 1 h                                                                     |
+| qd:restart               | string | the last restart stamp, Redis time; overwritten                                    |
+| qd:cancel                | hash   | mark of a running job -> when it was cancelled; keepers delete those that ended    |
+| qd:schedule:last         | hash   | entry -> JSON, its last run; a field per entry, schedulers delete removed entries  |
+| qd:schedule:skipped      | hash   | entry -> JSON, the last skipped tick and why; the same                             |
+| qd:schedule:paused       | hash   | entry, or * for all -> JSON {by, reason, at, until}; until `qd schedule resume`    |
+| qd:overlap:ENTRY         | string | JSON, who runs an entry without_overlapping; TTL [schedule] lease, renewed; for    |
+|                          |        | on_every_host HOST 0x1f ENTRY                                                      |
+| qd:down                  | string | JSON {by, reason, at} during maintenance mode                                      |
 
-On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/names.py), and there are three more beside
-a queue, one beside a batch and one beside the ticks: cluster/ends.py.
+On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/nodes.py). A queue has three more keys
+there, a batch and the ticks one each: cluster/deferred.py.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ SCHEDULE_PAUSED = "qd:schedule:paused"
 
 
 def is_queue(name: str) -> bool:
-    """Whether the keys of a queue of this name are no other queue's."""
+    """Whether no key of a queue of this name belongs to another queue."""
     return not name.endswith(BESIDE)
 
 
@@ -156,28 +158,27 @@ def elsewhere(queue: str) -> str:
     return f"queues:{queue}:qd-elsewhere"
 
 
+# The next three exist on a cluster only, next to the key `name` of a queue, a batch or the ticks, or the list `ready`.
+
+
 def ends(name: str) -> str:
-    """On a cluster only: beside a queue, a batch or the ticks, whose key is called `name` there."""
     return f"{name}:ends"
 
 
 def seen_ids(ready: str) -> str:
-    """On a cluster only: beside a queue, whose ready list is called `ready` there."""
     return f"{ready}:seen"
 
 
 def cancelled(ready: str) -> str:
-    """On a cluster only: beside a queue, whose ready list is called `ready` there."""
     return f"{ready}:cancel"
 
 
 ON_CLUSTER = (ends(""), seen_ids(""), cancelled(""))
-"""The endings of keys that are beside a queue on a cluster only."""
+"""Endings of keys that exist on a cluster only."""
 
 
 def of_host(host: str, entry: str) -> str:
-    """The name that an entry on_every_host has for one of them: a field of its ticks, the end of its overlap. No entry is
-    called so by itself: its name has no such letter."""
+    """The name of an on_every_host entry on one host, in qd:ticks and qd:overlap. Names of entries do not contain OF."""
     return f"{host}{OF}{entry}"
 
 
@@ -220,7 +221,7 @@ def lock(name: str) -> str:
 
 
 def mutex(name: str) -> str:
-    """Of app.lock. The braces keep all keys of a lock in one slot of a cluster."""
+    """For app.lock. The braces keep all keys of a lock in one slot of a cluster."""
     return f"qd:mutex:{{{name}}}"
 
 
@@ -245,12 +246,12 @@ def slots(name: str) -> str:
 
 
 def places_of(owner: str) -> str:
-    """Of one job: the names of the locks and slots that it has."""
+    """Names of the locks and slots that a job holds."""
     return f"qd:places:{owner}"
 
 
 def starts(name: str) -> str:
-    """Of a rate. The braces keep all its keys in one slot of a cluster."""
+    """The braces keep all keys of a rate in one slot of a cluster."""
     return f"qd:rate:{{{name}}}:starts"
 
 

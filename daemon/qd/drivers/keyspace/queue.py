@@ -1,14 +1,13 @@
-"""The part of a queue that is steps and commands on a keyspace: all but the turn of a worker and its wait.
+"""A queue on a keyspace: everything except the worker's turn and wait, which redis/queue.py and cluster/queue.py add.
 
-    push / later                     ready or delayed, and a token
-    ack, release, bury               what a turn cannot carry
-    checkpoint                       the job in hand stands as another text
-    held                             after a broken call: what is mine by the server's word
+    push, later, post        send jobs: to ready or delayed, with a token
+    ack, release, bury       answers that a turn cannot carry
+    checkpoint               replace the text of the reserved job
+    held                     after a failed call: the job that this worker owns according to the server
+    beat                     the keeper's script call, on any keyspace; without queues it handles the control values only
 
-Keys and payloads as Laravel 8 and 13 keep them (Queue/RedisQueue.php, Queue/LuaScripts.php). redis/queue.py and
-cluster/queue.py stand on it. One instance belongs to one thread of one process.
-
-The keeper's script call (beat.lua), on any keyspace. Without queues it reads and writes the control connection's part.
+Keys and payloads are those of Laravel 8 and 13 (Queue/RedisQueue.php, Queue/LuaScripts.php). One instance belongs to one
+thread of one process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from qd.drivers.base import PRODUCER, ClientIdentity, Forgotten, Jobs, Ticks
 from qd.drivers.keyspace import keys, sending
 from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
-from qd.drivers.keyspace.sending import sent, spoken
+from qd.drivers.keyspace.sending import effect_args, sent
 from qd.drivers.types import (
     NONE,
     BeatReply,
@@ -41,16 +40,16 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, FailedSettings
 
 
-CLEAR = 1000  # payloads a step of clear() reads at most, of ready and of delayed
-MOVE_CHUNK = 100  # due jobs a turn moves at most
-TAKEN = 16  # times max_payload: larger ones, which only another program can have sent, are not taken
-DEATHS_TTL = 86400  # seconds a note of how a worker died waits for the next reserve
-DEATHS = 1000  # notes kept; most are never asked for, since their job ran well the next time
+CLEAR = 1000  # maximum number of payloads that a step of clear() reads, of ready and of delayed
+MOVE_CHUNK = 100  # maximum number of due jobs that a turn promotes
+TAKEN = 16  # multiple of max_payload; larger payloads, which only another program can send, are not taken
+DEATHS_TTL = 86400  # seconds for which a note on a worker's death waits for the next reserve
+DEATHS = 1000  # notes kept; most are never read, because the job's next attempt succeeds
 CREATED = re.compile(rb'"createdAt":(\d+)')
 
 
 class Bounds(NamedTuple):
-    """Of the failed store of each queue. records: None for any number; 0: nothing is kept."""
+    """Limits of the failed store of each queue. records: None for any number, 0 to keep none."""
 
     records: int | None
     seconds: float
@@ -58,7 +57,7 @@ class Bounds(NamedTuple):
 
     @property
     def args(self) -> tuple[Arg, Arg, Arg]:
-        """As failed.lua reads them."""
+        """For failed.lua."""
         return "" if self.records is None else self.records, self.seconds, self.bytes
 
 
@@ -70,7 +69,7 @@ def bounds_of(kept: FailedSettings) -> Bounds:
 
 
 class KeyspaceQueue:
-    """url and names from `settings`. keep: see Bounds; max_payload: bytes, 0 for no bound."""
+    """keep: limits of the failed store; max_payload: bytes, 0 for no limit."""
 
     answers: tuple[str, ...] = ("turn", "ack", "release", "bury", "checkpoint", "free")
 
@@ -89,11 +88,11 @@ class KeyspaceQueue:
         self.base = f"{who.token}.{who.slot}."
         self.keep = keep
         self.longest = TAKEN * max_payload
-        self.turns = who.turns  # made so far, also by those who had this slot before: no two reservations have one mark
+        self.turns = who.turns  # including those of earlier workers of this slot, so that each mark is unique
         self.jobs: Jobs = KeptJobs(space, settings.prefix)
         self.ticks: Ticks = KeptTicks(space, settings.prefix)
         if who.token:
-            # Whoever reserves must be able to answer, also when a job has left no descriptor to read a file with.
+            # Load the scripts now: a job may leave no free descriptor to read a file with.
             for each in self.answers:
                 script(each)
 
@@ -112,7 +111,7 @@ class KeyspaceQueue:
         return [self.settings.prefix + name for name in names]
 
     def turned(self, locks: str) -> list[Arg]:
-        """The arguments of turn.lua that stay the same. locks: what the names of locks begin with."""
+        """The constant arguments of turn.lua. locks: prefix of the names of locks."""
         return [self.owner, self.settings.retry_after, MOVE_CHUNK, *self.keep.args, self.longest, locks]
 
     # -- sending
@@ -124,19 +123,19 @@ class KeyspaceQueue:
         self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
 
     def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
-        """Only the number of jobs that were added is a yes."""
-        kept = tuple(self._keys(*names))  # the same again and again: evalsha packs a tuple once
+        """Any reply other than the number of added jobs is an error."""
+        kept = tuple(self._keys(*names))  # evalsha caches the packed form of a tuple
         added = script(name).call(self.space, kept, *args)
         if added != len(args) // (2 if name == "later" else 1):
             self.space.close()
             raise ConnectionLost(self.space.stranger)
 
     def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        """In the order given within a queue; chunks of 1,000, each of them all or nothing."""
+        """In the given order within a queue; in chunks of 1,000, each all or nothing."""
         self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """As push_many; each that needs a lock takes it in the same step."""
+        """As push_many. A job that needs a lock takes it in the same step."""
         return sent(self.space, self._keys, jobs) if jobs else []
 
     def free(self, name: str, owner: str) -> bool:
@@ -154,28 +153,28 @@ class KeyspaceQueue:
     # -- working
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        more, said = spoken(effects, self.settings.prefix)
+        more, args = effect_args(effects, self.settings.prefix)
         names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
-        return bool(script("ack").call(self.space, names, self.owner, done.member, *said))
+        return bool(script("ack").call(self.space, names, self.owner, done.member, *args))
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
         return self.give_back(held.queue, self.owner, held.member, back, effects)
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        """The keeper's release: of a job that `owner`, now dead, held."""
+        """Release a job that `owner` holds. A keeper calls it for dead owners."""
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
-        more, said = spoken(effects, self.settings.prefix)
+        more, args = effect_args(effects, self.settings.prefix)
         names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
         return bool(
-            script("release").call(self.space, names, owner, member, back.text, back.delay, int(back.head), *said)
+            script("release").call(self.space, names, owner, member, back.text, back.delay, int(back.head), *args)
         )
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
-        more, said = spoken(effects, self.settings.prefix)
+        more, args = effect_args(effects, self.settings.prefix)
         names = self._keys(*[kind(held.queue) for kind in kinds], *more)
-        args = (self.owner, held.member, held.mark, record, raw, *self.keep.args, *said)
-        return bool(script("bury").call(self.space, names, *args))
+        own = (self.owner, held.member, held.mark, record, raw, *self.keep.args)
+        return bool(script("bury").call(self.space, names, *own, *args))
 
     def copied(self, queue: str, id: str) -> None:
         script("copied").call(self.space, self._keys(keys.failed(queue)), "1", id)
@@ -190,15 +189,14 @@ class KeyspaceQueue:
                 held = reserved_of(queue, member, self.base)
                 if self.space.call("ZSCORE", *self._keys(keys.reserved(queue)), member) is not None:
                     return held
-                # Its lease ran out, others may have run it, and only our name is left on it; or a checkpoint of ours,
-                # whose reply was lost, came to pass between these two calls: then another text is found now.
+                # The lease expired and only the owners entry is left; or a checkpoint whose reply was lost was executed
+                # between these two calls, and the next HGET returns its text. The ack deletes an expired entry.
                 self.ack(held)
         return None
 
-    # -- the dead, for keepers and for the next worker of their job
+    # -- dead workers: for keepers, and for the next worker of their job
 
     def owned(self, queue: str, owner: str) -> bytes | None:
-        """The payload that `owner` ("<token>/<slot>") holds, by its mark."""
         member: bytes | None = self.space.call("HGET", *self._keys(keys.owners(queue)), owner)
         return member
 
@@ -206,7 +204,7 @@ class KeyspaceQueue:
         return [field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))]
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
-        """Kept for the next reserve of the job. One more than DEATHS makes half of the others go, whichever."""
+        """Above DEATHS notes, delete half of the others, in no particular order."""
         (name,) = self._keys(keys.deaths(queue))
         commands: list[tuple[Arg, ...]] = [("HSET", name, mark, note), ("EXPIRE", name, DEATHS_TTL), ("HLEN", name)]
         count = self.space.call_many(commands)[2]
@@ -215,7 +213,7 @@ class KeyspaceQueue:
             self.space.call("HDEL", name, *others[: DEATHS // 2])
 
     def death(self, queue: str, mark: str) -> bytes | None:
-        """How the worker died that held the job under `mark`; told once."""
+        """The note, which is deleted."""
         (name,) = self._keys(keys.deaths(queue))
         note, _ = self.space.call_many([("HGET", name, mark), ("HDEL", name, mark)])
         return note if isinstance(note, bytes) else None
@@ -227,7 +225,7 @@ class KeyspaceQueue:
         names = self._keys(keys.failed(queue), keys.failed_at(queue))
         return Forgotten(*map(int, script("aged").call(self.space, names, seconds, most)))
 
-    # -- looking
+    # -- inspection
 
     def queues(self) -> Sequence[str]:
         return ()
@@ -236,23 +234,17 @@ class KeyspaceQueue:
         ready, delayed, reserved, failed = self._keys(
             keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
         )
-        counts = self.space.call_many(
-            [
-                ("LLEN", ready),
-                ("ZCARD", delayed),
-                ("ZCARD", reserved),
-                ("HLEN", failed),
-                ("LINDEX", ready, 0),
-                ("TIME",),
-            ]
-        )
-        for answer in counts:
-            if isinstance(answer, Exception):
-                raise answer
-        return Sizes(counts[0], counts[1], counts[2], counts[3], age_of(counts[4], int(counts[5][0])))
+        counts: list[tuple[Arg, ...]] = [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed)]
+        replies = self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",)])
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        *sizes, head, time = replies
+        created = CREATED.search(head) if head else None
+        return Sizes(*sizes, float(max(0, int(time[0]) - int(created[1]))) if created else None)
 
     def clear(self, queue: str) -> int:
-        """In steps, so that nobody is held up: of what stood there when it began, and what came meanwhile at most."""
+        """In short steps. It deletes what was there when it began, and at most what was added meanwhile."""
         names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue), keys.keyed(queue))
         (locks,), sizes, count = self._keys(keys.unique("")), self.sizes(queue), 0
         for _ in range(max(sizes.ready, sizes.delayed) // CLEAR + 1):
@@ -269,15 +261,10 @@ class KeyspaceQueue:
         self.space.close()
 
 
-def age_of(payload: bytes | None, now: int) -> float | None:
-    created = CREATED.search(payload) if payload else None
-    return float(max(0, now - int(created[1]))) if created else None
-
-
 KINDS = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
 GLOBAL = (keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL)
-MOVE = 500  # due jobs a beat moves for each queue; a beat with more to do comes again soon
-DIGITS = 40  # of a number that is read: a job's arguments may hold longer ones
+MOVE = 500  # maximum number of due jobs that a beat promotes per queue; if there are more, the next beat follows soon
+DIGITS = 40  # maximum length of a number in a reply; a text in a job's arguments that looks like a mark may have more
 
 
 def beat(space: Keyspace, prefix: str, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
@@ -289,8 +276,9 @@ def beat(space: Keyspace, prefix: str, queues: Sequence[str], asked: BeatRequest
 
 
 def read(reply: list[Any]) -> BeatReply:
+    # Another program may have written the values, so bytes that are not UTF-8 must not raise.
     stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
-        x if isinstance(x, int) else text_of(x) for x in reply[:8]
+        each if isinstance(each, int) else each.decode("utf-8", "replace") for each in reply[:8]
     )
     return BeatReply(
         float(stamp),
@@ -308,8 +296,3 @@ def read(reply: list[Any]) -> BeatReply:
 def turn_of(item: str) -> tuple[int, int]:
     slot, turn = item.split(":")
     return int(slot[:DIGITS]), int(turn[:DIGITS])
-
-
-def text_of(value: bytes) -> str:
-    """What stands in Redis may be anybody's: never a reason to fall."""
-    return value.decode("utf-8", "replace")

@@ -1,20 +1,17 @@
-"""Single jobs in Redis, by their ids: found, cancelled, and what is kept of their ends. See base.Jobs.
+"""Single jobs, batches and ticks of the schedule on a keyspace: base.Jobs, base.Batches and base.Ticks.
 
-find    find.lua       a thousand payloads a call: no call is long, all of them are O(n)
-drop    drop.lua       a waiting job, by its exact bytes
-stop    stop.lua       a running one: a field of qd:cancel, which the keeper of its worker reads
-kept    HGETALL        the record that the end of a job wrote (keep.lua)
-
-Batches on Redis: made and added to here, counted by the scripts that answer jobs (batch.lua).
+    KeptJobs.find     find.lua       a thousand payloads per call: each call is short, the search is O(n)
+    KeptJobs.drop     drop.lua       a waiting job, by its exact bytes
+    KeptJobs.stop     stop.lua       a running job: a field of qd:cancel, which the keeper of its worker reads
+    KeptJobs.kept     HGETALL        the record that the end of the job wrote (keep.lua)
+    KeptBatches       batch_add.lua  creates batches and adds jobs; the scripts that answer jobs count them (batch.lua)
+    KeptTicks         tick.lua       takes ticks, in one write for all queues
 
 qd:batch:ID            name, total, allow, created_at, cancelled_at, finished_at, skipped; open while jobs are being
                        sent; and for each callback: NAME its payload, NAME:queue, NAME:delay, NAME:moments, NAME:sent
-qd:batch:ID:pending    uuids of those that have not ended
-qd:batch:ID:failed     uuid -> queue and id of the failed record, "" if there is none, RETRIED once it was sent again
-
-Ticks of the schedule in Redis: tick.lua takes them, in one write for all queues. See base.Connector.
-
-qd:ticks   field -> what the last scheduler wrote there
+qd:batch:ID:pending    uuids of jobs that have not ended
+qd:batch:ID:failed     uuid -> queue and id of the failed record, "" if there is none, RETRIED once the job was sent again
+qd:ticks               field -> the value that the last scheduler wrote
 """
 
 from __future__ import annotations
@@ -25,14 +22,14 @@ from typing import Any
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, script
-from qd.drivers.keyspace.sending import keyed_words, left_by, single_words, spoken
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Outgoing, Spot
+from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
+from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
-from qd.payload.format import Payload, read
+from qd.payload.format import read
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
 
-# In the order in which a job goes through them, so that one that goes on meanwhile is met further behind.
+# In the order in which a job passes through them, so that a job that moves during the search is found later.
 PLACES: tuple[tuple[Spot, str], ...] = (("delayed", "zset"), ("ready", "list"), ("running", "zset"), ("failed", "hash"))
 NAMES = {"delayed": keys.delayed, "ready": keys.ready, "running": keys.reserved, "failed": keys.failed}
 
@@ -45,17 +42,19 @@ class KeptJobs:
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
         for spot, kind in PLACES:
-            for text, beside in self._named(queue, id, spot, kind) if spot in spots else ():
-                raw = text.partition(b"\n")[2] if spot == "failed" else text
-                payload = understood(raw)
-                if payload is not None and id in (payload.id, payload.uuid):
-                    score = float(beside) if spot in ("delayed", "running") else None
-                    behind = int(beside) if spot == "ready" else None
+            for text, position in self._containing(queue, id, spot, kind) if spot in spots else ():
+                try:
+                    payload = read(text.partition(b"\n")[2] if spot == "failed" else text)
+                except Malformed:
+                    continue
+                if id in (payload.id, payload.uuid):
+                    score = float(position) if spot in ("delayed", "running") else None
+                    behind = int(position) if spot == "ready" else None
                     return Found(queue, spot, text, payload, score, behind)
         return None
 
-    def _named(self, queue: str, id: str, spot: Spot, kind: str) -> Iterator[tuple[bytes, bytes]]:
-        """Whatever has the id somewhere in it."""
+    def _containing(self, queue: str, id: str, spot: Spot, kind: str) -> Iterator[tuple[bytes, bytes]]:
+        """Payloads or records that contain the id anywhere, each with its score, field or number of jobs behind it."""
         name, at = self.prefix + NAMES[spot](queue), b"0"
         while True:
             with shield:
@@ -65,23 +64,23 @@ class KeptJobs:
                 return
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
-        if found.payload.rsv is not None:  # it was in hand before, and may have left places
+        if found.payload.rsv is not None:  # it was reserved before, and may still have places
             owner = found.payload.uuid or found.payload.id or ""
             effects = [*effects, *left_by(self.space, self.prefix, owner)]
-        more, said = spoken(effects, self.prefix)
+        more, args = effect_args(effects, self.prefix)
         own = (NAMES[found.spot](found.queue), keys.notify(found.queue), keys.keyed(found.queue))
         names = [self.prefix + name for name in (*own, *more)]
         issue, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
             return bool(
-                script("drop").call(self.space, names, found.spot, found.text, key, issue, found.behind or 0, *said)
+                script("drop").call(self.space, names, found.spot, found.text, key, issue, found.behind or 0, *args)
             )
 
     def stop(self, found: Found) -> bool:
         try:
             mark = split_mark(found.payload.rsv or "")
         except ValueError:
-            return False  # another program's
+            return False  # reserved by another program
         if not mark.n.isdecimal():
             return False
         names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
@@ -91,38 +90,29 @@ class KeptJobs:
     def kept(self, id: str) -> Kept | None:
         with shield:
             flat: list[Any] = self.space.call("HGETALL", self.prefix + keys.kept(id))
-        said = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        if not said:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        if not fields:
             return None
-        status = said["status"].decode("utf-8", "replace") if "status" in said else None
-        return Kept(status, said.get("value", b""), number(said.get("progress")), number(said.get("at")))
+        status = fields[b"status"].decode("utf-8", "replace") if b"status" in fields else None
+        return Kept(status, fields.get(b"value", b""), number(fields.get(b"progress")), number(fields.get(b"at")))
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
         script("progress").call(self.space, [self.prefix + keys.kept(id)], percent, ttl)
-
-
-def understood(raw: bytes) -> Payload | None:
-    try:
-        return read(raw)
-    except Malformed:
-        return None
 
 
 def number(text: bytes | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
-        return None  # somebody else wrote it
+        return None  # written by another program
 
 
-CHUNK, MUCH = 1000, 16 << 20  # jobs a call carries at most, and bytes, as far as one job is not larger
+CHUNK, CHUNK_BYTES = 1000, 16 << 20  # maximum number and size of the jobs of a call; a single job may be larger
 RETRIED = b"retried "  # as batch.lua writes it
 FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at")
 
 
 class KeptBatches:
-    """Uses the space of its queue."""
-
     def __init__(self, space: Keyspace, prefix: str) -> None:
         self._space, self._prefix = space, prefix
 
@@ -133,13 +123,17 @@ class KeptBatches:
         self._add(id, jobs, [])
 
     def _add(self, id: str, jobs: Sequence[Entry], fields: list[Arg]) -> None:
-        """fields: those of a new batch, which is open until the last of several calls. One that is added to is not: the job
-        that adds is pending itself, and when it is killed in between its next attempt could not close what it had opened."""
+        """fields: of a new batch, [] for an existing one.
+
+        A new batch is open from the first to the last of several calls. An existing batch is not opened: the job that adds
+        is pending itself, and if it were killed in between, its next attempt could not close the batch.
+        """
         chunks = list(chunked(jobs)) or [[]]
         for number, chunk in enumerate(chunks):
-            several, last = bool(fields) and len(chunks) > 1, number == len(chunks) - 1
-            opens = (1 if not number else -1 if last else 0) if several else 0
-            self._call(id, chunk, opens, fields if not number else [])
+            opens = 0
+            if fields and len(chunks) > 1:
+                opens = 1 if number == 0 else -1 if number == len(chunks) - 1 else 0
+            self._call(id, chunk, opens, [] if number else fields)
 
     def _call(self, id: str, jobs: Sequence[Entry], opens: int, fields: list[Arg]) -> None:
         queues = list(dict.fromkeys([job.queue for job in jobs]))
@@ -148,12 +142,12 @@ class KeptBatches:
         args: list[Arg] = [self._prefix, opens, len(fields) // 2, *fields]
         for job in jobs:
             args += [numbers[job.queue], job.uuid, job.delay, job.payload]
-        said = script("batch_add").call(self._space, self._keys(*names), *args)
-        if said == 0:
-            raise UnknownBatch(f"no batch '{id}' is there (a finished one is kept for a day)")
-        if said == -1:
+        reply = script("batch_add").call(self._space, self._keys(*names), *args)
+        if reply == 0:
+            raise UnknownBatch(f"no batch '{id}' exists (a finished one is kept for a day)")
+        if reply == -1:
             raise BatchFinished(f"batch '{id}' is finished: add to it from inside one of its jobs")
-        if said != 1:
+        if reply != 1:
             self._space.close()
             raise ConnectionLost(self._space.stranger)
 
@@ -165,22 +159,27 @@ class KeptBatches:
 
     def state(self, id: str) -> BatchState | None:
         batch, pending, failed = self._keys(*keys_of(id))
-        said = self._space.call_many([("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)])
-        for answer in said:
-            if isinstance(answer, Exception):
-                raise answer
-        name, total, created, cancelled, finished = said[0]
+        replies = self._space.call_many([("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)])
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        facts, pending_count, failed_count = replies
+        name, total, *times = facts
         if total is None:
             return None
+        created, cancelled, finished = (None if text is None else float(text) for text in times)
         return BatchState(
-            id, name.decode(), int(total), said[1], said[2], float(created), moment(cancelled), moment(finished)
+            id, name.decode(), int(total), pending_count, failed_count, created or 0.0, cancelled, finished
         )
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         flat = self._space.call("HGETALL", *self._keys(keys.batch_failed(id)))
-        places = [place.decode().rpartition(" ") for place in flat[1::2] if place != RETRIED]
-        uuids = [uuid.decode() for uuid, place in zip(flat[::2], flat[1::2], strict=True) if place != RETRIED]
-        return {uuid: (queue, id) for uuid, (queue, _, id) in zip(uuids, places, strict=True)}
+        found = dict[str, tuple[str, str]]()
+        for uuid, place in zip(flat[::2], flat[1::2], strict=True):
+            if place != RETRIED:
+                queue, _, record = place.decode().rpartition(" ")
+                found[uuid.decode()] = queue, record
+        return found
 
     def _keys(self, *names: str) -> list[str]:
         return [self._prefix + name for name in names]
@@ -201,10 +200,10 @@ def fields_of(batch: NewBatch) -> list[Arg]:
 
 
 def chunked(jobs: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """In parts that are no load for the server."""
+    """Parts that are small enough for one step of the server."""
     chunk, size = list[Entry](), 0
     for job in jobs:
-        if chunk and (len(chunk) == CHUNK or size + len(job.payload) > MUCH):
+        if chunk and (len(chunk) == CHUNK or size + len(job.payload) > CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(job)
@@ -213,11 +212,7 @@ def chunked(jobs: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield chunk
 
 
-def moment(text: bytes | None) -> float | None:
-    return None if text is None else float(text)
-
-
-TICK_CHUNK = 500  # ticks a script call takes at most
+TICK_CHUNK = 500  # maximum number of ticks in a script call
 
 
 class KeptTicks:
@@ -250,48 +245,41 @@ class KeptTicks:
 
     def read(self, fields: Sequence[str]) -> list[bytes]:
         found = list[bytes]()
-        for some in chunks(fields):
-            found += [raw or b"" for raw in self.space.call("HMGET", self._key, *some)]
+        for chunk in encoded_chunks(fields):
+            found += [raw or b"" for raw in self.space.call("HMGET", self._key, *chunk)]
         return found
 
     def strange(self, queue: str) -> str:
-        """Which keys that a tick of this queue needs hold something else, in words; "": none."""
-        kinds = {keys.TICKS: b"hash"}
+        expected = {keys.TICKS: b"hash"}
         if queue:
-            kinds |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
-        found = self.space.call_many([("TYPE", self.prefix + key) for key in kinds])
-        wrong = [
-            (key, is_, kind) for is_, (key, kind) in zip(found, kinds.items(), strict=True) if isinstance(is_, bytes)
-        ]
+            expected |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
+        found = self.space.call_many([("TYPE", self.prefix + key) for key in expected])
         return ", ".join(
-            f"{self.prefix}{key} is a {is_.decode()} and not a {kind.decode()}"
-            for key, is_, kind in wrong
-            if is_ not in (b"none", kind)
+            f"{self.prefix}{key} is a {kind.decode()} and not a {wanted.decode()}"
+            for kind, (key, wanted) in zip(found, expected.items(), strict=True)
+            if isinstance(kind, bytes) and kind not in (b"none", wanted)
         )
 
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
         following, flat = self.space.call("HSCAN", self._key, at, "COUNT", TICK_CHUNK)
-        return int(following), {text_of(flat[n]): flat[n + 1] for n in range(0, len(flat), 2)}
+        names = [name.decode("utf-8", "surrogateescape") for name in flat[::2]]
+        return int(following), dict(zip(names, flat[1::2], strict=True))
 
     def put(self, field: str, value: bytes) -> None:
         self.space.call("HSET", self._key, field, value)
 
     def forget(self, fields: Sequence[str]) -> None:
-        for some in chunks(fields):
-            self.space.call("HDEL", self._key, *some)
+        for chunk in encoded_chunks(fields):
+            self.space.call("HDEL", self._key, *chunk)
 
 
-def chunks(fields: Sequence[str]) -> Iterator[list[bytes]]:
+def encoded_chunks(fields: Sequence[str]) -> Iterator[list[bytes]]:
     raw = [field.encode("utf-8", "surrogateescape") for field in fields]
     return (raw[at : at + TICK_CHUNK] for at in range(0, len(raw), TICK_CHUNK))
 
 
-def text_of(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
 def answer_of(reply: Any, now: float) -> Claimed:
-    """Of a tick that was refused, not taken, or whose job was not sent."""
+    """The outcome of a tick that was refused or not taken, or whose job was not sent."""
     if isinstance(reply, Exception):
         return Claimed(now, refused=reply)
     if isinstance(reply, list):
@@ -312,21 +300,17 @@ def calls_of(prefix: str, claims: Sequence[Claim]) -> list[ScriptCall]:
 
 def call_of(prefix: str, queue: str, claims: Sequence[Claim], places: Sequence[int]) -> ScriptCall:
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed) if queue else ()
-    known, args, its = [keys.TICKS, *[kind(queue) for kind in kinds]], list[Arg](), script("tick")
+    names, args = [keys.TICKS, *[kind(queue) for kind in kinds]], list[Arg]()
     for place in places:
         _, field, before, after, at, job = claims[place]
         args += (field, before, after, at)
-        args += words_of(job)
-        if job is not None and job.lock and not job.key:
-            known.append(keys.unique(job.lock))
-    return ScriptCall(its, [prefix + name for name in known], args, places)
-
-
-def words_of(job: Outgoing | None) -> tuple[Arg, ...]:
-    if job is None:
-        return ("none",)
-    if job.key:
-        return ("keyed", *keyed_words(job))
-    if job.lock:
-        return ("single", *single_words(job))
-    return ("push", job.delay or 0, job.payload)
+        if job is None:
+            args.append("none")
+        elif job.key:
+            args += ("keyed", *keyed_args(job))
+        elif job.lock:
+            args += ("single", *single_args(job))
+            names.append(keys.unique(job.lock))
+        else:
+            args += ("push", job.delay or 0, job.payload)
+    return ScriptCall(script("tick"), [prefix + name for name in names], args, places)

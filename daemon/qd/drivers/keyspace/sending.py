@@ -1,31 +1,27 @@
-"""Many jobs in one round trip: a script call for each queue and kind of job, all of them in one write.
+"""Jobs and effects as keys and arguments of the scripts.
+
+Sending many jobs takes one round trip, with a script call for each queue and kind of job:
 
     push.lua, later.lua   ready, delayed
-    unique.lua            those that need a lock
-    keyed_send.lua        those that can be moved and cancelled
+    unique.lua            jobs that need a lock
+    keyed_send.lua        jobs that wait under a name and can be moved and cancelled, O(log n)
 
-queue.py calls it.
-
-Effects as effects.lua reads them: their keys behind those of the script that answers, and a word each with its values
-behind its arguments.
-
-Jobs that wait under a name, so that they can be moved and cancelled: one script call each, O(log n).
+A keyed job has an entry under its name:
 
     queues:Q:keyed   hash   NAME -> ISSUE DUE PAYLOAD     a field for each job that waits under a name
     payload          "qd":{"key":"ISSUE NAME"}            ISSUE: five digits, a dot, the beginning of the job's id
 
-The entry decides. A payload that stands in delayed or in ready is the one that waits when its entry has its issue; each
-other one was moved, replaced or cancelled, and whoever takes it drops it in the same step (tied.lua, part of every turn).
-So nothing has to be looked for in the ready list, and a Laravel worker may move what is due as it likes: it knows nothing of
-entries, and need not.
+A payload in delayed or ready is the waiting one only if the entry has its issue. Any other was moved, replaced or cancelled,
+and the turn that takes it drops it (tied.lua). So no script searches the ready list, and Laravel workers may promote due
+jobs without knowing about entries.
 
     entry         payload           dispatch             cancel            reschedule        a worker takes it
     none          -                 entry, added         False             False             -
-    issue t       in delayed        replaced, old gone   True, both gone   True, moved       (it is not due yet)
+    issue t       in delayed        replaced, old gone   True, both gone   True, moved       (not due yet)
     issue t       in ready          replaced             True, entry gone  True, added       True: entry gone, it runs
     none/other    in ready          entry, added         False             False             it is dropped
-    none          taken, runs or    entry, added: a      False             False             it runs: it says "taken"
-                  waits for a retry job of its own
+    none          taken, runs or    entry, added: a      False             False             it runs: marked "taken"
+                  waits for a retry separate job
 """
 
 from __future__ import annotations
@@ -33,23 +29,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
-from typing import Any
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, script
 from qd.drivers.types import Count, Effect, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
 from qd.errors import ConnectionLost
 
-CHUNK = 1000  # payloads a script call carries at most
+CHUNK = 1000  # maximum number of payloads in a script call
 Keys = Callable[..., list[str]]
+"""Adds the prefix to names."""
 
 
 def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | None]:
-    """Send them, in the order given within a queue and kind. For each the id of the job that holds its lock, None: it was
-    sent. Raises as Connector.post."""
+    """Send jobs, in the given order within a queue and kind. Returns for each None, or the id of the job that holds its
+    lock. Raises as Connector.post; after an error the other calls have been executed anyway."""
     found: list[str | None] = [None] * len(jobs)
     calls = calls_of(named, jobs)
-    for call, reply in zip(calls, together(space, calls), strict=True):
+    replies = space.run_many(calls)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    for call, reply in zip(calls, replies, strict=True):
         if reply == len(call.places):
             continue
         if not isinstance(reply, list) or len(reply) != len(call.places):
@@ -59,15 +59,6 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
             if (holder := holder.decode("utf-8", "replace")) != jobs[place].owner:
                 found[place] = holder
     return found
-
-
-def together(space: Keyspace, calls: Sequence[ScriptCall]) -> list[Any]:
-    """All replies, after one write. Raises the first error; the calls behind it have been made all the same."""
-    replies = space.run_many(calls)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
 
 
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[ScriptCall]:
@@ -102,25 +93,25 @@ def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[i
     locks, args = [], list[Arg]()
     for place in places:
         locks.append(keys.unique(jobs[place].lock))
-        args += single_words(jobs[place])
+        args += single_args(jobs[place])
     return call("unique", named(keys.ready(queue), keys.delayed(queue), keys.notify(queue), *locks), args, places)
 
 
 def keyed(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
     args = list[Arg]()
     for place in places:
-        args += keyed_words(jobs[place])
+        args += keyed_args(jobs[place])
     kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
     return call("keyed_send", named(*[kind(queue) for kind in kinds]), args, places)
 
 
-def single_words(job: Outgoing) -> tuple[Arg, ...]:
-    """As put_single (single.lua) reads them: owner, ms it holds the lock, delay in s, payload."""
+def single_args(job: Outgoing) -> tuple[Arg, ...]:
+    """For put_single (single.lua): owner, ms to hold the lock, delay in s, payload."""
     return job.owner, max(1, round(1000 * (job.delay + job.hold))), job.delay, job.payload
 
 
-def keyed_words(job: Outgoing) -> tuple[Arg, ...]:
-    """As add (keyed.lua) reads them: name, issue, delay in s, payload."""
+def keyed_args(job: Outgoing) -> tuple[Arg, ...]:
+    """For add (keyed.lua): name, issue, delay in s, payload."""
     issue, _, name = job.key.partition(" ")
     return name, issue, job.delay, job.payload
 
@@ -128,29 +119,29 @@ def keyed_words(job: Outgoing) -> tuple[Arg, ...]:
 KINDS = {"push": push, "later": later, "unique": unique, "keyed": keyed}
 
 
-PLACES = (keys.lock(""), keys.slots(""))  # what the names of places begin with
-NOTHING: tuple[tuple[str, ...], tuple[Arg, ...]] = ((), ())
+PLACES = (keys.lock(""), keys.slots(""))  # beginnings of the names of places
 
 
-def spoken(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
-    """Names of keys (without the prefix) and arguments. What would go to a key that is something else, which nobody of ours
-    has written, is passed over, and told: the server would refuse the answer for ever."""
+def effect_args(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
+    """Keys (without the prefix) and arguments for effects.lua, to append to those of the script that answers the job.
+
+    An effect on a key of another kind, which only another program can have put into the payload, is logged and skipped:
+    otherwise the server would refuse the answer forever.
+    """
     names, args = list[str](), list[Arg]()
     for effect in effects:
-        these, words = _one(effect, prefix)
-        names += these
-        args += words
+        more_names, more_args = _one(effect, prefix)
+        names += more_names
+        args += more_args
     return names, args
 
 
 def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     match effect:
         case Push(queue) if not keys.is_queue(queue):
-            return passed(
-                f"a job is not sent: '{queue}', the queue that the payload before it names, is a key of another"
-            )
+            return skipped(f"a job is not sent: its queue '{queue}', from the previous job's payload, is another key")
         case Count(id) if ":" in id:
-            return passed(f"the end of a job is not counted: '{id}', which its payload names, is no batch")
+            return skipped(f"the end of a job is not counted: '{id}' in its payload is not a batch")
         case Push(queue, payload, delay):
             return (keys.ready(queue), keys.delayed(queue), keys.notify(queue)), ("push", payload, delay)
         case Free(name, owner):
@@ -168,10 +159,10 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
 
 
 def left_by(space: Keyspace, prefix: str, owner: str, holder: str = "") -> tuple[Effect, ...]:
-    """What frees the places that `owner` still has, for the step that ends its job. () for most jobs.
+    """The effects that free the places `owner` still has, for the step that ends its job. () for most jobs.
 
-    owner: of a job, as its middleware calls it. holder: the attempt that ends, if the job runs again. Raises as a command.
-    If the record is on a node of a cluster that is away, the effect reads the record once the node is back.
+    owner: the job's id in its middleware. holder: the attempt that ends, if the job runs again. Raises as a command. If the
+    record is on an unreachable node of a cluster, the effect reads the record once the node is back.
     """
     record = keys.places_of(owner)
     try:
@@ -184,7 +175,7 @@ def left_by(space: Keyspace, prefix: str, owner: str, holder: str = "") -> tuple
 
 
 def leaves(record: str, owner: str, flat: Sequence[bytes], only: str = "") -> list[Leave]:
-    """flat: fields and values of the record. only: the holder whose places are freed; "": any."""
+    """flat: fields and values of the record. only: the holder whose places to free; "": any."""
     effects = list[Leave]()
     for at in range(0, len(flat), 2):
         place, held = (raw.decode("utf-8", "replace") for raw in flat[at : at + 2])
@@ -194,11 +185,11 @@ def leaves(record: str, owner: str, flat: Sequence[bytes], only: str = "") -> li
     return effects
 
 
-def passed(told: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
-    import logging  # no producer needs it
+def skipped(reason: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+    import logging  # producers do not need it
 
-    logging.getLogger("qd.effects").error(told)
-    return NOTHING
+    logging.getLogger("qd.effects").error(reason)
+    return (), ()
 
 
 def cancelled(space: Keyspace, named: Keys, queue: str, name: str) -> bool:

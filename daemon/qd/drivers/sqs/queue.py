@@ -16,7 +16,7 @@ from qd.drivers.broker.base import Delivery
 from qd.drivers.broker.keeper import BrokerKeeperQueue, Refused, open_broker_queue
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
-from qd.drivers.keyspace.sending import spoken
+from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.sqs.broker import SqsBroker
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved
 from qd.drivers.urls import SqsUrl, is_fifo
@@ -129,7 +129,7 @@ class SqsQueue(BrokerKeeperQueue):
         self._note(effects)
         (held,) = self.space.call("HMGET", *self._keys(keys.holding(queue)), owner)
         id = (held or b"").decode().partition(" ")[0]
-        more, options = spoken(effects, self.settings.prefix)
+        more, options = effect_args(effects, self.settings.prefix)
         own = (keys.reserved(queue), keys.owners(queue), keys.CANCEL, keys.kept_text(queue, id))
         names = self._keys(*own, keys.taken(queue), keys.holding(queue), *more)
         reply = script("parcel_keep").call(self.space, names, owner, member, text, KEPT, *options)
