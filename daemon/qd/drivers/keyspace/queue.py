@@ -239,9 +239,10 @@ class KeyspaceQueue:
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        *sizes, head, time = replies
+        head, (now, _) = replies[4:]
         created = CREATED.search(head) if head else None
-        return Sizes(*sizes, float(max(0, int(time[0]) - int(created[1]))) if created else None)
+        age = float(max(0, int(now) - int(created[1]))) if created else None
+        return Sizes(replies[0], replies[1], replies[2], replies[3], age)
 
     def clear(self, queue: str) -> int:
         """In short steps. It deletes what was there when it began, and at most what was added meanwhile."""
