@@ -44,7 +44,7 @@ COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases|buries): (\d+)", re.M)
 CLOSING = 0.3  # seconds in which beanstalkd detects that a connection has ended
 MAX_DELAY = 2.0**32 - 1  # seconds
 MANY, MUCH = 100, 1 << 16  # jobs, and bytes, that are put before the first answer is read
-TOUCHES = 6  # checks of the toucher in the time to run; it touches at every second one
+TOUCHES = 6  # checks in the time to run of a job; one that was not touched since the last check is touched
 SHORTEST = 0.1  # seconds between two checks, at least
 
 

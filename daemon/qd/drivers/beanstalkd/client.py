@@ -29,6 +29,16 @@ REFUSALS: dict[bytes, type[greenstalk.BeanstalkdError]] = {
     b"OUT_OF_MEMORY": greenstalk.OutOfMemoryError,
     b"BURIED": greenstalk.BuriedError,
 }
+MEANINGS: dict[type[greenstalk.BeanstalkdError], tuple[type[QdError], str]] = {
+    greenstalk.JobTooBigError: (
+        TooLarge,
+        "accepts no job of this size: start it with -z BYTES (default 65535), or store large data elsewhere and send a "
+        "reference to it",
+    ),
+    greenstalk.DrainingError: (ServerBusy, "is draining (USR1) and accepts no new jobs"),
+    greenstalk.OutOfMemoryError: (ServerBusy, "is out of memory and accepts no new jobs"),
+    greenstalk.BuriedError: (ServerBusy, "is out of memory and has buried the job"),
+}
 LINE = 1 << 12  # bytes of the first line of a reply, at most
 
 
@@ -141,18 +151,9 @@ class BeanstalkdConnection(Patience):
         return error  # interrupted in the middle of a reply
 
     def refused(self, error: greenstalk.BeanstalkdError) -> QdError:
-        match error:
-            case greenstalk.JobTooBigError():
-                return TooLarge(
-                    f"beanstalkd at {self.place} accepts no job of this size: start it with -z BYTES (default 65535), or "
-                    "store large data elsewhere and send a reference to it"
-                )
-            case greenstalk.DrainingError():
-                return ServerBusy(f"beanstalkd at {self.place} is draining (USR1) and accepts no new jobs")
-            case greenstalk.OutOfMemoryError():
-                return ServerBusy(f"beanstalkd at {self.place} is out of memory and accepts no new jobs")
-            case greenstalk.BuriedError():
-                return ServerBusy(f"beanstalkd at {self.place} is out of memory and has buried the job")
+        if type(error) in MEANINGS:
+            kind, text = MEANINGS[type(error)]
+            return kind(f"beanstalkd at {self.place} {text}")
         self.close()
         return ServerRefused(f"beanstalkd at {self.place} refused a call: {type(error).__name__.removesuffix('Error')}")
 

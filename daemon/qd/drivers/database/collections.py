@@ -12,6 +12,7 @@ from qd.drivers.database.items import (
     Commands,
     Item,
     RedisCommand,
+    Run,
     StatusReply,
     Words,
     bound,
@@ -27,6 +28,24 @@ from qd.drivers.database.transaction import Name, Step
 from qd.errors import ServerRefused
 
 HASH, SET, LIST, ZSET = "hash", "set", "list", "zset"
+
+
+# -- the same on several kinds
+
+
+def size_of(kind: str) -> Run:
+    return lambda step, words: step.get(words[0], kind).size
+
+
+def removal(kind: str) -> Run:
+    return lambda step, words: items.take(step, step.get(words[0], kind), words[1:])
+
+
+def members(kind: str) -> Run:
+    return lambda step, words: [each.item for each in items.every(step, step.get(words[0], kind))]
+
+
+# -- hashes and sets
 
 
 def hset(step: Step, words: Words) -> int:
@@ -52,20 +71,8 @@ def hstrlen(step: Step, words: Words) -> int:
     return items.length(step, name, words[1]) if name.size else 0
 
 
-def hdel(step: Step, words: Words) -> int:
-    return items.take(step, step.get(words[0], HASH), words[1:])
-
-
 def hgetall(step: Step, words: Words) -> list[bytes | None]:
     return [part for each in items.every(step, step.get(words[0], HASH)) for part in (each.item, each.value)]
-
-
-def hkeys(step: Step, words: Words) -> list[bytes]:
-    return [each.item for each in items.every(step, step.get(words[0], HASH))]
-
-
-def hlen(step: Step, words: Words) -> int:
-    return step.get(words[0], HASH).size
 
 
 def hincrby(step: Step, words: Words) -> int:
@@ -98,16 +105,7 @@ def sadd(step: Step, words: Words) -> int:
     return items.put(step, name, dict.fromkeys(new, (0.0, None)))
 
 
-def srem(step: Step, words: Words) -> int:
-    return items.take(step, step.get(words[0], SET), words[1:])
-
-
-def scard(step: Step, words: Words) -> int:
-    return step.get(words[0], SET).size
-
-
-def smembers(step: Step, words: Words) -> list[bytes]:
-    return [each.item for each in items.every(step, step.get(words[0], SET))]
+# -- lists
 
 
 def rpush(step: Step, words: Words) -> int:
@@ -133,10 +131,6 @@ def lpop(step: Step, words: Words) -> bytes | None:
     first = items.by_rank(step, name, 0, 0)
     items.take(step, name, [each.item for each in first])
     return first[0].value if first else None
-
-
-def llen(step: Step, words: Words) -> int:
-    return step.get(words[0], LIST).size
 
 
 def lindex(step: Step, words: Words) -> bytes | None:
@@ -172,6 +166,9 @@ def ltrim(step: Step, words: Words) -> StatusReply:
     return OK
 
 
+# -- sorted sets
+
+
 def zadd(step: Step, words: Words) -> int:
     """ZADD name [XX | NX] score member ..."""
     name, *rest = words
@@ -186,17 +183,9 @@ def zadd(step: Step, words: Words) -> int:
     return items.put(step, found, {each: (score, None) for each, score in new.items()})
 
 
-def zrem(step: Step, words: Words) -> int:
-    return items.take(step, step.get(words[0], ZSET), words[1:])
-
-
 def zscore(step: Step, words: Words) -> bytes | None:
     found = items.some(step, step.get(words[0], ZSET), words[1:2])
     return score_text(found[words[1]].score) if found else None
-
-
-def zcard(step: Step, words: Words) -> int:
-    return step.get(words[0], ZSET).size
 
 
 def zrank(step: Step, words: Words) -> int | None:
@@ -268,28 +257,28 @@ COMMANDS: Commands = {
     "HMGET": RedisCommand(hmget, False, 1, 2),
     "HEXISTS": RedisCommand(hexists, False, 1, 2),
     "HSTRLEN": RedisCommand(hstrlen, False, 1, 2),
-    "HDEL": RedisCommand(hdel, True, 1, 2),
+    "HDEL": RedisCommand(removal(HASH), True, 1, 2),
     "HGETALL": RedisCommand(hgetall, False),
-    "HKEYS": RedisCommand(hkeys, False),
-    "HLEN": RedisCommand(hlen, False),
+    "HKEYS": RedisCommand(members(HASH), False),
+    "HLEN": RedisCommand(size_of(HASH), False),
     "HINCRBY": RedisCommand(hincrby, True, 1, 3),
     "HSCAN": RedisCommand(hscan, False, 1, 2),
     "SADD": RedisCommand(sadd, True, 1, 2),
-    "SREM": RedisCommand(srem, True, 1, 2),
-    "SCARD": RedisCommand(scard, False),
-    "SMEMBERS": RedisCommand(smembers, False),
+    "SREM": RedisCommand(removal(SET), True, 1, 2),
+    "SCARD": RedisCommand(size_of(SET), False),
+    "SMEMBERS": RedisCommand(members(SET), False),
     "RPUSH": RedisCommand(rpush, True, 1, 2),
     "LPUSH": RedisCommand(lpush, True, 1, 2),
     "LPOP": RedisCommand(lpop, True),
-    "LLEN": RedisCommand(llen, False),
+    "LLEN": RedisCommand(size_of(LIST), False),
     "LINDEX": RedisCommand(lindex, False, 1, 2),
     "LRANGE": RedisCommand(lrange, False, 1, 3),
     "LREM": RedisCommand(lrem, True, 1, 3),
     "LTRIM": RedisCommand(ltrim, True, 1, 3),
     "ZADD": RedisCommand(zadd, True, 1, 3),
-    "ZREM": RedisCommand(zrem, True, 1, 2),
+    "ZREM": RedisCommand(removal(ZSET), True, 1, 2),
     "ZSCORE": RedisCommand(zscore, False, 1, 2),
-    "ZCARD": RedisCommand(zcard, False),
+    "ZCARD": RedisCommand(size_of(ZSET), False),
     "ZRANK": RedisCommand(zrank, False, 1, 2),
     "ZRANGE": RedisCommand(zrange, False, 1, 3),
     "ZRANGEBYSCORE": RedisCommand(zrangebyscore, False, 1, 3),

@@ -66,10 +66,8 @@ def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
 def length(step: Step, name: Name, member: bytes) -> int:
     """Bytes of a value, without reading it."""
     size = sql.func.length(_items.value) if step.connection.kind == "sqlite" else sql.func.octet_length(_items.value)
-    found = step.execute(
-        sql.select(size).where(_mine, _items.item == key_of(member)), {"name": key_of(name.name)}
-    ).scalar()
-    return int(found or 0)
+    query = sql.select(size).where(_mine, _items.item == key_of(member))
+    return int(step.execute(query, {"name": key_of(name.name)}).scalar() or 0)
 
 
 def after(step: Step, name: Name, key: bytes | None, most: int) -> list[tuple[bytes, Item]]:

@@ -22,7 +22,6 @@ from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.dialects import Again, Conflict, unix_us
 from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.queue import DatabaseQueue
-from qd.drivers.database.sql import JobSql
 from qd.drivers.database.table import JobRows
 from qd.errors import ConfigError
 
@@ -150,5 +149,5 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
 def inside(queue: DatabaseQueue, session: Any) -> Connector:
     """The same queue, in the session's transaction."""
     connection, at = JoinedConnection(queue.connection, session), queue.settings
-    jobs = JobRows(JobSql(connection.server, at.table), at.table)
+    jobs = JobRows(connection.server, at.table)
     return DatabaseQueue(at, DatabaseKeyspace(connection, jobs, prefix=at.prefix))

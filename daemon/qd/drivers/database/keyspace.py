@@ -152,7 +152,7 @@ class DatabaseKeyspace:
             self._swept_at = 0.0 if self.sweep() else time.monotonic()
 
     def sweep(self) -> int:
-        """Delete some of the expired names. Returns how many; call again until there are none."""
+        """Delete some of the expired names. Returns how many; call again until it returns 0."""
         columns = schema.names.c
         clock: sql.ColumnElement[int] = sql.literal_column(self.connection.server.clock)
         query = sql.select(columns.name, columns.whole, columns.size).where(columns.expires_at <= clock).limit(100)

@@ -19,7 +19,6 @@ from qd.drivers.database.leases import Leases
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.schema import SECOND
-from qd.drivers.database.sql import JobSql
 from qd.drivers.database.table import (
     JobRows,
     JobTable,
@@ -242,4 +241,4 @@ def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseKeyspace:
     connection = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
-    return DatabaseKeyspace(connection, JobRows(JobSql(connection.server, at.table), at.table), prefix=at.prefix)
+    return DatabaseKeyspace(connection, JobRows(connection.server, at.table), prefix=at.prefix)

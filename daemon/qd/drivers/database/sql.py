@@ -1,18 +1,14 @@
-"""The statements on the table of jobs, in the SQL of each database.
-
-    JobSql    sending, one reservation, leases, sizes
-    TurnSql   also those of a worker's turn (reserve.py): one statement for PostgreSQL, a few for the others
+"""The statements on the table of jobs, in the SQL of each database. A worker's turn (reserve.py) is one statement for
+PostgreSQL, and a few for the others.
 
 Times are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
 """
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache
 
 import sqlalchemy as sql
-
-from qd.drivers.database.dialects import Server
 
 HIGHEST = 255  # attempts in Laravel's column, at most
 HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
@@ -23,13 +19,13 @@ FREE = "j.reserved_at IS NULL AND j.available_at"
 class JobSql:
     """Of one table. ours: its table of reservations."""
 
-    def __init__(self, server: Server, table: str) -> None:
-        self.kind = server.kind
+    def __init__(self, kind: str, clock: str, table: str) -> None:
+        self.kind = kind
         quote = "`" if self.kind == "mysql" else '"'
         self.jobs, self.ours = (
             ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
         )
-        self.clock = f"(SELECT {server.clock} AS us) c"
+        self.clock = f"(SELECT {clock} AS us) c"
         self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
         self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns ignore case there
         self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
@@ -37,10 +33,75 @@ class JobSql:
         self.same = "j.id = s.job_id AND j.attempts = s.attempts AND j.reserved_at = s.reserved_at"
         self.listens = self.kind == "postgresql"
 
-    # -- sending
+        # -- sending
+        self.push = self._push()
+        self.insert = sql.text(
+            f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
+            " VALUES (:queue, :payload, :attempts, NULL, :due, :now)"
+        )
+        self.notify = sql.text("SELECT pg_notify(:channel, '')")
+        self.now = sql.text(f"SELECT us FROM {self.clock}")
 
-    @cached_property
-    def push(self) -> sql.TextClause:
+        # -- one reservation. fence: its row, locked; none if it has ended.
+        self.fence = sql.text(
+            f"SELECT job_id, attempts, reserved_at, text_sum FROM {self.ours} WHERE owner = :owner AND mark = :mark"
+            f" AND queue = :queue{self.locked}"
+        )
+        self.forget = sql.text(f"DELETE FROM {self.ours} WHERE job_id = :id AND mark = :mark")
+        self.delete = sql.text(f"DELETE FROM {self.jobs} WHERE {HELD}")
+        # For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another.
+        self.end_both = sql.text(
+            f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
+            " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
+        )
+        self.put_back = sql.text(
+            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
+            f" WHERE {HELD}"
+        )
+        self.put_head = sql.text(
+            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {HELD}"
+        )
+        self.rewrite = sql.text(f"UPDATE {self.jobs} SET payload = :payload WHERE {HELD}")
+        self.summed = sql.text(f"UPDATE {self.ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark")
+        self.owned = sql.text(
+            f"SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {self.ours} s"
+            f" JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner AND s.queue = :queue"
+        )
+        # Delete reservations of this owner whose job belongs to another by now. The caller must have locked them in an
+        # earlier statement: if this one waited for the locks itself, it would compare with outdated jobs.
+        self.lost = sql.text(
+            f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
+            f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"
+        )
+        self.owners = sql.text(f"SELECT DISTINCT owner FROM {self.ours} WHERE queue = :queue")
+        self.payload = sql.text(f"SELECT payload FROM {self.jobs} WHERE {HELD}{self.locked}")
+
+        # -- sizes. One row: ready, delayed, reserved, created_at of the next in line, and the current second.
+        waits = f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at"
+        self.sizes = sql.text(
+            f"SELECT (SELECT count(*) {waits} <= {self.second}) AS ready, (SELECT count(*) {waits} > {self.second}) AS"
+            f" delayed_, (SELECT count(*) FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
+            f" (SELECT created_at {waits} <= {self.second} ORDER BY available_at, id LIMIT 1) AS oldest,"
+            f" {self.second} AS now_s FROM {self.clock}"
+        )
+
+        # -- a turn
+        self.begin = sql.text("START TRANSACTION")
+        self.commit = sql.text("COMMIT")
+        self.next_ready = self._next_ready(":now")  # unix seconds
+        self.next_now = self._next_ready("UNIX_TIMESTAMP()")  # by MySQL's own clock
+        self.take = sql.text(
+            f"UPDATE {self.jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL"
+        )
+        # Replaces an old reservation, whose job PHP has taken over since.
+        first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
+        names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
+        self.reserve = sql.text(
+            f"{first} INTO {self.ours} ({names}, text_sum)"
+            " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
+        )
+
+    def _push(self) -> sql.TextClause:
         """after: microseconds from now to the second in which the job is due. One statement, one transaction."""
         due = self.second.replace("c.us", "(c.us + :after)")
         insert = (
@@ -54,95 +115,9 @@ class JobSql:
                 insert = insert.replace(f":{name}", f"CAST(:{name} AS {kind})")
         return sql.text(insert)
 
-    @cached_property
-    def insert(self) -> sql.TextClause:
-        return sql.text(
-            f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
-            " VALUES (:queue, :payload, :attempts, NULL, :due, :now)"
-        )
-
-    @cached_property
-    def notify(self) -> sql.TextClause:
-        return sql.text("SELECT pg_notify(:channel, '')")
-
-    @cached_property
-    def now(self) -> sql.TextClause:
-        return sql.text(f"SELECT us FROM {self.clock}")
-
-    # -- one reservation
-
-    @cached_property
-    def fence(self) -> sql.TextClause:
-        """The row of a reservation, locked; none if it has ended."""
-        return sql.text(
-            f"SELECT job_id, attempts, reserved_at, text_sum FROM {self.ours} WHERE owner = :owner AND mark = :mark"
-            f" AND queue = :queue{self.locked}"
-        )
-
-    @cached_property
-    def forget(self) -> sql.TextClause:
-        return sql.text(f"DELETE FROM {self.ours} WHERE job_id = :id AND mark = :mark")
-
-    @cached_property
-    def delete(self) -> sql.TextClause:
-        return sql.text(f"DELETE FROM {self.jobs} WHERE {HELD}")
-
-    @cached_property
-    def end_both(self) -> sql.TextClause:
-        """For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another."""
-        return sql.text(
-            f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
-            " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
-        )
-
-    @cached_property
-    def put_back(self) -> sql.TextClause:
-        return sql.text(
-            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
-            f" WHERE {HELD}"
-        )
-
-    @cached_property
-    def put_head(self) -> sql.TextClause:
-        return sql.text(
-            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {HELD}"
-        )
-
-    @cached_property
-    def rewrite(self) -> sql.TextClause:
-        return sql.text(f"UPDATE {self.jobs} SET payload = :payload WHERE {HELD}")
-
-    @cached_property
-    def summed(self) -> sql.TextClause:
-        return sql.text(f"UPDATE {self.ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark")
-
-    @cached_property
-    def owned(self) -> sql.TextClause:
-        return sql.text(
-            f"SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {self.ours} s"
-            f" JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner AND s.queue = :queue"
-        )
-
-    @cached_property
-    def lost(self) -> sql.TextClause:
-        """Delete reservations of this owner whose job belongs to another by now. The caller must have locked them in an
-        earlier statement: if this one waited for the locks itself, it would compare with outdated jobs."""
-        return sql.text(
-            f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
-            f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"
-        )
-
-    @cached_property
-    def owners(self) -> sql.TextClause:
-        return sql.text(f"SELECT DISTINCT owner FROM {self.ours} WHERE queue = :queue")
-
     # -- leases, for keepers
 
-    @cached_property
-    def payload(self) -> sql.TextClause:
-        return sql.text(f"SELECT payload FROM {self.jobs} WHERE {HELD}{self.locked}")
-
-    @cache  # noqa: B019
+    @cache  # noqa: B019  a JobSql lives as long as its process
     def many(self, name: str) -> sql.TextClause:
         """A statement on several ids, owners or queues."""
         same = self.same.replace("j.", self.jobs + ".")
@@ -176,27 +151,8 @@ class JobSql:
         ]
         return sql.text(" UNION ALL ".join(each))
 
-    # -- sizes
+    # -- a turn
 
-    @cached_property
-    def sizes(self) -> sql.TextClause:
-        """One row: ready, delayed, reserved, created_at of the next in line, and the current second."""
-        waits = f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at"
-        return sql.text(
-            f"SELECT (SELECT count(*) {waits} <= {self.second}) AS ready, (SELECT count(*) {waits} > {self.second}) AS"
-            f" delayed_, (SELECT count(*) FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
-            f" (SELECT created_at {waits} <= {self.second} ORDER BY available_at, id LIMIT 1) AS oldest,"
-            f" {self.second} AS now_s FROM {self.clock}"
-        )
-
-
-def reservations_of(table: str) -> str:
-    """The name of the table of reservations for a table of jobs, in the same schema."""
-    schema, dot, name = table.rpartition(".")
-    return schema + dot + ("qd_reserved" if name == "jobs" else f"qd_reserved_{name}")
-
-
-class TurnSql(JobSql):
     @property
     def ours_only(self) -> str:
         """Excludes jobs of PHP classes, whose name is at the top level, before any { or [. In doubt a job is included."""
@@ -207,24 +163,6 @@ class TurnSql(JobSql):
         behind = " AND ".join(f"({each} = 0 OR {each} > {at}({text}, {needle}))" for each in opened)
         return f"NOT ({at}({text}, {needle}) > 0 AND {behind})"
 
-    @cached_property
-    def begin(self) -> sql.TextClause:
-        return sql.text("START TRANSACTION")
-
-    @cached_property
-    def commit(self) -> sql.TextClause:
-        return sql.text("COMMIT")
-
-    @cached_property
-    def next_ready(self) -> sql.TextClause:
-        """now: unix seconds."""
-        return self._next_ready(":now")
-
-    @cached_property
-    def next_now(self) -> sql.TextClause:
-        """By MySQL's own clock."""
-        return self._next_ready("UNIX_TIMESTAMP()")
-
     def _next_ready(self, now: str) -> sql.TextClause:
         attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
         return sql.text(
@@ -232,23 +170,7 @@ class TurnSql(JobSql):
             f" AND available_at <= {now} AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
         )
 
-    @cached_property
-    def take(self) -> sql.TextClause:
-        return sql.text(
-            f"UPDATE {self.jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL"
-        )
-
-    @cached_property
-    def reserve(self) -> sql.TextClause:
-        """Replaces an old reservation, whose job PHP has taken over since."""
-        first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
-        names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
-        return sql.text(
-            f"{first} INTO {self.ours} ({names}, text_sum)"
-            " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
-        )
-
-    @cache  # noqa: B019  one per connection, which lives as long as its process
+    @cache  # noqa: B019
     def seen(self, queues: int) -> sql.TextClause:
         """us; busy: jobs this owner has reserved in the queues; and one row per paused queue."""
         named = ", ".join(f":q{n}" for n in range(queues))
@@ -329,3 +251,15 @@ class TurnSql(JobSql):
             f"noted AS (INSERT INTO {self.ours} ({columns}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
             f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})",
         ]
+
+
+def reservations_of(table: str) -> str:
+    """The name of the table of reservations for a table of jobs, in the same schema."""
+    schema, dot, name = table.rpartition(".")
+    return schema + dot + ("qd_reserved" if name == "jobs" else f"qd_reserved_{name}")
+
+
+@cache
+def statements(kind: str, clock: str, table: str) -> JobSql:
+    """kind, clock: of a Server. Created once per process."""
+    return JobSql(kind, clock, table)

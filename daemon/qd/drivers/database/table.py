@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import sqlalchemy as sql
 
 from qd.drivers.database.connection import again, channel
+from qd.drivers.database.dialects import Server
 from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.schema import SECOND
-from qd.drivers.database.sql import HIGHEST, JobSql, TurnSql
+from qd.drivers.database.sql import HIGHEST, statements
 from qd.drivers.database.transaction import Executor, Placed, Spot
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
@@ -62,7 +63,7 @@ class JobTable:
     ) -> None:
         self.settings, self.space, self.connection = settings, space, space.connection
         self.owner, self.keep, self.longest = owner, keep, longest
-        self.sql = TurnSql(self.connection.server, settings.table)
+        self.sql = statements(self.connection.kind, self.connection.server.clock, settings.table)
 
     def names(self, *names: str) -> list[str]:
         """The names of these keys in the keyspace."""
@@ -114,8 +115,8 @@ class JobTable:
 class JobRows:
     """JobQueues on a table of jobs."""
 
-    def __init__(self, texts: JobSql, table: str) -> None:
-        self.sql, self.table = texts, table
+    def __init__(self, server: Server, table: str) -> None:
+        self.sql, self.table = statements(server.kind, server.clock, table), table
         self._texts: dict[str, sql.TextClause] = {}
 
     def queues(self, step: Executor) -> list[str]:

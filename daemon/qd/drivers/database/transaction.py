@@ -121,10 +121,6 @@ class Step:
     def now(self) -> float:
         return self.now_us / 1_000_000
 
-    @property
-    def dialect(self) -> str:
-        return self.connection.kind
-
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
         return self.connection.execute(statement, values)
 

@@ -5,7 +5,7 @@ delete    DeleteMessage
 renew     ChangeMessageVisibility, by the keeper
 send      SendMessageBatch, ten at a time
 
-qd never repeats a call: nobody knows what a broken call did, and its effect shows by itself. SQS delivers a message that was
+qd never repeats a call: a broken call may have been executed, and its effect shows by itself. SQS delivers a message that was
 received and lost again when its lease is over.
 """
 

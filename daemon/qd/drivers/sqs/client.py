@@ -1,7 +1,7 @@
 """Calls to SQS over one kept HTTP connection.
 
 Service          boto3 finds the credentials, signs the request and reads the reply
-HttpConnection   sends it: polls a wake descriptor beside the socket, so that a waiting worker reacts to a signal at once,
+HttpConnection   sends it: polls a wake descriptor next to the socket, so that a waiting worker reacts to a signal at once,
                  bounds every wait, and sends nothing twice
 
 Importing this module imports boto3; only a connection to SQS that is used imports it.
