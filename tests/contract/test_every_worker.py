@@ -248,7 +248,7 @@ def test_a_worker_says_what_its_connection_cannot_do_and_jobs_get_unicode_and_a_
     for n, text in texts.items():
         tried.push(n, job="read", text=text)
     work = tried.shop.work_off()
-    said = {match[1] for match in work.matches(r"connection\.cannot connection=main what=(\w+) meaning=\"?\w+")}
+    said = {match[1] for match in work.matches(r"connection\.unsupported connection=main what=(\w+) meaning=\"?\w+")}
     assert said == tried.kind.limits
     for n, text in texts.items():
         (note,) = tried.shop.noted("E", n)

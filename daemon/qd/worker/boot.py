@@ -1,17 +1,16 @@
-"""A worker's first steps, after the fork: what it must not share with its parent, and what its master must be able to do.
-The scheduler's are the same.
+"""First steps of a worker or scheduler after the fork, and the check of the servers at the start of `qd work`.
 
-Called in the template's grandchildren, and, without preload, in children of the master.
+The steps run in grandchildren of the template and, without preload, in children of the master.
 
-The first look of `qd work` at its servers, before anything runs: what only a person can mend is said, and ends the start.
+The check ends the start if there is a problem that only an operator can fix:
 
-    the connection can be worked on     a place for what it keeps beside its jobs, queues of names that it takes
-    what its driver knows               tables, queues that are there, what takes jobs away too soon
-    what this user may do               its rights, and one question to each queue
-    the control connection              the same, as far as it is another one
+    the connection            a keyspace next to its jobs, valid names of queues
+    its driver                tables and queues exist, no setting that removes jobs too early
+    the permissions           of the user, and one call to each queue
+    the control connection    the same, if it is another one
 
-A server that is away, or busy, is no such thing: workers wait for it. Later, whatever is wrong is tried again. What the
-configuration alone tells was refused before (template.imported).
+An unreachable or busy server is not such a problem: workers wait for it. Later, every error is retried. Errors of the
+configuration alone were reported before (template.imported).
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def serve(
     assignment: Assignment,
     between: Callable[[], None] | None = None,
 ) -> int:
-    """Become worker `assignment` and work until there is a reason to leave. Returns the exit code.
+    """Become the worker of `assignment` and work until there is a reason to leave. Returns the exit code.
 
-    between: called between two looks for jobs, see Worker.
+    between: called after each wait for a job, see Worker.
     """
     context, stack_fd = settled(context, assignment)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
@@ -69,7 +68,7 @@ def serve(
         settings.work.connection,
         token=context.token,
         slot=assignment.slot,
-        turns=first_turn(assignment),
+        turns=(assignment.generation - 1) * LIFE,  # continued over all generations: no mark is used twice
         title=title,
         own=own,
     )
@@ -86,43 +85,31 @@ def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext
     context = replace(context, log=context.log.of(assignment.role.word, WaitingLogWriter()))
     random.seed()
     proc.die_before_parent(OOM_SCORE)
-    os.environ["QD_OWNER"] = (
-        f"{context.token}/{assignment.slot}"  # for what it starts: a later master can tell whose it is
-    )
-    install_quiet()
+    os.environ["QD_OWNER"] = f"{context.token}/{assignment.slot}"  # identifies its subprocesses to a later master
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
+        signal.signal(number, signals.nothing)
     signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
     log_job_records(context.log)
     return context, stack_fd
 
 
-def install_quiet() -> None:
-    """Signals that steer masters mean nothing to a worker."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
-        signal.signal(number, signals.nothing)
-
-
-def first_turn(assignment: Assignment) -> int:
-    """Turns are counted on from life to life of a slot, in steps that no life uses up: what is kept under a mark (how its
-    worker died) is never another job's."""
-    return (assignment.generation - 1) * LIFE
-
-
 def own_stdin() -> None:
+    """Read from /dev/null instead of the parent's stdin."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
 def print_by_line() -> None:
-    """What a job prints is in the file or pipe when its line is whole: a worker that is killed flushes nothing."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # else the app has put something of its own there
-        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+    """Flush what a job prints after each line: a killed worker flushes nothing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else the app has replaced it
+        with suppress(OSError, ValueError):  # closed, or without a reader
             sys.stdout.reconfigure(line_buffering=True)
 
 
 def ready_for_stacks() -> int | None:
-    """A file in memory that takes this process's Python stacks, written in C even while a job holds the GIL."""
+    """A file in memory for this process's Python stacks, written in C even while a job holds the GIL."""
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if TAKE_STACK is None or not hasattr(os, "memfd_create"):
         return None
@@ -132,7 +119,7 @@ def ready_for_stacks() -> int | None:
 
 
 def log_job_records(log: Log, context: Callable[[], Mapping[str, object]] | None = None) -> None:
-    """Python's own logging becomes our lines, where the app has set up no handlers."""
+    """Write records of Python's logging as qd's log lines, if the app has set up no handlers."""
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(JobRecords(log, context or job_fields))
@@ -149,17 +136,17 @@ def job_fields() -> Mapping[str, object]:
 
 
 def freeze() -> None:
-    """Move what the import has made out of the collector's sight, so that forks share its pages."""
+    """Exclude the imported objects from garbage collection, so that forks share their pages."""
     gc.collect()
     gc.freeze()
 
 
 PATIENCE = 1.0  # seconds to connect, and for each answer
-TOKEN = "first-look"  # it reserves nothing
+TOKEN = "first-look"  # for a connection that reserves nothing
 
 
 def look(app: Qd) -> list[str]:
-    """What is odd, though it can be worked with. Raises ConfigError: somebody has to mend something first."""
+    """Check the servers. Returns warnings. Raises ConfigError for problems that an operator must fix first."""
     settings, work, own = app.settings, app.settings.work, app.connections.own
     opened = partial(open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
     with extras_named(), closing(opened(settings, work.connection)) as queue:
@@ -176,7 +163,7 @@ def look(app: Qd) -> list[str]:
 
 @contextmanager
 def waited_for() -> Iterator[None]:
-    """What a server says that only a person can mend becomes a ConfigError; one that is away may come later."""
+    """Turn problems that only an operator can fix into a ConfigError; ignore an unreachable server."""
     try:
         yield
     except NeedsMending as error:

@@ -1,14 +1,12 @@
-"""What the job in hand saves or tells, on its way to the server: job.checkpoint() -> Saver -> queue.checkpoint, and
-job.progress() -> Saver -> queue.jobs.progress.
+"""Checkpoints, progress and answers over a connection that may break.
 
-A call of it may come from any thread of the job, and from its main thread is never torn by an alarm. Nothing of a server
-that is away reaches the job: what could not be kept is remembered, and goes with the next checkpoint or with the answer.
+Checkpoints    job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects calls
+               from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint or the answer.
+Delivery       sends each answer until the server has it, and never twice. After a broken call it first queries which job
+               the server holds for this worker:
 
-How an answer reaches the server: until it is there, and never twice. After a broken call the server is asked first what
-it holds of this worker; only then the worker goes on.
-
-    answer broke -> pause -> held -> mine still: answer again | not mine: it was given
-    turn broke   -> held -> the job before: not acked | another: it is in hand | nothing: look again
+    answer broke -> pause -> held -> still this job: answer again | not this job: the answer had arrived
+    turn broke   -> held -> the previous job: not acked | another: it was reserved | none: next turn
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from qd.drivers.base import Connector
@@ -31,13 +30,13 @@ from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
 
 AWAY = (ConnectionLost, ServerRefused)
-PATIENCE = 0.2  # seconds a call waits for the server: less than what a job has between its alarm and its end
-REST = 10  # times as long as a call has failed, the next ones only remember
+PATIENCE = 0.2  # seconds a call waits for the server: less than a job has between its alarm and its kill
+REST = 10  # after a failed call, states are only remembered for so many times its duration
 
 
 class HeldJob(NamedTuple):
-    """The job after its attempt. unsaved: a state that the server does not have for certain. unsure: a call broke, so
-    another text of it may stand there, now or a little later: ask before the answer, and after one that was refused."""
+    """The job after its attempt. unsaved: a state that may not be on the server. unsure: a call broke, so the server may
+    have another text of the job, now or soon: query it before the answer, and after a refused one."""
 
     job: Reserved
     unsaved: bytes | None = None
@@ -45,7 +44,7 @@ class HeldJob(NamedTuple):
 
 
 def still_held(queue: Connector, job: Reserved) -> Reserved | None:
-    """The job as it stands by the server's word. None: it is not this worker's any more."""
+    """The job as it is on the server. None: this worker does not hold it any more."""
     mine = queue.held((job.queue,))
     return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
@@ -55,8 +54,8 @@ class Checkpoints:
         self.queue, self.alarm, self.log = queue, alarm, log
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._mark: str | None = None  # of the job whose checkpoints are taken; None: no attempt is under way
-        self._job: Reserved | None = None  # as it stands
+        self._mark: str | None = None  # of the current job; None: no attempt is running
+        self._job: Reserved | None = None  # with its last saved text
         self._unsaved: bytes | None = None
         self._used = self._unsure = self._calling = False
         self._not_before = 0.0
@@ -67,9 +66,9 @@ class Checkpoints:
         self._job, self._mark = job, job.mark
 
     def end(self) -> HeldJob:
-        """The attempt is over: nothing of it is saved any more."""
+        """The attempt has ended: no more of its states are saved."""
         self._mark = None
-        # Set before the mark is looked at: a call under way is seen here, or sees that it comes too late.
+        # `_used` is set before the mark is checked: a concurrent call is seen here, or sees that it is too late.
         if self._used:
             with self._lock:
                 pass
@@ -78,67 +77,63 @@ class Checkpoints:
 
     def keep(self, mark: str, state: bytes) -> None:
         """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
-        with shield:
-            if os.getpid() != self._pid:
-                raise NotInJob(
-                    "job.checkpoint() was called in a process that the job has forked: call it in the job's own"
-                )
-            self._used = True
-            with self._lock:
-                if self._mark != mark:
-                    raise NotInJob("job.checkpoint() was called after its job had ended")
-                self._unsaved = state
-                if self._calling or time.monotonic() < self._not_before:
-                    return  # from a signal handler, in the middle of a call; or the server is away
-                kept = self._send(state)
+        kept = True
+        with self._current(mark, "checkpoint"):
+            self._unsaved = state
+            try:
+                with self._call() as may_call:
+                    kept = not may_call or self._kept(state)
+            except AWAY as error:
+                self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
+                self.log.debug("job.checkpoint", kept="in memory", error=str(error))
         if not kept:
             self.alarm.lease_lost()
             if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
 
-    def tell(self, mark: str, id: str, ttl: float, percent: float) -> None:
-        """Keep how far the job is that was reserved under `mark`, as well as it goes. Raises NotInJob."""
+    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+        """Try to save the progress of the job that was reserved under `mark`. Raises NotInJob."""
+        with self._current(mark, "progress"):
+            try:
+                with self._call() as may_call:
+                    if may_call:
+                        self.queue.jobs.progress(id, percent, ttl)
+            except AWAY as error:
+                self.log.debug("job.progress", kept=False, error=str(error))
+
+    @contextmanager
+    def _current(self, mark: str, name: str) -> Iterator[None]:
+        """Hold shield and lock; raise NotInJob if `mark` is not the current job's."""
         with shield:
             if os.getpid() != self._pid:
                 raise NotInJob(
-                    "job.progress() was called in a process that the job has forked: call it in the job's own"
+                    f"job.{name}() was called in a process that the job has forked: call it in the job's own"
                 )
             self._used = True
             with self._lock:
                 if self._mark != mark:
-                    raise NotInJob("job.progress() was called after its job had ended")
-                if self._calling or time.monotonic() < self._not_before:
-                    return
-                self._progress(id, percent, ttl)
+                    raise NotInJob(f"job.{name}() was called after its job had ended")
+                yield
 
-    def _progress(self, id: str, percent: float, ttl: float) -> None:
+    @contextmanager
+    def _call(self) -> Iterator[bool]:
+        """Bound a call. Yields False if none may be made: in a signal handler during a call, or soon after a failed one."""
         began = time.monotonic()
+        if self._calling or began < self._not_before:
+            yield False
+            return
         self._calling = True
         try:
             with self.queue.within(PATIENCE):
-                self.queue.jobs.progress(id, percent, ttl)
-        except AWAY as error:
+                yield True
+        except AWAY:
             self._not_before = time.monotonic() + REST * (time.monotonic() - began)
-            self.log.debug("job.progress", kept=False, error=str(error))
-        finally:
-            self._calling = False
-
-    def _send(self, state: bytes) -> bool:
-        """False: the lease was lost."""
-        began = time.monotonic()
-        self._calling = True
-        try:
-            with self.queue.within(PATIENCE):
-                return self._kept(state)
-        except AWAY as error:
-            self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
-            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
-            self.log.debug("job.checkpoint", kept="in memory", error=str(error))
-            return True
+            raise
         finally:
             self._calling = False
 
     def _kept(self, state: bytes) -> bool:
+        """False: the lease was lost."""
         assert self._job is not None
         job: Reserved | None = self._job
         if self._unsure:
@@ -149,39 +144,38 @@ class Checkpoints:
             if self.queue.checkpoint(job, member):
                 self._job, self._unsaved, self._unsure = job._replace(member=member), None, False
                 return True
-            # One whose reply was lost may have come in between.
+            # A checkpoint whose reply was lost may have arrived in between.
             found = still_held(self.queue, job) if self._unsure else None
             job = found if found is not None and found.member != job.member else None
         return False
 
 
 T = TypeVar("T")
-FEW = 10  # different refusals that a worker tells of
-AGAIN = 1.0  # most seconds between two tries to reach the server
-LEAVES = 1.0  # seconds in which an answer could not be sent; then it is left to a keeper, where there is a way
+FEW = 10  # different refusals that a worker logs
+AGAIN = 1.0  # seconds between two tries to reach the server, at most
+LEAVES = 1.0  # seconds of failed tries after which an answer is left to a keeper, if the connection supports it
 
 
 class Delivery:
-    """What a worker says to the server, and what it knows of it.
+    """Turns and answers of a worker.
 
-    done: a job that is finished and not acked yet; its ack goes with the next turn. rest(seconds): sleeps, and hears
-    signals meanwhile.
+    done: a finished job that is not acked yet; its ack goes with the next turn. rest(seconds): sleeps and handles signals.
     """
 
     def __init__(self, queue: Connector, rota: Rota, log: Log, rest: Callable[[float], None]) -> None:
         self.queue, self.rota, self.queues, self.log, self.rest = queue, rota, rota.queues, log, rest
         self.done: Reserved | None = None
-        self.unsure = False  # what the last turn did; then the server is asked before the next one
+        self.unsure = False  # the effect of the last turn is unknown: query the server before the next one
         self._away_since = 0.0
-        self._refused = set[str]()  # what was said
+        self._refused = set[str]()  # refusals that were logged
 
     @property
     def away(self) -> bool:
-        """The last call broke: nobody knows whether jobs are ready."""
+        """Whether the last call broke, so that it is unknown whether jobs are ready."""
         return bool(self._away_since)
 
     def turn(self, shut: tuple[str, ...] = ()) -> Turn:
-        """Ack `done` and take the next job in one call, from a queue that is not shut. Not before `ask` where `unsure`."""
+        """Ack `done` and reserve the next job from a queue that is not shut, in one call. If `unsure`, call `ask` first."""
         turn = self.queue.turn(self.done, self.rota.order, shut)
         if turn.reserved is not None:
             self.rota.took(turn.reserved.queue, time.monotonic())
@@ -189,7 +183,7 @@ class Delivery:
         return turn
 
     def broke(self, error: Exception) -> None:
-        """The last turn did."""
+        """Note that the last turn broke."""
         self.log_broken(error)
         self._away_since = self._away_since or time.monotonic()
         self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
@@ -197,17 +191,18 @@ class Delivery:
             self.done = None
 
     def ask(self) -> Reserved | None:
-        """A broken turn may have acked, and may have reserved: no other before this is known. The job it reserved."""
+        """A broken turn may have acked and may have reserved. Returns the job that it reserved, if any."""
         mine = self.queue.held(self.queues)
         self.unsure = False
-        self._tell_given()
+        self._log_late_answers()
         if mine is not None and self.done is not None and mine.mark == self.done.mark:
             return None  # neither acked nor reserved
         self.done = None
         return mine
 
     def give_back_reserved(self, give_back: Callable[[Reserved], bool]) -> None:
-        """Give back what a broken turn has reserved. With no ack to send it is tried once: it is asked for again."""
+        """Give back a job that a broken turn may have reserved. Without a pending ack one try is enough, because the next
+        turn asks again."""
         while self.unsure:
             try:
                 mine = self.ask()
@@ -221,7 +216,7 @@ class Delivery:
                 self.until_answered(HeldJob(mine), give_back)
 
     def until_answered(self, held: HeldJob, answer: Callable[[Reserved], T]) -> T | None:
-        """Answer for the job until the server has it. None: it was done by a call whose reply was lost."""
+        """Repeat the answer until the server has it. None: an earlier call whose reply was lost had already succeeded."""
         job, asks, sent, sure = held.job, held.unsure, False, True
         while True:
             try:
@@ -229,11 +224,11 @@ class Delivery:
                 if found is None and sent:
                     return None
                 job, before, sent = found or job, sent, True
-                said = answer(job)
-                if said is not False or not asks or still_held(self.queue, job) in (None, job):
+                reply = answer(job)
+                if reply is not False or not asks or still_held(self.queue, job) in (None, job):
                     self._away_since = 0.0
-                    return None if said is False and before else said
-                sent = False  # a checkpoint whose reply was lost came in between: answer for what stands now
+                    return None if reply is False and before else reply
+                sent = False  # a late checkpoint has changed the text of the job: answer again
             except AWAY as error:
                 asks, sure = True, sure and isinstance(error, NOTHING_DONE)
                 self.log_broken(error)
@@ -242,7 +237,7 @@ class Delivery:
                 self.pause()
 
     def fetch(self, ask: Callable[[], T]) -> T:
-        """What the answer for a job needs; ask until the server answers."""
+        """Repeat a query that the answer needs until the server replies."""
         while True:
             try:
                 found = ask()
@@ -254,8 +249,8 @@ class Delivery:
                 return found
 
     def _leaves(self, job: Reserved, answer: Callable[[Reserved], object], error: Exception, *, sure: bool) -> bool:
-        """Whether the answer is left for a keeper to give: the server of this job is away, and that of another queue is not.
-        Only a connection of several servers has `leave`."""
+        """Whether the answer was left to a keeper, because the server of this job is unreachable and another one is not.
+        Only a connection with several servers has `leave`."""
         leave = getattr(self.queue, "leave", None)
         if leave is None or not isinstance(error, ConnectionLost):
             return False
@@ -263,14 +258,13 @@ class Delivery:
             return False
         if not leave(job, answer, sure=sure):
             return False
-        self._away_since = time.monotonic()  # others may answer: the next pause is short
-        self.log.info(
-            "job.answer_left", queue=job.queue, id=id_of(job.member), reason="its node is away; a keeper gives it"
-        )
+        self._away_since = time.monotonic()  # other servers may reply: the next pause is short
+        reason = "its node is unreachable; a keeper will answer"
+        self.log.info("job.answer_left", queue=job.queue, id=id_of(job.member), reason=reason)
         return True
 
-    def _tell_given(self) -> None:
-        """Of answers that this worker had left, and found before a keeper gave them."""
+    def _log_late_answers(self) -> None:
+        """Log answers that this worker had left and has sent itself before a keeper did."""
         given: Callable[[], Sequence[Given]] = getattr(self.queue, "given", tuple)
         for queue, member, there in given():
             if there:
@@ -279,8 +273,7 @@ class Delivery:
                 self.log.error("job.lease_lost", queue=queue, id=id_of(member))
 
     def log_broken(self, error: Exception) -> None:
-        """A server that is away is told of by the keeper, once for all; one that refuses this worker, here, once: it may do
-        what the keeper asks of it."""
+        """Log refusals once: the keeper may have other permissions. Unreachable servers are logged by the keeper."""
         refused = isinstance(error, ServerRefused | NeedsMending) and str(error) not in self._refused
         if refused and len(self._refused) < FEW:
             self._refused.add(str(error))
@@ -289,7 +282,7 @@ class Delivery:
             self.log.debug(f"{server_of(error, self.queue)}.broken", error=str(error))
 
     def pause(self) -> None:
-        """Before the next try; longer the longer the server is away."""
+        """Sleep before the next try, longer the longer the server is unreachable."""
         at = time.monotonic()
         self._away_since = self._away_since or at
         self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))
@@ -304,5 +297,5 @@ def id_of(member: bytes) -> str | None:
 
 
 def server_of(error: Exception, queue: Connector) -> str:
-    """The driver of the server that the error came from, for the log."""
+    """The driver of the server that has caused the error, for the log."""
     return getattr(error, "server", None) or queue.settings.driver

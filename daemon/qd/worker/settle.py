@@ -1,15 +1,11 @@
-"""The copy of a failed job in Laravel's table failed_jobs, written after its record is kept in Redis.
+"""The end of an attempt: answer its outcome on the server, log it and count it.
 
-A database that is away costs two seconds at most, and is not asked again for a while; the job is in the failed store anyway.
+    done      -> acked with the next turn; at once if other jobs are tied to it
+    back      -> released        failed -> buried, with a record and a copy in Laravel's table
+    cancelled -> acked at once   lost   -> logged
 
-What an outcome does to others, worked out from what its job is tied to. ending.py passes it to the answer.
-
-What a worker answers when a job did not simply succeed: given back or buried, said in the log and in the record.
-
-The end of an attempt: its outcome is answered, told and counted. The loop passes it what came of the job.
-
-done -> acked with the next turn, at once where others are tied to it
-back -> released    failed -> buried    cancelled -> acked at once    lost -> told
+Settlement drives it, Settler writes answers and log lines, effects_of computes the effects on tied jobs, and Copier copies
+the records.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from qd import events
@@ -40,53 +37,47 @@ if TYPE_CHECKING:
     from qd.store.failed_jobs_table import FailedJobs
 
 
-AGAIN = 10.0  # seconds until a database that was away is asked again
+AGAIN = 10.0  # seconds until an unreachable database is tried again
 
 
 class Copier:
-    """url: of the database; connection: what Laravel calls the place of the queues."""
+    """Copies failed jobs to Laravel's table failed_jobs after their records are stored. If the database is unreachable, a
+    try takes at most two seconds, and the job is in the failed store anyway. connection: its name in Laravel."""
 
     def __init__(self, url: str, connection: str, queue: Connector, log: Log) -> None:
         self.url, self.connection, self.queue, self.log = url, connection, queue, log
         self._table: FailedJobs | None = None
         self._away_until = 0.0
-        self._told = False
+        self._logged = False
 
     def copy(self, record: dict[str, Any], raw: bytes) -> None:
-        """Only a job with a uuid, which its payload has since Laravel 5.7, can be in that table. Raises nothing."""
+        """Copy a job that has a uuid (in payloads since Laravel 5.7), which the table requires. Raises nothing."""
         if not record["uuid"] or time.monotonic() < self._away_until:
             return
         from qd.store.failed_jobs_table import DatabaseError, FailedJobs, FailedRow, signed_off
 
-        said = record["trace"] or f"{record['error']}: {record['reason']}"
+        exception = signed_off(record["trace"] or f"{record['error']}: {record['reason']}", record["id"])
         try:
-            text = as_pushed(raw).decode()
+            text, queue, at = as_pushed(raw).decode(), record["queue"], record["failed_at"]
             self._table = self._table or FailedJobs(self.url)
-            exception = signed_off(said, record["id"])
-            self._table.add(
-                FailedRow(record["uuid"], self.connection, record["queue"], text, exception, record["failed_at"])
-            )
-            self._told = False
+            self._table.add(FailedRow(record["uuid"], self.connection, queue, text, exception, at))
+            self._logged = False
         except (DatabaseError, ConfigError) as error:
-            return self._away(error)
+            self._away_until = time.monotonic() + AGAIN
+            if not self._logged:
+                self._logged = True
+                hint = "failed jobs are kept in Redis, and not copied until it is back"
+                self.log.error("failed.not_copied", error=str(error), hint=hint)
+            return
         except (Malformed, UnicodeDecodeError):
             return
-        try:
+        with suppress(ConnectionLost, ServerRefused):  # the row stays unmarked: `qd failed retry` will not check it
             self.queue.copied(record["queue"], record["id"])
-        except (ConnectionLost, ServerRefused):
-            return  # the row is there and the record does not say so: `qd failed retry` does not check the row
-
-    def _away(self, error: Exception) -> None:
-        self._away_until = time.monotonic() + AGAIN
-        if not self._told:
-            self._told = True
-            hint = "failed jobs are kept in Redis, and not copied until it is back"
-            self.log.error("failed.not_copied", error=str(error), hint=hint)
 
 
 def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
-    """() for a job that is tied to nothing. One that comes back keeps its lock. most: bytes of a result that is kept, 0:
-    any."""
+    """The effects of an outcome on tied jobs and locks; () for a job without ties. A released job keeps its lock. most:
+    bytes of a stored result, 0: no limit."""
     ties = payload.qd
     if ties is None or isinstance(outcome, Lost):
         return ()
@@ -103,26 +94,24 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
 
 
 def was_killed(job: Reserved, payload: Payload) -> bool:
-    """Whether a worker died or lost its lease with this job in hand. The middleware of that attempt freed nothing."""
+    """Whether a worker died or lost its lease while running this job. The middleware of that attempt freed nothing."""
     return payload.crashes > 0 or (b'"rsv":' in job.before and ending_of(job.before) is not Ending.ANSWERED)
 
 
 def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "") -> tuple[Effect, ...]:
-    """What frees the places that an earlier attempt left. One call of the server, so only after was_killed. holder: as in
-    left_by."""
+    """Effects that free the places an earlier attempt left. It takes a call: only after was_killed. holder: see left_by."""
     try:
         return left_by(*queue.kept, payload.uuid or payload.id or job.mark, holder)
-    except (ConfigError, ServerRefused):  # this connection keeps no places, or this is no record of ours
+    except (ConfigError, ServerRefused):  # this connection stores no places, or the record is not qd's
         return ()
 
 
-LINE = 250  # characters of an error that stand in a line of the log
-LONGEST = 16_000  # characters of a traceback that are kept
+LINE = 250  # characters of an error in a log line
+LONGEST = 16_000  # characters of a stored traceback
 
 
 class Settler:
-    """What an answer writes, and what is said of it once it is given. keeps: whether failed jobs are kept; copier: writes
-    the copies of their records."""
+    """Writes answers and their log lines. keeps: whether failed jobs are kept. copier: copies their records."""
 
     def __init__(self, queue: Connector, log: Log, *, keeps: bool = True, copier: Copier | None = None) -> None:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
@@ -136,7 +125,7 @@ class Settler:
         text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
         return self.queue.release(job, Released(text, back.delay, back.head), effects)
 
-    def tell_back(self, job: Reserved, back: Back) -> None:
+    def log_back(self, job: Reserved, back: Back) -> None:
         level = "warning" if back.error is not None else "info"
         fields = {**self._job(job), "delay": back.delay, "reason": cut(back.why, LINE)}
         if back.error is not None:
@@ -169,40 +158,41 @@ class Settler:
         return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
 
     def copy(self) -> None:
-        """Of the record that was kept last."""
+        """Copy the record that was stored last."""
         if self.copier is not None and self._buried is not None:
             self.copier.copy(*self._buried)
             self._buried = None
 
-    def tell_failed(self, job: Reserved, failed: Failed) -> None:
+    def log_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
         kept = None if self.keeps else "no"
-        told = self._job(job)
-        if "attempt" in told:
-            told["attempt"] = max(0, failed.attempts)  # as in its record: one that did not begin is none
-        self.log.error(event, **told, kept=kept, error=short(failed.error), trace=full(failed.error, self.log))
+        fields = self._job(job)
+        if "attempt" in fields:
+            fields["attempt"] = max(
+                0, failed.attempts
+            )  # as in its record: an attempt that did not begin does not count
+        self.log.error(event, **fields, kept=kept, error=short(failed.error), trace=full(failed.error, self.log))
 
-    def tell_cancelled(self, job: Reserved) -> None:
+    def log_cancelled(self, job: Reserved) -> None:
         self.log.warning("job.cancelled", **self._job(job))
 
-    def tell_lost(self, job: Reserved) -> None:
-        """Somebody else has it, or has done it: said, never taken for success."""
+    def log_lost(self, job: Reserved) -> None:
         self.log.error("job.lease_lost", **self._job(job))
 
-    def tell_done(self, job: Reserved, took: float) -> None:
+    def log_done(self, job: Reserved, took: float) -> None:
         self.log.info("job.done", **self._job(job), took=took)
 
-    def tell_missing(self, job: Reserved, why: str) -> None:
+    def log_missing(self, job: Reserved, why: str) -> None:
         self.log.info("job.missing", **self._job(job), reason=why)
 
     def death_before(self, job: Reserved) -> Death:
-        """How the worker died that held this job before, where somebody wrote it down. Older notes have no facts."""
+        """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
         try:
             mark = json.loads(b"{" + job.before.lstrip(b", ") + b"}").get("rsv")
             note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
-            said = json.loads(note) if note else {}
-            facts = said.get("death")
-            return Death(str(said.get("told", "")), flat(facts) if isinstance(facts, dict) else None)
+            found = json.loads(note) if note else {}
+            facts = found.get("death")
+            return Death(str(found.get("told", "")), flat(facts) if isinstance(facts, dict) else None)
         except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
             return Death()
 
@@ -222,13 +212,13 @@ class Settler:
 
 
 def shown_otherwise(payload: Payload) -> str | None:
-    """What people are to be shown in place of the name, where it was said."""
+    """The display name, if the payload has one that differs from the job's name."""
     shown = payload.displayName
     return None if shown is None or shown in (payload.job, payload.job.partition("@")[0]) else cut(shown)
 
 
 def flat(facts: dict[str, object]) -> dict[str, object]:
-    """Without what is nested: no fact of ours is, and a note may be anybody's, nested too deep to be written again."""
+    """Without nested values: qd writes none, and a note of another origin may be nested too deep to be encoded again."""
     return {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
 
 
@@ -244,28 +234,28 @@ def _saved(job: Reserved, unsaved: bytes | None) -> bytes:
 
 
 def short(error: BaseException) -> str:
-    """For a line of the log; the record has all of it."""
+    """The error for a log line; the record has the full text."""
     text = words_of(error)
     return cut(f"{type(error).__name__}: {text}", LINE) if text else type(error).__name__
 
 
 def words_of(error: BaseException) -> str:
-    """What the error says, bounded; also of one whose own code fails at saying it."""
+    """The text of the error, redacted and cut; also if its own __str__ raises."""
     try:
         return cut(redact(str(error)), LONGEST)
     except Exception:
-        return f"({type(error).__name__} cannot say what it is)"
+        return f"({type(error).__name__} has no printable text)"
 
 
 def full(error: BaseException, log: Log) -> str | None:
-    """The traceback; None if no code of the job ran. At the log's debug level it has the frames of qd, too."""
+    """The traceback; None if no code of the job ran. At the log level debug it includes the frames of qd."""
     text = redact(trimmed(error, whole=log.debugs) or "\n".join(getattr(error, "__notes__", ()))) or None
     if text is None:
         return None
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]
 
 
-UNTOUCHED = Back(0.0, "reserved, and not begun", spends=False, head=True)
+UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
@@ -283,9 +273,9 @@ class Settlement:
         if isinstance(outcome, Done):
             self.delivery.done = job
             if isinstance(outcome, Missing):
-                settler.tell_missing(job, outcome.why)
+                settler.log_missing(job, outcome.why)
             elif settler.log.informs:
-                settler.tell_done(job, took)
+                settler.log_done(job, took)
             if held.unsure or effects:
                 self._ack(held, effects)
         elif isinstance(outcome, Back):
@@ -293,32 +283,32 @@ class Settlement:
             kept = self.delivery.until_answered(
                 held, lambda job: settler.give_back(job, outcome, held.unsaved, effects)
             )
-            settler.tell_back(job, outcome)
+            settler.log_back(job, outcome)
             self._log_if_lost(job, kept)
         elif isinstance(outcome, Failed):
             kept = self.delivery.until_answered(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
-            settler.tell_failed(job, outcome)
+            settler.log_failed(job, outcome)
             if self._log_if_lost(job, kept):
                 settler.copy()
         elif isinstance(outcome, Cancelled):
             kept = self.delivery.until_answered(held, lambda job: settler.queue.ack(job, effects))
-            settler.tell_cancelled(job)
+            settler.log_cancelled(job)
             self._log_if_lost(job, kept)
         elif isinstance(outcome, Lost):
             self.delivery.until_answered(
                 held, settler.queue.ack
             )  # nothing is there to ack, but our name is still on it
-            self._lost(job, heard=True)
+            self._lost(job, notified=True)
 
     def flush(self) -> None:
-        """Send the ack that waits for a next turn, and give back what a broken turn has reserved."""
+        """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
         self.delivery.give_back_reserved(self._untouched)
         if (done := self.delivery.done) is not None:
             self._ack(HeldJob(done))
 
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
         """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
-        if reserved is not None and self._is_heard:
+        if reserved is not None and self._has_listeners:
             self.delivery.until_answered(
                 HeldJob(reserved), self._untouched
             )  # it is not to suffer for what listeners do
@@ -336,21 +326,21 @@ class Settlement:
         )
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
-        """kept: what the answer was answered with."""
+        """kept: the reply to the answer."""
         if kept is False:
             self._lost(job)
         return kept is not False
 
-    def _lost(self, job: Reserved, *, heard: bool = False) -> None:
-        """The lease is gone: somebody else has the job, or has done it. heard: listeners know."""
-        self.settler.tell_lost(job)
+    def _lost(self, job: Reserved, *, notified: bool = False) -> None:
+        """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
+        self.settler.log_lost(job)
         if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
             self.slot[W.LOST] += 1
-        if not heard and self._is_heard:
+        if not notified and self._has_listeners:
             before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
             self.attempts.hear_lost(job)
             self.slot[W.STATE] = before
 
     @property
-    def _is_heard(self) -> bool:
+    def _has_listeners(self) -> bool:
         return self.attempts.app._listeners.has(events.LeaseLost)

@@ -1,13 +1,10 @@
-"""--reload, for development: which of the app's files has changed since the import.
+"""The template: imports the app once, then forks a worker or scheduler for each order. It runs in a child of the master.
 
-The template asks twice a second; where there is none, idle workers do.
+It reports the result of the import: the number of jobs, the completed settings, and obstacles to forking. Threads and
+connections do not survive a fork; if there are any, workers import the app by themselves (run_fresh). The bodies of the
+children are passed in, because the scheduler is on a higher layer.
 
-The template: imports the app once, then forks a worker, or the scheduler, for each order. Run in a child of the master.
-
-What they do then is handed in: the scheduler lives on a floor above.
-
-It reports what the import has found (how many jobs, the settings that the app's own url completes) and what stands against
-forking from here: threads and connections do not survive a fork. Then workers import by themselves.
+Watch, for --reload: the template, or without one each idle worker, checks twice a second whether a file has changed.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 class Watch:
     def __init__(self, since_ns: int, configuration: Path | None) -> None:
-        """since_ns: unix time at which the import began; what was written after it counts as changed."""
+        """since_ns: unix time at which the import began; files written after it count as changed."""
         self._others = [str(configuration)] if configuration else []
         self._folders = {os.path.dirname(path) for path in sources()}
         self._seen = self._look()
@@ -59,13 +56,13 @@ class Watch:
                 self._seen[path] = 0
 
     def changed(self) -> str | None:
-        """A file that is not as it was, new or gone; told once."""
+        """A file that was changed, added or deleted since the last call."""
         before, self._seen = self._seen, self._look()
         differ = (path for path in {**before, **self._seen} if before.get(path) != self._seen.get(path))
         return next(differ, None)
 
     def _look(self) -> dict[str, int]:
-        """Every module, imported or not yet, beside those that were, and the configuration, with its time of writing."""
+        """The modification time of the configuration and of every module in a folder of an imported one."""
         stamps = {}
         for path in (*self._others, *(path for folder in self._folders for path in modules_in(folder))):
             with suppress(OSError):
@@ -74,7 +71,7 @@ class Watch:
 
 
 def sources() -> list[str]:
-    """The files of all imported modules that are not of an installation."""
+    """The files of all imported modules that do not belong to an installation."""
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return [p for p in paths if p and not p.startswith(PYTHONS) and not any(part in p for part in INSTALLED)]
 
@@ -84,8 +81,8 @@ def modules_in(folder: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))
 
 
-LOOK = 500  # ms between two looks of --reload at the files
-Complete = Callable[[Qd], Settings]  # the settings once the app's own words are known
+LOOK = 500  # ms between two checks of --reload
+Complete = Callable[[Qd], Settings]  # completes the settings with those of the app
 # The body of a worker or scheduler, as boot.serve. The last argument is called while it waits.
 Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
 ServeFor = Callable[[Qd], Serve]  # imports only the body that the app needs
@@ -94,7 +91,7 @@ ServeFor = Callable[[Qd], Serve]  # imports only the body that the app needs
 def run(
     context: ChildContext, line: tuple[socket.socket, int], settings: Settings, complete: Complete, serve_for: ServeFor
 ) -> int:
-    """Import, report, fork on request; leave when the master closes the line. Returns the exit code of a failed import."""
+    """Import, report, fork on request; leave when the master closes the stream. Returns the exit code of a failed import."""
     sock, code = line
     boot.own_stdin()
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
@@ -109,19 +106,19 @@ def run(
     if found:
         return wait_for_end(OrderReader(sock))
     boot.freeze()
-    return obey(replace(context, code=code), OrderReader(sock), app, serve, watch_of(app, began))
+    return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch_of(app, began))
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
-    """The app, ready for work; no server was asked. An Exit when it does not import or cannot be configured; the log says
-    why."""
+    """Import the app and check the configuration, without calling a server. Returns an Exit, after logging the reason, if
+    that fails."""
     carry_job(boot.job_fields)
     try:
         app = load_app(settings)
         app.settings = complete(app)
         app._load()
         app.settings = complete(app)
-        app.schedule.entries()  # what is wrong with one of them is told here
+        app.schedule.entries()  # raises if one of them is invalid
         app.settings = queues.resolved(app, app.settings)
         queues.check_limits(app, app.settings)
         for name in (app.settings.work.connection, app.settings.control):
@@ -144,7 +141,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
 
 
 def may_start(app: Qd, log: Log) -> bool:
-    """False: nobody can work on the connection before somebody has mended it; the log says why, and what is odd."""
+    """Check the servers and log warnings. False: an operator must fix a problem first; the log has the reason."""
     try:
         for hint in look(app):
             log.warning("connection.warning", connection=app.settings.work.connection, hint=hint)
@@ -162,7 +159,7 @@ def load_app(settings: Settings) -> Qd:
             + settings.unfound
         )
     module_name, _, attribute = settings.app.partition(":")
-    invalidate_caches()  # what the master has seen of the start folder may be of another release
+    invalidate_caches()  # the master may have listed the start folder in another release
     if str(settings.root) not in sys.path:
         sys.path.insert(0, str(settings.root))
     module = import_module(module_name)
@@ -174,7 +171,7 @@ def load_app(settings: Settings) -> Qd:
 
 
 def obstacles() -> list[str]:
-    """What the import has left running that a fork would break, by name."""
+    """Threads and connections that the import has left, which a fork would break."""
     threads = [f"the import left the thread '{name}' running" for name in proc.thread_names()]
     sockets = [f"the import left a connection open: {peer}" for peer in proc.connected_sockets()]
     return threads + sockets
@@ -197,13 +194,10 @@ def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
 
 
 def watch_of(app: Qd, began: int) -> Watch | None:
-    if not app.settings.work.reload:
-        return None
-
-    return Watch(began, app.settings.file)
+    return Watch(began, app.settings.file) if app.settings.work.reload else None
 
 
-def tell_change(context: ChildContext, watch: Watch) -> None:
+def report_change(context: ChildContext, watch: Watch) -> None:
     if changed := watch.changed():
         context.sender.send(Changed(file=changed, code=context.code))
 
@@ -214,7 +208,7 @@ def wait_for_end(orders: OrderReader) -> int:
     return 0
 
 
-def obey(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
+def fork_on_request(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
     poll = select.poll()
     poll.register(orders.fileno(), select.POLLIN)
     while not orders.ended:
@@ -223,7 +217,7 @@ def obey(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watc
                 assignment = Assignment(order["slot"], order["generation"], order["paused"], Role(order["role"]))
                 fork_one(context, orders, app, serve, assignment)
         if watch is not None:
-            tell_change(context, watch)
+            report_change(context, watch)
     return 0
 
 
@@ -237,7 +231,7 @@ def fork_one(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, 
 
     try:
         fork.fork_for(context.master, body, born)
-    except OSError as error:  # the master says so, and asks again later
+    except OSError as error:  # the master logs it and tries again later
         context.sender.send(Unborn(slot=assignment.slot, generation=assignment.generation, error=str(error)))
 
 
@@ -255,4 +249,4 @@ def run_fresh(
     report(context, app, context.code, [])
     watch = watch_of(app, began)
     serve = serve_for(app)
-    return serve(app, app.settings, context, assignment, partial(tell_change, context, watch) if watch else None)
+    return serve(app, app.settings, context, assignment, partial(report_change, context, watch) if watch else None)

@@ -1,12 +1,10 @@
-"""The worker: may I, take one, do it, settle it, why stop.
+"""The worker: reserve a job, run it, settle it, until there is a reason to stop.
 
-    turn (ack the job before + reserve) -> attempt -> ack with the next turn | release | bury
+    turn (ack the previous job + reserve) -> attempt -> ack with the next turn | release | bury
     nothing ready -> wait for a token, the next due moment or a signal
-    connection broke -> ask what is mine -> go on (delivery.py)
+    connection broke -> query which job this worker holds -> continue (delivery.py)
 
-One job at a time, in a process of its own. Its exit code says why it left (process/exit_codes.py).
-
-Why a worker leaves by itself after a job: it has grown, has done enough, or is old enough (Laravel 13, Worker.php).
+One job at a time, in a process of its own. Its exit code reports why it left (process/exit_codes.py).
 """
 
 from __future__ import annotations
@@ -39,8 +37,10 @@ from qd.worker.status import ShutQueues, Titles, WorkerEvents
 from qd.worker.timeout import Alarm
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
-IDLE = 0.5  # seconds between two looks at what keeps this worker from working
-BOOTING = int(2e9)  # ns in which a keeper's first contact is looked for more often: it may be milliseconds away
+IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
+BOOTING = int(
+    2e9
+)  # ns after the start in which it checks more often: the keeper's first contact may be milliseconds away
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
         self.attempts = Attempts(
-            app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.tell
+            app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.progress
         )
         self.exit_conditions = ExitConditions(self.work, self.slot)
         self.delivery = Delivery(queue, rota_of(self.work, queue, assignment), self.log, self._rest_while_away)
@@ -79,6 +79,7 @@ class Worker:
         self.between = between
         self.paused = assignment.paused
         self.asked_to_stop = self.descriptors_lost = False
+        self.once_over = False  # --once has ended without a job
         self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
@@ -86,11 +87,11 @@ class Worker:
     # -- the loop
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
-        """Until there is a reason to leave. `ready` is called once it hears signals. Returns the exit code."""
+        """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
         self._open()
         ready()
         try:
-            while (why := self._reason_to_stop()) is None:
+            while (reason := self._reason_to_stop()) is None:
                 if not self._may_look():
                     self._idle_once() if self.work.once and self.shut_queues.holds else self._idle()
                 elif (job := self._take()) is not None:
@@ -100,13 +101,13 @@ class Worker:
                 else:
                     self._wait_once()
             self.settlement.flush()
-            if why is StopReason.RECYCLE and self.attempts.recycle is not None:
+            if reason is StopReason.RECYCLE and self.attempts.recycle is not None:
                 self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
-            self.events.stopping(why, max(0, self.jobs))
-            self.log.debug("worker.stopping", reason=why.word, jobs=self.jobs)
-            # It leaves by itself: at IDLE whoever reaps it knows that no job was in hand.
+            self.events.stopping(reason, self.jobs)
+            self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
+            # IDLE tells the master that this worker holds no job.
             self.slot[W.STATE] = SlotState.LOOKING if self.delivery.unsure else SlotState.IDLE
-            return int(why.code)
+            return int(reason.code)
         finally:
             self._close()
 
@@ -120,53 +121,53 @@ class Worker:
         self.events.starting()
 
     def _close(self) -> None:
-        if not self.descriptors_lost:  # else the numbers of its descriptors may be others' by now
+        if not self.descriptors_lost:  # else its descriptors' numbers may belong to other files now
             self.coroutines.close()
         self.queue.close()
         self.mailbox.close()
 
     def _beat(self, seconds: float = 0.0) -> None:
-        """A sign of life for the master; the next one may take `seconds`."""
+        """Write a heartbeat for the master; the next one may take `seconds`."""
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
 
     def _reason_to_stop(self) -> StopReason | None:
         self._beat()
         if self.mailbox.arrived:
-            self._hear()
+            self._read_signals()
         if self.asked_to_stop:
             return StopReason.SIGNAL
         if self.alarm.raised or self.descriptors_lost:
             return StopReason.RAISED
         if self.attempts.recycle is not None:
             return StopReason.RECYCLE
-        return self.exit_conditions.reason(self.jobs)
+        return self.exit_conditions.reason(self.jobs, self.once_over)
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         came = set(self.mailbox.read())
         if signal.SIGTERM in came and not self.asked_to_stop:
             self.asked_to_stop = True
-            self.events.tell(events.WorkerInterrupted())
+            self.events.emit(events.WorkerInterrupted())
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
-            paused = bool(self.board.header(H.PAUSED))  # which came last nobody can tell: the master's word counts
+            paused = bool(self.board.header(H.PAUSED))  # their order is unknown: the master's state counts
         elif came & {signal.SIGUSR2, signal.SIGCONT}:
             paused = signal.SIGUSR2 in came
         if paused != self.paused:
             self.paused = paused
-            self.events.tell(events.WorkerPausing() if paused else events.WorkerResuming())
+            self.events.emit(events.WorkerPausing() if paused else events.WorkerResuming())
 
-    # -- may I
+    # -- check whether it may take a job
 
     def _may_look(self) -> bool:
         if not self.shut_queues.look() or self.paused:
             return False
-        contact = self.board.header(H.KEEPER_CONTACT)  # nobody renews without a keeper
+        contact = self.board.header(H.KEEPER_CONTACT)  # without a keeper no lease is renewed
         if not contact or now() - contact > self.lease_ns // 2:
             return False
         return self.events.looping(self.settlement.flush)
 
     def _idle(self, longest: float = IDLE) -> None:
-        """Not looking: paused, in maintenance, without a keeper, or because a listener said so."""
+        """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
         self.settlement.flush()
         self.slot[W.LOOKED] = now()
         self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
@@ -176,16 +177,16 @@ class Worker:
         self._after_wait()
 
     def _idle_once(self) -> None:
-        """--once in maintenance is over after --sleep, without a job: who starts it again and again does not spin."""
+        """--once in maintenance ends after --sleep without a job: a supervisor must not restart it in a tight loop."""
         until = time.monotonic() + self.work.sleep
         while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
             self._idle(left)
-        self.jobs = self.jobs or -1
+        self.once_over = True
 
-    # -- take one
+    # -- reserve a job
 
     def _take(self) -> Reserved | None:
-        """The next job, the ack of the one before going with the same call. None: nothing is in hand, or nobody knows."""
+        """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
         self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
         delivery = self.delivery
         self.events.popping(self.settlement.flush)
@@ -212,7 +213,7 @@ class Worker:
         self.mailbox.peek(seconds)
         self._after_wait()
 
-    # -- do it
+    # -- run it
 
     def _do(self, job: Reserved) -> None:
         self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
@@ -221,9 +222,14 @@ class Worker:
         held = self.checkpoints.end()
         self.slot[W.STATE], self.slot[W.JOB_AT] = SlotState.LOOKING, 0
         if self.mailbox.renew():
-            self._descriptors_gone()
+            # Answer the job over a new connection. The stack file, an event loop and the app's own connections cannot be
+            # restored in this process.
+            self.descriptors_lost = True
+            self.queue.close()
+            reason = "a job closed this worker's file descriptors; the worker is being replaced"
+            self.log.warning("worker.descriptors_closed", reason=reason)
         if self.mailbox.repair() and self.board.header(H.STOP_AT):
-            self.asked_to_stop = True  # and nobody heard it
+            self.asked_to_stop = True  # the signal may have been lost
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
         self.settlement.settle(held, outcome, (now() - self._began) / 1e9)
@@ -231,27 +237,18 @@ class Worker:
             self._rest()
 
     def _rest(self) -> None:
-        """Sleep for --rest seconds. Signals are heard meanwhile; only one that stops the worker ends the sleep early."""
+        """Sleep for --rest seconds and handle signals; only one that stops the worker ends the sleep early."""
         self.settlement.flush()
         until = time.monotonic() + self.work.rest
         while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
             self.mailbox.peek(left)
             self._after_wait()
 
-    def _descriptors_gone(self) -> None:
-        """The job has closed what is not its own. It is answered over a new connection; the rest (the file for stacks, an
-        event loop, clients of the app) cannot be had again in this process."""
-        self.descriptors_lost = True
-        self.queue.close()
-        self.log.warning(
-            "worker.descriptors_closed", reason="a job has closed descriptors of its worker: another takes its place"
-        )
-
     def _begin(self, payload: Payload, limits: JobLimits) -> None:
         slot = self.slot
         fails = fails_when_killed(limits, payload)
         slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
-        slot[W.TURN] = self._turn  # after FAILS, which else would be that of the job before
+        slot[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         slot[W.JOB_AT] = self._began = now()
         self.titles.job(slot, payload.job, self._queue)
         slot[W.STATE] = SlotState.BUSY
@@ -259,19 +256,21 @@ class Worker:
     # -- wait
 
     def _wait(self) -> None:
-        """Nothing is ready. A token, a due moment, a signal or --sleep ends it."""
-        # Away: nobody has looked. Jobs may be ready whose tokens are used up, and `done` is to be acked.
+        """Wait until a token arrives, a job is due, a signal arrives, or --sleep has passed."""
+        # The last call broke: jobs may be ready whose tokens are used up, and `done` must be acked.
         if self.delivery.away:
             self.delivery.pause()
             return
         self.events.idle()
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
-        often = self.between is not None or self.work.stop_when_empty  # the master waits for a look in vain
+        often = (
+            self.between is not None or self.work.stop_when_empty
+        )  # the master waits until this worker finds nothing
         longest = min(self.work.sleep, IDLE) if often else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
         self.titles.idle("waiting on " + ",".join(queues if self.shut_queues.shut else self.work.queues))
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked what is to end this wait
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked the signals that end this wait
         try:
             if queues:
                 self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
@@ -283,56 +282,58 @@ class Worker:
         self._after_wait()
 
     def _wait_once(self) -> None:
-        """--once waits for its one job --sleep at most; a token without a job is not the end of it."""
+        """--once waits at most --sleep for its job; a token without a job does not end the wait."""
         until, job = time.monotonic() + self.work.sleep, None
         while job is None and not self.asked_to_stop and time.monotonic() < until:
             self._wait()
             job = self._take()
         if job is not None:
             self._do(job)
-        self.jobs = self.jobs or -1  # none came: --once is over all the same
+        self.once_over = True
 
     def _after_wait(self) -> None:
-        if os.getppid() != self.context.master:  # where the kernel does not tell (macOS)
+        if os.getppid() != self.context.master:  # for macOS, which has no PR_SET_PDEATHSIG
             os._exit(1)
         self._beat()
-        self._hear()
+        self._read_signals()
         if self.between is not None:
             self.between()
 
 
 def tell_job(number: int) -> None:
-    """A signal has come: the job in hand can see that its worker is asked to stop."""
+    """On SIGTERM, let the current job see that its worker is stopping."""
     if number == signal.SIGTERM:
         set_stopping()
 
 
 def rota_of(work: WorkOptions, queue: Connector, assignment: Assignment) -> Rota:
-    stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # an app's own driver need not say it
+    stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # optional in an app's own driver
     return Rota(work.queues, stays=stays, begin=assignment.slot)
 
 
-MEASURE_NS = 5_000_000
+MEASURE_NS = 5_000_000  # between two measurements of the memory
 JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so that they do not leave together
 
 
 class ExitConditions:
+    """Why a worker leaves by itself after a job: memory, number of jobs, age (Laravel 13, Worker.php)."""
+
     def __init__(self, work: WorkOptions, slot: Slot) -> None:
         self.work, self.slot = work, slot
         self._max_jobs, self._leave_at, self._anon, self._measured_at = 0, 0.0, 0, 0
 
     def open(self) -> None:
-        """From now on it is counted."""
+        """Start to measure."""
         work = self.work
         jitter = random.uniform(1 - JITTER, 1 + JITTER) if work.workers > 1 else 1.0
         self._max_jobs = max(1, round(work.max_jobs * jitter)) if work.max_jobs else 0
         self._leave_at = time.monotonic() + work.max_time * jitter if work.max_time else 0.0
         self._anon = proc.own_anon_bytes()
 
-    def reason(self, jobs: int) -> StopReason | None:
+    def reason(self, jobs: int, once_over: bool = False) -> StopReason | None:
         if self.work.memory and self._over_memory():
             return StopReason.MEMORY
-        if self.work.once and jobs:
+        if self.work.once and (jobs or once_over):
             return StopReason.ONCE
         if self._leave_at and time.monotonic() >= self._leave_at:
             return StopReason.MAX_TIME
@@ -341,7 +342,7 @@ class ExitConditions:
         return None
 
     def _over_memory(self) -> bool:
-        """Asked after every job, looked up every 5 ms: what very short jobs leak in between is little."""
+        """Measured at most every 5 ms: very short jobs leak little in between."""
         at = now()
         if at - self._measured_at > MEASURE_NS:
             self._measured_at = at
