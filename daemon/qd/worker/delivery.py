@@ -15,8 +15,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from qd.drivers.base import Connector
@@ -77,15 +76,15 @@ class Checkpoints:
 
     def keep(self, mark: str, state: bytes) -> None:
         """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
-        kept = True
-        with self._current(mark, "checkpoint"):
-            self._unsaved = state
-            try:
-                with self._call() as may_call:
-                    kept = not may_call or self._kept(state)
-            except AWAY as error:
-                self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
-                self.log.debug("job.checkpoint", kept="in memory", error=str(error))
+        with shield:
+            self._check_process("checkpoint")
+            with self._lock:
+                if self._mark != mark:
+                    raise NotInJob("job.checkpoint() was called after its job had ended")
+                self._unsaved = state
+                if self._calling or time.monotonic() < self._not_before:
+                    return  # in a signal handler during a call, or soon after a failed call
+                kept = self._send(state)
         if not kept:
             self.alarm.lease_lost()
             if not in_main_thread():
@@ -93,47 +92,47 @@ class Checkpoints:
 
     def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
         """Try to save the progress of the job that was reserved under `mark`. Raises NotInJob."""
-        with self._current(mark, "progress"):
-            try:
-                with self._call() as may_call:
-                    if may_call:
-                        self.queue.jobs.progress(id, percent, ttl)
-            except AWAY as error:
-                self.log.debug("job.progress", kept=False, error=str(error))
-
-    @contextmanager
-    def _current(self, mark: str, name: str) -> Iterator[None]:
-        """Hold shield and lock; raise NotInJob if `mark` is not the current job's."""
         with shield:
-            if os.getpid() != self._pid:
-                raise NotInJob(
-                    f"job.{name}() was called in a process that the job has forked: call it in the job's own"
-                )
-            self._used = True
+            self._check_process("progress")
             with self._lock:
                 if self._mark != mark:
-                    raise NotInJob(f"job.{name}() was called after its job had ended")
-                yield
+                    raise NotInJob("job.progress() was called after its job had ended")
+                if not self._calling and time.monotonic() >= self._not_before:
+                    self._send_progress(id, percent, ttl)
 
-    @contextmanager
-    def _call(self) -> Iterator[bool]:
-        """Bound a call. Yields False if none may be made: in a signal handler during a call, or soon after a failed one."""
+    def _check_process(self, name: str) -> None:
+        if os.getpid() != self._pid:
+            raise NotInJob(f"job.{name}() was called in a process that the job has forked: call it in the job's own")
+        self._used = True
+
+    def _send_progress(self, id: str, percent: float, ttl: float) -> None:
         began = time.monotonic()
-        if self._calling or began < self._not_before:
-            yield False
-            return
         self._calling = True
         try:
             with self.queue.within(PATIENCE):
-                yield True
-        except AWAY:
+                self.queue.jobs.progress(id, percent, ttl)
+        except AWAY as error:
             self._not_before = time.monotonic() + REST * (time.monotonic() - began)
-            raise
+            self.log.debug("job.progress", kept=False, error=str(error))
+        finally:
+            self._calling = False
+
+    def _send(self, state: bytes) -> bool:
+        """False: the lease was lost."""
+        began = time.monotonic()
+        self._calling = True
+        try:
+            with self.queue.within(PATIENCE):
+                return self._kept(state)
+        except AWAY as error:
+            self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
+            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
+            self.log.debug("job.checkpoint", kept="in memory", error=str(error))
+            return True
         finally:
             self._calling = False
 
     def _kept(self, state: bytes) -> bool:
-        """False: the lease was lost."""
         assert self._job is not None
         job: Reserved | None = self._job
         if self._unsure:

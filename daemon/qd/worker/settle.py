@@ -307,11 +307,9 @@ class Settlement:
             self._ack(HeldJob(done))
 
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
-        """The turn that reserved a job found that the lease of the one before was gone. Returns what is in hand."""
-        if reserved is not None and self._has_listeners:
-            self.delivery.until_answered(
-                HeldJob(reserved), self._untouched
-            )  # it is not to suffer for what listeners do
+        """The turn found the lease of the previous job lost. Returns the job it reserved, unless it was given back."""
+        if reserved is not None and self._has_listeners:  # they must not delay a job that is already reserved
+            self.delivery.until_answered(HeldJob(reserved), self._untouched)
             reserved = None
         self._lost(done)
         return reserved
