@@ -183,7 +183,7 @@ OPTIONS: list[Case] = [
         (JOB, "after_commit"),
     ),
     ("empty key of keyed", lambda s: s.app.keyed(s.welcome, ""), DeclarationError, (JOB, "key")),
-    ("keyed, of no job", lambda s: s.wrong.keyed(print, "k"), ArgumentError, ("print", "no job")),
+    ("keyed, of no job", lambda s: s.wrong.keyed(print, "k"), ArgumentError, ("print", "not a job")),
     ("keyed, negative", lambda s: s.app.keyed(s.welcome, "k").reschedule(-1), DeclarationError, (JOB, "delay", "-1")),
     ("keyed, naive", lambda s: s.app.keyed(s.welcome, "k").reschedule(NAIVE), DeclarationError, (JOB, "time zone")),
     ("unknown option", lambda s: s.welcome.using(trys=3), DeclarationError, (JOB, "'trys'", "did you mean 'tries'")),

@@ -1,8 +1,4 @@
-"""What a store of small facts must be able to do, whoever keeps it. stamps.py, hosts.py, schedule.py, locks.py,
-mutex.py and rates.py know only this.
-
-The store on a keyspace, and the prefix that every name in it stands under.
-"""
+"""The Store contract, on which the other files of this folder are built, and its implementation on a keyspace."""
 
 from __future__ import annotations
 
@@ -15,41 +11,41 @@ from qd.drivers.keyspace.base import script as text_of
 
 
 class Store(Protocol):
-    """Names to bytes, and names to fields of bytes. Every call may raise ConnectionLost or ServerRefused."""
+    """Names to bytes, and names to hashes of bytes. Every method may raise ConnectionLost or ServerRefused."""
 
     def now(self) -> float:
         """Unix seconds by the store's clock, the only one that all hosts share."""
 
     def get(self, *names: str) -> list[bytes | None]:
-        """Their values in this order. None: not there."""
+        """Their values in this order. None: does not exist."""
 
     def put(self, name: str, value: bytes, seconds: float | None = None) -> None:
-        """Set it; with `seconds` it vanishes by itself after that time."""
+        """Set a value, which expires after `seconds` (None: never)."""
 
     def take(self, name: str) -> bytes | None:
-        """Delete it. Returns what was there."""
+        """Delete a value. Returns what it was."""
 
     def fields(self, name: str) -> Mapping[str, bytes]:
-        """Every field of `name`, {} when it is not there."""
+        """Every field of the hash `name`; {} if it does not exist."""
 
     def token(self, name: str) -> None:
-        """Append a token to the list `name`, so that one who waits on it looks again."""
+        """Append a token to the list `name`, to wake a client that waits on it."""
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Take a token from the list `name`, waited for as long as `seconds`. False: none came, or the file descriptor
-        `wake` was readable. Whatever ends it from outside leaves a connection that can be used."""
+        """Wait at most `seconds` for a token in the list `name` and take it. False: none came, or the file descriptor
+        `wake` became readable. The connection stays usable if an exception interrupts the wait."""
 
     def left(self, name: str) -> float:
-        """Seconds until it vanishes by itself; 0: it is not there, or stays."""
+        """Seconds until it expires; 0: it does not exist, or never expires."""
 
     def step(self, script: str, names: Sequence[str], *words: str | int) -> Any:
-        """Run the step called `script` (a .lua file of the Redis connector) on these names: all of it or nothing."""
+        """Run a script (a .lua file of the keyspace) on these names, atomically."""
 
     def names(self, start: str, most: int) -> list[str]:
-        """Names that begin with `start`, as far as a look through about `most` of all names finds them."""
+        """Names that begin with `start`, among about `most` names that the server scans."""
 
 
-STEP = 1000  # names the server looks at in one call
+STEP = 1000  # names the server scans in one call
 
 
 class KeyspaceStore:
@@ -64,22 +60,20 @@ class KeyspaceStore:
         return int(seconds) + int(micros) / 1_000_000
 
     def get(self, *names: str) -> list[bytes | None]:
-        found: list[bytes | None] = self.space.call("MGET", *[self.prefix + name for name in names]) if names else []
-        return found
+        return self.space.call("MGET", *[self.prefix + name for name in names]) if names else []
 
     def put(self, name: str, value: bytes, seconds: float | None = None) -> None:
         expiry: tuple[Arg, ...] = () if seconds is None else ("PX", max(1, round(seconds * 1000)))
         self.space.call("SET", self.prefix + name, value, *expiry)
 
     def take(self, name: str) -> bytes | None:
-        # GETDEL is younger than the oldest server that is still in use; MULTI is not.
+        # the oldest supported servers have no GETDEL
         replies = self.space.call_many(
             [("MULTI",), ("GET", self.prefix + name), ("DEL", self.prefix + name), ("EXEC",)]
         )
         if isinstance(replies[-1], Exception):
             raise replies[-1]
-        found: bytes | None = replies[-1][0]
-        return found
+        return replies[-1][0]  # type: ignore[no-any-return]
 
     def fields(self, name: str) -> Mapping[str, bytes]:
         flat: list[bytes] = self.space.call("HGETALL", self.prefix + name)
@@ -100,24 +94,21 @@ class KeyspaceStore:
     def names(self, start: str, most: int) -> list[str]:
         found: set[str] = set()
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self.prefix + start) + "*"
-        cursor, looked = b"0", 0
-        while looked < most:
+        cursor = b"0"
+        for _ in range(0, most, STEP):
             cursor, names = self.space.call("SCAN", cursor, "MATCH", pattern, "COUNT", STEP)
             found.update(name.decode("utf-8", "replace").removeprefix(self.prefix) for name in names)
-            looked += STEP
             if cursor == b"0":
                 break
         return sorted(found)
 
 
 def beside(queue: Connector) -> KeyspaceStore:
-    """The store beside a queue, over its connection. Raises ConfigError where it has none."""
-    space, prefix = queue.kept
-    return KeyspaceStore(space, prefix)
+    """The store on the connection of a queue. Raises ConfigError if it has none."""
+    return KeyspaceStore(*queue.kept)
 
 
 def store_of(queue: Connector) -> Store:
-    from qd.store.base import beside  # whose app has no such middleware loads no driver for it
-
-    own: Store | None = getattr(queue, "store", None)  # of one that is made up, for run() and for tests
+    """The store of a queue; that of run() and of tests is in memory."""
+    own: Store | None = getattr(queue, "store", None)
     return beside(queue) if own is None else own

@@ -1,13 +1,11 @@
-"""What operators leave for every host to see: the restart stamp, pauses of queues, maintenance mode.
+"""The restart stamp, pauses of queues and maintenance mode, for all hosts.
 
 `qd restart`, `pause`, `resume`, `down` and `up` write here; workers, keepers and `qd status` read. The read_* functions
-are for those who fetch the bytes in a call of their own. Bytes that are not ours read as set, with nobody's name: a
-queue somebody paused by hand stays paused.
+parse bytes that the caller has fetched. Unreadable bytes count as set: a queue that was paused by hand stays paused.
 
-Laravel's own keys in its cache: how `qd restart`, `pause`, `resume` reach PHP workers, and whether it is down itself.
-
-The store is the cache's Redis, its prefix the cache's (`cache_prefix`). Names and values as Laravel 13 keeps them
-(Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/KeyspaceStore.php): numbers as plain text, else serialized.
+The functions at the end handle Laravel's own keys in its cache, through which `qd restart`, `pause` and `resume` reach PHP
+workers. Their store has the cache's Redis and prefix (`cache_prefix`). Names and values are those of Laravel 13
+(Illuminate/Queue/Worker.php, Queue/QueueManager.php, Cache/RedisStore.php): numbers as plain text, else serialized.
 """
 
 from __future__ import annotations
@@ -22,15 +20,20 @@ from qd.drivers.keyspace import keys
 from qd.store.base import Store
 
 ROLLING = " rolling"
-LARAVEL = "_"  # before the value of Laravel's key; a former release reads both as one number, since float() allows "_"
+LARAVEL = "_"  # before the value of Laravel's key; older releases read both as one number, since float() allows "_"
+
+# names and values of Laravel
+RESTART = "illuminate:queue:restart"
+DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
+PAUSED_ALL = "illuminate:queues:paused"
+TRUE = b"b:1;"
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
     """Masters that run code loaded before `at` (unix seconds, the store's clock) restart; rolling: worker by worker.
 
-    laravel: what the same command writes to Laravel's restart key, 0: nothing. None: a former release wrote the stamp, which
-    does not name the value.
+    laravel: the value the same command writes to Laravel's restart key; 0: nothing; None: an older release wrote the stamp.
     """
 
     at: float
@@ -40,7 +43,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing is taken from this queue. until: unix seconds, None until somebody resumes it."""
+    """Workers take no job from this queue. until: unix seconds; None: until `qd resume`."""
 
     by: str = ""
     reason: str = ""
@@ -50,8 +53,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Maintenance mode: nothing is taken from any queue but those allowed, except by `qd work --force`. until: unix
-    seconds, None until `qd up`; the note vanishes then by itself."""
+    """Maintenance mode: workers take jobs only from the allowed queues, except with `qd work --force`. until: unix seconds,
+    when the note expires; None: until `qd up`."""
 
     by: str = ""
     reason: str = ""
@@ -61,7 +64,7 @@ class Down:
 
 
 def by_and_why(note: Pause | Down) -> str:
-    """` by ana@app-1: db upgrade`, as far as it says so."""
+    """` by ana@app-1: db upgrade`, as far as it is known."""
     return (f" by {note.by}" if note.by else "") + (f": {note.reason}" if note.reason else "")
 
 
@@ -69,7 +72,7 @@ def by_and_why(note: Pause | Down) -> str:
 
 
 def restart(store: Store, *, rolling: bool = False, laravel: int = 0) -> Restart:
-    """Leave the stamp. It is never taken away: one that vanished would look like none."""
+    """Write the stamp. It is never deleted, since a deleted stamp would look like no restart."""
     stamp = Restart(round(store.now(), 6), rolling, laravel)
     store.put(keys.RESTART, f"{stamp.at:.6f}{LARAVEL}{laravel}{ROLLING if rolling else ''}".encode())
     return stamp
@@ -80,7 +83,7 @@ def last_restart(store: Store) -> Restart | None:
 
 
 def read_restart(raw: bytes | None) -> Restart | None:
-    """None: there was none, or what is there is no stamp (better no restart than one without end)."""
+    """None: there is no stamp, or it is unreadable (better no restart than an endless one)."""
     text = (raw or b"").decode("utf-8", "replace")
     moment, named, value = text.removesuffix(ROLLING).partition(LARAVEL)
     try:
@@ -94,7 +97,7 @@ def read_restart(raw: bytes | None) -> Restart | None:
 
 
 def pause(store: Store, queue: str, *, by: str, reason: str = "", seconds: float | None = None) -> Pause:
-    """From the return of this call on no worker takes a job from `queue`, on any host."""
+    """Once this returns, no worker on any host takes a job from `queue`."""
     now = round(store.now(), 3)
     note = Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
     store.put(keys.paused(queue), _written(note), seconds)
@@ -102,7 +105,7 @@ def pause(store: Store, queue: str, *, by: str, reason: str = "", seconds: float
 
 
 def resume(store: Store, queue: str) -> Pause | None:
-    """Take the pause away, and wake a waiting worker. Returns what it was; None: the queue was not paused."""
+    """End the pause and wake a waiting worker. Returns the pause; None: the queue was not paused."""
     raw = store.take(keys.paused(queue))
     if raw is None:
         return None
@@ -111,22 +114,22 @@ def resume(store: Store, queue: str) -> Pause | None:
 
 
 def paused(store: Store, queues: Iterable[str]) -> dict[str, Pause]:
-    """Those of `queues` that are paused, with who and why."""
+    """The paused queues among `queues`."""
     names = list(dict.fromkeys(queues))
     found = zip(names, store.get(*[keys.paused(name) for name in names]), strict=True)
     return {name: read_pause(raw) for name, raw in found if raw is not None}
 
 
 def read_pause(raw: bytes) -> Pause:
-    said = _read(raw)
-    return Pause(_text(said, "by"), _text(said, "reason"), _moment(said, "at"), _moment(said, "until"))
+    note = _read(raw)
+    return Pause(_text(note, "by"), _text(note, "reason"), _time(note, "at"), _time(note, "until"))
 
 
 # -- down
 
 
 def down(store: Store, *, by: str, reason: str = "", seconds: float | None = None, allow: Iterable[str] = ()) -> Down:
-    """Maintenance mode, until `up`, or for `seconds`. In the place of one that is on."""
+    """Start maintenance mode, until `up` or for `seconds`. Replaces an earlier one."""
     now = round(store.now(), 3)
     note = Down(by, reason, now, None if seconds is None else round(now + seconds, 3), tuple(allow))
     store.put(keys.DOWN, _written(note), seconds)
@@ -134,7 +137,7 @@ def down(store: Store, *, by: str, reason: str = "", seconds: float | None = Non
 
 
 def up(store: Store) -> Down | None:
-    """End it. Returns what it was; None: it was not on."""
+    """End maintenance mode. Returns its note; None: it was not on."""
     raw = store.take(keys.DOWN)
     return None if raw is None else read_down(raw)
 
@@ -145,13 +148,10 @@ def is_down(store: Store) -> Down | None:
 
 
 def read_down(raw: bytes) -> Down:
-    said = _read(raw)
-    listed = said.get("allow")
+    note, pause = _read(raw), read_pause(raw)
+    listed = note.get("allow")
     allow = [name for name in listed if isinstance(name, str) and name] if isinstance(listed, list) else []
-    return Down(
-        *(_text(said, "by"), _text(said, "reason"), _moment(said, "at"), _moment(said, "until")),
-        allow=tuple(dict.fromkeys(allow)),
-    )
+    return Down(pause.by, pause.reason, pause.at, pause.until, tuple(dict.fromkeys(allow)))
 
 
 # -- the notes as JSON
@@ -163,27 +163,24 @@ def _written(note: Pause | Down) -> bytes:
 
 def _read(raw: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(raw)
+        note = json.loads(raw)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
-def _text(said: dict[str, Any], key: str) -> str:
-    return said[key] if isinstance(said.get(key), str) else ""
+def _text(note: dict[str, Any], key: str) -> str:
+    return note[key] if isinstance(note.get(key), str) else ""
 
 
-def _moment(said: dict[str, Any], key: str) -> float | None:
-    found = said.get(key)
+def _time(note: dict[str, Any], key: str) -> float | None:
+    found = note.get(key)
     if not isinstance(found, int | float) or isinstance(found, bool):
         return None
     return float(found) if 0 < found < 1e12 else None
 
 
-RESTART = "illuminate:queue:restart"
-DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
-PAUSED_ALL = "illuminate:queues:paused"
-TRUE = b"b:1;"
+# -- Laravel's keys
 
 
 def laravel_paused(connection: str, queue: str) -> str:
@@ -191,8 +188,7 @@ def laravel_paused(connection: str, queue: str) -> str:
 
 
 def next_restart(store: Store) -> int:
-    """The value for `restart` to write: whole seconds, never the value that is there, because workers look for a change
-    only."""
+    """The value for `restart` to write: whole seconds, and never the current value, since workers only detect a change."""
     before, now = store.get(RESTART)[0], int(store.now())
     if before is not None and before.isdigit() and len(before) < 12:
         now = max(now, int(before) + 1)
@@ -200,12 +196,12 @@ def next_restart(store: Store) -> int:
 
 
 def laravel_restart(store: Store, value: int) -> None:
-    """Every PHP worker leaves after the job in hand."""
+    """Every PHP worker exits after its current job."""
     store.put(RESTART, b"%d" % value)
 
 
 def laravel_pause(store: Store, connection: str, queue: str, seconds: float | None = None) -> None:
-    """Laravel 13 and later skip the queue; older releases know no pause."""
+    """Laravel 13 and later skip the queue; older releases have no pause."""
     store.put(laravel_paused(connection, queue), TRUE, seconds)
 
 
@@ -215,7 +211,7 @@ def pause_all(store: Store, seconds: float | None = None) -> None:
 
 
 def laravel_resume(store: Store, connection: str, queue: str) -> bool:
-    """Whether it was paused by itself; the pause of all queues is another one."""
+    """Returns whether this queue was paused; the pause of all queues is separate."""
     return store.take(laravel_paused(connection, queue)) is not None
 
 
@@ -224,12 +220,16 @@ def resume_all(store: Store) -> bool:
 
 
 def laravel_down(store: Store) -> bool:
-    """Whether `php artisan down` is on, where it is kept in the cache."""
+    """Whether `php artisan down` is on, if Laravel keeps it in the cache."""
     return truthy(store.get(DOWN)[0])
 
 
+def truthy(value: bytes | None) -> bool:
+    return value not in (None, b"b:0;", b"0", b"")
+
+
 def down_file(path: str) -> tuple[bool, str]:
-    """Whether the file that `php artisan down` makes exists, and why nobody knows, "" when that is known."""
+    """Whether the file of `php artisan down` exists, and an error if that is unknown, else ""."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -237,10 +237,6 @@ def down_file(path: str) -> tuple[bool, str]:
     except (OSError, ValueError) as error:
         return False, str(getattr(error, "strerror", None) or error)
     return True, ""
-
-
-def truthy(value: bytes | None) -> bool:
-    return value is not None and value not in (b"b:0;", b"0", b"")
 
 
 def all_paused(store: Store) -> bool:

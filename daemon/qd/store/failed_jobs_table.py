@@ -1,8 +1,8 @@
-"""Copies of failed jobs in Laravel's table failed_jobs, for `php artisan queue:failed` and its sisters. Loaded only if
-`[failed] database` names a database; SQLAlchemy does the rest.
+"""Copies of failed jobs in Laravel's table failed_jobs, for `php artisan queue:failed` and similar commands. Loaded only if
+`[failed] database` names a database.
 
 The table is Laravel's own (Queue/Failed/DatabaseUuidFailedJobProvider.php, since 8): uuid, connection, queue, payload,
-exception, failed_at (UTC). Rows that PHP wrote are PHP's: qd neither reads nor changes them.
+exception, failed_at (UTC). qd neither reads nor changes rows that PHP wrote.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qd.redaction import redact
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
 
-WAIT = 2  # seconds for a connection, and for an answer where the driver can say so
+WAIT = 2  # seconds for a connection, and for a reply if the driver has such an option
 DRIVERS = {
     "mysql": (("mysql+pymysql", "pymysql"), ("mysql+mysqldb", "MySQLdb")),
     "mariadb": (("mariadb+pymysql", "pymysql"), ("mariadb+mysqldb", "MySQLdb")),
     "postgresql": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
     "postgres": (("postgresql+psycopg", "psycopg"), ("postgresql+psycopg2", "psycopg2")),
 }
-GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan (--force sends it all the same)"
+GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan (--force sends it anyway)"
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A failed job as Laravel keeps it. failed_at: unix seconds."""
+    """A row of failed_jobs. failed_at: unix seconds."""
 
     uuid: str
     connection: str
@@ -42,18 +42,18 @@ class FailedRow:
 
 
 def signed_off(exception: str, id: str) -> str:
-    """The text of an exception, with the line that names its record."""
+    """The text of an exception, with a line that names its record."""
     return f"{exception.rstrip()}\n\n`qd failed show {id}`"
 
 
 class DatabaseError(ConnectionLost):
-    """The database is away, or refuses: in one line, without passwords."""
+    """The database is unreachable or refuses a statement. The message is one line without passwords."""
 
 
 class FailedJobs:
-    """The table in the database at `url`; it connects on first use. Every call may raise DatabaseError.
+    """The table in the database at `url`; connects on first use; for one process. Every method may raise DatabaseError.
 
-    Raises ConfigError when SQLAlchemy or the driver is not installed. It belongs to one process."""
+    Raises ConfigError if SQLAlchemy or the driver is not installed."""
 
     def __init__(self, url: str) -> None:
         if find_spec("sqlalchemy") is None:
@@ -65,8 +65,8 @@ class FailedJobs:
         url, options = with_driver(url)
         try:
             self.engine = sql.create_engine(url, poolclass=NullPool, connect_args=options)
-        except ValueError:  # of its port, which may be a part of the password
-            raise ConfigError("[failed] database cannot be used: its url has no number as port") from None
+        except ValueError:  # its text shows the port, which may be a part of the password
+            raise ConfigError("[failed] database cannot be used: the port in its url is not a number") from None
         except (sql.exc.ArgumentError, ImportError) as error:
             raise ConfigError(f"[failed] database cannot be used: {redact(str(error))}") from None
         columns = [sql.Column(name, sql.Text) for name in ("uuid", "connection", "queue", "payload", "exception")]
@@ -76,18 +76,18 @@ class FailedJobs:
         )  # fmt: skip
 
     def _run(self, *statements: Any) -> list[Any]:
-        """All in one transaction; the rows of the last."""
+        """Run all in one transaction. Returns the rows of the last."""
         try:
             with self.engine.begin() as connection:
                 for statement in statements:
                     result = connection.execute(statement)
                 return list(result) if result.returns_rows else []
         except self.sql.exc.SQLAlchemyError as error:
-            told = str(getattr(error, "orig", None) or error)
-            raise DatabaseError(f"the database of [failed]: {redact(' '.join(told.split()))[:250]}") from None
+            text = str(getattr(error, "orig", None) or error)
+            raise DatabaseError(f"the database of [failed]: {redact(' '.join(text.split()))[:250]}") from None
 
     def add(self, row: FailedRow) -> None:
-        """Write it, in place of a row of the same job."""
+        """Write a row, replacing that of the same job."""
         at = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0)
         values = {name: getattr(row, name) for name in ("uuid", "connection", "queue", "payload", "exception")}
         self._run(self._delete([row.uuid]), self.table.insert().values(**values, failed_at=at))
@@ -101,23 +101,22 @@ class FailedJobs:
         return self.table.delete().where(self.table.c.uuid.in_(list(uuids)))
 
     def there(self, uuids: Sequence[str]) -> set[str]:
-        """Those of these jobs that have a row."""
-        asked = self.sql.select(self.table.c.uuid).where(self.table.c.uuid.in_(list(uuids)))
-        return {row[0] for row in self._run(asked)} if uuids else set()
+        """The jobs among these that have a row."""
+        query = self.sql.select(self.table.c.uuid).where(self.table.c.uuid.in_(list(uuids)))
+        return {row[0] for row in self._run(query)} if uuids else set()
 
 
 def with_copies(store: KeyspaceStore, database: str) -> FailedStore:
-    """The failed store; if `database` (a url) is named, jobs that it retries or forgets lose their rows in failed_jobs too.
-    Raises ConfigError."""
+    """The failed store; with a `database` (url), a CopiedStore. Raises ConfigError."""
     return CopiedStore(store, FailedJobs(database)) if database else FailedStore(store)
 
 
 class CopiedStore(FailedStore):
-    """The failed store whose records have copies in `table`: a job that qd retries or forgets loses its row too, and qd does
-    not retry a job that artisan has retried. Calls that change something may raise DatabaseError.
+    """A failed store whose records have copies in `table`: qd deletes the row of a job that it retries or forgets, and does
+    not retry a job that artisan has retried. Methods that change something may raise DatabaseError.
 
-    A retry notes "no row" in the record, deletes the row, and moves the job to ready: it can be killed between any two of
-    these steps, and the next retry does the rest.
+    A retry notes "no row" in the record, deletes the row, and moves the job to ready. If it is killed in between, the next
+    retry completes it.
     """
 
     def __init__(self, store: KeyspaceStore, table: FailedJobs) -> None:
@@ -139,8 +138,8 @@ class CopiedStore(FailedStore):
         if copied := [record.id for record in sent if record.copied]:
             self.uncopied(queue, copied)
         self.table.delete([record.uuid for record in sent if record.uuid])
-        answers = iter(super().retry(queue, sent, now, resumes=resumes) if sent else ())
-        return [GONE if record.id in gone else next(answers) for record in records]
+        refusals = iter(super().retry(queue, sent, now, resumes=resumes) if sent else ())
+        return [GONE if record.id in gone else next(refusals) for record in records]
 
     def forget(self, queue: str, records: Sequence[Record]) -> list[str | None]:
         self.table.delete([record.uuid for record in records if record.uuid])
@@ -154,7 +153,7 @@ class CopiedStore(FailedStore):
 
 
 def with_driver(url: str) -> tuple[str, dict[str, Any]]:
-    """The url with the driver that is installed, where it names none, and what that driver is told of waiting."""
+    """The url, with an installed driver if it names none, and the driver's timeout options."""
     kind, colon, rest = with_hosts_as_options(url).partition(":")
     found = next((name for name, module in DRIVERS.get(kind, ()) if find_spec(module)), kind)
     options: dict[str, Any] = {"timeout": WAIT} if kind == "sqlite" else {"connect_timeout": WAIT}

@@ -1,16 +1,13 @@
-"""Places that only so many may have at a time: a lock is one with one place. Built on the Store contract.
+"""Locks and limits on the Store contract. Each method is one atomic script, so a slow owner never frees what another has.
 
-An owner is who wants the place, for as long as it wants it (a job, over its attempts and crashes); a holder is who took it
-in its name (one attempt). An owner that comes back has its place again, and from then on only its new holder can give it
-back: one that was thought dead frees nothing.
+    Places     at most N owners at a time
+    Lease      one owner, until it is freed or expires
+    Mutex      a Lease with a line of waiters
+    Rate       at most N starts in a sliding window, by the store's clock
+    Strikes    a pause after N errors in a window
 
-What one has at a time, until it gives it back or its time is over: a bare Lease, or a Mutex, for which others wait in
-line. Built on the Store contract.
-
-Only who has it can give it back or go on with it: compared and done in one step, so that nobody who was slow takes away
-what is another's by then.
-
-So many in so long: sliding windows, exact whoever asks at the same time, by the store's own clock.
+An owner of a place is a job, over its attempts and crashes; the holder is one attempt. An owner that returns gets its place
+again, and from then on only the new holder can free it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which masters are there, and what each of their workers does: the hash qd:masters, one report a master.
+"""Reports of running masters and their workers: the hash qd:masters, one report per master.
 
-A keeper writes its master's report about once a second, with the store's time in it; `qd status` and
-`qd restart --wait` read. A report is a fact with an age, never a promise: a killed host leaves its last one behind.
+A keeper writes its master's report about once a second, stamped with the store's time; `qd status` and `qd restart --wait`
+read them. A report may be outdated: the last one of a killed host stays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from qd.drivers.keyspace import keys
 from qd.options.kinds import BESIDE
 from qd.store.base import Store
 
-SILENT = 10.0  # seconds without a report: the master is gone, or its keeper does not reach the server
-FORGOTTEN = 3600.0  # keepers take reports away that are older
+SILENT = 10.0  # seconds without a report: the master has ended, or its keeper cannot reach the server
+FORGOTTEN = 3600.0  # seconds after which keepers delete a report
+KEPT = tuple(ending.removeprefix(":") for ending in BESIDE)
+LOOK = 100_000  # names to scan for queues; on a server with more, some queues may not be found
 
 
 class WorkerReport(msgspec.Struct):
@@ -32,7 +34,7 @@ class WorkerReport(msgspec.Struct):
 
 
 class SchedulerReport(msgspec.Struct):
-    """A master's child that runs the schedule. run: the entry that runs now, of `runs` at once; since: unix seconds."""
+    """A master's child that runs the schedule. run: the entry that is running, one of `runs`; since: unix seconds."""
 
     slot: int
     pid: int = 0
@@ -45,7 +47,7 @@ class SchedulerReport(msgspec.Struct):
 
 
 class MasterReport(msgspec.Struct):
-    """What others need of a report. Moments: unix seconds, the store's clock; state: running, paused, stopping, down."""
+    """One master. Times are unix seconds by the store's clock; state: running, paused, stopping, down."""
 
     token: str
     host: str
@@ -57,33 +59,33 @@ class MasterReport(msgspec.Struct):
     queues: list[str] = []
     version: str = ""
     state: str = "running"
-    laravel_down: str = ""  # the key or file of Laravel that holds it in maintenance mode
+    laravel_down: str = ""  # the key or file of Laravel that puts it in maintenance mode
     workers: list[WorkerReport] = []
     schedulers: list[SchedulerReport] = []
-    unscheduled: float | None = None  # since when it wants a scheduler and has none
-    boot: str = ""  # boot id of its host, pid namespace, start of the process: who compares them knows a dead one
+    unscheduled: float | None = None  # since when it should have a scheduler and has none
+    boot: str = ""  # boot id of its host; with pid namespace and start of the process it identifies a dead master
     ns: str = ""
     start: int | None = None
-    crashes: list[float] = []  # moments of the last crashes of its workers, at most 8, of the last 60 s
+    crashes: list[float] = []  # times of the last crashes of its workers, at most 8, of the last 60 s
     keeper_restarts: int = 0
-    silent_workers: list[int] = msgspec.field(default_factory=list, name="silent")  # slots of those that do not answer
-    stuck: dict[str, float] = {}  # queue -> since when it has work that nobody holds back and nobody takes
+    silent_workers: list[int] = msgspec.field(default_factory=list, name="silent")  # slots of unresponsive workers
+    stuck: dict[str, float] = {}  # queue -> since when it has ready jobs that no worker takes
     took_at: float | None = None  # the last reservation by any of its workers
     root: bool = False
-    master_silent: float = 0.0  # seconds since the master itself was last about, as its keeper sees it
+    master_silent: float = 0.0  # seconds since the master last showed activity to its keeper
 
     @property
     def place(self) -> tuple[str, str]:
-        """Host and pool: who takes a master's place is known by it."""
+        """Host and pool: the same for a master and its successor."""
         return self.host, self.pool
 
     def silent(self, now: float) -> bool:
-        """Whether it has not reported for so long that it is most likely gone."""
+        """Whether it has not reported for so long that it has probably ended."""
         return now - self.seen_at > SILENT
 
     @property
     def hangs(self) -> bool:
-        """Whether the master does nothing any more, though its keeper reports."""
+        """Whether the master does not respond although its keeper reports."""
         return self.master_silent > SILENT
 
 
@@ -91,7 +93,7 @@ _decoder = msgspec.json.Decoder(MasterReport, strict=False)
 
 
 def masters(store: Store) -> list[MasterReport]:
-    """Every report, by host, pool and pid; those of silent masters too. What is no report is left out."""
+    """Every readable report, also of silent masters, by host, pool and pid."""
     return read_masters(store.fields(keys.MASTERS))
 
 
@@ -101,7 +103,7 @@ def read_masters(fields: Mapping[str, bytes]) -> list[MasterReport]:
 
 
 def read_master(raw: bytes) -> MasterReport | None:
-    """None: not a report of any version of qd that this one can read."""
+    """None: not a report, or one of an incompatible version of qd."""
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -109,7 +111,7 @@ def read_master(raw: bytes) -> MasterReport | None:
 
 
 def forgotten(fields: Mapping[str, bytes], now: float) -> list[str]:
-    """The tokens whose reports are to be taken away: too old, or not readable by anybody."""
+    """The tokens of reports to delete: too old, or unreadable."""
     found = [(token, read_master(raw)) for token, raw in fields.items()]
     return [token for token, master in found if master is None or now - master.seen_at > FORGOTTEN]
 
@@ -122,17 +124,13 @@ def queues_of(found: Iterable[MasterReport]) -> dict[str, list[str]]:
     return {connection: list(names) for connection, names in queues.items()}
 
 
-KEPT = tuple(ending.removeprefix(":") for ending in BESIDE)
-LOOK = 100_000  # names; a server that holds more may hold queues that are not found so
-
-
 def queues_found(store: Store) -> list[str]:
-    """The queues that have keys on this server, whether anybody works on them or not."""
+    """The queues that have keys on this server, whether or not a worker takes from them."""
     bodies = [name.removeprefix("queues:") for name in store.names("queues:", LOOK)]
     heads = [body.rpartition(":")[0] if body.rpartition(":")[2] in KEPT else body for body in bodies]
     return sorted({head for head in heads if head})
 
 
 def queues_held(store: Store) -> list[str]:
-    """The queues found so that are paused."""
+    """The paused queues on this server."""
     return [name[len("queues:") : -len(":paused")] for name in store.names("queues:", LOOK) if name.endswith(":paused")]

@@ -1,5 +1,7 @@
-"""What all hosts know of the schedule: who paused which entries, and how each last went. Schedulers write how it went and
-obey the pauses; `qd schedule ...`, `qd status` and `qd doctor` read. Claims of ticks are qd.scheduler's.
+"""State of the schedule that all hosts share: pauses of entries, and the last run of each entry.
+
+Schedulers write the last runs and obey the pauses; `qd schedule ...`, `qd status` and `qd doctor` read both. Schedulers also
+write the claims of ticks.
 """
 
 from __future__ import annotations
@@ -16,18 +18,16 @@ from qd.store.base import Store
 from qd.store.controls import Pause as Pause
 from qd.store.controls import read_pause
 
-ALL = "*"  # the name under which every entry is paused
-FORGOTTEN = (
-    400 * 86400.0
-)  # seconds for which an entry that is declared no more is remembered: longer than a yearly one waits
-BATCH = 500  # fields a call
+ALL = "*"  # the name of the pause of all entries
+FORGOTTEN = 400 * 86400.0  # seconds until an undeclared entry is deleted: longer than a yearly one waits
+BATCH = 500  # fields per call
 
 Outcome = Literal["sent", "done", "failed", "skipped"]
 
 
 class Last(msgspec.Struct, frozen=True):
-    """How an entry went. tick: the moment at which it was due; began, ended: of its run, all unix seconds of the store's
-    clock; host: whose scheduler it was. detail: the job's id, the error, or why it was skipped."""
+    """One run of an entry. tick: when it was due; began, ended: of its run; all unix seconds by the store's clock. host: of
+    its scheduler. detail: the job's id, the error, or why it was skipped."""
 
     tick: float
     began: float
@@ -38,7 +38,7 @@ class Last(msgspec.Struct, frozen=True):
 
     @property
     def late(self) -> float:
-        """Seconds between the moment at which it was due and its begin."""
+        """Seconds from its tick to its start."""
         return max(0.0, self.began - self.tick)
 
 
@@ -48,8 +48,8 @@ _decoder = msgspec.json.Decoder(Last, strict=False)
 
 
 def pause(store: Store, names: Iterable[str], *, by: str, reason: str = "", seconds: float | None = None) -> Pause:
-    """From the return of this call on no tick of these entries is claimed, on any host. "*": of all entries, of those
-    declared later too. Whatever has begun goes on. seconds: then it ends by itself."""
+    """Once this returns, no host claims a tick of these entries. "*": all entries, also those declared later. Running ones
+    continue. seconds: how long; None: until `resume`."""
     now = round(store.now(), 3)
     note = Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
     _put(store, keys.SCHEDULE_PAUSED, {name: json.dumps(asdict(note)) for name in names})
@@ -57,42 +57,39 @@ def pause(store: Store, names: Iterable[str], *, by: str, reason: str = "", seco
 
 
 def resume(store: Store, names: Collection[str]) -> dict[str, Pause]:
-    """Take these pauses away. Returns those that were there; "*" is the name of the one of all entries."""
+    """End these pauses; "*" is the pause of all entries. Returns those that existed."""
     found = _take(store, keys.SCHEDULE_PAUSED, names)
     return read_paused(found, store.now())
 
 
 def paused(store: Store, now: float | None = None) -> dict[str, Pause]:
-    """The entries that are paused, "*" for all of them, with who and why. now: the store's, asked for where it is needed and
-    not given. One call, or two."""
-    found = store.fields(keys.SCHEDULE_PAUSED)
-    notes = {name: read_pause(raw) for name, raw in found.items()}
-    if now is None and any(note.until is not None for note in notes.values()):
-        now = store.now()
-    return {name: note for name, note in notes.items() if not over(note, now)}
+    """The paused entries, with who paused them and why; "*" is the pause of all entries. now: by the store's clock, which
+    is read if it is not given."""
+    fields = store.fields(keys.SCHEDULE_PAUSED)
+    return read_paused(fields, store.now() if now is None and fields else now or 0.0)
 
 
 def read_paused(fields: Mapping[str, bytes], now: float) -> dict[str, Pause]:
-    """For those who fetched the hash in a call of their own."""
+    """As `paused`, from the fields of the hash."""
     notes = {name: read_pause(raw) for name, raw in fields.items()}
     return {name: note for name, note in notes.items() if not over(note, now)}
 
 
-def over(note: Pause, now: float | None) -> bool:
-    """Whether it has ended by itself. Its field stays until the next resume or sweep."""
-    return note.until is not None and now is not None and note.until <= now
+def over(note: Pause, now: float) -> bool:
+    """Whether it has expired. Its field stays until the next resume or sweep."""
+    return note.until is not None and note.until <= now
 
 
 def pause_of(notes: Mapping[str, Pause], name: str) -> Pause | None:
-    """What holds the entry `name`, that of all entries first."""
+    """The pause of the entry `name`; that of all entries takes precedence."""
     return notes.get(ALL) or notes.get(name)
 
 
-# -- how each last went
+# -- last runs
 
 
 def note_each(store: Store, lasts: Mapping[str, Last]) -> None:
-    """How several went, in one call or two. A tick that was skipped does not take the place of the last one that ran."""
+    """Write the last runs of several entries. Skipped ticks are kept apart and do not replace the last run."""
     ran, skips = dict[str, str](), dict[str, str]()
     for entry, one in lasts.items():
         (skips if one.outcome == "skipped" else ran)[entry] = msgspec.json.encode(one).decode()
@@ -101,12 +98,12 @@ def note_each(store: Store, lasts: Mapping[str, Last]) -> None:
 
 
 def last(store: Store) -> dict[str, Last]:
-    """Entry -> its last run, of whatever entry is remembered. What is not readable is left out."""
+    """Entry -> its last run, also of entries that are no longer declared."""
     return read_last(store.fields(keys.SCHEDULE_LAST))
 
 
 def skipped(store: Store) -> dict[str, Last]:
-    """Entry -> the last of its ticks at which nothing was run, and why."""
+    """Entry -> its last skipped tick, and why."""
     return read_last(store.fields(keys.SCHEDULE_SKIPPED))
 
 
@@ -122,17 +119,17 @@ def _read(raw: bytes) -> Last | None:
         return None
 
 
-# -- where the claims stand
+# -- claims of ticks
 
 
 def ticked(store: Store) -> dict[str, float]:
-    """Field of the hash of claims -> unix seconds of the last tick that was decided."""
+    """Entry -> unix seconds of the last tick that was decided."""
     found = {name: read_field(raw) for name, raw in store.fields(keys.TICKS).items()}
     return {name: field.at / 1000 for name, field in found.items() if field is not None}
 
 
 class Field(NamedTuple):
-    """at: the last tick that was decided, unix ms; token: of the claim that did it; mark: of its entry's timing then."""
+    """The claim of an entry. at: the last decided tick, unix ms; token: of the claim; mark: of the entry's timing then."""
 
     at: int
     token: str
@@ -145,18 +142,18 @@ def written_field(field: Field) -> bytes:
 
 
 def read_field(raw: bytes) -> Field | None:
-    """None: nothing of ours."""
+    """None: not a claim."""
     at, _, rest = raw.decode("utf-8", "replace").partition(" ")
     token, _, mark = rest.partition(" ")
     return Field(int(at), token, mark) if at.isdecimal() and len(at) < 16 else None
 
 
-# -- what nobody declares any more
+# -- cleanup
 
 
 def sweep(store: Store, declared: Collection[str], now: float) -> int:
-    """Forget entries that are not `declared` and were not heard of for 400 days, and pauses that are over. Returns how many
-    fields went. A scheduler calls it when it starts."""
+    """Delete entries that are not `declared` and did not run for 400 days, and expired pauses. Returns how many. Called
+    when a scheduler starts."""
     gone = 0
     for key in (keys.SCHEDULE_LAST, keys.SCHEDULE_SKIPPED):
         found = {name: _read(raw) for name, raw in store.fields(key).items() if name not in declared}
@@ -182,11 +179,11 @@ def _put(store: Store, key: str, fields: Mapping[str, str]) -> None:
 
 
 def _take(store: Store, key: str, names: Collection[str]) -> dict[str, bytes]:
-    """Delete them. Returns what was there."""
+    """Delete these fields. Returns their values."""
     found: dict[str, bytes] = {}
     every = list(names)
     for start in range(0, len(every), BATCH):
         some = every[start : start + BATCH]
-        were = store.step("hash_take", [key], *some)
-        found.update({name: raw for name, raw in zip(some, were, strict=True) if raw is not None})
+        values = store.step("hash_take", [key], *some)
+        found.update({name: raw for name, raw in zip(some, values, strict=True) if raw is not None})
     return found
