@@ -24,11 +24,11 @@ from qd.master.master import Emptiness
 from qd.master.state import AGAIN
 from qd.process import fork, signals
 from qd.process.channels import MessageReceiver, OrderPipe, Restart
-from qd.process.exit_codes import Exit, StopReason, of_program, told
+from qd.process.exit_codes import Exit, StopReason, describe_status, of_program
 from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
 from qd.worker import boot, queues, template
 from qd.worker.timeout import Alarm
-from qd.worker.worker import IDLE, Worker, tell_job
+from qd.worker.worker import IDLE, Worker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -100,7 +100,7 @@ class KeeperChild:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            self.context.log.error("keeper.died", how=told(status))
+            self.context.log.error("keeper.died", how=describe_status(status))
             self._orders.close()
             self._start()
 
@@ -131,7 +131,7 @@ class ForegroundWorker(Worker):
             return  # already leaving
         if not self._stop_requested_at:
             self._stop_requested_at = at
-            tell_job(signal.SIGTERM)
+            note_sigterm(signal.SIGTERM)
             self.mailbox.post(signal.SIGTERM)
         elif at - self._stop_requested_at >= AGAIN:
             self.slot[W.WHY] = Why.INTERRUPT | (self.slot[W.TURN] & 0xFFFFFFFF) << 8

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qd.process.exit_codes import Exit, StopReason, is_orderly, of_program, told
+from qd.process.exit_codes import Exit, StopReason, describe_status, is_orderly, of_program
 
 
 @pytest.mark.parametrize("reason", StopReason)
@@ -23,8 +23,8 @@ def test_the_program_exits_with_0_after_an_orderly_exit_and_with_12_for_memory()
 
 
 def test_an_exit_code_is_named_in_words_where_it_has_a_meaning() -> None:
-    assert told(12 << 8) == "exit 12 (memory)"
-    assert told(3 << 8) == "exit 3 (import)"
-    assert told(0) == "exit 0"
-    assert told(1 << 8) == "exit 1"
-    assert told(9) == "signal 9 (SIGKILL)"
+    assert describe_status(12 << 8) == "exit 12 (memory)"
+    assert describe_status(3 << 8) == "exit 3 (import)"
+    assert describe_status(0) == "exit 0"
+    assert describe_status(1 << 8) == "exit 1"
+    assert describe_status(9) == "signal 9 (SIGKILL)"

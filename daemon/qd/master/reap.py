@@ -18,7 +18,7 @@ from qd.master.shutdown import begin
 from qd.master.state import State
 from qd.master.status import log_death
 from qd.process import fork
-from qd.process.exit_codes import Exit, ending, of_program, told
+from qd.process.exit_codes import Exit, describe_status, ending, of_program
 from qd.process.scoreboard import Role, Verdict
 
 
@@ -65,7 +65,7 @@ class Reaper:
         elif death.at_boot and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:
-            state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=told(death.status))
+            state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=describe_status(death.status))
         if state.stopping is None and not worker.draining and not death.at_boot:
             self._judge_leave(death)
 
@@ -92,7 +92,9 @@ class Reaper:
         elif state.plan.work.no_respawn:
             crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
             leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
-            begin(state, f"no respawn: a {death.worker.role.word} left with {told(death.status)}", leaves_with)
+            begin(
+                state, f"no respawn: a {death.worker.role.word} left with {describe_status(death.status)}", leaves_with
+            )
         if death.jobs:
             boots.worked(death.worker)  # it may have come and gone between two turns
         if state.stopping is None and death.fell_idle:
@@ -106,11 +108,11 @@ class Reaper:
         code.pid = 0
         exit_code = os.waitstatus_to_exitcode(status)
         if code is state.codes.coming and state.codes.serving is not None:
-            self.reload.refuse(f"its import ended with {told(status)}")
+            self.reload.refuse(f"its import ended with {describe_status(status)}")
         elif state.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
             leaves_with = Exit(exit_code) if known else Exit.IMPORT
             what = "the check before the start" if leaves_with is Exit.CONFIG else "the app's import"
-            begin(state, f"{what} ended with {told(status)}", leaves_with, by_signal=True)
+            begin(state, f"{what} ended with {describe_status(status)}", leaves_with, by_signal=True)
         elif state.stopping is None:
             state.log.error("template.died", how=ending(status, oom=state.children.oom.killed(status)))

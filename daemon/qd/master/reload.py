@@ -113,13 +113,9 @@ class Reload:
         self._promote()
         self.log.info("master.reloaded", workers=len(self.children.serving()))
         self.state.notifier.ready("")
-        self._take_over(coming.plan)
-
-    def _take_over(self, plan: MasterPlan) -> None:
-        """The new code serves: from now on its configuration counts."""
-        self.state.plan, self.state.wanted = plan, plan.work.workers
+        self.state.plan, self.state.wanted = coming.plan, coming.plan.work.workers
         self._revive_in = REVIVE[0]
-        self.log.tune(plan.work.log_format, plan.work.log_level)
+        self.log.tune(coming.plan.work.log_format, coming.plan.work.log_level)
 
     def _revive_template(self) -> None:
         """Replace a template that died, and its workers. While the code is bad, the delay grows."""

@@ -1,13 +1,13 @@
 """Processes: forks, signals, shared memory, /proc.
 
-channels       Messages between master and children: Ear, Voice, Orders, Inbox.
-descriptors    Which file a descriptor is; which can be read.
-exit_codes     Every exit code and reason to stop.
-fork           Forking, reaping, killing a child with its group.
-liveness       Liveness files for health checks.
-proc           What the kernel knows of processes: /proc, cgroups, prctl, macOS.
-scoreboard     Shared memory: a header and 256 slots.
-shield         Code of ours that no alarm may interrupt.
-signals        Signals as bytes in a mailbox.
-systemd        sd_notify.
+channels       messages between master and children: MessageSender, MessageReceiver, OrderPipe, OrderReader
+descriptors    which file a descriptor refers to; which of several are readable
+exit_codes     every exit code and reason to stop
+fork           fork, reap, kill a child with its group
+liveness       liveness files for health checks
+proc           facts of the kernel about processes: /proc, cgroups, prctl, macOS
+scoreboard     shared memory: a header and 256 slots
+shield         protects qd's own code from alarms
+signals        signals as bytes in a mailbox
+systemd        sd_notify
 """

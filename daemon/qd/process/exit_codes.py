@@ -63,10 +63,10 @@ def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> st
     import os
 
     if oom:
-        return f"{told(status)}, out of memory (the kernel)"
+        return f"{describe_status(status)}, out of memory (the kernel)"
     if in_job and os.WIFEXITED(status):
         return f"left with exit code {os.WEXITSTATUS(status)} in the middle of a job (os._exit or sys.exit)"
-    return told(status)
+    return describe_status(status)
 
 
 def signal_name(number: int) -> str:
@@ -77,7 +77,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if known else f"SIG{number}"
 
 
-def told(status: int) -> str:
+def describe_status(status: int) -> str:
     """Describe a wait status of os.waitpid: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
     import os
 

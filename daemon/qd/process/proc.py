@@ -298,14 +298,11 @@ def die_before_parent(by: int) -> bool:
 
 
 def _prctl(option: int, value: int) -> bool:
-    return LINUX and bool(_libc().prctl(option, value, 0, 0, 0) == 0)
-
-
-@functools.cache
-def _libc() -> Any:
+    if not LINUX:
+        return False
     import ctypes  # takes a few ms; forks inherit it
 
-    return ctypes.CDLL(None, use_errno=True)
+    return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
 
 
 def _text(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from qd.app import Qd
 from qd.config.settings import Settings
 from qd.log import Log
 from qd.process import fork
-from qd.process.exit_codes import told
+from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Entry, Filter
 from qd.scheduler.connection import EntryState, ScheduleConnection
 from qd.scheduler.due import Due
@@ -168,7 +168,7 @@ class FilterProcess:
             return answer
         if question.overdue:
             return f"its filter took longer than {self._seconds:g} s"
-        how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else told(status)
+        how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else describe_status(status)
         return f"its filter ended its process ({how})"
 
     def _answered(self, question: Question, answer: str) -> None:

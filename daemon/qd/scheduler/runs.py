@@ -20,7 +20,7 @@ from qd.errors import QdError
 from qd.log import Log
 from qd.master.postmortem import OomKills
 from qd.process import fork
-from qd.process.exit_codes import told
+from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Entry
 from qd.scheduler.overlaps import HeldOverlap, Overlaps
 from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_all_marked, end_marked, end_trees
@@ -229,7 +229,7 @@ class Runs:
             end_marked(run.owner, run.began)
         ended = None if run.aftermath else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:
-            how = run.ended_for or told(status)
+            how = run.ended_for or describe_status(status)
             self.log.warning("schedule.hooks_cut", entry=run.entry.name, at=moment(run.tick), pid=pid, reason=how)
         run.record.close()
         return ended
@@ -254,7 +254,9 @@ class Runs:
         runtime = (time.monotonic_ns() - run.record.since) / 1e9 if run.record.stage == Stage.BODY else 0.0
         code = os.waitstatus_to_exitcode(status)
         oom = ", out of memory (the kernel)" if self._oom.killed(status) else ""
-        reason = f"left with exit code {code} before it returned (os._exit)" if code >= 0 else told(status) + oom
+        reason = (
+            f"left with exit code {code} before it returned (os._exit)" if code >= 0 else describe_status(status) + oom
+        )
         return Outcome(runtime, code, run.ended_for or reason)
 
     def _fork_aftermath(self, run: Run, outcome: Outcome) -> None:

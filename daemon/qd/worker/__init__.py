@@ -1,13 +1,13 @@
 """A worker: reserve, run, ack. The template forks it.
 
-attempt     One attempt: checks, middleware, the function, async.
-boot        First steps after the fork; first look at the servers.
-delivery    Answers and checkpoints over a connection that may break.
-outcome     What an attempt comes to; failed() and listeners.
-queues      Which queues a worker serves, and in which order.
-settle      The outcome answered, recorded, logged.
-status      Events, ps title and maintenance mode of one worker.
-template    Imports the app once and forks; --reload.
-timeout     SIGALRM: what ends a job from outside.
-worker      Worker: the loop.
+attempt     one attempt: checks, middleware, the function, async
+boot        first steps after the fork; check of the servers at the start
+delivery    answers and checkpoints over a connection that may break
+outcome     the outcome of an attempt; failed() and listeners
+queues      which queues a worker serves, and in which order
+settle      answers, records and logs an outcome
+status      events, ps title and maintenance mode of one worker
+template    imports the app once and forks; --reload
+timeout     SIGALRM: ends a job from outside
+worker      Worker: the loop
 """

@@ -27,7 +27,6 @@ from qd.middleware import query_queue
 from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of
-from qd.payload.signing import Signing
 from qd.payload.size import too_deep
 from qd.worker.outcome import (
     DONE,
@@ -189,10 +188,11 @@ class Attempts:
         attempt: int | None = None,
     ) -> RunningJob:
         known = payload.id or payload.uuid or reserved.mark
-        saved, keep = payload.checkpoint, partial(self._keep, reserved.mark)
-        if self._signing is not None:
-            saved = self._signing.opened(payload)
-            keep = partial(self._keep_sealed, self._signing, payload, reserved.mark)
+        saved = payload.checkpoint
+        keep: Callable[[bytes], None] = partial(self._keep, reserved.mark)
+        if (signing := self._signing) is not None:
+            saved = signing.opened(payload)
+            keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
         ttl = payload.qd is not None and payload.qd.result
         return RunningJob(
             known,
@@ -212,9 +212,6 @@ class Attempts:
             backing=self.app._services,
             report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
         )
-
-    def _keep_sealed(self, signing: Signing, payload: Payload, mark: str, state: bytes) -> None:
-        self._keep(mark, signing.sealed(payload, state))
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """The limits of the payload, else those of the declaration, which are computed once."""

@@ -125,7 +125,7 @@ class Hooks:
 class Death(NamedTuple):
     """How the worker of the previous attempt died: as text (followed by its last stack), and as facts."""
 
-    told: str = ""
+    text: str = ""
     facts: Mapping[str, object] | None = None
 
 
@@ -180,7 +180,7 @@ DONE = Done()
 
 def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: Death) -> AttemptsExceeded | JobTimeout:
     """The error of a job whose worker died: the reason, and how the worker died."""
-    how, _, stack = death.told.partition("\n")
+    how, _, stack = death.text.partition("\n")
     error = error_class(f"{reason}{': ' + how if how else ''}")
     if stack:
         error.add_note(stack)
@@ -255,7 +255,7 @@ class Verdicts:
         if ending_of(attempt.reserved.before) is Ending.DIED_IN_HOOKS:
             error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
             return Failed(error, payload.attempts, death)
-        known = death._replace(told=death.told.removeprefix(OVER_TIMEOUT))
+        known = death._replace(text=death.text.removeprefix(OVER_TIMEOUT))
         error = died(JobTimeout, "it ran longer than its timeout and was killed", known)
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 

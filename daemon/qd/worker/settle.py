@@ -127,7 +127,7 @@ class Settler:
 
     def log_back(self, job: Reserved, back: Back) -> None:
         level = "warning" if back.error is not None else "info"
-        fields = {**self._job(job), "delay": back.delay, "reason": cut(back.why, LINE)}
+        fields = {**log_fields(job), "delay": back.delay, "reason": cut(back.why, LINE)}
         if back.error is not None:
             fields |= {"error": short(back.error), "trace": full(back.error, self.log)}
         self.log.line(level, "job.released", fields)
@@ -166,24 +166,12 @@ class Settler:
     def log_failed(self, job: Reserved, failed: Failed) -> None:
         event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
         kept = None if self.keeps else "no"
-        fields = self._job(job)
+        fields = log_fields(job)
         if "attempt" in fields:
             fields["attempt"] = max(
                 0, failed.attempts
             )  # as in its record: an attempt that did not begin does not count
         self.log.error(event, **fields, kept=kept, error=short(failed.error), trace=full(failed.error, self.log))
-
-    def log_cancelled(self, job: Reserved) -> None:
-        self.log.warning("job.cancelled", **self._job(job))
-
-    def log_lost(self, job: Reserved) -> None:
-        self.log.error("job.lease_lost", **self._job(job))
-
-    def log_done(self, job: Reserved, took: float) -> None:
-        self.log.info("job.done", **self._job(job), took=took)
-
-    def log_missing(self, job: Reserved, why: str) -> None:
-        self.log.info("job.missing", **self._job(job), reason=why)
 
     def death_before(self, job: Reserved) -> Death:
         """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
@@ -196,25 +184,22 @@ class Settler:
         except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
             return Death()
 
-    def _job(self, job: Reserved) -> dict[str, object]:
-        payload = _payload(job)
-        if payload is None:
-            return {"queue": job.queue, "id": job.mark}
-        return {
-            "queue": job.queue,
-            "job": cut(payload.job),
-            "display": shown_otherwise(payload),
-            "id": cut(payload.id or payload.uuid or job.mark),
-            "attempt": payload.attempts,
-            "crashes": payload.crashes or None,
-            "tags": cut(",".join(tags_of(job.member))) if b'"tags":' in job.member else None,
-        }
 
-
-def shown_otherwise(payload: Payload) -> str | None:
-    """The display name, if the payload has one that differs from the job's name."""
-    shown = payload.displayName
-    return None if shown is None or shown in (payload.job, payload.job.partition("@")[0]) else cut(shown)
+def log_fields(job: Reserved) -> dict[str, object]:
+    payload = _payload(job)
+    if payload is None:
+        return {"queue": job.queue, "id": job.mark}
+    display = payload.displayName
+    shows_name = display is None or display in (payload.job, payload.job.partition("@")[0])
+    return {
+        "queue": job.queue,
+        "job": cut(payload.job),
+        "display": None if shows_name else cut(display or ""),
+        "id": cut(payload.id or payload.uuid or job.mark),
+        "attempt": payload.attempts,
+        "crashes": payload.crashes or None,
+        "tags": cut(",".join(tags_of(job.member))) if b'"tags":' in job.member else None,
+    }
 
 
 def flat(facts: dict[str, object]) -> dict[str, object]:
@@ -273,9 +258,9 @@ class Settlement:
         if isinstance(outcome, Done):
             self.delivery.done = job
             if isinstance(outcome, Missing):
-                settler.log_missing(job, outcome.why)
+                settler.log.info("job.missing", **log_fields(job), reason=outcome.why)
             elif settler.log.informs:
-                settler.log_done(job, took)
+                settler.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
                 self._ack(held, effects)
         elif isinstance(outcome, Back):
@@ -292,7 +277,7 @@ class Settlement:
                 settler.copy()
         elif isinstance(outcome, Cancelled):
             kept = self.delivery.until_answered(held, lambda job: settler.queue.ack(job, effects))
-            settler.log_cancelled(job)
+            settler.log.warning("job.cancelled", **log_fields(job))
             self._log_if_lost(job, kept)
         elif isinstance(outcome, Lost):
             self.delivery.until_answered(
@@ -331,7 +316,7 @@ class Settlement:
 
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
-        self.settler.log_lost(job)
+        self.settler.log.error("job.lease_lost", **log_fields(job))
         if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
             self.slot[W.LOST] += 1
         if not notified and self._has_listeners:

@@ -104,7 +104,10 @@ def run(
     serve, found = serve_for(app), obstacles()
     report(context, app, code, found)
     if found:
-        return wait_for_end(OrderReader(sock))
+        orders = OrderReader(sock)
+        while not orders.ended:
+            orders.read()
+        return 0
     boot.freeze()
     return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch_of(app, began))
 
@@ -200,12 +203,6 @@ def watch_of(app: Qd, began: int) -> Watch | None:
 def report_change(context: ChildContext, watch: Watch) -> None:
     if changed := watch.changed():
         context.sender.send(Changed(file=changed, code=context.code))
-
-
-def wait_for_end(orders: OrderReader) -> int:
-    while not orders.ended:
-        orders.read()
-    return 0
 
 
 def fork_on_request(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:

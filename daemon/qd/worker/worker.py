@@ -19,7 +19,7 @@ from qd import events
 from qd.app import Qd
 from qd.config.settings import Settings
 from qd.drivers.base import Connector
-from qd.drivers.types import Reserved, Turn
+from qd.drivers.types import Reserved
 from qd.jobs.context import set_stopping
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.master.code import Assignment, ChildContext
@@ -66,7 +66,9 @@ class Worker:
             app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.progress
         )
         self.exit_conditions = ExitConditions(self.work, self.slot)
-        self.delivery = Delivery(queue, rota_of(self.work, queue, assignment), self.log, self._rest_while_away)
+        stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
+        rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
+        self.delivery = Delivery(queue, rota, self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
@@ -105,7 +107,7 @@ class Worker:
                 self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
             self.events.stopping(reason, self.jobs)
             self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
-            # IDLE tells the master that this worker holds no job.
+            # IDLE means that this worker holds no job.
             self.slot[W.STATE] = SlotState.LOOKING if self.delivery.unsure else SlotState.IDLE
             return int(reason.code)
         finally:
@@ -113,7 +115,7 @@ class Worker:
 
     def _open(self) -> None:
         self._opened = now()
-        self.mailbox.heard = tell_job
+        self.mailbox.heard = note_sigterm
         self.mailbox.open(HEARD)
         self.alarm.open()
         self.exit_conditions.open()
@@ -198,9 +200,6 @@ class Worker:
         except AWAY as error:
             delivery.broke(error)
             return None
-        return self._took(turn, done)
-
-    def _took(self, turn: Turn, done: Reserved | None) -> Reserved | None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
@@ -300,15 +299,10 @@ class Worker:
             self.between()
 
 
-def tell_job(number: int) -> None:
+def note_sigterm(number: int) -> None:
     """On SIGTERM, let the current job see that its worker is stopping."""
     if number == signal.SIGTERM:
         set_stopping()
-
-
-def rota_of(work: WorkOptions, queue: Connector, assignment: Assignment) -> Rota:
-    stays: int = getattr(queue, "stays", 1) if work.in_turn else 0  # optional in an app's own driver
-    return Rota(work.queues, stays=stays, begin=assignment.slot)
 
 
 MEASURE_NS = 5_000_000  # between two measurements of the memory
