@@ -220,8 +220,19 @@ class Postgres(Server):
 
         return BoundedConnection.connect(*args, **options).note_notifications()
 
-    def quiet(self) -> AbstractContextManager[None]:
-        return quiet()
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """psycopg sends many rows in a pipeline; if one is refused, it warns that the end of the pipeline failed, too."""
+        thread, logger = threading.get_ident(), logging.getLogger("psycopg")
+
+        def wanted(record: logging.LogRecord) -> bool:
+            return record.thread != thread or "error ignored terminating" not in str(record.msg)
+
+        logger.addFilter(wanted)
+        try:
+            yield
+        finally:
+            logger.removeFilter(wanted)
 
     def notify_fd(self, raw: Any) -> int:
         return socket_of(raw)
@@ -238,30 +249,12 @@ class Postgres(Server):
     def meaning(self, error: Any) -> type[QdError] | None:
         state = getattr(error, "sqlstate", None)
         if state is None:
-            return login_error(str(error)) if is_operational(error) else None
+            names = {kind.__name__ for kind in type(error).__mro__}
+            return login_error(str(error)) if names & {"OperationalError", "InterfaceError"} else None
         exact = {"42P01": MissingTable, "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
                  "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": NotThere}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
         return exact.get(state) or classes.get(state[:2])
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """psycopg sends many rows in a pipeline; if one is refused, it also warns that the end of the pipeline failed."""
-    thread, logger = threading.get_ident(), logging.getLogger("psycopg")
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return record.thread != thread or "error ignored terminating" not in str(record.msg)
-
-    logger.addFilter(wanted)
-    try:
-        yield
-    finally:
-        logger.removeFilter(wanted)
-
-
-def is_operational(error: object) -> bool:
-    return any(kind.__name__ in ("OperationalError", "InterfaceError") for kind in type(error).__mro__)
 
 
 def login_error(text: str) -> type[QdError]:
@@ -288,7 +281,9 @@ class Sqlite(Server):
     def connect(self, *args: Any, **options: Any) -> Any:
         made = sqlite3.connect(*args, **options)
         made.create_function("qd_clock", 0, unix_us)
-        made.text_factory = any_text
+        made.text_factory = lambda raw: raw.decode(
+            "utf-8", "surrogateescape"
+        )  # any program may have written other bytes
         made.execute("PRAGMA schema_version").close()  # opens it
         self.file = str(args[0]), file_identity(str(args[0]))
         return made
@@ -323,11 +318,6 @@ def file_identity(path: str) -> object:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def any_text(raw: bytes) -> str:
-    """For SQLite: any program may have written bytes that are not UTF-8."""
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def unix_us() -> int:

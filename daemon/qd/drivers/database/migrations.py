@@ -51,15 +51,15 @@ def migrate(connection: DatabaseConnection, jobs_table: str, *, dry: bool = Fals
 def missing(connection: DatabaseConnection, jobs_table: str) -> dict[str, str]:
     """What is missing ("table qd_names") -> the statement that creates it. An existing table of Laravel keeps its own
     indexes; only qd's are added to it."""
-    ours, theirs = [*schema.ours.sorted_tables, schema.reservations(jobs_table)], schema.laravels(jobs_table)
+    ours = [*schema.ours.sorted_tables, schema.reservations(jobs_table)]
+    theirs = [schema.jobs(jobs_table), schema.failed_jobs(), schema.job_batches()]
     lacks, found = {table.fullname for table in connection.lacks([*ours, *theirs])}, dict[str, str]()
     for table in [*ours, *theirs]:
         if table.fullname in lacks:
             found[f"table {table.fullname}"] = written(connection, CreateTable(table, if_not_exists=True))
         if table.fullname in lacks or table in ours:
             found |= lacking(connection, table, table.indexes, lacks)
-    jobs = theirs[0]
-    return found | lacking(connection, jobs, schema.indexes(connection.kind, jobs_table), lacks)
+    return found | lacking(connection, theirs[0], schema.indexes(connection.kind, jobs_table), lacks)
 
 
 def lacking(

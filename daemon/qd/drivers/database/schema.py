@@ -137,10 +137,6 @@ def job_batches() -> sql.Table:
     )
 
 
-def laravels(jobs_table: str) -> list[sql.Table]:
-    return [jobs(jobs_table), failed_jobs(), job_batches()]
-
-
 def exact(length: int) -> sql.types.TypeEngine[str]:
     """Text that every database compares byte by byte."""
     own = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")

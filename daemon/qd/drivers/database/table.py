@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -112,15 +112,17 @@ class JobTable:
             script("ended").call(self.space, self.names(*more), *options)
 
 
+clause = cache(sql.text)  # of the few texts that JobRows composes
+
+
 class JobRows:
     """JobQueues on a table of jobs."""
 
     def __init__(self, server: Server, table: str) -> None:
         self.sql, self.table = statements(server.kind, server.clock, table), table
-        self._texts: dict[str, sql.TextClause] = {}
 
     def queues(self, step: Executor) -> list[str]:
-        return list(step.execute(self._text(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
+        return list(step.execute(clause(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
 
     def add(self, step: Executor, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
         now = int(step.now)
@@ -133,7 +135,7 @@ class JobRows:
 
     def count(self, step: Executor, queue: str, spot: Spot) -> int:
         query = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-        return int(step.execute(self._text(query), values(step, queue, spot)).scalar_one())
+        return int(step.execute(clause(query), values(step, queue, spot)).scalar_one())
 
     def page(self, step: Executor, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
         if most <= 0:
@@ -148,16 +150,16 @@ class JobRows:
     def _found(
         self, step: Executor, queue: str, spot: Spot, more: str, bounds: dict[str, Any], tail: bool
     ) -> list[Placed]:
-        turned = " DESC" if tail else ""
+        down = " DESC" if tail else ""
         order = "s.leased_until" if spot == "reserved" else "j.available_at"
         joined = f" LEFT JOIN {self.sql.ours} s ON {self.sql.same}" if spot == "reserved" else ""
         columns = "j.payload, j.available_at, j.reserved_at, j.attempts"
         columns += ", s.mark, s.text_sum, s.leased_until" if spot == "reserved" else ""
         text = (
             f"SELECT {columns} FROM {self.sql.jobs} j{joined} WHERE j.queue = :queue AND {where(spot, 'j.')}{more}"
-            f" ORDER BY {order}{turned}, j.id{turned} LIMIT :most OFFSET :first"
+            f" ORDER BY {order}{down}, j.id{down} LIMIT :most OFFSET :first"
         )
-        found = step.execute(self._text(text), {**values(step, queue, spot), **bounds}).all()
+        found = step.execute(clause(text), {**values(step, queue, spot), **bounds}).all()
         return [placed(row, spot) for row in found]
 
     def score(self, step: Executor, queue: str, spot: Spot, payload: bytes) -> float | None:
@@ -172,7 +174,7 @@ class JobRows:
         if row is None:
             return False
         text = f"UPDATE {self.sql.ours} SET leased_until = :until WHERE job_id = :id"
-        step.execute(self._text(text), {"until": round(until * SECOND), "id": row.job_id}).close()
+        step.execute(clause(text), {"until": round(until * SECOND), "id": row.job_id}).close()
         return True
 
     def remove(self, step: Executor, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
@@ -186,15 +188,15 @@ class JobRows:
 
     def _gone(self, step: Executor, id: int, *, held: bool = False) -> bool:
         text = f"DELETE FROM {self.sql.jobs} WHERE id = :id AND reserved_at IS {'NOT ' if held else ''}NULL"
-        return step.execute(self._text(text), {"id": id}).rowcount == 1
+        return step.execute(clause(text), {"id": id}).rowcount == 1
 
     def cut(self, step: Executor, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
-        turned = " DESC" if tail else ""
+        down = " DESC" if tail else ""
         text = (
             f"SELECT id FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-            f" ORDER BY available_at{turned}, id{turned} LIMIT :most"
+            f" ORDER BY available_at{down}, id{down} LIMIT :most"
         )
-        found = step.execute(self._text(text), {**values(step, queue, spot), "most": count}).scalars().all()
+        found = step.execute(clause(text), {**values(step, queue, spot), "most": count}).scalars().all()
         if found:
             gone = sql.text(f"DELETE FROM {self.sql.jobs} WHERE id IN :ids AND reserved_at IS NULL")
             step.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
@@ -204,14 +206,14 @@ class JobRows:
             step.execute(self.sql.notify, {"channel": channel(self.table, queue)}).close()
 
     def _one(self, step: Executor, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
-        turned = " DESC" if tail else ""
+        down = " DESC" if tail else ""
         text = (
             f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
             f" AND payload = :payload{self.sql.exactly}"
-            f" ORDER BY available_at{turned}, id{turned} LIMIT 1{self.sql.locked}"
+            f" ORDER BY available_at{down}, id{down} LIMIT 1{self.sql.locked}"
         )
         given = {**values(step, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
-        return step.execute(self._text(text), given).first()
+        return step.execute(clause(text), given).first()
 
     def _reserved(self, step: Executor, queue: str, member: bytes) -> Any:
         """The row of a reserved payload, whose text contains its owner and mark."""
@@ -221,11 +223,6 @@ class JobRows:
             if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
                 return row
         return None
-
-    def _text(self, text: str) -> sql.TextClause:
-        if text not in self._texts:
-            self._texts[text] = sql.text(text)
-        return self._texts[text]
 
 
 # -- rows as payloads

@@ -189,10 +189,6 @@ class SqsBroker(Patience):
         self._settled(delivery.id)
         self.messages.hide(delivery.queue, delivery.handle, max(delay, self.lease) if delay else 0)
 
-    def show(self, queue: str, handle: str, delay: float) -> None:
-        """Let SQS deliver it in `delay` seconds."""
-        self.messages.hide(queue, handle, delay)
-
     def renew(self, held: Sequence[tuple[str, str, str]]) -> None:
         for queue in dict.fromkeys(queue for queue, _, _ in held):
             self.messages.hide_many(queue, [handle for at, _, handle in held if at == queue], self.lease)

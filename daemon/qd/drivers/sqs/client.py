@@ -17,6 +17,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -79,7 +80,6 @@ class Service:
     def __init__(self, address: SqsUrl) -> None:
         self.address, self.http = address, HttpConnection()
         self._seconds, self._wake = 0.0, -1
-        self._client: Any = None
 
     def call(self, operation: str, *, seconds: float = 0.0, wake: int = -1, **params: Any) -> dict[str, Any]:
         """One request, one reply. seconds: how long SQS may wait before it replies. Raises Woken if `wake` ended that wait;
@@ -93,13 +93,8 @@ class Service:
         except (refusals.BotoCoreError, refusals.ClientError) as error:
             raise self.classified(error) from None
 
-    @property
+    @cached_property
     def client(self) -> Any:
-        if self._client is None:
-            self._client = self._made_client()
-        return self._client
-
-    def _made_client(self) -> Any:
         quiet = logging.getLogger("botocore.credentials")  # each process would log where it found them
         quiet.setLevel(quiet.level or logging.WARNING)
         register_secrets([os.environ.get(name, "") for name in SECRETS])
@@ -114,7 +109,8 @@ class Service:
         return client
 
     def _send(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
-        headers = {key: text_of(value) for key, value in request.headers.items()}
+        pairs = request.headers.items()
+        headers = {key: value.decode("latin-1") if isinstance(value, bytes) else value for key, value in pairs}
         body = request.body.encode() if isinstance(request.body, str) else bytes(request.body or b"")
         status, reply_headers, text = self.http.exchange(request.url, headers, body, self._seconds, self._wake)
         if text.strip() and not is_object(text):
@@ -162,10 +158,6 @@ def is_object(text: bytes) -> bool:
         return text.decode().lstrip().startswith("{")
     except UnicodeDecodeError:
         return False
-
-
-def text_of(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 class ReplyReader(io.RawIOBase):

@@ -139,7 +139,7 @@ class SqsQueue(BrokerKeeperQueue):
         """If this fails, SQS delivers the message when its lease is over."""
         handle = answered.decode().partition(" ")[2]
         with suppress(ConnectionLost, ServerRefused):
-            self.backend.show(queue, handle, delay)
+            self.backend.messages.hide(queue, handle, delay)
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
         reply = super().beat(queues, asked)
