@@ -13,9 +13,10 @@ psycopg        psycopg with a deadline for every wait.
 queue          DatabaseQueue, and how it is opened.
 queue_keys     Names of queues as rows of the table of jobs.
 reserve        A worker's turn: the next job reserved.
+rows           Rows of the table of jobs as payloads.
 schema         Tables and indexes: qd's own and Laravel's.
 sql            The statements on the table of jobs.
-table          JobTable: rows as payloads, and transactions on them.
+table          JobTable: transactions on the table of jobs.
 transaction    One step: names locked, read once, written once.
 """
 

@@ -22,7 +22,7 @@ from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.dialects import Again, Conflict, unix_us
 from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.queue import DatabaseQueue
-from qd.drivers.database.table import JobRows
+from qd.drivers.database.rows import JobRows
 from qd.errors import ConfigError
 
 WHERE = {  # one row that identifies the database and its server, whatever their names

@@ -26,7 +26,8 @@ from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, again, popped
 from qd.drivers.database.items import StatusReply, word
 from qd.drivers.database.queue_keys import place_of
-from qd.drivers.database.transaction import JobQueues, Step
+from qd.drivers.database.rows import JobRows
+from qd.drivers.database.transaction import Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
@@ -40,7 +41,7 @@ SWEPT = 1000  # expired items that a sweep deletes, unless a single name has mor
 class DatabaseKeyspace:
     """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction."""
 
-    def __init__(self, connection: DatabaseConnection, jobs: JobQueues | None = None, prefix: str = "") -> None:
+    def __init__(self, connection: DatabaseConnection, jobs: JobRows | None = None, prefix: str = "") -> None:
         self.connection, self.jobs, self.prefix = connection, jobs, prefix.encode()
         self._swept_at = 0.0
 

@@ -16,19 +16,9 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from qd.drivers.database.rows import base_of, bytes_of, column_of, dropped, member_of, row_after, sum_of, text_of
 from qd.drivers.database.schema import SECOND
-from qd.drivers.database.table import (
-    HeldRow,
-    JobTable,
-    base_of,
-    bytes_of,
-    column_of,
-    dropped,
-    member_of,
-    row_after,
-    sum_of,
-    text_of,
-)
+from qd.drivers.database.table import HeldRow, JobTable
 from qd.drivers.keyspace import keys
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Released, Reserved
 from qd.payload.reservation import split_mark

@@ -18,10 +18,8 @@ from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.leases import Leases
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
-from qd.drivers.database.schema import SECOND
-from qd.drivers.database.table import (
+from qd.drivers.database.rows import (
     JobRows,
-    JobTable,
     after,
     bytes_of,
     member_of,
@@ -32,6 +30,8 @@ from qd.drivers.database.table import (
     spent,
     text_of,
 )
+from qd.drivers.database.schema import SECOND
+from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs

@@ -1,4 +1,4 @@
-"""Commands on the names of queues, which are rows of the table of jobs (JobQueues in transaction.py).
+"""Commands on the names of queues, which are rows of the table of jobs (JobRows).
 
 queues:Q            list   ready        LPUSH and RPUSH return how many were pushed, not the length
 queues:Q:delayed    zset   delayed
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from qd.drivers.database.items import OK, StatusReply, Words, bound, options, pairs, ranks, real, score_text, whole
-from qd.drivers.database.transaction import WRONGTYPE, JobQueues, Placed, Spot, Step
+from qd.drivers.database.rows import JobRows, Placed, Spot
+from qd.drivers.database.transaction import WRONGTYPE, Step
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 
@@ -24,7 +25,7 @@ OTHERS = tuple(ending.encode() for ending in BESIDE)
 class QueueKey(NamedTuple):
     """A part of a queue in its table."""
 
-    jobs: JobQueues
+    jobs: JobRows
     queue: str
     spot: Spot | Literal["notify"]
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from qd.drivers.database.dialects import Statement
 from qd.drivers.database.leases import Leases
+from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
-from qd.drivers.database.table import FRESH, HeldRow, JobTable, base_of, bytes_of, is_text, reserved, sum_of
+from qd.drivers.database.table import HeldRow, JobTable
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.types import Reserved, Turn

@@ -1,82 +1,25 @@
 """One step: the names that it touches are locked and read once, and written once at its end.
 
-    Step       names of the keyspace in one transaction; a reading one is outside of a transaction and locks nothing
-    JobQueues  the table of jobs as a step sees it
+A step that only reads is outside of a transaction and locks nothing. The commands (commands.py, collections.py) work on it.
 
 `queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the table of jobs, not names of the
-keyspace. A command on one of them becomes calls of JobQueues inside the same transaction (queue_keys.py), so that a step and
-the change of a row happen both or not at all. All other commands (commands.py, collections.py) work on a Step.
+keyspace. A command on one of them calls JobRows inside the same transaction (queue_keys.py), so that the step and the change
+of a row happen both or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy import CursorResult, Executable
 
 from qd.drivers.database import schema
 from qd.drivers.database.connection import DatabaseConnection, channel_of
+from qd.drivers.database.rows import JobRows
 from qd.drivers.database.schema import key_of
 from qd.errors import ServerRefused
-
-Spot = Literal["ready", "delayed", "reserved"]
-
-
-class Placed(NamedTuple):
-    """A payload in its row. score: unix seconds at which it is due, or its lease runs out; 0 if it is ready."""
-
-    payload: bytes
-    score: float
-
-
-class Executor(Protocol):
-    """What JobQueues needs of a Step."""
-
-    @property
-    def now(self) -> float:
-        """Unix seconds of the database's clock, the same for a whole step."""
-
-    def execute(self, statement: Executable, values: Any = None) -> CursorResult[Any]:
-        """values: a mapping, or a list of them for many. Raises ConnectionLost, ServerBusy or ServerRefused."""
-
-
-class JobQueues(Protocol):
-    """The queues of one table. These calls lock nothing beforehand; a call that needs a row locked locks it (a step that
-    reads the score of a reserved payload removes it next, or inserts)."""
-
-    def queues(self, step: Executor) -> list[str]:
-        """Queues that have a row."""
-
-    def add(self, step: Executor, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
-        """due_at: None for ready payloads, at the tail in this order, or pushed one by one at the head."""
-
-    def count(self, step: Executor, queue: str, spot: Spot) -> int: ...
-
-    def page(self, step: Executor, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
-        """At most `most` from place `first` (0: the next in line, or the first due), in order. tail: counted from the
-        other end, and in that order."""
-
-    def until(self, step: Executor, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
-        """At most `most` with a score up to `moment`, by score."""
-
-    def score(self, step: Executor, queue: str, spot: Spot, payload: bytes) -> float | None:
-        """None if it is not there."""
-
-    def lease(self, step: Executor, queue: str, payload: bytes, until: float) -> bool:
-        """Set the end of the lease of a reserved payload. Returns False, and does nothing, if it is not reserved."""
-
-    def remove(self, step: Executor, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
-        """Remove the first or (tail) the last row of exactly these bytes. Returns False if there is none."""
-
-    def cut(self, step: Executor, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
-        """Remove that many rows from the front or (tail) from the end."""
-
-    def wake(self, step: Executor, queue: str) -> None:
-        """Notify those who wait for this queue when the transaction commits, if the database can."""
-
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 CHUNK = 1000  # values per statement
@@ -109,7 +52,7 @@ class Step:
     """Belongs to one transaction of `connection`, or (without locks) to reading commands."""
 
     def __init__(
-        self, connection: DatabaseConnection, jobs: JobQueues | None = None, prefix: bytes = b"", *, locks: bool = True
+        self, connection: DatabaseConnection, jobs: JobRows | None = None, prefix: bytes = b"", *, locks: bool = True
     ) -> None:
         self.connection, self.jobs, self.prefix, self.locks = connection, jobs, prefix, locks
         self.now_us = 0
