@@ -173,7 +173,7 @@ def test_an_async_job_has_a_result_and_can_be_waited_for(shop: Project, jobs: Jo
     work.stop()
 
 
-UNFIT = [("object", "JSON cannot carry what the job returned"), ("nan", "no JSON number"), ("long", "max_payload")]
+UNFIT = [("object", "JSON cannot carry what the job returned"), ("nan", "not a JSON number"), ("long", "max_payload")]
 
 
 @pytest.mark.parametrize(("what", "told"), UNFIT)

@@ -86,7 +86,7 @@ ARGUMENTS: list[Case] = [
     ("a lock", lambda s: s.welcome.dispatch("a", data=threading.Lock()), ArgumentError, (JOB, "'data'")),
     ("NaN", lambda s: s.welcome.dispatch("a", size=float("nan")), ArgumentError, (JOB, "'size'", "nan")),
     ("infinity", lambda s: s.welcome.dispatch("a", data=[float("inf")]), ArgumentError, (JOB, "'data'", "inf")),
-    ("a circle", lambda s: s.welcome.dispatch("a", data=circle()), ArgumentError, (JOB, "'data'", "holds itself")),
+    ("a circle", lambda s: s.welcome.dispatch("a", data=circle()), ArgumentError, (JOB, "'data'", "contains itself")),
     ("600 deep", lambda s: s.welcome.dispatch("a", data=deep(600)), ArgumentError, (JOB, "max_depth = 512")),
     (
         "without end deep",
@@ -102,7 +102,12 @@ ARGUMENTS: list[Case] = [
     ("none at all", lambda s: s.welcome.dispatch(), ArgumentError, (JOB, "'to'")),
     ("an unknown one", lambda s: s.welcome.dispatch("a", att=1), ArgumentError, (JOB, "'att'", "did you mean 'at'")),
     ("one twice", lambda s: s.welcome.dispatch("a", to="b"), ArgumentError, (JOB, "'to'")),
-    ("too many", lambda s: s.welcome.dispatch("a", None, 1, 2, 3), ArgumentError, (JOB, "4 arguments", "5 were given")),
+    (
+        "too many",
+        lambda s: s.welcome.dispatch("a", None, 1, 2, 3),
+        ArgumentError,
+        (JOB, "4 positional arguments", "5 were given"),
+    ),
     ("too large", lambda s: s.welcome.dispatch("a" * (1 << 20)), ArgumentError, (JOB, "max_payload = 1048576")),
     (
         "too large, among others",

@@ -310,7 +310,7 @@ def test_a_frozen_class_is_refused_when_it_is_declared(app: FakeQd):
 
 
 def test_an_initvar_is_refused_when_the_class_is_declared(app: FakeQd):
-    with pytest.raises(DeclarationError, match=r"'greeting' of .*Welcome is an InitVar: its value is not kept"):
+    with pytest.raises(DeclarationError, match=r"'greeting' of .*Welcome is an InitVar, whose value is not kept"):
 
         @app.job("mail.welcome")
         class Welcome(Job[None]):

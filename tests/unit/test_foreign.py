@@ -222,7 +222,7 @@ def test_its_json_form_stands_for_it(kind, value, arrives):
         ),
         (Line, Gift(sku="x"), "a Gift would arrive as a Line"),
         (list[Line], [Gift(sku="x")], "(at [0])"),
-        (Order, {"id": 7, "price": 1}, "the key 'price' would not arrive: Order has no such field"),
+        (Order, {"id": 7, "price": 1}, "the key 'price' would be lost: Order has no such field"),
         (Order, {"id": "seven"}, "id: Input should be a valid integer"),
         (Order, {"lines": [{}]}, "id: Field required (and 1 more)"),
         (
@@ -245,7 +245,7 @@ def test_its_json_form_stands_for_it(kind, value, arrives):
         (Any, Path("a"), "a PosixPath would arrive as something else"),
         (PurePath, PureWindowsPath("a"), "a PureWindowsPath would arrive as a PurePosixPath"),
         (Path, 7, "expected Path, got int"),
-        (Path, Path("\udcff"), "no Unicode"),
+        (Path, Path("\udcff"), "not Unicode"),
     ],
 )
 def test_what_would_not_arrive_as_it_was_given_is_refused(kind, value, says):
@@ -407,5 +407,5 @@ def test_a_moment_without_a_zone_is_named_by_its_place() -> None:
     orders = {"a": [ORDER, Order(id=8, at=datetime(2031, 1, 1))]}
     with pytest.raises(ArgumentError, match=r"a datetime without a time zone .* \(at \['a'\]\[1\]\.at\)$"):
         typed(dict[str, list[Order]]).encode({"value": orders})
-    with pytest.raises(ArgumentError, match=r"nan is no JSON number \(at \[1\]\)$"):
+    with pytest.raises(ArgumentError, match=r"nan is not a JSON number \(at \[1\]\)$"):
         typed(list[float]).encode({"value": [1.0, float("nan")]})

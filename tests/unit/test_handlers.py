@@ -182,7 +182,7 @@ def generator(command: SendInvoice) -> Any:
         (SendInvoice, clashing, "takes 'copies', which is also a field"),
         (SendInvoice, generator, "is a generator"),
         (SendInvoice, 7, "SendInvoice, 7, is not callable"),
-        (int, send_invoice, "int cannot travel: make it a dataclass"),
+        (int, send_invoice, "int cannot be sent: make it a dataclass"),
         ("SendInvoice", send_invoice, "'SendInvoice' is not a class of commands"),
     ],
 )

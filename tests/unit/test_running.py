@@ -381,9 +381,9 @@ LOOP.append(LOOP)
     [
         (object(), "cannot save object: a value of type object has no JSON form"),
         ({"a": Opaque()}, "cannot save dict: a value of type Opaque has no JSON form"),
-        (float("nan"), "cannot save float: nan is no JSON number"),
+        (float("nan"), "cannot save float: nan is not a JSON number"),
         (datetime(2026, 11, 21), "cannot save datetime: a datetime without a time zone"),
-        ("\ud800", "cannot save str: a text in it is no Unicode"),
+        ("\ud800", "cannot save str: a string in it is not Unicode"),
         (LOOP, "cannot save list: it is nested too deep"),
         ("x" * 65_535, "was given 65537 bytes of JSON, more than 65536: save a position"),
     ],

@@ -1,12 +1,12 @@
-"""What a worker will get, compared with what was given: what would change or vanish on the way is refused.
+"""Compares an argument with what the worker will get: a value that would change or vanish on the way is refused.
 
-given                          what arrives                      verdict
-Item(sku="x")                  Item(sku="x")                     the same class, and the same in every field
+given                          arrives as                        verdict
+Item(sku="x")                  Item(sku="x")                     accepted: same class, same fields
 SpecialItem(sku="x", extra=1)  Item(sku="x")                     refused: another class
-Safe("a"), Status.PAID         "a", "paid"                       subclasses of str, int and float arrive as these
-(1, 2)                         [1, 2]                            list, tuple and deque stand for each other
-{1, 2}                         [1, 2]                            refused: a set arrives as a set only
-"2031-01-01", {"sku": "x"}     date(2031, 1, 1), Item(sku="x")   the JSON form of a value stands for it
+Safe("a"), Status.PAID         "a", "paid"                       accepted: subclasses of str, int and float
+(1, 2)                         [1, 2]                            accepted: list, tuple and deque are interchangeable
+{1, 2}                         [1, 2]                            refused: a set must arrive as a set
+"2031-01-01", {"sku": "x"}     date(2031, 1, 1), Item(sku="x")   accepted: the JSON form of a value
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _BYTES = (bytes, bytearray, memoryview)
 _OTHERS = (date, timedelta, UUID)
 _ABSENT = object()
 
-Step = tuple[Any, str]  # the step before, and this one; None before the first
+Step = tuple[Any, str]  # the step before (None before the first), and this one
 Todo = list[tuple[Any, Any, Any]]  # given, arrived, Step
 
 
 class Changed(ValueError):
-    """A value would not arrive as it was given."""
+    """A value would arrive changed."""
 
 
 def compare(given: Any, arrived: Any) -> None:
     """Raises Changed. arrived: `given` after it was encoded and decoded by the declared type."""
-    todo: Todo = [(given, arrived, None)]  # not recursive: a value may be nested deeper than Python calls
+    todo: Todo = [(given, arrived, None)]  # not recursive: values may be nested deeper than Python's call stack
     while todo:
         given, arrived, step = todo.pop()
         try:
@@ -58,7 +58,7 @@ def _where(step: Step | None) -> str:
 
 
 def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
-    """One value; its parts go to `todo`."""
+    """Compare one value, and add its parts to `todo`."""
     if given is arrived or isinstance(arrived, Serialized):
         return
     kind = type(given)
@@ -69,7 +69,7 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
     elif kind is list and type(arrived) is list and len(given) == len(arrived):
         kinds = list(map(type, given))
         if PLAIN.issuperset(kinds) and kinds == list(map(type, arrived)) and given == arrived:
-            return  # a long list of numbers or texts, looked at in C
+            return  # long lists of numbers or strings are compared in C
         for i, (part, other) in enumerate(zip(given, arrived, strict=True)):
             if type(part) not in PLAIN or type(part) is not type(other) or part != other:
                 todo.append((part, other, (step, f"[{i}]")))
@@ -78,7 +78,7 @@ def _compare(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
     elif isinstance(given, Enum):
         _same(given, arrived, type(arrived) in PLAIN or type(arrived) is kind)
     elif isinstance(given, str):
-        if isinstance(arrived, str):  # else it is the JSON form of what arrived
+        if isinstance(arrived, str):  # else it is the JSON form of the value
             _same(given, arrived, True)
     elif isinstance(given, _NUMBERS):
         _number(given, arrived)
@@ -110,7 +110,7 @@ def _dict(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) ->
         return _form(given, arrived, step, todo)
     if len(given) != len(arrived):
         lost = next((key for key in given if key not in arrived), None)
-        raise Changed(f"the key {lost!r:.40} would not arrive: its type has no such key")
+        raise Changed(f"the key {lost!r:.40} would be lost: its type has no such key")
     for (key, part), (other_key, other) in zip(given.items(), arrived.items(), strict=True):
         if type(key) is not str or key != other_key:
             todo.append((key, other_key, (step, f"[{key!r:.40}]")))
@@ -119,7 +119,7 @@ def _dict(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) ->
 
 
 def _form(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) -> None:
-    """A dict for an object: every key must be a field of it."""
+    """A dict for an object: every key must be a field of the object."""
     names, attributes = field_names(type(arrived)), None
     if names is None:
         raise _changed(given, arrived)
@@ -132,7 +132,7 @@ def _form(given: dict[Any, Any], arrived: Any, step: Step | None, todo: Todo) ->
         if key in attributes:
             todo.append((part, getattr(arrived, attributes[key], _ABSENT), (step, f"[{key!r:.40}]")))
         elif key != tag:
-            raise Changed(f"the key {key!r:.40} would not arrive: {_name(type(arrived))} has no such field")
+            raise Changed(f"the key {key!r:.40} would be lost: {_name(type(arrived))} has no such field")
 
 
 def _series(given: Any, arrived: Any, step: Step | None, todo: Todo) -> None:
@@ -166,9 +166,9 @@ def _number(given: float, arrived: Any) -> None:
 
 
 def _moment(given: datetime | time, arrived: Any) -> None:
-    """The same moment at the same distance from UTC; the name of a zone does not travel."""
+    """The same time and UTC offset; the name of a time zone is not sent."""
     if isinstance(given, datetime) and given.utcoffset() is None:
-        raise Changed("a datetime without a time zone (give it one: tzinfo=UTC)")
+        raise Changed("a datetime without a time zone (set one: tzinfo=UTC)")
     kind = datetime if isinstance(given, datetime) else time
     if not isinstance(arrived, kind) or (given.tzinfo is None) != (arrived.tzinfo is None):
         raise _changed(given, arrived)

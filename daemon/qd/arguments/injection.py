@@ -1,21 +1,18 @@
-"""Arguments that do not travel themselves: rows of a database go as model and key, and are loaded on the worker.
+"""Arguments that are not sent as they are, by parameter type.
 
-    Order(id=42, ...)  ->  {"model": "shop.Order", "key": 42}  ->  Order(id=42, ...), as it is by then
+Models sent by key, for which a Serializer (app.serializer; contrib/ has those of Django and SQLAlchemy) handles one family
+of types. Signature finds them in hints: a model, or a union, list, tuple or dict of models.
 
-A Serializer handles one family of types (the models of Django, the mapped classes of SQLAlchemy). contrib/ has them,
-app.serializer adds one. Signature looks for such types in its hints: a model, a union, a list, a tuple or a dict of models.
+    Order(id=42, ...)  ->  {"model": "shop.Order", "key": 42}  ->  the Order with id 42 as it is when the job runs
 
-What an app provides to its jobs: `app.provide(Session, make_session)` fills the parameters of that type on the worker.
+Values that the worker provides: `app.provide(Session, make_session)` fills all parameters of that type. qd makes one value
+per type and call when it is first needed, and closes the values in reverse order when the job has ended.
 
-    def make_session() -> Iterator[Session]:       a plain function, a generator, or one that gives a context manager
+    def make_session() -> Iterator[Session]:       a plain function, a generator, or one that returns a context manager
         with Session(engine) as session:
             yield session                          the job runs here; its error comes out of the yield
 
-One value a type and call, made when it is first asked for, closed in reverse order when the job has ended.
-
-What an app knows of types beyond JSON: its providers and its serializers, and what of a job's parameters they concern.
-
-A job that neither concerns has no Extras, and pays for nothing.
+A job without such parameters has no Extras and pays for nothing.
 """
 
 from __future__ import annotations
@@ -34,29 +31,29 @@ from qd.errors import DeclarationError, ModelGone, NoProvider, WrongType
 
 T = TypeVar("T")
 Key = int | str | list[int | str]
-_HOLD = (list, tuple, dict, Sequence, Mapping)  # what may hold them
+_CONTAINERS = (list, tuple, dict, Sequence, Mapping)
 
 
 class Provided(Protocol):
-    """Gives what the app provides for a type, the same one to all parameters of a call: given(Session)."""
+    """Returns the app's value for a type, the same one to all parameters of a call: provided(Session)."""
 
     def __call__(self, kind: type[T], /) -> T: ...
 
 
 class Serializer(Protocol):
-    """Converts the objects of a family of types to a model and a key, and back."""
+    """Converts objects of a family of types to a model name and a key, and back."""
 
     def recognizes(self, kind: type) -> bool:
-        """Whether objects of this type are of the family."""
+        """Whether this type belongs to the family."""
 
     def name(self, kind: type) -> str:
-        """What the type is called in a payload: "shop.Order"."""
+        """The name of the type in a payload: "shop.Order"."""
 
     def pack(self, thing: Any) -> Any:
-        """The key of an object, as int, text, UUID, or a list of them; None: it has none yet, and cannot be sent."""
+        """The key of an object: int, str, UUID or a list of them; None if it has no key yet and cannot be sent."""
 
     def load(self, kind: type, key: Key, given: Provided) -> object | None:
-        """The object, looked up now; None: it is gone. key: as JSON gave it back, a UUID as text."""
+        """The object, loaded now; None if it no longer exists. key: as JSON returned it, a UUID as str."""
 
 
 class Serialized(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,36 +63,32 @@ class Serialized(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key
 
 
-class Carrying:
-    """What of one parameter is carried. wire: its type on the way. kinds: by their names."""
+class KeyedModels:
+    """The models of one parameter that are sent by key. wire: the type of the parameter in the payload."""
 
     def __init__(self, serializers: Sequence[Serializer]) -> None:
         self._serializers = serializers
-        self._kinds: dict[str, tuple[Serializer, type]] = {}
+        self._kinds: dict[str, tuple[Serializer, type]] = {}  # by the name of the model
         self.wire: Any = None
-        self._in_dict = False  # then an object of JSON may be meant as well
+        self._in_dict = False  # the type may then also mean a plain JSON object
 
     def packed(self, value: Any) -> Any:
-        """With keys in place of objects. Raises ValueError for one that has none."""
+        """`value` with keys in place of objects. Raises ValueError for an object without a key."""
         if isinstance(value, list | tuple):
             return [self.packed(part) for part in value]
         if isinstance(value, dict):
             return {name: self.packed(part) for name, part in value.items()}
-        for (
-            base
-        ) in value.__class__.__mro__:  # what it is goes before what it derives from; a proxy says what it stands for
+        for base in value.__class__.__mro__:  # the exact class first; a proxy's __class__ is that of its object
             for name, (serializer, kind) in self._kinds.items():
                 if kind is base:
-                    return self._keyed(name, serializer.pack(value))
+                    key = serializer.pack(value)
+                    if key is None:
+                        raise ValueError(f"this {name} has no key yet (save it before you send it)")
+                    return {"model": name, "key": key}
         return value
 
-    def _keyed(self, name: str, key: object) -> object:
-        if key is None:
-            raise ValueError(f"this {name} has no key yet (save it before it is sent)")
-        return {"model": name, "key": key}
-
-    def told(self, text: str, arrived: bool) -> str:
-        """What is wrong with a value, with the model in place of its form on the way, which is all that msgspec knows."""
+    def explain(self, text: str, arrived: bool) -> str:
+        """A message of msgspec with the names of the models in place of their form in JSON."""
         if self._in_dict:
             return text
         names = " or ".join(self._kinds)
@@ -103,27 +96,27 @@ class Carrying:
         return text.replace("expected object", f"expected {names} ({form})", 1)
 
     def check(self, value: Any) -> None:
-        """Raises WrongType: it is an object of another model."""
+        """Raises WrongType for an object of another model."""
 
-        def known(carried: Serialized) -> None:
-            if carried.model not in self._kinds:
-                raise WrongType(f"a {carried.model} was sent, a {' or a '.join(self._kinds)} is wanted")
+        def check(packed: Serialized) -> None:
+            if packed.model not in self._kinds:
+                raise WrongType(f"expected a {' or a '.join(self._kinds)}, got a {packed.model}")
 
-        walk(value, known)
+        map_serialized(value, check)
 
     def loaded(self, value: Any, given: Provided) -> Any:
-        """With objects in place of keys. Raises ModelGone, and whatever loading raises."""
+        """`value` with objects in place of keys. Raises ModelGone, and whatever loading raises."""
 
-        def load(carried: Serialized) -> object:
-            serializer, kind = self._kinds[carried.model]
-            if (found := serializer.load(kind, carried.key, given)) is None:
-                raise ModelGone(f"{carried.model} {carried.key} is gone")
+        def load(packed: Serialized) -> object:
+            serializer, kind = self._kinds[packed.model]
+            if (found := serializer.load(kind, packed.key, given)) is None:
+                raise ModelGone(f"{packed.model} {packed.key} is gone")
             return found
 
-        return walk(value, load)
+        return map_serialized(value, load)
 
     def replaced(self, hint: Any) -> Any:
-        """The hint with Serialized for the types of a family."""
+        """The hint with Serialized in place of the types that a serializer recognizes."""
         if isinstance(hint, type) and get_origin(hint) is None:
             serializer = next((serializer for serializer in self._serializers if serializer.recognizes(hint)), None)
             if serializer is None:
@@ -143,9 +136,9 @@ def bare(hint: Any) -> Any:
 
 
 def with_parts(hint: Any, of: Callable[[Any], Any]) -> Any:
-    """A union, list, tuple or dict with of(...) in place of each part; the hint itself if no part changes."""
+    """A union, list, tuple or dict with of(...) in place of each part, or the hint itself if no part changes."""
     origin, parts = get_origin(hint), get_args(hint)
-    if origin not in (Union, types.UnionType, *_HOLD):
+    if origin not in (Union, types.UnionType, *_CONTAINERS):
         return hint
     inside = tuple([part if part is Ellipsis else of(part) for part in parts])
     if inside == parts:
@@ -153,27 +146,20 @@ def with_parts(hint: Any, of: Callable[[Any], Any]) -> Any:
     return reduce(or_, inside) if origin in (Union, types.UnionType) else origin[inside]
 
 
-def walk(value: Any, of: Callable[[Serialized], object]) -> Any:
+def map_serialized(value: Any, of: Callable[[Serialized], object]) -> Any:
     """`value` with `of(...)` in place of each Serialized in it."""
     if isinstance(value, Serialized):
         return of(value)
     if isinstance(value, list | tuple):
-        return type(value)([walk(part, of) for part in value])
+        return type(value)([map_serialized(part, of) for part in value])
     if isinstance(value, dict):
-        return {name: walk(part, of) for name, part in value.items()}
+        return {name: map_serialized(part, of) for name, part in value.items()}
     return value
-
-
-def carrying(hint: Any, serializers: Sequence[Serializer]) -> Carrying | None:
-    """None: nothing in the hint is carried."""
-    found = Carrying(serializers)
-    found.wire = found.replaced(hint)
-    return None if found.wire is hint else found
 
 
 @final
 class ProvidedDefault:
-    """The default of a parameter that the worker fills in."""
+    """The type of PROVIDED."""
 
     __slots__ = ()
 
@@ -185,29 +171,29 @@ PROVIDED: Final = ProvidedDefault()
 
 
 def provided() -> Any:
-    """The default of a parameter that is filled in on the worker, and does not travel: `session: Session = provided()`."""
+    """The default of a parameter that the worker provides and that is not sent: `session: Session = provided()`."""
     return PROVIDED
 
 
 class Provider:
-    """How a value of one type is made. Raises DeclarationError: `make` cannot be called without arguments, or is async."""
+    """Makes the values of one type. Raises DeclarationError if `make` is async or cannot be called without arguments."""
 
     def __init__(self, kind: Any, make: Callable[[], Any]) -> None:
-        check(kind, make)
+        _check_provider(kind, make)
         self._kind = kind
         self._make = contextmanager(make) if inspect.isgeneratorfunction(make) else make
 
     def open(self, stack: ExitStack) -> Any:
         made = self._make()
         if isinstance(self._kind, type) and isinstance(made, self._kind):
-            return made  # a session can be a context manager too: closing it is for whoever made it
+            return made  # a session can be a context manager too: closing it is the provider's task
         return stack.enter_context(made) if hasattr(made, "__enter__") and hasattr(made, "__exit__") else made
 
 
-def check(kind: Any, make: Any) -> None:
+def _check_provider(kind: Any, make: Any) -> None:
     title = f"the provider of {named(kind)}"
     if not callable(make):
-        raise DeclarationError(f"{title} is {make!r}, which cannot be called: give a function that makes one")
+        raise DeclarationError(f"{title} is {make!r}, which cannot be called: pass a function that makes one")
     if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
         raise DeclarationError(f"{title}, {named(make)}, is async: make it a def")
     try:
@@ -222,8 +208,8 @@ def named(thing: Any) -> str:
     return getattr(thing, "__qualname__", None) or repr(thing)
 
 
-class Opening:
-    """What one call of a job was provided with."""
+class CallValues:
+    """The values that were provided to one call of a job."""
 
     def __init__(self, providers: dict[Any, Provider]) -> None:
         self._providers = providers
@@ -231,7 +217,7 @@ class Opening:
         self._made: dict[Any, Any] = {}
 
     def given(self, kind: Any) -> Any:
-        """Raises NoProvider, and whatever making it raises."""
+        """The value for a type. Raises NoProvider, and whatever `make` raises."""
         if kind not in self._made:
             if kind not in self._providers:
                 raise NoProvider(f"nothing provides {named(kind)}: call app.provide({named(kind)}, ...)")
@@ -239,7 +225,7 @@ class Opening:
         return self._made[kind]
 
     def close(self, error: BaseException | None) -> None:
-        """error: the job's, which each of them sees and none can swallow. Without one, raises what closing raises."""
+        """error: the job's, which every provider sees and none can suppress. Without one, raises what closing raises."""
         if error is None:
             self._stack.close()
             return
@@ -247,7 +233,7 @@ class Opening:
             self._stack.__exit__(type(error), error, error.__traceback__)
         except Exception as second:
             if second is not error:
-                error.add_note(f"then closing what was provided raised {type(second).__name__}: {second}")
+                error.add_note(f"then closing the provided values raised {type(second).__name__}: {second}")
 
 
 class Forgets(Protocol):
@@ -255,34 +241,30 @@ class Forgets(Protocol):
 
 
 class Known:
-    """The providers and serializers of an app. Signatures that were read before one is added are read again."""
+    """The providers and serializers of an app. Signatures that have cached their types forget them when one is added."""
 
     def __init__(self) -> None:
         self.providers: dict[Any, Provider] = {}
         self.serializers: list[Serializer] = []
-        self._readers: list[Forgets] = []
+        self.readers: list[Forgets] = []
 
     def __bool__(self) -> bool:
         return bool(self.providers or self.serializers)
-
-    def read_by(self, reader: Forgets) -> None:
-        self._readers.append(reader)
 
     def provide(self, kind: Any, make: Callable[[], Any]) -> None:
         self.providers[kind] = Provider(kind, make)
         self._changed()
 
     def add_serializer(self, serializer: Serializer) -> None:
-        missing = [
-            name for name in ("recognizes", "name", "pack", "load") if not callable(getattr(serializer, name, None))
-        ]
+        methods = ("recognizes", "name", "pack", "load")
+        missing = next((name for name in methods if not callable(getattr(serializer, name, None))), None)
         if missing:
-            raise DeclarationError(f"{serializer!r} is no serializer: it has no {missing[0]}() (see qd.Serializer)")
+            raise DeclarationError(f"{serializer!r} is not a serializer: it has no {missing}() (see qd.Serializer)")
         self.serializers.append(serializer)
         self._changed()
 
     def _changed(self) -> None:
-        for reader in self._readers:
+        for reader in self.readers:
             reader.forget()
 
     def provides(self, hint: Any) -> bool:
@@ -291,22 +273,25 @@ class Known:
         except TypeError:  # unhashable
             return False
 
-    def carrying(self, hint: Any) -> Carrying | None:
-        return carrying(hint, self.serializers) if self.serializers else None
+    def keyed_models(self, hint: Any) -> KeyedModels | None:
+        """The models in this hint that are sent by key; None without any."""
+        if not self.serializers:
+            return None
+        found = KeyedModels(self.serializers)
+        found.wire = found.replaced(hint)
+        return None if found.wire is hint else found
 
 
 class Extras:
-    """Of one job's parameters: those that are filled in, with their types, and those of which parts are loaded."""
+    """The parameters of one job that the worker provides (`filled`, with their types), and those with models sent by key
+    (`keyed`)."""
 
-    def __init__(self, title: str, known: Known, filled: Mapping[str, Any], carried: Mapping[str, Carrying]) -> None:
-        self._title = title
-        self._known = known
-        self.filled = filled
-        self.carried = carried
+    def __init__(self, title: str, known: Known, filled: Mapping[str, Any], keyed: Mapping[str, KeyedModels]) -> None:
+        self._title, self._known, self.filled, self.keyed = title, known, filled, keyed
 
     def packed(self, name: str, value: object) -> object:
-        """As it travels. Raises ValueError."""
-        return self.carried[name].packed(value) if name in self.carried else value
+        """The argument as it is sent. Raises ValueError."""
+        return self.keyed[name].packed(value) if name in self.keyed else value
 
     def check_provided(self) -> None:
         """Raises NoProvider."""
@@ -318,10 +303,10 @@ class Extras:
                 )
 
     def check(self, fields: Mapping[str, object]) -> None:
-        """Raises WrongType: an object of another model."""
-        for name, carried in self.carried.items():
+        """Raises WrongType for an object of another model."""
+        for name, models in self.keyed.items():
             try:
-                carried.check(fields.get(name))
+                models.check(fields.get(name))
             except WrongType as error:
                 raise WrongType(f"{self._title}: argument '{name}' is of the wrong type: {error}") from None
 
@@ -331,34 +316,34 @@ class Extras:
         return partial(self.call, target, fields)
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
-        """Fill in and load what is missing, call, close. What is async is closed when it has run."""
-        opening = Opening(self._known.providers)
+        """Provide and load the missing arguments, call, and close them; for a coroutine, after it has run."""
+        values = CallValues(self._known.providers)
         try:
-            result = target(**self._completed(fields, opening))
+            result = target(**self._completed(fields, values))
         except BaseException as error:
-            opening.close(error)
+            values.close(error)
             raise
         if inspect.iscoroutine(result):
-            return closed_after(result, opening)
-        opening.close(None)
+            return closed_after(result, values)
+        values.close(None)
         return result
 
-    def _completed(self, fields: Mapping[str, object], opening: Opening) -> dict[str, object]:
-        whole = {name: opening.given(kind) for name, kind in self.filled.items()}
+    def _completed(self, fields: Mapping[str, object], values: CallValues) -> dict[str, object]:
+        whole = {name: values.given(kind) for name, kind in self.filled.items()}
         for name, value in fields.items():
-            carried = self.carried.get(name)
+            models = self.keyed.get(name)
             try:
-                whole[name] = value if carried is None else carried.loaded(value, opening.given)
+                whole[name] = value if models is None else models.loaded(value, values.given)
             except ModelGone as error:
                 raise ModelGone(f"{self._title}: argument '{name}': {error}") from None
         return whole
 
 
-async def closed_after(coroutine: Any, opening: Opening) -> object:
+async def closed_after(coroutine: Any, values: CallValues) -> object:
     try:
         result: object = await coroutine
     except BaseException as error:
-        opening.close(error)
+        values.close(error)
         raise
-    opening.close(None)
+    values.close(None)
     return result

@@ -1,8 +1,5 @@
-"""The parameters of a function: names, what is needed, and their types once they are asked for. signature.py makes a
-Signature of them.
-
-The fields of a class whose objects travel: class jobs (dataclasses), commands and events (dataclasses, msgspec's structs,
-attrs classes). parameters.py has the shape, signature.py makes a Signature of them.
+"""The parameters of a job: those of a function, or the fields of a class whose objects are sent (class jobs, commands and
+events: dataclasses, msgspec structs, attrs classes). signature.py makes a Signature of them.
 """
 
 from __future__ import annotations
@@ -24,26 +21,26 @@ ABSENT: Any = object()
 class Parameter(NamedTuple):
     name: str
     required: bool
-    positional: bool  # may be given by its place
-    annotation: Any  # as written: maybe a text, of a type that does not exist yet
-    scope: dict[str, Any]  # where that text is looked up
+    positional: bool  # may be passed by position
+    annotation: Any  # as written: possibly a string that names a type defined later
+    scope: dict[str, Any]  # the namespace in which such a string is evaluated
     default: Any = ABSENT
-    factory: Callable[[], Any] | None = None  # of a class whose field makes its default anew
+    factory: Callable[[], Any] | None = None  # makes the default of a field
 
     def left_out(self) -> Any:
-        """What it is if it was not given; ABSENT: nothing is known."""
+        """Its value if it was not passed; ABSENT if unknown."""
         return self.default if self.factory is None else self.factory()
 
 
 def title_of(target: Callable[..., object]) -> str:
-    """How it is called in messages: "welcome()"."""
+    """Its name in messages: "welcome()"."""
     name: str = getattr(target, "__qualname__", "") or repr(target)
     return f"{name.rpartition('<locals>.')[2]}()"
 
 
 def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[Parameter], Parameter | None]:
-    """Its parameters but the first `skip`, and its **kwargs. Raises DeclarationError for parameters that cannot be given by
-    name."""
+    """The parameters of a function without the first `skip`, and its **kwargs. Raises DeclarationError for parameters that
+    cannot be passed by name."""
     scope: dict[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
     parameters: list[Parameter] = []
     rest = None
@@ -51,8 +48,8 @@ def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[
         if found.kind in (found.VAR_POSITIONAL, found.POSITIONAL_ONLY):
             star = "*" if found.kind is found.VAR_POSITIONAL else ""
             raise DeclarationError(
-                f"{title_of(function)} cannot be a job: arguments travel by name, and its parameter "
-                f"'{star}{found.name}' cannot be given by one"
+                f"{title_of(function)} cannot be a job: arguments are sent by name, and its parameter "
+                f"'{star}{found.name}' cannot be passed by name"
             )
         required, positional = found.default is found.empty, found.kind is found.POSITIONAL_OR_KEYWORD
         default = ABSENT if required else found.default
@@ -65,7 +62,7 @@ def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[
 
 
 def _inspected(function: Callable[..., object]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):  # there annotations are evaluated when asked for: too early for what stands below
+    if sys.version_info >= (3, 14):  # evaluates annotations: too early for types that are defined below
         import annotationlib
 
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
@@ -73,7 +70,7 @@ def _inspected(function: Callable[..., object]) -> inspect.Signature:
 
 
 def type_of(parameter: Parameter) -> Any:
-    """Its type, looked up now. Raises whatever looking it up raises, NameError first of all."""
+    """Its type, evaluated now. Raises whatever the evaluation raises, most often NameError."""
     if parameter.annotation is inspect.Parameter.empty:
         return Any
 
@@ -81,18 +78,18 @@ def type_of(parameter: Parameter) -> Any:
 
     holder.__annotations__ = {"type": parameter.annotation}
     hint = typing.get_type_hints(holder, globalns=parameter.scope, include_extras=True)["type"]
-    if typing.get_origin(hint) is typing.Unpack or hint is object:  # **kwargs of a TypedDict: the checker's business
+    if typing.get_origin(hint) is typing.Unpack or hint is object:  # **kwargs of a TypedDict: for type checkers
         return Any
-    return Optional[hint] if parameter.default is None else hint  # noqa: UP045 - `hint | None` is not for all of them
+    return Optional[hint] if parameter.default is None else hint  # noqa: UP045 - some hints have no `|`
 
 
 def fields_of(cls: type) -> list[Parameter]:
-    """What a dataclass is made of. Raises DeclarationError for an InitVar."""
+    """The fields of a dataclass. Raises DeclarationError for an InitVar."""
     made = []
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         if field._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]
             raise DeclarationError(
-                f"'{name}' of {cls.__qualname__} is an InitVar: its value is not kept, so it cannot be sent; make it a field"
+                f"'{name}' of {cls.__qualname__} is an InitVar, whose value is not kept and cannot be sent: make it a field"
             )
     for field in dataclasses.fields(cls):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -105,8 +102,8 @@ def fields_of(cls: type) -> list[Parameter]:
 
 
 def object_fields(cls: type) -> dict[str, Parameter]:
-    """What an object of this class is made of again: its attributes, and the arguments that they are. Raises
-    DeclarationError: it has no fields that could be known."""
+    """The fields of a class: attribute -> the parameter that recreates it. Raises DeclarationError for a class without
+    known fields."""
     if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
         return {field.name: field for field in _of_struct(cls)}
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
@@ -114,7 +111,7 @@ def object_fields(cls: type) -> dict[str, Parameter]:
     if hasattr(cls, "__attrs_attrs__"):
         return _of_attrs(cls)
     raise DeclarationError(
-        f"{getattr(cls, '__qualname__', None) or repr(cls)} cannot travel: make it a dataclass, a msgspec.Struct or an "
+        f"{getattr(cls, '__qualname__', None) or repr(cls)} cannot be sent: make it a dataclass, a msgspec.Struct or an "
         "attrs class, whose fields are the arguments"
     )
 
@@ -151,13 +148,13 @@ def _annotation(cls: type, name: str) -> Any:
 
 
 def _scope(cls: type, name: str) -> dict[str, Any]:
-    """The names of the module whose class declares the field: it may be inherited from elsewhere."""
+    """The namespace of the module that declares the field, which may be inherited."""
     owner = next((base for base in cls.__mro__ if name in _annotations(base)), cls)
     return vars(sys.modules[owner.__module__])
 
 
 def _annotations(base: type) -> Mapping[str, Any]:
-    """Its own, not those it inherits."""
+    """Without inherited ones."""
     if sys.version_info >= (3, 14):
         import annotationlib
 

@@ -1,16 +1,12 @@
-"""The one form that equal values share, for the keys of locks and limits. pattern.py makes texts of it.
+"""The arguments of one job: Signature binds, encodes and decodes them; Pattern fills "order:{order_id}" from them.
 
-A value with a single form in JSON keeps it. These have several, and are written like this:
+`canonical` gives equal values one form, for the keys of locks and limits. Values with several forms in JSON become:
 
     set         sorted
     dict        sorted by its keys
     datetime    in UTC
     Decimal     without zeros at the end of its fraction
     float       0.0 for -0.0
-
-What a job can be called with: names, which of them are needed, and their types. See Signature.
-
-A text with arguments in it, "order:{order_id}": checked where the job is declared, filled where it is sent.
 """
 
 from __future__ import annotations
@@ -35,27 +31,32 @@ from qd.arguments.parameters import ABSENT, Parameter, fields_of, parameters_of,
 from qd.arguments.values import (
     FAILURES,
     NO_DATA,
-    Look,
+    Check,
+    check_of,
+    check_value,
     decode_value,
     encode,
     encode_value,
     is_model,
     known_to_msgspec,
-    look,
-    look_of,
     made,
-    may_be_carried,
+    may_be_keyed,
+    repair_cjson,
     why,
 )
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.options.kinds import did_you_mean
 
 _EXACT = (str, int, bool, type(None))
-_LONGEST = 100  # digits before or behind the point of a Decimal that is written without an exponent
+_LONGEST = 100  # digits before or after the point of a Decimal that is written without an exponent
+_UNION = re.compile("^Type unions .* type `(.+)` is not supported", re.DOTALL)
+# (hint, class): an object of exactly this class arrives unchanged. Not so for float | None: NaN becomes null in JSON.
+_EXACT_TYPES = [(str, str), (int, int), (float, float), (bool, bool)]
+_EXACT_TYPES += [(str | None, str), (int | None, int), (bool | None, bool)]
 
 
 def canonical(value: Any) -> Any:
-    """`value`, an argument as its declared type, as what JSON holds."""
+    """`value`, an argument of its declared type, in its canonical JSON form."""
     if type(value) in _EXACT:
         return value
     if type(value) is float:
@@ -77,45 +78,45 @@ def canonical(value: Any) -> Any:
     if is_model(kind):
         return canonical(value.root) if kind.__pydantic_root_model__ else _model(value)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
-    if names := [field.name for field in fields]:  # msgspec would write only what was in the JSON, and in its order
+    if names := [field.name for field in fields]:  # msgspec would write only the fields of the JSON, in its order
         return {name: canonical(getattr(value, name)) for name in names if hasattr(value, name)}
     return decode_value(encode(value))
 
 
 def plain_text(plain: Any) -> str:
-    """What JSON holds, in a text: a text as it is, all else as its JSON."""
+    """A JSON value as text: a string unchanged, anything else as JSON."""
     if isinstance(plain, str):
         return plain
     return str(plain) if type(plain) is int else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def text_of(value: Any) -> str:
-    """What a callable gave as a key. str(), but equal sets and moments have one text, which is that of their JSON."""
+    """The text of a key that a callable returned: str(), except that equal sets and datetimes have one text, from JSON."""
     if isinstance(value, str | int | float | list | tuple | dict) and not isinstance(value, Enum):
         return str(value)
     try:
         return str(canonical(value))
-    except FAILURES:  # JSON has nothing for it
+    except FAILURES:  # it has no JSON form
         return str(value)
 
 
 def _place(plain: Any) -> tuple[bool, Any]:
-    """Numbers by their size, before all else by its JSON."""
+    """Sort numbers by value, before anything else by its JSON."""
     return (False, plain) if isinstance(plain, int | float) else (True, plain_text(plain))
 
 
 def _struct(value: msgspec.Struct) -> Any:
-    """With the names, the tag and the order that it travels with."""
+    """With the names, tag and order in which it is sent."""
     plain = decode_value(encode(value))
     names = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
-    if isinstance(plain, list):  # array_like; a tag may stand before the fields
+    if isinstance(plain, list):  # array_like; a tag may precede the fields
         fields = [canonical(getattr(value, name)) for name in names.values()]
         return [*plain[: len(plain) - len(fields)], *fields]
     return {name: canonical(getattr(value, names[name])) if name in names else part for name, part in plain.items()}
 
 
 def _model(value: Any) -> dict[str, Any]:
-    """Of pydantic: its fields in their order, then those that it took without declaring them."""
+    """A pydantic model: its fields in order, then its undeclared ones."""
     parts = {name: canonical(getattr(value, name)) for name in type(value).model_fields}
     return {**parts, **canonical(value.__pydantic_extra__ or {})}
 
@@ -134,44 +135,13 @@ def _decimal(value: Decimal) -> str:
     return format(short, "f") if abs(exponent) + len(places) < _LONGEST else str(short)
 
 
-_UNION = re.compile("^Type unions .* type `(.+)` is not supported", re.DOTALL)
-# A value of exactly this type arrives as it is. Not so for float | None: JSON makes null of NaN.
-_EXACT_TYPES = (
-    (str, str),
-    (int, int),
-    (float, float),
-    (bool, bool),
-    (str | None, str),
-    (int | None, int),
-    (bool | None, bool),
-)
-
-
 class Signature:
-    """The parameters of one job. Types are looked up at first use: what they name may be defined below the job.
+    """The parameters of one job. Types are evaluated on first use: they may be defined below the job.
 
-    `encode` and `decode` raise DeclarationError when a type cannot be found, or is none that JSON can carry; `resolve`
-    does so at once, for those who want to know at the start.
+    `encode` and `decode` raise DeclarationError if a type cannot be found or sent as JSON; `resolve` does so at once.
 
-    extras: what of the parameters does not travel as it is; None, as a rule: nothing. parameters: those that travel.
+    parameters: those whose arguments are sent. extras: the parameters that are not sent as they are; None without any.
     """
-
-    __slots__ = (
-        "_declared",
-        "_decoder",
-        "_exact",
-        "_hints",
-        "_known",
-        "_places",
-        "_required",
-        "_settled",
-        "_slots",
-        "_untyped",
-        "extras",
-        "parameters",
-        "rest",
-        "title",
-    )
 
     def __init__(
         self, title: str, parameters: Sequence[Parameter], rest: Parameter | None = None, known: Known | None = None
@@ -180,54 +150,54 @@ class Signature:
         self.rest = rest  # **kwargs
         self._declared = tuple(parameters)
         self._known = known if known is not None else Known()
-        self._known.read_by(self)
+        self._known.readers.append(self)
         self.forget()
 
     def forget(self) -> None:
-        """The app provides, or carries, other types by now: what was found out about types counts no more."""
+        """Drop what is known about the types, because the app has added a provider or serializer."""
         self.extras: Extras | None = None
         self._hints: dict[str, Any] | None = None
-        self._untyped: dict[str, Look] = {}  # by the parameters whose types do not say everything
-        self._exact: dict[str, type] = {}  # by the parameters with a type of _EXACT
+        self._untyped: dict[str, Check] = {}  # parameters whose annotation does not name all types
+        self._exact: dict[str, type] = {}  # parameters with a type of _EXACT_TYPES
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._settled = not self._known and all(parameter.default is not PROVIDED for parameter in self._declared)
-        self._travelling(self._declared)
+        self._set_parameters(self._declared)
 
-    def _travelling(self, parameters: Sequence[Parameter]) -> None:
+    def _set_parameters(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = tuple(parameters)
         self._slots = {parameter.name: f"p{i}" for i, parameter in enumerate(self.parameters)}
         self._places = [parameter.name for parameter in self.parameters if parameter.positional]
         self._required = [parameter.name for parameter in self.parameters if parameter.required]
 
     def _settle(self) -> None:
-        """Find out which parameters are filled in on the worker, and which are loaded. Raises DeclarationError."""
-        known, filled, carried = self._known, {}, {}
+        """Find the parameters that the worker provides and those with models sent by key. Raises DeclarationError."""
+        known, filled, keyed = self._known, {}, {}
         for parameter in self._declared:
             if parameter.default is PROVIDED or known:
                 hint = self._type_of(parameter)
                 if parameter.default is PROVIDED or known.provides(bare(hint)):
                     filled[parameter.name] = bare(hint)
-                elif (found := known.carrying(hint)) is not None:
-                    carried[parameter.name] = found
-        if filled or carried:
-            self.extras = Extras(self.title, known, filled, carried)
-            self._travelling([parameter for parameter in self._declared if parameter.name not in filled])
-        self._settled = True  # last: another thread may be here, too
+                elif (found := known.keyed_models(hint)) is not None:
+                    keyed[parameter.name] = found
+        if filled or keyed:
+            self.extras = Extras(self.title, known, filled, keyed)
+            self._set_parameters([parameter for parameter in self._declared if parameter.name not in filled])
+        self._settled = True  # last: another thread may run this too
 
-    # -- at the caller
+    # -- in the producer
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        """Arguments by name, defaults left out. Raises ArgumentError naming the parameter."""
+        """The arguments by name, without defaults. Raises ArgumentError naming the parameter."""
         if not self._settled:
             self._settle()
         if len(args) > len(self._places):
-            raise ArgumentError(f"{self.title} takes {len(self._places)} arguments by place, {len(args)} were given")
+            raise ArgumentError(f"{self.title} takes {len(self._places)} positional arguments, {len(args)} were given")
         bound: dict[str, object] = dict(zip(self._places, args, strict=False))
         for name, value in kwargs.items():
             if name in bound:
                 raise ArgumentError(f"{self.title} got the argument '{name}' twice")
             if self.extras is not None and name in self.extras.filled:
-                raise ArgumentError(f"{self.title}: argument '{name}' is provided on the worker, and cannot be sent")
+                raise ArgumentError(f"{self.title}: argument '{name}' is provided on the worker and cannot be sent")
             if name not in self._slots and self.rest is None:
                 raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._slots)}")
             bound[name] = value
@@ -236,7 +206,7 @@ class Signature:
         return bound
 
     def encode(self, arguments: Mapping[str, object]) -> bytes:
-        """A JSON object, one entry an argument. Raises ArgumentError for what does not arrive as the declared type."""
+        """A JSON object with one entry per argument. Raises ArgumentError for a value that would not arrive unchanged."""
         try:
             if self.extras is not None:
                 arguments = {name: self.extras.packed(name, value) for name, value in arguments.items()}
@@ -267,14 +237,14 @@ class Signature:
         try:
             self._untyped[declared](value)
         except ValueError as error:
-            raise ValueError(f"{error}; annotate it with its type, or send one of these") from None
+            raise ValueError(f"{error}; annotate the parameter with a type, or send one of these") from None
 
     def _culprit(self, arguments: Mapping[str, object]) -> tuple[str, str] | None:
         """The first argument that cannot be sent, and why."""
         for name, value in arguments.items():
             try:
                 value = value if self.extras is None else self.extras.packed(name, value)
-                look(value)
+                check_value(value)
                 arrived = msgspec.json.decode(encode(value), type=self._hint(name), dec_hook=made)
                 self._check_untyped(name, value)
                 compare(value, arrived)
@@ -283,15 +253,15 @@ class Signature:
         return None
 
     def _why(self, name: str, error: Exception, *, arrived: bool = False) -> str:
-        carried = self.extras.carried.get(name) if self.extras is not None else None
-        return why(error) if carried is None else carried.told(why(error), arrived)
+        models = None if self.extras is None else self.extras.keyed.get(name)
+        return why(error) if models is None else models.explain(why(error), arrived)
 
     # -- in the worker
 
     def decode(self, data: bytes) -> dict[str, object]:
-        """The arguments in `data`, as the declared types; defaults left out.
+        """The arguments in `data` as the declared types, without defaults.
 
-        Raises UnknownParameters (a name is not known here, or a needed one missing: a deploy may be under way) and
+        Raises UnknownParameters (a name is unknown or a required one is missing: a deploy may be in progress) and
         WrongType, naming the parameter.
         """
         if not self._settled:
@@ -324,21 +294,21 @@ class Signature:
             try:
                 found = self._fast().decode(data)
             except Exception:  # a dataclass of the user may raise anything
-                return self._decode_mended(data)  # finds out what is wrong, or puts it right
+                return self._decode_repaired(data)  # repairs the data or finds the error
             return {
                 name: value
                 for name, slot in self._slots.items()
                 if (value := getattr(found, slot)) is not msgspec.UNSET
             }
-        return self._decode_mended(data)
+        return self._decode_repaired(data)
 
-    def _decode_mended(self, data: bytes) -> dict[str, object]:
+    def _decode_repaired(self, data: bytes) -> dict[str, object]:
         given = None if data in NO_DATA else decode_value(data)
         if given is None or given in ("", []):
             given = {}
         if not isinstance(given, dict):
-            kind = "a list" if isinstance(given, list) else f"{type(given).__name__}"
-            raise WrongType(f"{self.title} wants an object with one entry a parameter, its data is {kind}")
+            kind = "a list" if isinstance(given, list) else type(given).__name__
+            raise WrongType(f"{self.title} expects an object with one entry per parameter, its data is {kind}")
         self._check_names(given)
         return {name: self._converted(name, value) for name, value in given.items()}
 
@@ -349,16 +319,16 @@ class Signature:
             near = did_you_mean(unknown[0], [name for name in self._slots if name not in given])
             raise UnknownParameters(f"{self.title} has no {_listed('parameter', unknown)}{near}")
         if missing:
-            said = f"{self.title} needs {_listed('parameter', missing)}, which the payload has not"
-            raise UnknownParameters(said, missing)
+            needed = _listed("parameter", missing)
+            raise UnknownParameters(f"{self.title} needs {needed}, which the payload lacks", missing)
 
     def completed(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """fields: as `decode` gives them. With the defaults of the parameters that were not given, in their order."""
+        """The fields of `decode` with the defaults of the parameters that were not given, in order."""
         found = {each.name: fields[each.name] if each.name in fields else each.left_out() for each in self.parameters}
         return {name: value for name, value in found.items() if value is not ABSENT} | dict(fields)
 
     def converted(self, name: str, value: object) -> object:
-        """One argument, as JSON holds it, as its declared type. Raises WrongType."""
+        """One argument, converted from its JSON form to its declared type. Raises WrongType."""
         if not self._settled:
             self._settle_late()
         if self._hints is not None and type(value) is self._hints.get(name):
@@ -373,27 +343,24 @@ class Signature:
             raise WrongType(str(error)) from None
         except Exception as error:
             first = error
-        from qd.arguments.values import repair_cjson  # seldom needed
-
         try:
             return msgspec.convert(repair_cjson(value, hint), hint, str_keys=True, dec_hook=made)
         except Exception as error:
-            # The first error speaks of what was sent; the second of what was left after mending it.
-            told = error if "cut off" in str(error) else first
-            reason = self._why(name, told, arrived=True)
+            # The first error is about the value that was sent; this one is about the repaired value.
+            reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
             raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
 
     # -- types
 
     def resolve(self) -> None:
-        """Look up the types now. Raises DeclarationError naming the parameter."""
+        """Evaluate the types now. Raises DeclarationError naming the parameter."""
         if not self._settled:
             self._settle()
         self._fast()
 
     def check(self) -> None:
-        """Raises DeclarationError for a type that no job can take. A type that is not defined yet, or that the app may still
-        provide or carry, is checked at its first use."""
+        """Raises DeclarationError for a type that cannot be sent. A type that is not defined yet, or that the app may still
+        provide or register a serializer for, is checked on first use."""
         for parameter in [*self._declared, *([self.rest] if self.rest else [])]:
             try:
                 hint = type_of(parameter)
@@ -401,45 +368,43 @@ class Signature:
                 continue
             if parameter.default is PROVIDED or isinstance(bare(hint), type) or self._known.provides(bare(hint)):
                 continue
-            carried = self._known.carrying(hint)
+            models = self._known.keyed_models(hint)
             try:
-                usable(hint if carried is None else carried.wire)
+                usable(hint if models is None else models.wire)
             except NameError:
                 continue
             except Exception as error:
-                if not may_be_carried(hint):
+                if not may_be_keyed(hint):
                     raise self._unusable(parameter, error) from None
 
     def _fast(self) -> msgspec.json.Decoder[Any]:
-        if self._decoder is None:
-            self._decoder = self._made_decoder()
-        return self._decoder
-
-    def _made_decoder(self) -> msgspec.json.Decoder[Any]:
-        """One decoder for the whole object. Its fields are p0, p1, ...: a parameter may be called anything."""
+        """One decoder for the whole object. Its fields are p0, p1, ...: parameters may have any name."""
+        if self._decoder is not None:
+            return self._decoder
         fields: list[Any] = []
         for parameter in self.parameters:
             slot, hint = self._slots[parameter.name], self._hint(parameter.name)
             fields.append((slot, hint) if parameter.required else (slot, hint, msgspec.UNSET))
         names = {slot: name for name, slot in self._slots.items()}
         whole = msgspec.defstruct("Arguments", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
-        return msgspec.json.Decoder(whole, dec_hook=made)
+        self._decoder = msgspec.json.Decoder(whole, dec_hook=made)
+        return self._decoder
 
     def _hint(self, name: str) -> Any:
         if self._hints is None:
             rest = [self.rest] if self.rest else []
             hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
-            self._untyped = {name: look for name, hint in hints.items() if (look := look_of(hint)) is not None}
+            self._untyped = {name: check for name, hint in hints.items() if (check := check_of(hint)) is not None}
             self._exact = {name: kind for name, hint in hints.items() for form, kind in _EXACT_TYPES if form == hint}
-            self._hints = hints  # last: another thread may be here, too
+            self._hints = hints  # last: another thread may run this too
         if name not in self._slots and self.rest is not None:
             name = self.rest.name
         return self._hints[name]
 
     def _looked_up(self, parameter: Parameter) -> Any:
-        """Its type, as it travels."""
-        carried = self.extras.carried.get(parameter.name) if self.extras is not None else None
-        hint = self._type_of(parameter) if carried is None else carried.wire
+        """Its type in the payload."""
+        models = None if self.extras is None else self.extras.keyed.get(parameter.name)
+        hint = self._type_of(parameter) if models is None else models.wire
         try:
             return usable(hint)
         except Exception as error:
@@ -466,7 +431,7 @@ class Signature:
 
 
 def usable(hint: Any) -> Any:
-    """The hint as msgspec takes it. Raises TypeError for types that JSON cannot tell apart, NameError, and others."""
+    """The hint for msgspec. Raises TypeError for types that JSON cannot distinguish, NameError, and others."""
     hint = known_to_msgspec(hint)
     msgspec.json.Decoder(hint)
     return hint
@@ -478,12 +443,12 @@ def _listed(word: str, names: Iterable[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that somebody sent, as it may stand in a line."""
+    """A name from a payload, for a message."""
     return repr(name[:80])
 
 
 def signature_of(function: Callable[..., object], known: Known | None = None) -> Signature:
-    """The signature of a function job. Raises DeclarationError for parameters that cannot be given by name."""
+    """The signature of a function job. Raises DeclarationError for parameters that cannot be passed by name."""
     return Signature(title_of(function), *parameters_of(function), known)
 
 
@@ -493,9 +458,7 @@ def signature_of_fields(cls: type, known: Known | None = None) -> Signature:
 
 
 class Pattern:
-    """option: where it was said, for messages. Raises DeclarationError for a name that is no parameter."""
-
-    __slots__ = ("_known", "_pieces", "_signature", "names")
+    """A text with parameters in braces. option: its name for messages. Raises DeclarationError for an unknown parameter."""
 
     def __init__(self, option: str, text: str, signature: Signature) -> None:
         self._pieces = pieces_of(option, text, signature.title)
@@ -509,12 +472,11 @@ class Pattern:
         self._known = {name: known[name] for name in self.names if name in known}
 
     def filled(self, data: bytes) -> str:
-        """For people, with the arguments in `data` as they were written: a text as it is, all else as its JSON. A parameter
-        that was not given has its default."""
+        """For people: strings as they are, other values as JSON; parameters that were not given have their defaults."""
         return self._filled(data, lambda name, value: plain_text(value))
 
     def key(self, data: bytes) -> str:
-        """For keys: equal values give the same text, whoever sent them and however they were written."""
+        """For keys: equal values have equal texts, however they were written."""
         return self._filled(data, self._value_text)
 
     def _filled(self, data: bytes, text: Callable[[str, Any], str]) -> str:
@@ -528,21 +490,21 @@ class Pattern:
         )
 
     def _default(self, name: str) -> Any:
-        """As it would travel."""
+        """The default as it would be sent."""
         default = self._known[name].left_out() if name in self._known else None
         if default is None or isinstance(default, str):
             return default
         return None if default is ABSENT else decode_value(encode_value(default))
 
     def _value_text(self, name: str, value: Any) -> str:
-        """value: as JSON holds it. One that does not convert, which fails the job elsewhere, is taken as it is."""
+        """value: the JSON value. One that does not convert is used as it is; the error fails the job elsewhere."""
         with suppress(WrongType):
             value = self._signature.converted(name, value)
         return plain_text(canonical(value))
 
 
 def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]]:
-    """Each text with the name behind it. Raises DeclarationError: braces that do not fit, more than a name in them."""
+    """Each piece of text with the name that follows it. Raises DeclarationError for braces that are not {name}."""
     try:
         found = [(piece, name, spec, conversion) for piece, name, spec, conversion in Formatter().parse(text)]
     except ValueError as error:
@@ -550,6 +512,6 @@ def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]
     for _, name, spec, conversion in found:
         if name is not None and (spec or conversion or not name.isidentifier()):
             raise DeclarationError(
-                f"option {option} of {title}: {text!r} has more than a name in braces (written 'order:{{order_id}}')"
+                f"option {option} of {title}: {text!r} has more than a name in braces (write 'order:{{order_id}}')"
             )
     return [(piece, name) for piece, name, _, _ in found]

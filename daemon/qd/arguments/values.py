@@ -1,24 +1,16 @@
-"""Types that msgspec does not know and qd carries: the paths of pathlib and the models of pydantic (2 and later).
+"""Values as JSON and back, for signature.py and for jobs that take their `data` whole.
+
+Types that msgspec does not know: pathlib's paths and pydantic's models (2 and later). msgspec calls `json_form` and `made`
+for them. Nothing here imports pydantic: without an import elsewhere there are no models.
 
     Order(id=7, to=Path("a/b"))  ->  {"id": 7, "to": "a/b"}  ->  Order.model_validate_json(...)
 
-msgspec asks json_form and made for what it cannot encode or decode by itself. Nothing here imports pydantic: where no module
-has done so, there is no model.
+Untyped values (Any, object, a bare list or dict): the worker gets the JSON value, so `plain` refuses anything that JSON
+itself cannot hold. NaN, infinity and naive datetimes are always refused.
 
-Undo by the declared type what Lua's cjson does to `data` when a PHP worker retries a job. signature.py calls it for
-what did not convert as it was.
-
-cjson writes [] as {} (and PHP {} as []), and integers from 10^14 on as 1e+14: 14 digits are kept, zeros behind them not
-written. Whether digits were lost cannot be seen; that a number really ends in that many zeros can be more or less likely.
-
-Values where the annotation names no type: Any, object, none at all, a bare list or dict. signature.py looks here.
-
-The worker gets the JSON value there, so only what JSON itself holds may be sent: anything else would arrive as something
-else than it was sent.
-
-One value as JSON text and back, for signature.py and for jobs that take their `data` whole.
-
-What would arrive as something else than it was sent is refused: NaN and infinity, naive datetimes.
+Values that Lua's cjson changed when a PHP worker retried a job: `repair_cjson` restores them by the declared type. cjson
+writes [] as {} (and PHP {} as []), and integers from 10^14 on as 1e+14 with 14 digits. Whether digits were lost cannot be
+seen, only whether it is likely that the number really ends in that many zeros.
 """
 
 from __future__ import annotations
@@ -45,22 +37,22 @@ from msgspec import inspect as types
 from qd.arguments.injection import bare, with_parts
 from qd.errors import ArgumentError, WrongType
 
-_BIG_FLOAT = re.compile(rb"\d{15}\.0|\de[+\d]")  # an integer that cjson may have cut off is written so
+_BIG_FLOAT = re.compile(rb"\d{15}\.0|\de[+\d]")  # how cjson writes an integer that it may have cut off
 
 
 def is_model(kind: Any) -> bool:
-    """Whether it is a class of pydantic models."""
+    """Whether it is a pydantic model class."""
     base: Any = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     return hasattr(base, "model_validate_json") and isinstance(kind, type) and issubclass(kind, base)
 
 
 def is_parametrized(kind: Any, of: type) -> bool:
-    """Whether it is a model such as Page[int], of the class Page: Page(items=[1]) is meant as one."""
+    """Whether it is a parametrized model such as Page[int] of the class Page, whose objects are accepted for it."""
     return is_model(kind) and kind.__pydantic_generic_metadata__["origin"] is of
 
 
 def json_form(value: Any) -> Any:
-    """What stands for it in JSON; None: it is neither a path nor a model. Raises ValueError."""
+    """The JSON form of a path or model; None for other values. Raises ValueError."""
     if isinstance(value, PurePath):
         return str(value)
     if is_model(type(value)):
@@ -69,7 +61,7 @@ def json_form(value: Any) -> Any:
 
 
 def made(kind: Any, value: Any) -> Any:
-    """A `kind` made of its JSON form; what it was, if `kind` is none of ours. Raises ValueError."""
+    """A `kind` made from its JSON form; `value` itself if `kind` is neither path nor model. Raises ValueError."""
     if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(value)
     if not (discriminated := isinstance(kind, Discriminated)) and not is_model(kind):
@@ -82,17 +74,17 @@ def made(kind: Any, value: Any) -> Any:
     try:
         return validate(text, **names)
     except sys.modules["pydantic_core"].ValidationError as error:
-        raise ValueError(_said(error)) from None
+        raise ValueError(_first_error(error)) from None
 
 
 @cache
 def _by_name() -> bool:
-    """Whether this pydantic validates by the names of the fields; before 2.11 it wants their aliases."""
+    """Whether this pydantic can validate by field name; before 2.11 it needs the aliases."""
     return tuple(map(int, sys.modules["pydantic"].VERSION.split(".")[:2])) >= (2, 11)
 
 
-def _said(error: Any) -> str:
-    """The first of its errors in one line, without the value."""
+def _first_error(error: Any) -> str:
+    """The first error of pydantic in one line, without the value."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     place = ".".join(map(str, found[0]["loc"]))
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -100,83 +92,76 @@ def _said(error: Any) -> str:
 
 
 def attributes_of(model: Any) -> dict[str, str] | None:
-    """By each key that a JSON object may have for a model: the attribute. None: any key may have a meaning."""
+    """The attributes of a model by the keys of its JSON object. None if any key may have a meaning."""
     attributes = {}
     if model.model_config.get("extra") == "allow":
         return None
     for name, field in model.model_fields.items():
         for key in (name, field.alias, field.validation_alias):
             if key is not None and not isinstance(key, str):
-                return None  # a path, or a choice of them
+                return None  # a path, or several aliases
             attributes[key or name] = name
     return attributes
 
 
 def hints_of(model: Any) -> Mapping[str, Any]:
-    """The types of its fields, by every key that they may have."""
+    """The types of its fields by the keys of its JSON object."""
     fields = model.model_fields
-    return {
-        key: fields[name].annotation for key, name in (attributes_of(model) or {name: name for name in fields}).items()
-    }
+    names = attributes_of(model) or {name: name for name in fields}
+    return {key: fields[name].annotation for key, name in names.items()}
 
 
 class Discriminated(type):
-    """A union of models with a discriminator, as one class: msgspec knows no unions of foreign types."""
+    """A union of models with a discriminator, as one class: msgspec has no unions of foreign types."""
 
     adapter: Any
 
     def __instancecheck__(cls, thing: object) -> bool:
-        return True  # its adapter has made it
+        return True  # its adapter made it
 
 
 def known_to_msgspec(hint: Any) -> Any:
-    """The hint with a class of its own in place of each union of models with a discriminator."""
+    """The hint with a Discriminated class in place of each union of models with a discriminator."""
     if get_origin(hint) is not Annotated:
         return with_parts(hint, known_to_msgspec)
-    inner, *said = get_args(hint)
+    inner, *metadata = get_args(hint)
     kinds = [bare(part) for part in get_args(inner)]
-    if any(map(is_model, kinds)) and any(getattr(each, "discriminator", None) for each in said):
+    if any(map(is_model, kinds)) and any(getattr(each, "discriminator", None) for each in metadata):
         title = " | ".join(getattr(kind, "__name__", repr(kind)) for kind in kinds)
         return Discriminated(title, (), {"adapter": sys.modules["pydantic"].TypeAdapter(hint)})
     changed = known_to_msgspec(inner)
-    return hint if changed is inner else Annotated[(changed, *said)]
+    return hint if changed is inner else Annotated[(changed, *metadata)]
 
 
-def may_be_carried(hint: Any) -> bool:
-    """Whether a class in it may be one that a serializer takes, though no serializer of the app does so yet."""
+def may_be_keyed(hint: Any) -> bool:
+    """Whether a serializer could take a class in the hint, even if no serializer of the app does so yet."""
     if parts := get_args(hint):
-        return any(map(may_be_carried, parts))
+        return any(map(may_be_keyed, parts))
     if not isinstance(hint, type) or hasattr(hint, "__mapper__"):  # SQLAlchemy's classes may be dataclasses
         return isinstance(hint, type)
     if is_model(hint) or issubclass(hint, PurePath):
         return False
-    from msgspec import inspect as types  # seldom needed
 
     try:
         return isinstance(types.type_info(hint), types.CustomType)
-    except Exception:  # a class with fields, of which one has a type that cannot be used
+    except Exception:  # a class with a field whose type cannot be used
         return False
 
 
 _SERIES = (
-    types.ListType,
-    types.SetType,
-    types.FrozenSetType,
-    types.VarTupleType,
-    types.TupleType,
-    types.NamedTupleType,
-)
+    types.ListType, types.SetType, types.FrozenSetType, types.VarTupleType, types.TupleType, types.NamedTupleType
+)  # fmt: skip
 _OBJECTS = (types.DictType, types.StructType, types.DataclassType, types.TypedDictType)
 _CUT_FROM = 10**14
-_SURE = 10  # digits before the zeros: of an id of 15 or more digits, one in 10,000 is rounded to so few
+_SURE = 10  # digits before the zeros: one in 10,000 ids of 15 or more digits is rounded to so few
 
 
 def repair_cjson(value: Any, hint: Any) -> Any:
-    """`value`, freshly decoded from JSON, nearer to the type `hint`. Raises ValidationError for lost digits."""
-    return _mend(value, types.type_info(hint))
+    """`value`, as decoded from JSON, converted toward the type `hint`. Raises ValidationError for lost digits."""
+    return _repair(value, types.type_info(hint))
 
 
-def _mend(value: Any, kind: types.Type) -> Any:
+def _repair(value: Any, kind: types.Type) -> Any:
     while isinstance(kind, types.Metadata):
         kind = kind.type
     if isinstance(kind, types.UnionType):
@@ -205,33 +190,33 @@ def _series(value: Any, kind: Any) -> Any:
         kinds = [field.type for field in kind.fields]
     else:
         kinds = [kind.item_type] * len(value)
-    return [_mend(part, kind) for part, kind in zip(value, kinds, strict=False)] + value[len(kinds) :]
+    return [_repair(part, kind) for part, kind in zip(value, kinds, strict=False)] + value[len(kinds) :]
 
 
 def _object(value: Any, kind: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if isinstance(kind, types.DictType):
-        return {key: _mend(part, kind.value_type) for key, part in value.items()}
+        return {key: _repair(part, kind.value_type) for key, part in value.items()}
     kinds = {field.encode_name: field.type for field in kind.fields}
-    return {key: _mend(part, kinds[key]) if key in kinds else part for key, part in value.items()}
+    return {key: _repair(part, kinds[key]) if key in kinds else part for key, part in value.items()}
 
 
 def _model(value: Any, model: type) -> Any:
-    """Of pydantic: by the types of those of its fields that msgspec knows."""
+    """A pydantic model: by the types of the fields that msgspec knows."""
     hints = hints_of(model) if isinstance(value, dict) else {}
-    mended = dict(value) if hints else value
-    for name in hints.keys() & mended:
+    repaired = dict(value) if hints else value
+    for name in hints.keys() & repaired:
         with suppress(TypeError):
-            mended[name] = repair_cjson(mended[name], hints[name])
-    return mended
+            repaired[name] = repair_cjson(repaired[name], hints[name])
+    return repaired
 
 
 def _of_union(value: Any, union: types.UnionType) -> Any:
-    """By the member that the value can only be meant for; as it is when there are several, or none."""
+    """By the only member that can fit the value; unchanged if there are several or none."""
     if isinstance(value, float):
         numbers = [kind for kind in union.types if isinstance(kind, types.IntType | types.FloatType)]
-        return _mend(value, numbers[0]) if len(numbers) == 1 else value
+        return _repair(value, numbers[0]) if len(numbers) == 1 else value
     series: list[types.Type] = [kind for kind in union.types if _is_series(kind)]
     objects: list[types.Type] = [kind for kind in union.types if isinstance(kind, _OBJECTS) and not _is_series(kind)]
     tags = [kind for kind in objects if isinstance(kind, types.StructType) and kind.tag_field is not None]
@@ -240,7 +225,7 @@ def _of_union(value: Any, union: types.UnionType) -> Any:
     first, second = (series, objects) if isinstance(value, list) else (objects, series)
     for kinds in (first, () if value else second):
         if len(kinds) == 1 and isinstance(value, list | dict):
-            return _mend(value, kinds[0])
+            return _repair(value, kinds[0])
     return value
 
 
@@ -248,31 +233,30 @@ def _integer(value: float) -> int:
     number = int(Decimal(repr(value)))  # not int(value): 1e23 is 10^23 here, not the binary number next to it
     if abs(number) >= _CUT_FROM and len(str(abs(number)).rstrip("0")) > _SURE:
         raise msgspec.ValidationError(
-            "Expected `int`, got one whose last digits a PHP worker may have cut off (send such numbers as text)"
+            "Expected `int`, got one whose last digits a PHP worker may have cut off (send such numbers as strings)"
         )
     return number
 
 
-Look = Callable[[Any], None]  # raises ValueError
+Check = Callable[[Any], None]  # raises ValueError
 
 _UNTYPED_SERIES = (list, tuple, set, frozenset, Sequence)
 _DICTS = (dict, Mapping)
 _SENT_AS_LIST = (list, tuple, set, frozenset, deque)
 _BARE: dict[Any, Any] = {kind: kind[Any] for kind in (list, set, frozenset)} | {
-    dict: dict[Any, Any],
-    tuple: tuple[Any, ...],
-}
+    dict: dict[Any, Any], tuple: tuple[Any, ...]
+}  # fmt: skip
 
 
-def look_of(hint: Any) -> Look | None:
-    """What looks at a value of this type; None where the type says everything."""
+def check_of(hint: Any) -> Check | None:
+    """The check for untyped parts of a value of this type; None if the type is complete."""
     if hint is Any or hint is object:
         return plain
     hint = _BARE.get(hint, hint)
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return look_of(parts[0])
-    inner = [look_of(part) for part in parts]
+        return check_of(parts[0])
+    inner = [check_of(part) for part in parts]
     if not any(inner):
         return None
     if origin in (Union, UnionType):
@@ -285,7 +269,7 @@ def look_of(hint: Any) -> Look | None:
 
 
 def plain(value: Any) -> None:
-    """Raises ValueError: a part of it is nothing that JSON holds."""
+    """Raises ValueError if a part of the value is not a JSON value."""
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, Enum)):
         return
     if isinstance(value, list):
@@ -296,90 +280,77 @@ def plain(value: Any) -> None:
             _check_key(key)
             plain(part)
     else:
-        raise ValueError(f"a {_name(value)} would arrive as something else: {_RULE}")
+        name = type(value).__qualname__.rpartition("<locals>.")[2]
+        raise ValueError(f"a {name} would arrive as something else: {_RULE}")
 
 
 def _check_key(key: object) -> None:
     if not isinstance(key, str):
-        raise ValueError(f"a dict with the key {key!r:.40} would arrive with texts as keys: {_RULE}")
+        raise ValueError(f"a dict with the key {key!r:.40} would arrive with strings as keys: {_RULE}")
 
 
-_RULE = "without a declared type JSON's own may be sent (None, bool, int, float, str, list, dict with texts as keys)"
+_RULE = "without a declared type only JSON values can be sent (None, bool, int, float, str, list, dict with str keys)"
 
 
-def _name(value: object) -> str:
-    return type(value).__qualname__.rpartition("<locals>.")[2]
-
-
-def _series_of(look: Look) -> Look:
+def _series_of(check: Check) -> Check:
     def each(value: Any) -> None:
         if not isinstance(value, _SENT_AS_LIST):
             return plain(value)
         for part in value:
-            look(part)
+            check(part)
 
     return each
 
 
-def _tuple_of(inner: Sequence[Look | None]) -> Look:
+def _tuple_of(inner: Sequence[Check | None]) -> Check:
     def each(value: Any) -> None:
         if not isinstance(value, _SENT_AS_LIST):
             return plain(value)
-        for look, part in zip(inner, value, strict=False):
-            if look is not None:
-                look(part)
+        for check, part in zip(inner, value, strict=False):
+            if check is not None:
+                check(part)
 
     return each
 
 
-def _dict_of(key_look: Look | None, look: Look | None) -> Look:
+def _dict_of(key_check: Check | None, check: Check | None) -> Check:
     def each(value: Any) -> None:
         if not isinstance(value, dict):
             return plain(value)
         for key, part in value.items():
-            if key_look is not None:
+            if key_check is not None:
                 _check_key(key)
-            if look is not None:
-                look(part)
+            if check is not None:
+                check(part)
 
     return each
 
 
-def _one_of(parts: Sequence[Any], inner: Sequence[Look | None]) -> Look | None:
-    """Which of several types is meant is not guessed: an untyped one among them, or the one beside None, counts."""
+def _one_of(parts: Sequence[Any], inner: Sequence[Check | None]) -> Check | None:
+    """The check for a union: `plain` if a member is untyped, or that of the only member beside None. Otherwise None."""
     if plain in inner:
         return plain
-    named = [look for look, part in zip(inner, parts, strict=True) if part is not type(None)]
-    if len(named) != 1 or (look := named[0]) is None:
+    checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]
+    if len(checks) != 1 or (check := checks[0]) is None:
         return None
-    known: Look = look
+    known: Check = check
     return lambda value: None if value is None else known(value)
 
 
 _OF_MSGSPEC = (
-    "Expected ",
-    "Invalid ",
-    "Object ",
-    "Integer ",
-    "Number ",
-    "Out of range",
-    "Type ",
-    "Only ",
-    "Input ",
-    "Can ",
-)
-NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each of them is "no arguments"
-FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # what msgspec raises; its own are ValueErrors
+    "Expected ", "Invalid ", "Object ", "Integer ", "Number ", "Out of range", "Type ", "Only ", "Input ", "Can ",
+)  # fmt: skip
+NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each means "no arguments"
+FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # raised by msgspec; its own are ValueErrors
 
 _SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
 _SERIES_TYPES = (list, tuple, set, frozenset, deque)
 
 
 def encode_value(value: object, what: str = "the data of a job", *, as_it_is: bool = False) -> bytes:
-    """`value` as JSON text. what: whose it is, for the error. as_it_is: only what JSON itself holds. Raises
-    ArgumentError."""
+    """`value` as JSON text. what: names it in the error. as_it_is: accept JSON values only. Raises ArgumentError."""
     try:
-        look(value)
+        check_value(value)
         data = encode(value)
         if as_it_is:
             plain(value)
@@ -389,7 +360,7 @@ def encode_value(value: object, what: str = "the data of a job", *, as_it_is: bo
 
 
 def decode_value(data: bytes) -> Any:
-    """The JSON value in `data`, unconverted; None when there is none. Raises WrongType."""
+    """The JSON value in `data`, unconverted; None if it is empty. Raises WrongType."""
     try:
         return msgspec.json.decode(data) if data else None
     except FAILURES as error:
@@ -397,7 +368,7 @@ def decode_value(data: bytes) -> Any:
 
 
 def unknown(value: object) -> object:
-    """Encode what msgspec does not: subclasses of str (Django's SafeString), int and float, deques, foreign types."""
+    """Encode what msgspec cannot: subclasses of str (Django's SafeString), int and float, deques, paths and models."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -415,7 +386,7 @@ encode = msgspec.json.Encoder(enc_hook=unknown).encode
 
 
 class Unfit(ValueError):
-    """A part of a value would change its meaning on the way. place: where in the value it is, such as ".lines[0].at"."""
+    """A part of a value would change on the way. place: its position in the value, such as ".lines[0].at"."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(f"{what} (at {place})" if place else what)
@@ -425,33 +396,33 @@ class Unfit(ValueError):
         return Unfit(self.what, step + self.place)
 
 
-def look(value: Any) -> None:
-    """Raise Unfit when a part of `value` would change its meaning on the way."""
+def check_value(value: Any) -> None:
+    """Raises Unfit if a part of `value` would change on the way."""
     if type(value) in _SAFE:
         return
     if isinstance(value, float | Decimal):
         if not (value.is_finite() if isinstance(value, Decimal) else isfinite(value)):
-            raise Unfit(f"{value} is no JSON number")
+            raise Unfit(f"{value} is not a JSON number")
     elif isinstance(value, datetime):
         if value.utcoffset() is None:
-            raise Unfit("a datetime without a time zone (give it one: tzinfo=UTC)")
+            raise Unfit("a datetime without a time zone (set one: tzinfo=UTC)")
     elif isinstance(value, Enum):
-        look(value.value)
+        check_value(value.value)
     else:
         step: object = None
-        try:  # here and not in a function of its own: max_depth (512) levels must fit into Python's recursion limit
+        try:  # not in its own function: max_depth (512) levels must fit into Python's recursion limit
             if isinstance(value, dict):
                 for step, part in value.items():
-                    look(step)
+                    check_value(step)
                     if type(part) not in _SAFE:
-                        look(part)
+                        check_value(part)
             elif isinstance(value, _SERIES_TYPES):
                 for part in value:
                     if type(part) not in _SAFE:
-                        look(part)
+                        check_value(part)
             else:
                 for step in field_names(type(value)) or ():
-                    look(getattr(value, step, None))
+                    check_value(getattr(value, step, None))
         except Unfit as error:
             if isinstance(value, _SERIES_TYPES):
                 step = next(i for i, each in enumerate(value) if each is part)
@@ -459,21 +430,21 @@ def look(value: Any) -> None:
 
 
 def why(error: Exception) -> str:
-    """The error as the end of a line: what was wanted, what was there, where in the value."""
+    """The error as the end of a message: what was expected, what was found, and where in the value."""
     if isinstance(error, RecursionError):
-        return "it is nested too deep, or holds itself"
+        return "it is nested too deep, or contains itself"
     if isinstance(error, UnicodeError):
-        return "a text in it is no Unicode"
+        return "a string in it is not Unicode"
     text = str(error).replace("`", "")[:300]
     return text[:1].lower() + text[1:] if text.startswith(_OF_MSGSPEC) else text
 
 
 _FIELD = dataclasses._FIELD  # type: ignore[attr-defined]
-EXTRA = "__pydantic_extra__"  # what a model keeps of fields that it does not declare
+EXTRA = "__pydantic_extra__"  # undeclared fields of a model
 
 
 def field_names(kind: Any) -> Sequence[str] | None:
-    """The fields of a class whose objects have fields: Struct, dataclass, attrs, pydantic, NamedTuple. None: others."""
+    """The fields of a Struct, dataclass, attrs class, pydantic model or NamedTuple; None for other classes."""
     if (found := getattr(kind, "__struct_fields__", None)) is not None:
         return found  # type: ignore[no-any-return]
     if (found := getattr(kind, "__dataclass_fields__", None)) is not None:

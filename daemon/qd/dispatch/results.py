@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from qd.arguments.signature import usable
-from qd.arguments.values import FAILURES, encode, look, made, why
+from qd.arguments.values import FAILURES, check_value, encode, made, why
 from qd.drivers.base import Jobs
 from qd.drivers.types import Found, Kept, Spot, ends
 from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
@@ -161,7 +161,7 @@ def result_type(declared: Declared) -> Any:
 def value_of_result(result: object, most: int) -> bytes:
     """The value to store: JSON, or UNFIT with a reason. most: bytes; 0: unlimited."""
     try:
-        look(result)
+        check_value(result)
         text = encode(result)
     except FAILURES as error:
         return UNFIT + f"JSON cannot carry what the job returned ({type(result).__qualname__}): {why(error)}".encode()

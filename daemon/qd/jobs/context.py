@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from msgspec import Raw
 
 from qd.arguments.parameters import ABSENT
-from qd.arguments.values import FAILURES, decode_value, encode, look, why
+from qd.arguments.values import FAILURES, check_value, decode_value, encode, why
 from qd.errors import ArgumentError, NotInJob, Settled, UnknownParameters, WrongType
 from qd.jobs.policy import Fail, Release
 from qd.jobs.registry import Declared
@@ -182,7 +182,7 @@ class RunningJob:
             NotInJob: The job has ended, or this process was forked by the job.
         """
         try:
-            look(state)
+            check_value(state)
             text = encode(state)
         except FAILURES as error:
             raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
