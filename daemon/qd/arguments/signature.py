@@ -51,7 +51,7 @@ _EXACT = (str, int, bool, type(None))
 _LONGEST = 100  # digits before or after the point of a Decimal that is written without an exponent
 _UNION = re.compile("^Type unions .* type `(.+)` is not supported", re.DOTALL)
 # (hint, class): an object of exactly this class arrives unchanged. Not so for float | None: NaN becomes null in JSON.
-_EXACT_TYPES = [(str, str), (int, int), (float, float), (bool, bool)]
+_EXACT_TYPES: list[tuple[Any, type]] = [(str, str), (int, int), (float, float), (bool, bool)]
 _EXACT_TYPES += [(str | None, str), (int | None, int), (bool | None, bool)]
 
 
