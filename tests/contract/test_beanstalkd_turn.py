@@ -12,7 +12,7 @@ import pytest
 from qd.config.load import load
 from qd.drivers.beanstalkd.broker import Beanstalkd as Backend
 from qd.drivers.beanstalkd.client import BeanstalkdConnection
-from qd.drivers.broker import queue as borrowed
+from qd.drivers.broker import queue as broker_queue
 from qd.drivers.broker.keeper import BrokerKeeperQueue
 from qd.drivers.connections import open_queue
 from qd.drivers.types import Released, Reserved
@@ -62,7 +62,7 @@ def number(held: Reserved | None) -> int | None:
     return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
 
 
-def wire_of(queue: BrokerKeeperQueue) -> BeanstalkdConnection:
+def connection_of(queue: BrokerKeeperQueue) -> BeanstalkdConnection:
     assert isinstance(queue.backend, Backend)
     return queue.backend.connection
 
@@ -83,14 +83,14 @@ def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
     queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, written = queue.turn(None, ("mail",)).reserved, list[bytes]()
-    wire = wire_of(queue)
-    write = wire.write
+    connection = connection_of(queue)
+    write = connection.write
 
     def noted(command: bytes) -> None:
         written.append(command)
         write(command)
 
-    monkeypatch.setattr(wire, "write", noted)
+    monkeypatch.setattr(connection, "write", noted)
     turn = queue.turn(first, ("mail",))
     assert turn.acked
     (only,) = written
@@ -156,7 +156,7 @@ def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
 ) -> None:
     """It broke while the job ran, and another worker is given that job as well."""
     other, first = connect(2), queue.turn(None, ("mail",)).reserved
-    wire_of(queue).close()
+    connection_of(queue).close()
     eventually(lambda: other.backend.counts("mail").ready == 3)
     second = other.turn(None, ("mail",)).reserved
     assert number(second) == 2, "the first is in hand: it was put back"
@@ -201,9 +201,9 @@ def test_a_delivery_whose_connection_broke_is_not_run_once_more(
     other = connect(2)
     queue.turn(None, ("other",))
     left_with_a_delivery(queue, monkeypatch)
-    wire_of(queue).close()
+    connection_of(queue).close()
     assert eventually(lambda: other.backend.counts("mail").ready == 3)
-    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    monkeypatch.setattr(broker_queue, "SURELY", -1.0)
     assert rest(other, None) == [1, 2, 3]
     assert rest(queue, None) == []
 
@@ -214,7 +214,7 @@ def test_a_delivery_that_is_still_reserved_is_kept_while_the_control_connection_
     """It does not go back: to beanstalkd that would be an attempt."""
     queue.turn(None, ("other",))
     left_with_a_delivery(queue, monkeypatch)
-    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    monkeypatch.setattr(broker_queue, "SURELY", -1.0)
     first = queue.turn(None, ("mail",)).reserved
     assert number(first) == 1
     assert rest(connect(2), None) == [2, 3]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qd.config.load import load
-from qd.drivers.broker import queue as borrowed
+from qd.drivers.broker import queue as broker_queue
 from qd.drivers.broker.base import Delivery
 from qd.drivers.broker.outbox import FEW, next_slice
 from qd.drivers.connections import open_queue
@@ -447,7 +447,7 @@ def test_a_message_that_waited_for_the_control_connection_is_run_if_it_is_still_
     connect: Open, sqs: Sqs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = connect()
-    monkeypatch.setattr(borrowed, "SURELY", -1.0)
+    monkeypatch.setattr(broker_queue, "SURELY", -1.0)
     for still in (True, False):
         queue.push("mail", job(1))
         assert nothing(queue), "it asks which queues are paused"

@@ -13,7 +13,7 @@ class Standin:
     def __init__(self) -> None:
         self.back = list[float]()
 
-    def release(self, parcel: Delivery, seconds: float) -> None:
+    def release(self, delivery: Delivery, seconds: float) -> None:
         self.back.append(seconds)
 
 
