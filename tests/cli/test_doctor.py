@@ -129,7 +129,7 @@ def test_an_app_that_prints_and_leaves(shop: Project) -> None:
 def test_no_app(shop: Project) -> None:
     (shop.root / "qd.toml").write_text(f'[connections.redis]\nurl = "{shop.url}"\n')
     found = doctor(shop)
-    assert (found.code, found.line("app").value) == (78, "none is named: `qd work` does not start")
+    assert (found.code, found.line("app").value) == (78, "no app is named: `qd work` does not start")
     assert doctor(shop, "--app", "jobs:app").code == 0
 
 
@@ -164,7 +164,7 @@ def test_a_variable_that_nothing_reads(shop: Project) -> None:
     assert "QD_TIMOUT in the environment is read by nothing" in doctor(shop, QD_TIMOUT="3").line("environment").value
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o640, "its group"), (0o644, "everybody")])
+@pytest.mark.parametrize(("mode", "who"), [(0o640, "its group"), (0o644, "every user")])
 def test_a_signing_key_that_others_can_read(mode: int, who: str, shop: Project) -> None:
     key = shop.root / "key"
     shop.allowed.add("key")
@@ -182,7 +182,7 @@ def test_a_job_for_a_queue_on_which_nobody_works(shop: Project) -> None:
     assert doctor(shop).bad() == []  # without a name `qd work` serves every declared queue
     shop.config('[worker]\nqueues = ["default"]\n')
     line = doctor(shop).line("job r")
-    assert "goes to the queue 'reports' of redis, on which nobody here works" in line.value
+    assert "goes to the queue 'reports' of redis, which no worker here serves" in line.value
     shop.config('[worker]\nqueues = ["default", "reports"]\n')
     assert doctor(shop).bad() == []
 
@@ -443,7 +443,7 @@ def test_an_unknown_name_at_the_head(shop: Project, redis: Client) -> None:
     found = doctor(shop)
     line = found.line("queue default")
     assert (found.code, line.sign) == (1, "fail")
-    assert "'mail.welcom' at its head is no job of this app (did you mean 'mail.welcome'?)" in line.value
+    assert "'mail.welcom' at its head is not a job of this app (did you mean 'mail.welcome'?)" in line.value
     shop.jobs(JOBS.replace("mail.welcome", "mail.welcom"))  # the code that declares it
     assert doctor(shop).bad() == []
 
@@ -452,7 +452,7 @@ def test_an_unknown_name_among_the_delayed(shop: Project, redis: Client) -> None
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcom", b"{}", created_at=1))
     found = doctor(shop)
     assert (found.code, found.line("queue default").sign) == (1, "fail")
-    assert "'mail.welcom' among its delayed jobs is no job of this app" in found.line("queue default").value
+    assert "'mail.welcom' among its delayed jobs is not a job of this app" in found.line("queue default").value
     shop.jobs(JOBS.replace("mail.welcome", "mail.welcom"))
     assert doctor(shop).line("queue default").value == "1 delayed job looked at"
 
@@ -475,7 +475,7 @@ def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None
 
 def test_payloads_that_are_none_and_a_key_that_is_no_list(shop: Project, redis: Client) -> None:
     push_raw(redis, b"nonsense")
-    assert "1 of the 1 looked at is no payload" in doctor(shop).line("queue default").value
+    assert "1 of the 1 looked at is not a valid payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
     redis.call("SET", "queues:default", "1")
     assert "WRONGTYPE" in doctor(shop).line("queue default").value
@@ -506,7 +506,7 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
     assert doctor(shop).line("queue default").sign == "ok"
     work.sweep()
     line = doctor(shop).line("queue default")
-    assert (line.sign, line.value) == ("warn", "1 job in the hands of masters that are gone")
+    assert (line.sign, line.value) == ("warn", "1 job reserved by masters that are gone")
     (shop.root / "go").touch()
     work = shop.work("-w", "1")  # the way out
     work.wait_line("job.done")

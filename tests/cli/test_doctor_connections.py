@@ -76,7 +76,7 @@ def test_what_only_a_person_can_mend_is_configuration(project: MakeProject) -> N
     shop.config('[connections.x]\nurl = "mysql+nosuch://a/b"\n')
     result = shop.qd("doctor", QD_CONNECTION="x")
     assert result.returncode == 78
-    assert "-> `qd work` leaves with 78 until then" in result.stdout
+    assert "-> `qd work` exits with 78 until then" in result.stdout
 
 
 def findings(shop: Project, name: str, **env: str) -> dict[str, tuple[str, str]]:

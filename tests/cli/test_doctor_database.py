@@ -33,7 +33,7 @@ def test_a_database_that_is_well(kind: str, configured: Callable[[str], None], q
     assert "db.latency" not in lacks
     done(qd("migrate"))
     well = found(qd)
-    assert well["db.tables"] == ("ok", "qd's and 'jobs' are there")
+    assert well["db.tables"] == ("ok", "qd's tables and 'jobs' exist")
     assert well["db.answers"][0] == "ok"
     assert ("db.clock" in well) == (kind != "sqlite")
     assert "db.latency" in well

@@ -53,17 +53,17 @@ def setting_of(line: Finding) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("stopwaitsecs", "10", "stopwaitsecs=10, but running jobs may go on for 25 s"),
-        ("stopwaitsecs", None, "stopwaitsecs=10, but running jobs may go on for 25 s"),
-        ("autorestart", None, "autorestart=unexpected: after `qd restart`, which ends it with 0, it stays down"),
-        ("startsecs", "10", "startsecs=10, but qd may end by itself after 1.5 s"),
-        ("killasgroup", "false", "killasgroup=false: when supervisord has to kill"),
-        ("stopsignal", "KILL", "stopsignal=KILL does not stop qd in good order"),
-        ("user", None, "no user=: where supervisord is root, jobs run as root"),
+        ("stopwaitsecs", "10", "stopwaitsecs=10, but running jobs may continue for 25 s"),
+        ("stopwaitsecs", None, "stopwaitsecs=10, but running jobs may continue for 25 s"),
+        ("autorestart", None, "autorestart=unexpected: after `qd restart`, which exits with 0, it stays down"),
+        ("startsecs", "10", "startsecs=10, but qd may exit by itself after 1.5 s"),
+        ("killasgroup", "false", "killasgroup=false: when supervisord kills qd"),
+        ("stopsignal", "KILL", "stopsignal=KILL does not stop qd gracefully"),
+        ("user", None, "no user=: if supervisord runs as root, so do jobs"),
     ],
 )
 def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
-    judged = partial(judged_by, supervisors.check, folder / "my.conf")
+    judged = partial(judged_by, supervisors.check_supervisord, folder / "my.conf")
     good = (ROOT / "supervisor" / "qd.conf").read_text()
     assert judged(good).sign == "ok"
     line = judged(edited(good, key, value))
@@ -98,10 +98,10 @@ def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("KillMode", "control-group", "KillMode=control-group: at a stop every process gets TERM"),
+        ("KillMode", "control-group", "KillMode=control-group: a stop sends TERM to every process"),
         ("KillMode", None, "KillMode=control-group"),
-        ("KillMode", "process", "KillMode=process: what jobs have started stays behind"),
-        ("Restart", "on-failure", "Restart=on-failure: after `qd restart`, which ends it with 0, it stays down"),
+        ("KillMode", "process", "KillMode=process: processes started by jobs stay"),
+        ("Restart", "on-failure", "Restart=on-failure: after `qd restart`, which exits with 0, it stays down"),
         ("StartLimitIntervalSec", None, "a start limit"),
         ("Type", "simple", "Type=simple: systemd does not know when workers have booted"),
         ("User", None, "no User=: jobs run as root"),
@@ -124,7 +124,7 @@ def test_a_unit_that_does_not_wait_long_enough(shop: Project, command: str) -> N
     unit += "Restart=always\nTimeoutStopSec="
     (shop.root / "my.service").write_text(f"{unit}10s\n")
     found = [line for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]
-    assert "TimeoutStopSec=10, but running jobs may go on for 25 s: systemd kills qd before" in found[1].value
+    assert "TimeoutStopSec=10, but running jobs may continue for 25 s: systemd kills qd earlier" in found[1].value
     (shop.root / "my.service").write_text(f"{unit}{found[1].fix.partition('=')[2]}\nType=notify\n")
     assert doctor(shop, "--unit", "my.service").line("my.service").sign == "ok"
 
@@ -133,7 +133,7 @@ def test_a_start_limit_in_the_wrong_section_and_files_that_are_none(shop: Projec
     shop.allowed.update(("my.service", "my.conf"))
     (shop.root / "my.service").write_text("[Service]\nExecStart=qd \\\n  work\nStartLimitIntervalSec=0\n")
     found = [line.value for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]
-    assert found[0] == "StartLimitIntervalSec stands in [Service], where it counts for nothing"
+    assert found[0] == "StartLimitIntervalSec is in [Service], where it has no effect"
     (shop.root / "my.conf").write_text("[program:web]\ncommand=nginx\n")
     assert doctor(shop, "--supervisord", "my.conf").line("my.conf").sign == "warn"
     (shop.root / "my.conf").write_text("what is this\n")
@@ -187,7 +187,7 @@ def test_too_few_open_files(shop: Project) -> None:
         done = subprocess.run([*words, str(most)], cwd=shop.root, env=shop.env(), capture_output=True, check=False)
         return next(Line(**one) for one in json.loads(done.stdout)["checks"] if one["what"] == "files")
 
-    assert (limited(128).sign, limited(128).value) == ("fail", "128 at once: master and workers run out of them")
+    assert (limited(128).sign, limited(128).value) == ("fail", "128 at once: not enough for master and workers")
     assert limited(512).sign == "warn"
     assert limited(4096).sign == "ok"
 
@@ -199,7 +199,7 @@ def test_root_is_a_warning_and_in_a_container_information(
     machine({})
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("qd.process.proc.in_container", lambda: container)
-    (found,) = [each for each in host.check(Looked()) if each.what == "root"]
+    (found,) = [each for each in host.check_host(Looked()) if each.what == "root"]
     assert found.sign == sign
 
 
@@ -208,9 +208,7 @@ def test_root_is_told_once_whoever_finds_it(shop: Project) -> None:
     (shop.root / "my.conf").write_text(edited((ROOT / "supervisor" / "qd.conf").read_text(), "user", None))
     (shop.root / "my.service").write_text(edited((ROOT / "supervisor" / "qd@.service").read_text(), "User", None))
     lines = doctor(shop, "--supervisord", "my.conf", "--unit", "my.service").lines
-    assert [line.fix for line in lines if line.what == "root" or "as root" in line.value] == [
-        "user=NAME, a user of its own"
-    ]
+    assert [line.fix for line in lines if line.what == "root" or "as root" in line.value] == ["user=NAME, its own user"]
 
 
 @pytest.fixture
@@ -269,14 +267,6 @@ def test_more_workers_than_the_machine_has_memory(machine: Callable[..., None], 
     (folder / "qd.toml").write_text("[worker]\nworkers = 8\n")
     (found,) = host.memory(Looked(pools={"": config.load()}))
     assert (found.sign, found.value.endswith("over the 500M of this machine")) == ("warn", True)
-
-
-def test_huge_pages_for_everybody(machine: Callable[..., None]) -> None:
-    machine({"sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n"})
-    (found,) = host.huge_pages()
-    assert (found.sign, found.fix) == ("warn", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
-    machine({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
-    assert [found.sign for found in host.huge_pages()] == ["ok"]
 
 
 def test_a_folder_for_signs_of_life_that_others_may_write_to(shop: Project) -> None:

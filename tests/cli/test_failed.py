@@ -72,7 +72,7 @@ def test_nothing_is_said_to_be_nothing(qd: Run, redis: Client) -> None:
     assert done(qd("failed", "list", "--json")) == "[]\n"
     empty = qd("failed", "list")
     assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "nothing has failed\n")
-    assert qd("failed", "list", "--job", "x").stderr == "no failed job fits\n"
+    assert qd("failed", "list", "--job", "x").stderr == "no failed job matches\n"
 
 
 def test_a_table_ends_after_a_hundred_and_says_so(qd: Run, redis: Client) -> None:

@@ -182,7 +182,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
     for n in range(30):
         bury(redis, f"a{n}", at=time.time())
     steps: list[int] = []
-    whole = retry.resent
+    whole = retry.resend
 
     def failing(at: Any, force: bool) -> Callable[[list[Any]], list[str | None]]:
         step = whole(at, force)
@@ -197,7 +197,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
 
         return run
 
-    monkeypatch.setattr(retry, "resent", failing)
+    monkeypatch.setattr(retry, "resend", failing)
     monkeypatch.setattr(retry, "CHUNK", 10)
     assert done(qd("failed", "retry", "--all")) == "30 jobs sent again\n"
     assert steps == [10, 10, 10]
@@ -288,5 +288,5 @@ def test_listeners_hear_of_what_is_sent_again_and_harm_nothing(project: Callable
     bury(redis, "b")
     said = shop.qd("failed", "retry", "b")
     assert (said.returncode, said.stdout) == (0, "1 job sent again\n")
-    assert "listeners of JobRetryRequested are not told" in said.stderr
+    assert "listeners of JobRetryRequested are not notified" in said.stderr
     assert len(ready(redis)) == 2

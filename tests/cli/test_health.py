@@ -211,7 +211,7 @@ def test_a_lease_that_ended_where_nobody_reclaims_it(qd: Run, redis: Client) -> 
     kind, text = reason(qd)
     assert kind == "unserved"
     assert re.match(r"queue 'mail': 1 reserved, the first lease ended 2m( \ds)? ago, and no worker serves it; ", text)
-    said = r"^warn: no qd worker takes from mail, where the lease of a job ended 2m( \ds)? ago$"
+    said = r"^warn: no qd worker serves mail, where the lease of a job ended 2m( \ds)? ago$"
     assert re.search(said, done(qd("status")), re.M)
 
 
@@ -233,7 +233,7 @@ def test_a_delayed_job_that_is_due_where_nobody_makes_it_ready(
     )
     assert [kind for kind, _ in reasons(qd, "--max-age", "1m")] == ["unserved", "max-age"]
     assert re.search(
-        r"^warn: no qd worker takes from mail, where a delayed job was due 2m( \ds)? ago$", done(qd("status")), re.M
+        r"^warn: no qd worker serves mail, where a delayed job was due 2m( \ds)? ago$", done(qd("status")), re.M
     )
     assert re.search(r"work on mail: 1 delayed, the first due .* and no worker serves it", qd("doctor").stdout)
     redis.call("ZADD", "queues:mail:reserved", now + 60, "{}")  # a PHP worker's
@@ -390,8 +390,8 @@ def test_a_master_that_hangs(qd: Run, redis: Client) -> None:
     assert reasons(qd) == []
     report(redis, master_silent=12.4)
     said = "the master has not answered for 12s, though its keeper reports; kill -9 411 on app-1, its supervisor"
-    assert reason(qd) == ("hung-master", f"mail@app-1 (pid 411): {said} starts it again")
-    assert f"warn: mail@app-1 (pid 411): {said} starts it again" in done(qd("status")).splitlines()
+    assert reason(qd) == ("hung-master", f"mail@app-1 (pid 411): {said} restarts it")
+    assert f"warn: mail@app-1 (pid 411): {said} restarts it" in done(qd("status")).splitlines()
     assert "  hangs for 12s  " in done(qd("status"))
 
 
@@ -677,7 +677,7 @@ def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -
     sign(age=12)
     code, said = lives(qd)
     assert code == 1
-    assert re.match(rf"default \(pid {os.getpid()}\): the master gave no sign for 12s", said)
+    assert re.match(rf"default \(pid {os.getpid()}\): the master has not reported for 12s", said)
 
 
 def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:

@@ -48,7 +48,7 @@ def test_a_delayed_job_and_when_it_is_due(qd: Run, app: Qd) -> None:
 def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)
-    assert "where     in the hands of a worker that reports nothing" in done(qd("job", handle.id))
+    assert "where     reserved by a worker that does not report" in done(qd("job", handle.id))
     report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy", "since": float(redis.text("TIME")[0]) - 12}])
     assert "where     runs on mail@app-1, pid 415 for 12" in done(qd("job", handle.id))
     report(redis, pool="", workers=[{"slot": 3, "pid": 415, "state": "busy"}])
@@ -107,17 +107,17 @@ def test_a_connection_that_is_away_is_said(command: str, qd: Run, server: Server
     handle = Qd(server.url).queue("mail").push("mail.welcome")
     found = qd(command, handle.id)
     assert (found.exit_code, handle.id in found.stdout) == (0, True)
-    assert "not looked for on connection redis: " in found.stderr
+    assert "connection redis was not searched: " in found.stderr
     nowhere = qd(command, "nobody")
     assert (nowhere.exit_code, nowhere.stdout) == (69, "")
-    assert nowhere.stderr.count("not looked for on connection") == 1
+    assert nowhere.stderr.count("was not searched") == 1
     assert qd(command, "nobody", "-c", "two").exit_code == 1
 
 
 def test_a_job_that_nobody_knows(qd: Run) -> None:
     result = qd("job", "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "nobody knows a job 'nobody'" in result.stderr
+    assert "unknown job 'nobody'" in result.stderr
     assert json.loads(qd("job", "nobody", "--json").stdout)["status"] == "unknown"
 
 
@@ -134,7 +134,7 @@ def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client)
 def test_a_running_job_is_told(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)
-    assert "its worker is told to end it" in done(qd("cancel", handle.id))
+    assert "its worker is asked to end it" in done(qd("cancel", handle.id))
     assert redis.text("HKEYS", "qd:cancel") == ["T1.3.7"]
 
 

@@ -161,9 +161,9 @@ def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Cl
     said = done(qd("status"))
     assert "silent for 3m 1" in said
     assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in said
-    assert "warn: no qd worker takes from mail, where 2 jobs wait" in said
+    assert "warn: no qd worker serves mail, where 2 jobs wait" in said
     redis.call("LPOP", "queues:mail")
-    assert "warn: no qd worker takes from mail, where 1 job waits\n" in done(qd("status"))
+    assert "warn: no qd worker serves mail, where 1 job waits\n" in done(qd("status"))
 
 
 def test_ages_of_a_silent_master_are_those_of_its_last_report(qd: Run, redis: Client) -> None:

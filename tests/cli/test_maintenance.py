@@ -80,11 +80,11 @@ def test_a_time_of_day_is_taken(qd: Run, redis: Client, word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("soon", "'soon' is neither a length of time nor a moment (written 30m, 18:30,"),
+        ("soon", "'soon' is neither a duration nor a time (write 30m, 18:30,"),
         ("25:00", "'25:00' is neither"),
         ("", "'' is neither"),
-        ("0", "'0' is over already (it is "),
-        ("2020-01-01", "'2020-01-01' is over already"),
+        ("0", "'0' is in the past (it is "),
+        ("2020-01-01", "'2020-01-01' is in the past"),
         ("9999-12-31", "'9999-12-31' is more than 100 years away"),
     ],
 )
@@ -97,7 +97,7 @@ def test_allowed_queues(qd: Run, redis: Client) -> None:
     report(redis)
     ran = qd("down", "--allow", "mail,hihg", "--allow", "mail")
     assert ran.stdout == "maintenance mode is on until `qd up`, but for mail, hihg\n"
-    assert ran.stderr.startswith("nobody is known to work on 'hihg'")
+    assert ran.stderr.startswith("no worker is known to serve 'hihg'")
     assert json.loads(redis.text("GET", "qd:down"))["allow"] == ["mail", "hihg"]
     assert document(qd("status", "--json"))["down"]["allow"] == ["mail", "hihg"]
     assert document(qd("up", "--json"))["was_down"]["allow"] == ["mail", "hihg"]
@@ -110,7 +110,7 @@ def test_down_twice_says_what_it_takes_the_place_of(qd: Run, redis: Client) -> N
     done(qd("down", "--reason", "first", "--until", "1h"))
     said = done(qd("down", "--reason", "second"))
     assert re.match(
-        rf'it was on already by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this takes its place\n', said
+        rf'it was on already by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', said
     )
     assert left(redis) < 0  # no end of its own any more
     found = document(qd("down", "--json"))
@@ -126,7 +126,7 @@ def test_a_long_reason_is_refused_and_one_of_others_is_cut(qd: Run, redis: Clien
     first = done(qd("status")).splitlines()[0]
     assert first.endswith(f'"{"y" * 1000}..."; `qd up` ends it')
     assert "\x1b" not in first
-    assert "a moment that no calendar knows" in first
+    assert "a date out of range" in first
 
 
 def test_laravels_own_is_shown_and_not_ended(qd: Run, redis: Client) -> None:

@@ -74,7 +74,7 @@ def test_a_connection_that_is_no_database_is_refused(configured: Any, qd: Run) -
     result = qd("migrate", "-c", "redis")
     assert (result.exit_code, result.stderr) == (
         2,
-        "qd: connection 'redis' is no database (redis): it needs no tables\n",
+        "qd: connection 'redis' is not a database (redis): it needs no tables\n",
     )
 
 

@@ -66,7 +66,7 @@ def test_a_node_of_queues_is_named_and_the_others_are_shown(cluster: Cluster, sh
     assert status.exit_code == 0
     assert health.exit_code == 1
     for said in (status.stdout, health.stdout):
-        assert f"node 127.0.0.1:{gone.port} of the cluster is away" in said
+        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in said
         assert f"queue {dead}" in said
     assert [*document["nodes_away"]] == [f"127.0.0.1:{gone.port}"]
     assert {line["name"]: line["ready"] for line in document["queues"] if line["ready"]} == dict.fromkeys(others, 1)
@@ -81,9 +81,9 @@ def test_where_the_node_of_the_reports_is_away_nobody_is_said_to_be_missing(clus
     with away(cluster, gone):
         status, health = shop.quick("status"), shop.quick("health")
     assert (status.exit_code, health.exit_code) == (0, 1)
-    assert "masters: not known" in status.stdout
+    assert "masters: unknown" in status.stdout
     for said in (status.stdout, health.stdout):
-        assert f"node 127.0.0.1:{gone.port} of the cluster is away" in said
+        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in said
         assert "masters and their workers" in said
         assert "no master" not in said
         assert "no qd worker" not in said

@@ -198,7 +198,7 @@ def test_with_the_server_away_it_shows_what_is_declared(scheduled: Run, monkeypa
     result = scheduled("list", "--json")
     assert (result.exit_code, len(json.loads(result.stdout)["entries"])) == (69, 3)
     assert json.loads(result.stdout)["reached"] is False
-    assert result.stderr.startswith("qd: nothing is known of what stands on connection redis: ")
+    assert result.stderr.startswith("qd: the state on connection redis is unknown: ")
     assert result.stderr.count("\n") == 1
 
 
@@ -255,7 +255,7 @@ def test_a_run_whose_end_nobody_has_told(scheduled: Run, clean_redis: Client) ->
 
     assert seen(tick - 1000.5) is None  # first seen at some moment
     assert seen(tick) == tick
-    assert "no end is known: it runs, or died with its scheduler" in done(scheduled("list"))
+    assert "end unknown: it runs, or died with its scheduler" in done(scheduled("list"))
     note(
         clean_redis, "qd:schedule:last", "tidy", tick=tick - 3600, began=tick - 3600, ended=tick - 3599, outcome="done"
     )

@@ -203,7 +203,7 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')  # the url stands in Qd(...)
     head = "from qd import Qd\napp = Qd('redis://h/0')\n"
     for declared, says in [
-        ("app.schedule(lambda: None).daily()", "no name of its own"),
+        ("app.schedule(lambda: None).daily()", "has no name"),
         ("app.schedule.qd('failed list --nosuch', cron='@daily')", "qd failed list --nosuch: No such option"),
         ("app.schedule(print, cron='0 0 31 2 *')", "never comes"),
         (
@@ -270,7 +270,7 @@ def test_what_init_leaves_commented_out_is_valid(folder):
 def test_init_overwrites_nothing(name, folder):
     (folder / name).write_text("mine")
     code, said = line("init")
-    assert (code, f"{name} is there already, nothing was written; start in an empty folder" in said) == (2, True)
+    assert (code, f"{name} already exists; nothing was written; start in an empty folder" in said) == (2, True)
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
 
 
@@ -385,5 +385,5 @@ def test_kubernetes_gets_a_deployment_for_each_pool(folder):
 def test_an_app_that_is_missing_is_said_beside_the_file(folder):
     done = qd("init", "supervisord")
     assert done.exit_code == 0
-    assert "no app is named yet" in done.stderr
+    assert "no app is named" in done.stderr
     assert "[program:qd]" in done.stdout

@@ -168,7 +168,7 @@ def test_pause_of_a_queue_nobody_works_on_says_so_and_pauses(qd: Run, redis: Cli
     reports(redis)
     result = qd("pause", "mial")
     assert (result.exit_code, result.stdout) == (0, "mial: paused until `qd resume`\n")
-    assert result.stderr == "nobody is known to work on 'mial' of redis (did you mean 'mail'?)\n"
+    assert result.stderr == "no worker is known to serve 'mial' of redis (did you mean 'mail'?)\n"
 
 
 def test_pause_for_no_time_is_wrong_usage(qd: Run, redis: Client) -> None:

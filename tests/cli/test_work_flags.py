@@ -89,7 +89,7 @@ def test_a_word_that_names_a_connection_is_refused_with_the_line_to_type(work):
 
 
 def test_a_second_word_beside_queue_is_refused(work):
-    assert "there is one word, the connection, not 'redis high': qd work redis --queue=low" in work(
+    assert "give one argument, the connection, not 'redis high': qd work redis --queue=low" in work(
         "redis", "high", "--queue=low"
     )
 

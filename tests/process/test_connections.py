@@ -76,7 +76,7 @@ def test_status_shows_what_it_can_where_one_part_is_away(shop: Project, second: 
     said = json.loads(done.stdout)
     assert (done.exit_code, [line["connection"] for line in said["queues"]]) == (69, ["second"])
     assert "connection refused" in said["away"]["first"]
-    assert "nothing is known of the queues of connection first: Redis at 127.0.0.1:1/0" in done.stderr
+    assert "the queues of connection first are unknown: Redis at 127.0.0.1:1/0" in done.stderr
     health = shop.quick("health")
     assert (health.exit_code, health.stdout) == (69, "")
 
@@ -101,7 +101,7 @@ def test_commands_look_at_the_parts_of_a_failover_and_steer_them(shop: Project, 
     shop.work("-w", "1", "--stop-when-empty", "-c", "first").ends_clean()
     failed = shop.quick("failed", "list", "--json")
     assert len(json.loads(failed.stdout)) == 1
-    assert "this is about first, its first; for another one give -c second" in failed.stderr
+    assert "using its first member, first; for another one give -c second" in failed.stderr
     redis.call("FLUSHALL")
 
 

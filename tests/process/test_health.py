@@ -74,7 +74,7 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
     shop.allowed.add("calm")
     work = shop.work("-w", "1", "--max-crashes", "1000")
     push(clean_redis, "die")
-    told_how = "workers crashed in the last 30s; its log tells how, at `worker.died`"
+    told_how = "workers crashed in the last 30s; see `worker.died` in its log"
     eventually(lambda: told_how in told(shop)[1], 60, every=0.2, what="the reason")
     work.wait_line("worker.died", count=5)
     (shop.root / "calm").touch()
@@ -140,7 +140,7 @@ def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone
     assert shop.qd("health").returncode == 69
     os.kill(work.pid, signal.SIGSTOP)
     said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 60, every=0.5, what="a hanging one")
-    assert re.search(rf"default \(pid {work.pid}\): the master gave no sign for \d\d", said)
+    assert re.search(rf"default \(pid {work.pid}\): the master has not reported for \d\d", said)
     os.kill(work.pid, signal.SIGCONT)
     eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     work.stop()

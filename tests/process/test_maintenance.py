@@ -181,7 +181,7 @@ def test_a_second_down_takes_the_place_of_the_first_on_every_host(
     witness.wait("quick")
     said = done(shop, "down", "--allow", "b")
     assert "it was on already by" in said
-    assert 'but for a: "first"; this takes its place' in said
+    assert 'but for a: "first"; this replaces it' in said
     push(redis, "quick", {"n": 2}, "b")
     witness.wait("quick", 2)
     push(redis, "quick", {"n": 3}, "a")

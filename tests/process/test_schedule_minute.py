@@ -154,7 +154,7 @@ def test_ticks_within_the_minute_are_taken_as_they_come_by_any_host(project: Mak
     for host in hosts:
         host.ends_clean()
         found = json.loads("\n".join(host.output))
-        assert found["stopped"] == "this command was told to stop (SIGTERM)"
+        assert found["stopped"] == "this command was stopped (SIGTERM)"
         ran.update(one["tick_at"] for one in found["ran"])
     assert set(ran.values()) == {1}
     assert len(ran) == len(witness.lines)

@@ -426,7 +426,7 @@ def test_doctor_judges_loaded_units_with_their_drop_ins(pool: Pool) -> None:
     (folder / "mine.conf").write_text("[Service]\nKillMode=control-group\n")
     pool.rig.systemctl("daemon-reload")
     sign, said = told()
-    assert (sign, said.startswith("KillMode=control-group: at a stop every process gets TERM")) == ("fail", True)
+    assert (sign, said.startswith("KillMode=control-group: a stop sends TERM to every process")) == ("fail", True)
     (folder / "mine.conf").unlink()
     pool.rig.systemctl("daemon-reload")
     assert told()[0] == "ok"

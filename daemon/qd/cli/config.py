@@ -31,7 +31,7 @@ def config() -> None:
 
 
 @config.command("show")
-@click.option("--pool", metavar="NAME", help="Show what counts in [pools.NAME].")
+@click.option("--pool", metavar="NAME", help="Show the values of [pools.NAME].")
 @context.options
 def show(pool: str | None) -> None:
     """Print each value with its origin, passwords masked."""
@@ -48,19 +48,19 @@ def show(pool: str | None) -> None:
 
 
 def _with_code(pool: str | None) -> Settings:
-    """The settings with what Qd(...) says. An app that does not import hides nothing else."""
+    """The settings with those of Qd(...). An app that does not import does not hide the rest."""
     found = loaded(pool)
     if not found.app:
         return found
     try:
         return loaded(pool, context.app_of(found)._code_settings)
     except ConfigError as error:
-        output.note(f"qd config show: {error}; what Qd(...) says is missing here")
+        output.note(f"qd config show: {error}; the arguments of Qd(...) are missing here")
         return found
 
 
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
-    """(dotted key, its row, the value as it may be shown), in the order of the file."""
+    """(dotted key, its option, the value without secrets), in the order of the file."""
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
     sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
@@ -77,13 +77,13 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
 
 
 def _origin(found: Settings, name: str) -> str:
-    """The queues that the jobs declare are not listed: only an import of the app shows them."""
+    """Queues that jobs declare are not listed: only an import of the app shows them."""
     more = ", and every queue that the app declares" if name == "worker.queues" and found.work.in_turn else ""
     return found.origins[name] + more
 
 
 def _shown(option: Option, value: Any) -> Any:
-    """The value without what is secret in it: a password, and all of a signing key but its id."""
+    """The value without its secrets: passwords, and signing keys but for their ids."""
     if option.kind in ("url", "database") and value:
         return mask_url(value)
     return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
@@ -97,8 +97,8 @@ def _shown(option: Option, value: Any) -> Any:
 def check() -> None:
     """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
 
-    The app is not imported, unless its Qd(...) has to be asked for the url; `qd doctor` imports it. So entries of the
-    schedule that the code declares are looked at then only; those of the file always.
+    The app is only imported if its Qd(...) may name the url; else entries of the schedule that the code declares are not
+    checked (`qd doctor` does that).
     """
     found = context.settings()
     for pool in ["", *pools()]:

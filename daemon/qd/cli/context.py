@@ -1,14 +1,12 @@
-"""What every command shares: --app, --config, -c/--connection and --json, before or after the command's name, and what
-they lead to: settings, a connection, the app.
+"""What commands share: --app, --config, -c/--connection and --json, before or after the command's name; and what these lead
+to: settings, connections, the app. Imported by every command, so nothing slow is imported at the top.
 """
 
 from __future__ import annotations
 
-import getpass
 import importlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,19 +33,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class Given:
-    """The shared options of this call of `qd`; None: not given."""
+    """The shared options of this call; None: not given."""
 
     app: str | None = None
     config: str | None = None
     connection: str | None = None
     json: bool = False
-    only_looks: bool = False  # no embedded server is started for it
-    has_app: bool = False  # imported for its credential providers
-    patience: float = 5.0  # seconds a server may take to be reached, and for each answer
+    only_looks: bool = False  # do not start an embedded server
+    has_app: bool = False  # the app was imported for its credential providers
+    patience: float = 5.0  # seconds to connect to a server, and for each reply
 
 
 def folder_is_gone() -> bool:
-    """Whether the current folder has been deleted: no relative path leads anywhere."""
+    """Whether the current folder has been deleted: no relative path works."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -56,7 +54,7 @@ def folder_is_gone() -> bool:
 
 
 def given() -> Given:
-    """What the shared options of the running command said."""
+    """The shared options of the running command."""
     return click.get_current_context().find_root().ensure_object(Given)
 
 
@@ -83,9 +81,9 @@ def options(function: F) -> F:
 
 
 def settings() -> Settings:
-    """The configuration as the shared options ask for it. Raises ConfigError.
+    """The configuration with the shared options. Raises ConfigError.
 
-    The app is imported for it only where nothing else names a server: its Qd(...) may.
+    Imports the app only if nothing else names a server, because its Qd(...) may.
     """
     found = loaded()
     if found.app and found.connections[found.default].url is None:
@@ -94,47 +92,55 @@ def settings() -> Settings:
 
 
 def loaded(code: Mapping[str, object] | None = None) -> Settings:
-    """The configuration; `code` is what Qd(...) was given."""
+    """The configuration; `code`: the arguments of Qd(...)."""
     from qd import config
     from qd.config.file import VARIABLES
 
     VARIABLES.begin()
-    asked = given()
-    flags = {key: value for key, value in (("app", asked.app), ("connection", asked.connection)) if value is not None}
-    return config.load(Path(asked.config) if asked.config else None, flags=flags, code=code)
+    options = given()
+    flags = {
+        key: value for key, value in (("app", options.app), ("connection", options.connection)) if value is not None
+    }
+    return config.load(Path(options.config) if options.config else None, flags=flags, code=code)
+
+
+def user_name() -> str:
+    from getpass import getuser
+
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
 
 
 def who() -> str:
-    """user@host, for what others will ask about."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    """user@host, for notes that others will read."""
+    from socket import gethostname
+
+    return f"{user_name()}@{gethostname()}"
 
 
 def connection_name(found: Settings) -> str:
-    """The connection that was asked for, else the default one. Raises ConfigError when it is not known."""
+    """The connection of -c, else the default one. Raises ConfigError if it is unknown."""
     return found.connection(given().connection).name
 
 
 def places(found: Settings) -> list[str]:
-    """The connection that was asked for, else the default one; of failover those that it sends to. Raises ConfigError: it is
-    not known."""
+    """The connection of -c, else the default one; for failover those that it sends to. Raises ConfigError."""
     return found.parts(given().connection)
 
 
 def place(found: Settings) -> str:
-    """The first of them, for a command that is about one: who asks for failover is told."""
+    """The first of them, for a command that works on one; a note names the others."""
     first, *others = places(found)
     if others:
-        whole = f"connection '{connection_name(found)}' (failover)"
-        output.note(f"qd: of {whole} this is about {first}, its first; for another one give -c {' or '.join(others)}")
+        whole = f"'{connection_name(found)}' is a failover connection"
+        output.note(f"qd: {whole}: using its first member, {first}; for another one give -c {' or '.join(others)}")
     return first
 
 
 def running(found: Settings, name: str) -> None:
-    """For commands that only look: raises ConnectionLost for an embedded server that does not run."""
+    """For commands that only read: raises ConnectionLost if an embedded server is not running."""
     if not given().only_looks or not (found.connection(name).url or "").startswith("embedded:"):
         return
     from qd.drivers import embedded
@@ -148,14 +154,13 @@ def not_running(root: Path) -> str:
 
 
 def store(found: Settings, name: str) -> KeyspaceStore:
-    """The small facts on the connection called `name`, until the command ends. Raises ConfigError; it connects on first
-    use."""
+    """The store on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.drivers.connections import open_memory
     from qd.options.drivers import OPENED_WITHOUT_APP
     from qd.store.base import KeyspaceStore
 
     with_providers(found)
-    if found.connection(name).driver not in OPENED_WITHOUT_APP:  # the app's own says where it is
+    if found.connection(name).driver not in OPENED_WITHOUT_APP:  # the app's own driver knows where its store is
         return KeyspaceStore(*queue(found, name).kept)
     running(found, name)
     space, prefix = open_memory(found, name, title="qd: command", patience=given().patience)
@@ -164,20 +169,20 @@ def store(found: Settings, name: str) -> KeyspaceStore:
 
 
 def store_at(url: str, prefix: str) -> KeyspaceStore:
-    """The small facts under `prefix` of the Redis at `url`, until the command ends."""
+    """The store under `prefix` of the Redis at `url`, until the command ends."""
     from qd.config.settings import provider_of
     from qd.drivers.redis.driver import opened
     from qd.store.base import KeyspaceStore
 
     if provider_of(url):
         with_providers(loaded())
-    wire = opened(url, name="qd: command", patience=given().patience)
-    click.get_current_context().call_on_close(wire.close)
-    return KeyspaceStore(wire, prefix)
+    connection = opened(url, name="qd: command", patience=given().patience)
+    click.get_current_context().call_on_close(connection.close)
+    return KeyspaceStore(connection, prefix)
 
 
 def queue(found: Settings, name: str) -> Connector:
-    """The queues on the connection called `name`, until the command ends. Raises ConfigError; connects on first use."""
+    """The queues on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
     from qd.drivers.connections import open_queue
 
     running(found, name)
@@ -188,8 +193,8 @@ def queue(found: Settings, name: str) -> Connector:
 
 
 def with_providers(found: Settings) -> None:
-    """Import the app if a connection has a credential provider, which is part of the app or imported with it. Raises
-    ConfigError: no app is named, or it does not import."""
+    """Import the app if a connection has a credential provider, which the app declares or imports. Raises ConfigError if
+    no app is named, or it does not import."""
     from qd.config.settings import provider_of
 
     if given().has_app:
@@ -201,7 +206,7 @@ def with_providers(found: Settings) -> None:
         return
     if not found.app:
         raise ConfigError(
-            f"the credentials '{provider}' of a connection come with the app, and no app is named: give --app MODULE:ATTR, "
+            f"the app declares the credentials '{provider}' of a connection, and no app is named: give --app MODULE:ATTR, "
             f"set QD_APP or write app = below [qd]{found.unfound}"
         )
     app_of(found)
@@ -209,8 +214,7 @@ def with_providers(found: Settings) -> None:
 
 
 def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
-    """The app's drivers, where this connection or a part of it is of one: only then the app is imported. Raises
-    ConfigError."""
+    """The app's drivers, if this connection or a part of it uses one; else the app is not imported. Raises ConfigError."""
     from qd.options.drivers import OPENED_WITHOUT_APP
 
     at = found.connection(name)
@@ -221,7 +225,7 @@ def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
 
 
 def app() -> Qd:
-    """The app with its jobs. Raises ConfigError: none is named, or it does not import."""
+    """The app with its jobs. Raises ConfigError if none is named, or it does not import."""
     configured = loaded()
     found = app_if_named(configured)
     if found is None:
@@ -233,7 +237,7 @@ def app() -> Qd:
 
 
 def app_if_named(found: Settings) -> Qd | None:
-    """The app with its jobs; None: neither --app nor QD_APP nor the file names one. Raises ConfigError."""
+    """The app with its jobs; None if none is named. Raises ConfigError."""
     if not found.app:
         return None
     held = app_of(found)
@@ -242,12 +246,12 @@ def app_if_named(found: Settings) -> Qd | None:
     except QdError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"the imports of app '{found.app}' fail: {_told(error)}") from error
+        raise ConfigError(f"the imports of app '{found.app}' fail: {_described(error)}") from error
     return held
 
 
 def app_of(found: Settings) -> Qd:
-    """The app itself. What the command line said counts for it too. Raises ConfigError."""
+    """The app without its jobs; the shared options apply to it. Raises ConfigError."""
     from qd.worker.template import load_app
 
     try:
@@ -255,14 +259,16 @@ def app_of(found: Settings) -> Qd:
     except QdError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"app '{found.app}' ({found.origins['qd.app']}) does not import: {_told(error)}") from error
+        raise ConfigError(
+            f"app '{found.app}' ({found.origins['qd.app']}) does not import: {_described(error)}"
+        ) from error
     held.settings = loaded(held._code_settings)
     return held
 
 
-def _told(error: BaseException) -> str:
-    """The error, and the line of the user's code that raised it."""
-    if isinstance(error, SyntaxError) and error.filename:  # its file did not get as far as to have a frame
+def _described(error: BaseException) -> str:
+    """The error, and the line of user code that raised it."""
+    if isinstance(error, SyntaxError) and error.filename:  # its file has no frame yet
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     from traceback import extract_tb
 
@@ -273,7 +279,7 @@ def _told(error: BaseException) -> str:
 
 
 def pools(found: Settings) -> list[Settings]:
-    """The settings without a pool, and those of each pool of the file."""
+    """The settings without a pool, and those of each pool in the file."""
     from qd import config
     from qd.config import file
 
@@ -283,7 +289,7 @@ def pools(found: Settings) -> list[Settings]:
 
 
 def queues_named(found: Settings, connection: str) -> list[str]:
-    """The queues of `connection` that the configuration names: for the connection itself, in [worker], in a pool."""
+    """The queues of `connection` that the configuration names: for the connection, in [worker], in a pool."""
     own = found.origins[f"connections.{connection}.queue"] != "built in"
     names = [found.connection(connection).queue] if own else []
     for one in pools(found):
@@ -293,11 +299,11 @@ def queues_named(found: Settings, connection: str) -> list[str]:
 
 
 @contextmanager
-def deadline(seconds: int, said: str) -> Iterator[None]:
-    """Raises ConnectionLost, which says `said`, when the block takes longer."""
+def deadline(seconds: int, reason: str) -> Iterator[None]:
+    """Raises ConnectionLost(reason) if the block takes longer."""
 
     def late(*_: object) -> None:
-        raise ConnectionLost(said)
+        raise ConnectionLost(reason)
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
@@ -309,31 +315,31 @@ def deadline(seconds: int, said: str) -> Iterator[None]:
 
 
 @contextmanager
-def ended_within(seconds: int, said: str) -> Iterator[None]:
-    """As `deadline`; and where no signal is heard, as in a name server's library, this process is ended with 69."""
+def ended_within(seconds: int, reason: str) -> Iterator[None]:
+    """As `deadline`; ends this process with 69 if the signal is not handled, as in a resolver's C code."""
 
     def end() -> None:
-        os.write(2, f"qd: {said}\n".encode())
+        os.write(2, f"qd: {reason}\n".encode())
         os._exit(Exit.UNAVAILABLE)
 
     watch = threading.Timer(seconds + 0.5, end)
     watch.daemon = True
     watch.start()
     try:
-        with deadline(seconds, said):
+        with deadline(seconds, reason):
             yield
     finally:
         watch.cancel()
 
 
 class Refused(click.ClickException):
-    """What was asked for cannot be done as it was asked: one line, exit 2."""
+    """A request that cannot be fulfilled: one line, exit 2."""
 
     exit_code = 2
 
 
 class Span(click.ParamType[float]):
-    """A length of time: 90, "90s", "5m"."""
+    """A duration: 90, "90s", "5m"."""
 
     name = "time"
 

@@ -1,10 +1,7 @@
-"""`qd restart`, `pause`, `resume`: notes in Redis that every worker on every host obeys.
+"""`qd restart`, `pause`, `resume`, `down` and `up`: notes in the store that every worker and scheduler on every host obeys.
 
-With [laravel] configured, restart, pause and resume are told to Laravel's workers too.
-
-`qd down` and `qd up`: maintenance mode, a note in Redis that every worker and scheduler on every host obeys.
-
-Laravel's own maintenance mode is never written here: it takes a web site away, which nobody asks of a queue's command.
+With [laravel] configured, restart, pause and resume apply to Laravel's workers too. Laravel's own maintenance mode is never
+written: it would take a web site offline.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from qd.cli import context, output
-from qd.cli.output import LONGEST, but, by_whom
-from qd.cli.output import shown as output_shown
+from qd.cli.output import LONGEST, but, by_whom, local_time
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
@@ -31,14 +27,15 @@ if TYPE_CHECKING:
     from qd.store.base import Store
 
 
-LOOK = 0.1  # seconds between two looks of --wait
+POLL = 0.1  # seconds between two checks of --wait
+OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
 
 
 # -- restart
 
 
 class ControlReply(NamedTuple):
-    """What became of a master that was there. back: its place is taken by one that booted after the stamp."""
+    """What happened to a master: `back` is the one that booted in its place after the stamp."""
 
     was: masters.MasterReport
     back: masters.MasterReport | None
@@ -47,14 +44,12 @@ class ControlReply(NamedTuple):
 
 @click.command()
 @click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
-@click.option(
-    "--wait", "seconds", type=context.Span(), metavar="TIME", help="Wait so long for every master to be back."
-)
+@click.option("--wait", "seconds", type=context.Span(), metavar="TIME", help="Wait up to this long for all masters.")
 @context.options
 def restart(rolling: bool, seconds: float | None) -> int:
-    """Let every worker finish its job and start anew, with new code.
+    """Let every worker finish its job and restart, with new code.
 
-    A whole `qd work` drains and leaves with exit 0, for supervisord or systemd to start it again.
+    A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again.
 
     --wait: exit 0 when each master that was there is back (same host and pool, started after this command), with --rolling
     when its workers are replaced; 1 when one is not, and it is named.
@@ -74,8 +69,8 @@ def restart(rolling: bool, seconds: float | None) -> int:
 
 
 def stamp_both(found: Settings, store: Store, rolling: bool) -> controls.Restart:
-    """qd's stamp, which names the value of Laravel's key, then that key. If Laravel's cache does not answer, qd's masters
-    restart all the same, and the error is raised."""
+    """Writes Laravel's restart key, and qd's stamp that names its value. If Laravel's cache does not answer, qd's masters
+    restart anyway, and the error is raised."""
     try:
         there = cache(found)
         value = controls.next_restart(there)
@@ -90,25 +85,25 @@ def stamp_both(found: Settings, store: Store, rolling: bool) -> controls.Restart
 def wait_for(
     store: Store, before: list[masters.MasterReport], stamp: controls.Restart, seconds: float
 ) -> list[ControlReply]:
-    """Look until every place is taken again, for `seconds` at most. The server may be away until then."""
+    """Poll until every master is back, for at most `seconds`. The server may be unreachable meanwhile."""
     begun = time.monotonic()
     answers = [ControlReply(master, None, None) for master in before]
     while True:
         passed = time.monotonic() - begun
         try:
-            answers = looked(answers, masters.masters(store), stamp, passed)
+            answers = matched(answers, masters.masters(store), stamp, passed)
             if all(answer.back for answer in answers) or passed >= seconds:
                 return answers
         except ConnectionLost:
             if passed >= seconds:
                 raise
-        time.sleep(min(LOOK, max(0.0, seconds - passed)))
+        time.sleep(min(POLL, max(0.0, seconds - passed)))
 
 
-def looked(
+def matched(
     answers: list[ControlReply], now: list[masters.MasterReport], stamp: controls.Restart, passed: float
 ) -> list[ControlReply]:
-    """The answers after one more look: each master that is new takes one place of its host and pool."""
+    """The answers after one more poll: each new master replaces one of the same host and pool."""
     taken = {answer.back.token for answer in answers if answer.back}
     free = [m for m in now if m.booted_at > stamp.at and m.state != "stopping" and m.token not in taken]
     found = []
@@ -136,20 +131,20 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
 
 
 def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
-    """A whole master, or the workers of one that stays."""
+    """For a new master, or new workers of one that stays."""
     if was.pid != back.pid:
         return f"back after {after}, pid {was.pid} -> {back.pid}"
     gone = workers_gone(was, back)
-    said = output.count(gone, "worker")
+    text = output.count(gone, "worker")
     if {each.pid for each in was.schedulers} - {each.pid for each in back.schedulers}:
-        said += " and the scheduler"
+        text += " and the scheduler"
     left = len(was.workers) - gone
     more = f"; {output.count(left, 'old worker')} still to finish a job" if left else ""
-    return f"{said} replaced after {after}, pid {was.pid} stays{more}"
+    return f"{text} replaced after {after}, pid {was.pid} stays{more}"
 
 
 def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
-    """Those of its workers that have left, or will without another job."""
+    """Number of workers that have left, or will without another job."""
     return len({each.pid for each in was.workers} - {each.pid for each in back.workers if each.job})
 
 
@@ -171,7 +166,7 @@ def told(before: list[masters.MasterReport], answers: list[ControlReply]) -> lis
 
 
 def name_of(master: masters.MasterReport) -> str:
-    """`mail@app-1`, or the host alone for a master without a pool."""
+    """`mail@app-1`, or only the host for a master without a pool."""
     return output.clean(f"{master.pool}@{master.host}" if master.pool else master.host)
 
 
@@ -180,8 +175,8 @@ def name_of(master: masters.MasterReport) -> str:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
-@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume automatically after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
 @context.options
 def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     """Take no more jobs from these queues, on any host.
@@ -242,17 +237,17 @@ def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[s
 
 
 def shown(note: dict[str, Any], places: list[str]) -> str:
-    """A queue by its name, and of which connection where there are several."""
+    """The name of a queue, with its connection if there are several."""
     return output.clean(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
 
 
 def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
-    """The queues named, else all that are known. Refuses when none is."""
+    """The queues named, else all known ones. Raises Refused if there are none."""
     reported = masters.queues_of(masters.masters(context.store(found, found.control))).get(place, [])
     known = list(dict.fromkeys([*context.queues_named(found, place), *reported]))
     for name in queues:
         if known and name not in known:
-            output.note(f"nobody is known to work on '{name}' of {place}{did_you_mean(name, known)}")
+            output.note(f"no worker is known to serve '{name}' of {place}{did_you_mean(name, known)}")
     if not queues and not known and not tells_laravel(found):
         raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
@@ -267,7 +262,7 @@ def pause_laravel(found: Settings, place: str, queues: tuple[str, ...], seconds:
 
 
 def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
-    """Which queues Laravel's own keys held. A pause of all queues ends only when all are resumed."""
+    """Which queues Laravel's own keys paused. A pause of all queues only ends when all are resumed."""
     store = cache(found)
     were = {name: controls.laravel_resume(store, place, name) for name in names}
     if not queues and controls.resume_all(store):
@@ -282,17 +277,14 @@ def tells_laravel(found: Settings) -> bool:
 
 
 def cache(found: Settings) -> Store:
-    """Where Laravel's workers look for such notes."""
+    """Laravel's cache, where its workers read such notes."""
     if found.laravel is None:
         raise ConfigError("[laravel] is not configured")
     return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
 
 
-OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
-
-
 class End(NamedTuple):
-    """A moment to come. at: unix seconds, this host's clock."""
+    """at: unix seconds by this host's clock. seconds: until then."""
 
     at: float
     seconds: float
@@ -310,7 +302,7 @@ class Moment(click.ParamType[End]):
         except ValueError:
             at = self._moment(str(value).strip(), now, param, ctx)
         if at <= now:
-            self.fail(f"{value!r} is over already (it is {output_shown(now)})", param, ctx)
+            self.fail(f"{value!r} is in the past (it is {local_time(now)})", param, ctx)
         try:
             kinds.span(at - now)
         except ValueError:
@@ -324,26 +316,26 @@ class Moment(click.ParamType[End]):
             return datetime.fromisoformat(text).astimezone().timestamp()
         except (ValueError, OverflowError):
             written = "30m, 18:30, '2026-11-21 18:30' or 2026-11-21T18:30+01:00"
-            self.fail(f"{text!r} is neither a length of time nor a moment (written {written})", param, ctx)
+            self.fail(f"{text!r} is neither a duration nor a time (write {written})", param, ctx)
 
 
 def of_day(text: str, now: float) -> float:
-    """The next time that a clock here shows `text`."""
+    """The next time at which a clock here shows `text`."""
     today = datetime.fromtimestamp(now)
     at = datetime.fromisoformat(f"{today:%Y-%m-%d} {text}")
     return (at if at.timestamp() > now else at + timedelta(days=1)).timestamp()
 
 
 @click.command()
-@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd status`.")
-@click.option("--until", "end", type=Moment(), metavar="WHEN", help="End by itself: 30m, 18:30 or an ISO time.")
-@click.option("--allow", multiple=True, metavar="QUEUE", help="Work on this queue meanwhile; several: a,b or again.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
+@click.option("--until", "end", type=Moment(), metavar="WHEN", help="End automatically: 30m, 18:30 or an ISO time.")
+@click.option("--allow", multiple=True, metavar="QUEUE", help="Keep working on this queue; several: a,b or repeat.")
 @context.options
 def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     """Begin maintenance mode, until `qd up`.
 
-    Workers finish their jobs and take no other, on every host within 2 s, and the schedule is skipped; `qd work --force`
-    goes on. A moment without a zone is one of this host's zone.
+    Workers finish their jobs and take no more, on every host within 2 s, and the schedule is skipped; `qd work --force`
+    ignores it. A time without a zone is local time.
     """
     if len(reason) > LONGEST:
         raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read the rest")
@@ -356,8 +348,8 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
-        output.say(output.clean(f"it was on already{by_whom(was, store.now())}; this takes its place"))
-    until = "until `qd up`" if end is None else f"until {output_shown(end.at)}, for {output.duration(end.seconds)}"
+        output.say(output.clean(f"it was on already{by_whom(was, store.now())}; this replaces it"))
+    until = "until `qd up`" if end is None else f"until {local_time(end.at)}, for {output.duration(end.seconds)}"
     output.say(output.clean(f"maintenance mode is on {until}{but(note)}"))
 
 
@@ -379,7 +371,7 @@ def up() -> None:
 
 
 def laravels(found: Settings) -> str:
-    """The file or key of Laravel that holds this host, where [laravel] says that it counts. "": none; or nobody knows."""
+    """Laravel's file or key that holds this host, if [laravel] obeys it; "" if none, or if that is unknown."""
     held = found.laravel
     if held is not None and held.down_file and of_file(held.down_file):
         return held.down_file
@@ -388,20 +380,20 @@ def laravels(found: Settings) -> str:
     try:
         return controls.DOWN if controls.laravel_down(context.store_at(held.cache_url, held.cache_prefix)) else ""
     except (ConnectionLost, ServerRefused) as error:
-        output.note(f"Laravel's cache is away, and nobody knows whether it is down: {error}")
+        output.note(f"Laravel's cache is unreachable, so whether Laravel is down is unknown: {error}")
         return ""
 
 
 def of_file(path: str) -> bool:
-    """Not obeyed where it cannot be looked for, as by `qd work`, and that is said."""
+    """Whether the file exists. If it cannot be checked, it is not obeyed, as by `qd work`, and a note says so."""
     there, why = controls.down_file(path)
     if why:
-        output.note(output.clean(f"Laravel's down_file {path} is not obeyed until it can be looked for: {why}"))
+        output.note(output.clean(f"Laravel's down_file {path} is ignored while it cannot be checked: {why}"))
     return there
 
 
 def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The queues to go on with. Says which nobody is known to work on. Raises UsageError."""
+    """The queues of --allow. Notes those that no worker is known to serve. Raises UsageError."""
     names = list(dict.fromkeys(name.strip() for word in words for name in word.split(",")))
     for name in names:
         try:
@@ -418,5 +410,5 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
         known |= {queue for queues in reported.values() for queue in queues}
     for name in names:
         if known and name not in known:
-            output.note(f"nobody is known to work on '{name}'{did_you_mean(name, known)}")
+            output.note(f"no worker is known to serve '{name}'{did_you_mean(name, known)}")
     return tuple(names)

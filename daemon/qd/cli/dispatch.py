@@ -1,4 +1,4 @@
-"""`qd dispatch`, `run`, `jobs` and `clear`: send a job or run it here, list what an app declares, empty a queue."""
+"""`qd dispatch`, `run`, `declared` and `clear`: send a job, run it here, list the jobs of an app, empty a queue."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from qd.jobs.registry import Declared
 
 
-CHUNK = 1000  # jobs in one round trip
+CHUNK = 1000  # jobs per round trip
 
 
 # -- arguments
 
 
 def given_data(words: tuple[str, ...], data: str | None) -> object:
-    """What k=v words or --data say. Raises UsageError."""
+    """The KEY=VALUE words, or --data. Raises UsageError."""
     if data is not None:
         if words:
-            raise click.UsageError(f"'{words[0]}' and --data: the arguments come in one way only")
+            raise click.UsageError(f"'{words[0]}' and --data: use either KEY=VALUE arguments or --data, not both")
         try:
             return json.loads(data, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def given_data(words: tuple[str, ...], data: str | None) -> object:
 
 
 def texts_of(words: tuple[str, ...]) -> dict[str, str]:
-    """The k=v words by their names. Raises UsageError."""
+    """KEY=VALUE words as a dict. Raises UsageError."""
     found: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -56,7 +56,7 @@ def texts_of(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def typed(declared: Declared, texts: Mapping[str, str]) -> bytes:
-    """What k=v words say to a job: the value is JSON where the parameter's type takes that, else the text."""
+    """The JSON of KEY=VALUE words: a value is JSON if its parameter's type accepts that, else text."""
     return b"{%b}" % b",".join(
         [encoded(key) + b":" + json_for(declared, key, text, value_of(text)) for key, text in texts.items()]
     )
@@ -66,12 +66,12 @@ def json_for(declared: Declared, key: str, text: str, value: object) -> bytes:
     if isinstance(value, str) and value == text:
         return encoded(text)
     takes = declared.signature.takes
-    as_it_is = text.encode("utf-8", "surrogateescape")  # not encoded(value): a Decimal keeps its digits
+    as_it_is = text.encode("utf-8", "surrogateescape")  # not encoded(value), to keep all digits of a Decimal
     return encoded(text) if not takes(key, as_it_is) and takes(key, encoded(text)) else as_it_is
 
 
 def value_of(text: str) -> object:
-    """JSON when it is JSON, else the text: 7 -> 7, [1] -> [1], ada -> "ada", "7" -> "7"."""
+    """Parsed as JSON, or else the text: 7 -> 7, [1] -> [1], ada -> "ada", "7" -> "7"."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def value_of(text: str) -> object:
 
 
 def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no JSON value")
+    raise ValueError(f"{word} is not a JSON value")
 
 
 def encoded(data: object) -> bytes:
@@ -87,7 +87,7 @@ def encoded(data: object) -> bytes:
 
 
 def for_php(name: str) -> bool:
-    r"""Whether no Python app can declare it: App\Jobs\Report@fire."""
+    r"""Whether it is a job of a PHP app: App\Jobs\Report@fire."""
     return "\\" in name or "@" in name
 
 
@@ -97,44 +97,46 @@ def for_php(name: str) -> bool:
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
-@click.option("--data", metavar="JSON", help="Send this as the job's data, in place of KEY=VALUE.")
+@click.option("--data", metavar="JSON", help="The job's data, instead of KEY=VALUE.")
 @click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
-@click.option("--delay", type=context.Span(), metavar="TIME", help="Let it be due after this long.")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send it so often.")
+@click.option("--delay", type=context.Span(), metavar="TIME", help="Delay before the job becomes due.")
+@click.option(
+    "--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send this many copies."
+)
 @context.options
 def dispatch(
     name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
 ) -> int:
     """Send a job by its name.
 
-    A value is JSON where it is JSON, else text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
-    the type that the parameter declares (to=5 is "5" for a str) and checked before anything is sent. Without an app,
-    and for PHP's Class@method, it is sent as it is.
+    A value is parsed as JSON, or else is text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
+    the type of its parameter (to=5 is "5" for a str) and checked before anything is sent. Without an app, and for PHP's
+    Class@method, it is sent unchecked.
 
-    Exit 1: nothing was sent, for a unique job like it waits or runs already.
+    Exit 1: nothing was sent, because a unique job like it waits or runs already.
     """
-    said = given_data(words, data)
-    asked = {"queue": queue, "delay": delay, "connection": context.given().connection}
-    sending = {key: value for key, value in asked.items() if value is not None}
+    given = given_data(words, data)
+    options = {"queue": queue, "delay": delay, "connection": context.given().connection}
+    sending = {key: value for key, value in options.items() if value is not None}
     try:
         if for_php(name):
-            became = by_name(name, said, sending, count)
+            result = by_name(name, given, sending, count)
         else:
-            became = by_app(name, said, words, sending, count)
-    except Exception as error:  # of a job that runs where it is dispatched
+            result = by_app(name, given, words, sending, count)
+    except Exception as error:  # from a job of the sync driver
         return failed_here(error)
     if context.given().json:
-        output.document({"name": name, **asdict(became)})
+        output.document({"name": name, **asdict(result)})
     else:
         later = f", due in {output.duration(delay)}" if delay else ""
-        for line in told(name, became, later):
+        for line in lines_of(name, result, later):
             output.say(output.clean(line))
-    return 0 if became.ids else 1
+    return 0 if result.ids else 1
 
 
 @dataclass(frozen=True)
-class Became:
-    """ids: of those that were sent. skipped: how many were not, held_by: the unique jobs that wait or run in their place."""
+class Result:
+    """ids: of the jobs sent. skipped: how many were not sent. held_by: unique jobs that wait or run in their place."""
 
     queue: str
     ids: list[str]
@@ -142,19 +144,19 @@ class Became:
     held_by: list[str] = field(default_factory=list)
 
 
-def told(name: str, became: Became, later: str) -> list[str]:
+def lines_of(name: str, result: Result, later: str) -> list[str]:
     lines = []
-    if became.ids:
-        which = became.ids[0] if len(became.ids) == 1 else f"{len(became.ids)} times"
-        lines.append(f"sent {name} {which} to {became.queue}{later}")
-    if became.skipped:
-        often = f" {became.skipped} times" if became.skipped > 1 else ""
-        lines.append(f"not sent{often}: {name} {', '.join(became.held_by)} waits or runs already (the job is unique)")
+    if result.ids:
+        which = result.ids[0] if len(result.ids) == 1 else f"{len(result.ids)} times"
+        lines.append(f"sent {name} {which} to {result.queue}{later}")
+    if result.skipped:
+        often = f" {result.skipped} times" if result.skipped > 1 else ""
+        lines.append(f"not sent{often}: {name} {', '.join(result.held_by)} waits or runs already (the job is unique)")
     return lines
 
 
-def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Became:
-    """Through the declaration, which checks it. Without an app as `by_name`."""
+def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Result:
+    """Through the declaration, which checks the arguments. Without an app as `by_name`."""
     found = app_if_named(context.loaded())
     if found is None:
         return by_name(name, data, sending, count)
@@ -169,10 +171,10 @@ def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, A
         ids += [handle.id for handle in found.dispatch(*[call] * min(CHUNK, count - len(ids)))]
     place = queue_of(found, name, sending)
     if not skipped:
-        return Became(place, ids)
+        return Result(place, ids)
     each = list(dict.fromkeys(ids))
     sent = [id for id in each if id in queued]
-    return Became(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
+    return Result(place, sent, len(skipped), [id for id in each if id not in queued] or sent)
 
 
 def called(found: Qd, name: str, data: object, words: tuple[str, ...]) -> Call[Any]:
@@ -196,15 +198,15 @@ def queue_of(found: Qd, name: str, sending: dict[str, Any]) -> str:
     return str(sending.get("queue") or own.queue or connection.queue)
 
 
-def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Became:
-    """Under the name alone, nothing is checked."""
+def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Result:
+    """Without a declaration, unchecked."""
     from qd.app import Qd
 
     found = Qd()
     found.settings = context.settings()
     connection = context.connection_name(found.settings)
     place = found.queue(sending.get("queue") or found.settings.connection(connection).queue, connection)
-    return Became(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
+    return Result(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
 
 
 # -- run
@@ -213,15 +215,14 @@ def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Bec
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
-@click.option("--data", metavar="JSON", help="Take this as the job's data, in place of KEY=VALUE.")
+@click.option("--data", metavar="JSON", help="The job's data, instead of KEY=VALUE.")
 @context.options
 def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     """Run a job here and now, and print what it returns.
 
-    In this process: nothing is sent, no server asked, nothing tried again. A job that raises is exit 1.
+    It runs in this process: nothing is sent or retried, and no server is needed. If the job raises, exit 1.
     """
-    said = given_data(words, data)
-    call = called(app(), name, said, words)
+    call = called(app(), name, given_data(words, data), words)
     try:
         result = call.run()
     except Exception as error:
@@ -234,7 +235,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
 
 
 def failed_here(error: Exception) -> int:
-    """Show what a job raised that ran in this process. Raises qd's own errors: those have a line and a code of their own."""
+    """Print the traceback of a job that raised in this process. Raises qd's own errors, which have an exit code."""
     if isinstance(error, QdError) or (isinstance(error, OSError) and context.folder_is_gone()):
         raise error
     print(trimmed(error) or trimmed(error, whole=True), end="", file=sys.stderr)
@@ -242,7 +243,7 @@ def failed_here(error: Exception) -> int:
 
 
 def plain(result: object) -> Any:
-    """The result as JSON can hold it: what JSON does not know, as msgspec or else as its repr."""
+    """The result as JSON values; what JSON does not have is converted by msgspec, or else its repr."""
     import msgspec
 
     from qd.arguments.values import unknown
@@ -267,26 +268,25 @@ def declared() -> None:
     if not jobs:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
     head = ("job", "queue", "options", "declared at")
-    output.table(head, [(job.name, job.options.queue or "-", " ".join(said(job)), job.where) for job in jobs])
+    output.table(head, [(job.name, job.options.queue or "-", options_text(job), job.where) for job in jobs])
 
 
 def options_of(job: Declared) -> dict[str, Any]:
-    """What its declaration names, middleware by the names of it."""
+    """The options of its declaration, middleware by name."""
     options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
     if "middleware" in options:
         options["middleware"] = [title_of(stage) for stage in options["middleware"]]
     return options
 
 
-def said(job: Declared) -> list[str]:
-    """Its options, the queue apart: `tries=5`, `timeout=30s`."""
-    options = options_of(job)
-    options.pop("queue", None)
-    return [f"{name}={text_of(JOB_KINDS[name], value)}" for name, value in options.items()]
-
-
-def text_of(kind: str, value: Any) -> str:
-    return ", ".join(value) if kind == "middleware" else shown(kind, value)
+def options_text(job: Declared) -> str:
+    """Its options without the queue: `tries=5 timeout=30s`."""
+    options = {name: value for name, value in options_of(job).items() if name != "queue"}
+    texts = {
+        name: ", ".join(value) if (kind := JOB_KINDS[name]) == "middleware" else shown(kind, value)
+        for name, value in options.items()
+    }
+    return " ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def described(job: Declared) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def described(job: Declared) -> dict[str, Any]:
 def clear(queue: str) -> None:
     """Delete the ready and delayed jobs of a queue.
 
-    What is running goes on, and what has failed stays.
+    Running and failed jobs are not affected.
     """
     found = context.settings()
     place = context.place(found)

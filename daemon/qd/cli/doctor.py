@@ -1,5 +1,5 @@
-"""`qd doctor`: is it set up right? Looks at the project, its servers, what waits there, the masters, what supervises them
-and this host; one line for each thing, with the fix where it is not well. Changes nothing.
+"""`qd doctor`: is everything set up correctly? Checks the project, its servers, their queues, the masters, their supervisors
+and this host: one line for each, with a fix if something is wrong. Changes nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from qd.cli import context, output
-from qd.cli.checks import Finding, fail, fleet, ok, project, servers, supervisors, warn
-from qd.cli.checks import project as host
-from qd.cli.checks.fleet import check_schedule
-from qd.cli.checks.queues import check, check_waiting, unworked
+from qd.cli.checks import Finding, fail, fleet, ok, project, queues, servers, supervisors, warn
 from qd.cli.state import refusal, way_out
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
@@ -34,39 +31,39 @@ if TYPE_CHECKING:
     from qd.store.masters import MasterReport
 
 
-AT_START = "`qd work` leaves with 78 until then"
-PATIENCE = 2.0  # seconds for a connection, and for each answer
+AT_START = "`qd work` exits with 78 until then"
+PATIENCE = 2.0  # seconds for a connection, and for each reply
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FILE = click.Path(path_type=Path)
 
 
 @click.command("doctor")
-@click.option("--strict", is_flag=True, help="Exit 1 when there is a warning, too.")
+@click.option("--strict", is_flag=True, help="Exit 1 if there are warnings, too.")
 @click.option(
-    "--supervisord", "program", type=FILE, metavar="PATH", help="Look at this file of supervisord.  [the usual places]"
+    "--supervisord", "program", type=FILE, metavar="PATH", help="Check this file of supervisord.  [the usual places]"
 )
-@click.option("--unit", type=FILE, metavar="PATH", help="Look at this unit file of systemd.")
+@click.option("--unit", type=FILE, metavar="PATH", help="Check this unit file of systemd.")
 @context.options
 def command(strict: bool, program: Path | None, unit: Path | None) -> int:
-    """Look at the whole set-up, and say what is not right and how to mend it; nothing is changed.
+    """Check the whole setup and show what to fix; nothing is changed.
 
-    Exit 0: all is well, or there are warnings only. Else 78 (configuration, app), 69 (a server is away), or 1.
+    Exit 0 if all is well, or there are only warnings. Else 78 (configuration, app), 69 (a server is unreachable), or 1.
     """
     context.given().patience, context.given().only_looks = PATIENCE, True
-    findings = told_as_found(looked(project.Project(), program, unit))
+    findings = print_findings(find(project.Project(), program, unit))
     code = code_of(findings, strict=strict)
     if context.given().json:
-        output.document({"ok": code == 0, "exit": code, "checks": [told(finding) for finding in findings]})
+        output.document({"ok": code == 0, "exit": code, "checks": [described(finding) for finding in findings]})
     else:
         output.say(summary(findings))
     return code
 
 
-def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
-    """All of them. People read what is well at once, and last what is not: it must not drown."""
+def print_findings(found: Iterator[Finding]) -> list[Finding]:
+    """Prints what is well at once, and problems last, so that they are not buried. Returns all findings."""
     findings, quiet = list[Finding](), context.given().json
     try:
-        for finding in looking:
+        for finding in found:
             if finding.topic and any(each.topic == finding.topic for each in findings):
                 continue
             findings.append(finding)
@@ -79,13 +76,12 @@ def told_as_found(looking: Iterator[Finding]) -> list[Finding]:
     return findings
 
 
-def looked(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
-    """In the order in which one thing needs the other."""
+def find(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
     yield from project.check_project(found)
     yield from of_servers(found)
-    yield from supervisors.check(found, program)
+    yield from supervisors.check_supervisord(found, program)
     yield from supervisors.check_systemd(found, unit)
-    yield from host.check(found)
+    yield from project.check_host(found)
 
 
 def of_servers(found: Project) -> Iterator[Finding]:
@@ -99,10 +95,10 @@ def of_servers(found: Project) -> Iterator[Finding]:
 
 
 def stopped(name: str, error: QdError) -> Finding:
-    """The rest of a server cannot be looked at."""
+    """A server whose other checks cannot be made."""
     if "NOPERM" in str(error):
         way = "run qd doctor with the url of a worker or an operator"
-        return warn(f"{name}.reports", f"this user may not read what stands there: {error}", way)
+        return warn(f"{name}.reports", f"this user may not read its keys: {error}", way)
     if isinstance(error, ConfigError | NeedsMending):
         return fail(f"{name}.refused", error, AT_START, Exit.CONFIG)
     return fail(f"{name}.lost", error, way_out(str(error)), Exit.UNAVAILABLE)
@@ -114,40 +110,41 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         return
     yield from limits_of(name, settings, found)
     if settings.connections[name].driver in BARE:
-        return  # it has no server of its own
+        return  # it has no server
     store = context.store(settings, name)
     begins = list(begin_of(name, settings, store))
     yield from begins
     if any(finding.sign == "fail" for finding in begins):
         return
-    wires = list(servers.wires_of(store.space, name))
-    masters_of = list[tuple[str, RedisConnection]]()
-    for where, wire in wires:
-        facts = servers.facts_of(wire)
+    primaries = list[tuple[str, RedisConnection]]()
+    for where, connection in servers.redis_connections(store.space, name):
+        facts = servers.facts_of(connection)
         if not borrows(name, settings):
-            yield from servers.check_redis(wire, where, facts, clustered=wire is not store.space)
-            yield from servers.check_sentinels(wire, where)
+            yield from servers.check_redis(connection, where, facts, clustered=connection is not store.space)
+            yield from servers.check_sentinels(connection, where)
         if facts.get("role", "master") == "master":
-            masters_of.append((where, wire))
+            primaries.append((where, connection))
     state = reported(settings)
     masters = [master for master in state.masters if master.connection == name] if state else []
-    queues = worked(name, found, masters)
-    yield from there(name, settings, queues)
-    if not borrows(name, settings):
-        yield from written(name, refusal(store, queues))
-    for where, wire in masters_of:
-        yield from servers.check(wire, where, store.prefix, queues)
-    yield from check_waiting(store, queues, found.app, masters, signing_of(settings), what_waits(name, settings))
-    yield from check(settings, name, queues, state)
-    yield from unworked(name, found, masters)
+    worked = worked_queues(name, found, masters)
+    yield from sqs_queues(name, settings, worked)
+    why = "" if borrows(name, settings) else refusal(store, worked)
+    if why and "READONLY" not in why:  # a replica is reported by its role
+        yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
+    for where, connection in primaries:
+        yield from servers.check_rights(connection, where, store.prefix, worked)
+    place = "its outbox" if borrows(name, settings) else "it"
+    yield from queues.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
+    yield from queues.check_flow(settings, name, worked, state)
+    yield from queues.unworked(name, found, masters)
     if name == settings.control:
-        yield from fleet.check(state or fleet.read(settings))
-        yield from check_schedule(found.app, settings, state)
+        yield from fleet.check_masters(state or fleet.read(settings))
+        yield from fleet.check_schedule(found.app, settings, state)
 
 
 def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Finding]:
-    """Whether it can be used at all; and of a database how well. One that borrows the keyspace of the control connection is
-    looked at itself: what it borrows is told as that connection's."""
+    """Whether it can be used at all, and how well a database performs. For a server that only keeps jobs, what it borrows
+    from the control connection is reported there."""
     at, space = settings.connections[name], cast("DatabaseKeyspace", store.space)
     if borrows(name, settings):
         yield servers.takes(context.queue(settings, name), at)
@@ -163,31 +160,20 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
         yield from servers.check_server(space, name)
 
 
-def written(name: str, said: str) -> Iterator[Finding]:
-    """Whether the server takes writes. A replica is named by its role."""
-    if said and "READONLY" not in said:
-        yield fail(f"{name}.writes", said.rstrip("."), way_out(said), Exit.UNAVAILABLE)
-
-
 def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
-    """What it cannot do: a fact, and nothing to mend."""
+    """What this driver cannot do: facts, with nothing to fix."""
     own = found.app.connections.own if found.app is not None else {}
     for what, meaning in gaps_of(settings, name, own).items():
         yield ok(f"{name}.cannot", f"{what}: {meaning}")
 
 
-def what_waits(name: str, settings: Settings) -> str:
-    """Of what the payloads that can be looked at are."""
-    return "its outbox" if borrows(name, settings) else "it"
-
-
 def borrows(name: str, settings: Settings) -> bool:
-    """It keeps jobs and nothing else."""
+    """Whether it only keeps jobs, and its other data is on the control connection."""
     return settings.connections[name].driver not in WITH_KEYSPACE
 
 
-def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
-    """What the server says of these queues that does not make any: SQS. (Of a database begin_of has said it.)"""
+def sqs_queues(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
+    """What a broker that does not create queues (SQS) says of these."""
     if settings.connections[name].driver in WITH_KEYSPACE:
         return
     try:
@@ -200,14 +186,14 @@ def there(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Find
 
 
 def reported(settings: Settings) -> State | None:
-    """None: their reports cannot be read."""
+    """None if the reports cannot be read."""
     try:
         return fleet.read(settings)
     except QdError:
         return None
 
 
-def worked(name: str, found: Project, masters: list[MasterReport]) -> list[str]:
+def worked_queues(name: str, found: Project, masters: list[MasterReport]) -> list[str]:
     """The queues of this connection that pools and masters work on."""
     pools = [each.work.queues for each in found.pools.values() if each.work.connection == name]
     queues = [queue for each in pools for queue in each] + [queue for master in masters for queue in master.queues]
@@ -215,16 +201,16 @@ def worked(name: str, found: Project, masters: list[MasterReport]) -> list[str]:
 
 
 def of_laravel(settings: Settings) -> Finding:
-    """Its cache, where its restart and pause keys are."""
+    """Laravel's cache, which has its restart and pause keys."""
     assert settings.laravel is not None
     try:
         store = context.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
         return servers.answers(store.space, "laravel.cache")
     except QdError as error:
-        return fail("laravel.cache_url", error, "mend cache_url below [laravel]", Exit.CONFIG)
+        return fail("laravel.cache_url", error, "fix cache_url in [laravel]", Exit.CONFIG)
 
 
-# -- telling
+# -- output
 
 
 def say(finding: Finding) -> None:
@@ -233,7 +219,7 @@ def say(finding: Finding) -> None:
     output.say(f"{sign}  {output.clean(f'{finding.what}: {finding.value}{fix}')}")
 
 
-def told(finding: Finding) -> dict[str, str]:
+def described(finding: Finding) -> dict[str, str]:
     return {key: value for key, value in asdict(finding).items() if key not in ("code", "topic")}
 
 
@@ -243,7 +229,7 @@ def summary(findings: list[Finding]) -> str:
 
 
 def code_of(findings: list[Finding], *, strict: bool) -> int:
-    """The configuration before the server before all else: what cannot be read hides the rest."""
+    """Configuration first, then servers: unreadable configuration hides the rest."""
     codes = {finding.code for finding in findings if finding.sign == "fail"}
     for code in (Exit.CONFIG, Exit.UNAVAILABLE):
         if code in codes:

@@ -1,9 +1,8 @@
-"""`qd health --live`: do the masters of this host or container run? Their files answer; no server and no configuration is
-asked, so that a server that is away restarts nobody. For liveness probes.
+"""`qd health`: exit 0 if masters and queues are well, or 1 with each reason in a line. For cron, load balancers and
+probes: it changes nothing, and answers within a few seconds whatever hangs.
 
-`qd health`: is it well? Exit 0, or 1 with each reason in a line. `--live` asks the masters here, and no server.
-
-For cron, load balancers and probes: it starts nothing, changes nothing, and answers within a few seconds whatever hangs.
+`qd health --live` is for liveness probes: do the masters of this host or container run? It reads their files, and neither
+server nor configuration, so that an unreachable server does not restart them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ if TYPE_CHECKING:
     from qd.cli.state import HealthThresholds, Reason, State
 
 
-LOST = 30.0  # seconds without its keeper: a master replaces a silent one long before
+LOST = 30.0  # seconds without its keeper; a master replaces a silent keeper long before
+PATIENCE = 2.0  # seconds for a connection, and for each reply
+AT_MOST = 8  # seconds in all; a name server may hang, or an app that names the url
 
 
-def run(pool: str | None) -> int:
-    """0: every master here, or every one of `pool`, has just given a sign. 1: with the reasons."""
+def live_here(pool: str | None) -> int:
+    """0 if every master here (of `pool`) has written its liveness file in time, else 1 with the reasons."""
     masters = [each for each in liveness.read_all(os.environ) if pool in (None, each.pool or "default")]
-    why = list(reasons(masters, pool))
+    why = list(dead(masters, pool))
     if context.given().json:
         output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
     else:
@@ -40,7 +41,7 @@ def run(pool: str | None) -> int:
     return 1 if why else 0
 
 
-def reasons(masters: list[Live], pool: str | None) -> Iterator[str]:
+def dead(masters: list[Live], pool: str | None) -> Iterator[str]:
     if not masters:
         of_pool = f" of pool {pool}" if pool else ""
         folder = liveness.folder(os.environ)
@@ -48,27 +49,19 @@ def reasons(masters: list[Live], pool: str | None) -> Iterator[str]:
     for master in masters:
         who = f"{master.pool or 'default'} (pid {master.pid})"
         if master.hangs:
-            yield f"{who}: the master gave no sign for {duration(master.age)}: it hangs, kill it and let it be started again"
+            yield f"{who}: the master has not reported for {duration(master.age)}: it hangs, kill and restart it"
         elif master.keeper_silent_s > LOST:
-            yield f"{who}: its keeper is silent for {duration(master.keeper_silent_s)}: kill the master, to be started again"
-
-
-PATIENCE = 2.0  # seconds for a connection, and for each answer
-AT_MOST = 8  # seconds for all of it: a name server may hang, and an app that names the url
+            yield f"{who}: its keeper is silent for {duration(master.keeper_silent_s)}: kill and restart the master"
 
 
 @click.command("health")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
-@click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Not well when more jobs than this are ready.")
-@click.option(
-    "--max-age", type=context.Span(), metavar="TIME", help="Not well when a ready job waits longer than this."
-)
-@click.option("--expect", type=click.IntRange(1), metavar="N", help="Not well when fewer masters than this run.")
-@click.option("--allow-none", is_flag=True, help="Well even if no master runs.")
-@click.option(
-    "--live", is_flag=True, help="Ask only whether the masters of this host or container live, and no server."
-)
-@click.option("--pool", metavar="NAME", help="With --live: ask for the masters of this pool only.")
+@click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Fail if a queue has more ready jobs than this.")
+@click.option("--max-age", type=context.Span(), metavar="TIME", help="Fail if a ready job has waited longer than this.")
+@click.option("--expect", type=click.IntRange(1), metavar="N", help="Fail if fewer masters than this run.")
+@click.option("--allow-none", is_flag=True, help="Do not fail if no master runs.")
+@click.option("--live", is_flag=True, help="Check only the masters of this host or container, without any server.")
+@click.option("--pool", metavar="NAME", help="With --live: check only the masters of this pool.")
 @context.options
 def command(
     queues: tuple[str, ...],
@@ -79,19 +72,19 @@ def command(
     live: bool,
     pool: str | None,
 ) -> int:
-    """Say whether masters and queues are well: exit 0, or 1 with each reason in a line.
+    """Check whether masters and queues are well: exit 0, or 1 with each reason in a line.
 
-    Not well without a master, unless --allow-none. With names, only these queues are checked. Without: all that have keys on
-    the server, that masters work on, or that the configuration names.
+    Fails without a master, unless --allow-none. With names, only these queues are checked; without, all that exist on the
+    server, that masters work on, or that the configuration names.
     """
     if live:
         if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):
-            raise click.UsageError("--live asks no server: it takes no queues and no other option but --pool")
-        return run(pool)
+            raise click.UsageError("--live queries no server: it takes no queues and no other option but --pool")
+        return live_here(pool)
     if pool is not None:
         raise click.UsageError("--pool goes with --live; without it name queues")
     if allow_none and expect is not None:
-        raise click.UsageError("--expect asks for masters, --allow-none for none: give one of them")
+        raise click.UsageError("--expect and --allow-none contradict each other: use one of them")
     from qd.cli.state import HealthThresholds
 
     with context.ended_within(
@@ -100,16 +93,16 @@ def command(
         return of_fleet(queues, HealthThresholds(max_ready, max_age, expect, allow_none))
 
 
-# -- the whole fleet, by what is on the server
+# -- the fleet, from the server's data
 
 
 def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
-    from qd.cli.state import looked, reasons
+    from qd.cli.state import read_state, reasons
 
     context.given().patience, context.given().only_looks = PATIENCE, True
     found = context.settings()
-    state = narrowed(looked(found, search=not queues, also=queues), queues)
-    if state.away:  # nobody can say whether what stands there is well
+    state = narrowed(read_state(found, search=not queues, also=queues), queues)
+    if state.away:
         raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))
     if context.given().json:
@@ -131,28 +124,28 @@ def narrowed(state: State, queues: tuple[str, ...]) -> State:
 
 
 def well(state: State) -> str:
-    """The one line when there is nothing to complain of."""
+    """The one line if all is well."""
     from qd.cli.state import living
 
     alive = living(state)
     workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
     ages = [line.sizes.oldest_age for line in state.queues if line.sizes.oldest_age is not None]
     count = output.count
-    said = [f"{count(len(alive), 'master')} with {count(workers, 'worker')}" if alive else "no master reports"]
-    said.append(f"{count(ready, 'job')} ready")
+    parts = [f"{count(len(alive), 'master')} with {count(workers, 'worker')}" if alive else "no master reports"]
+    parts.append(f"{count(ready, 'job')} ready")
     if ages:
-        said.append(f"the oldest for {output.duration(max(ages))}")
+        parts.append(f"the oldest for {output.duration(max(ages))}")
     if failed := sum(line.sizes.failed for line in state.queues):
-        said.append(f"{failed} failed and kept")
+        parts.append(f"{failed} failed and kept")
     if dropped := sum(line.failed.dropped for line in state.queues):
-        said.append(f"{dropped} failed and dropped")
+        parts.append(f"{dropped} failed and dropped")
     if state.down:
-        said.append("maintenance mode" + (f" but for {' '.join(state.down.allow)}" if state.down.allow else ""))
+        parts.append("maintenance mode" + (f" but for {' '.join(state.down.allow)}" if state.down.allow else ""))
     if any(master.laravel_down for master in alive):
-        said.append("Laravel's maintenance mode")
+        parts.append("Laravel's maintenance mode")
     if paused := [line.name for line in state.queues if line.paused]:
-        said.append(f"paused: {' '.join(paused)}")
-    return f"ok: {', '.join(said)}"
+        parts.append(f"paused: {' '.join(paused)}")
+    return f"ok: {', '.join(parts)}"
 
 
 def document(state: State, why: list[Reason]) -> dict[str, Any]:
@@ -175,21 +168,14 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
         for line in state.queues
     ]
     facts = {"masters": len(alive), "workers": sum(len(m.workers) for m in alive), "queues": queues}
-    found = {"reasons": told(why), "warnings": warnings(state)}
-    return {"ok": not why, "at": state.now, "down": is_down(state), **found, **facts}
+    listed = [{key: value for key, value in asdict(reason).items() if value} for reason in why]
+    # Down: whether maintenance mode holds anything back, qd's or Laravel's.
+    down = state.down is not None or any(master.laravel_down for master in state.masters)
+    return {"ok": not why, "at": state.now, "down": down, "reasons": listed, "warnings": warnings(state), **facts}
 
 
 def warnings(state: State) -> list[str]:
-    """What is worth a look and is no reason to be unwell."""
+    """What deserves attention but is no failure."""
     from qd.cli.state import of_failed
 
-    return [f"{said}; {way}" for line in state.queues for said, way in of_failed(line, state.now)]
-
-
-def is_down(state: State) -> bool:
-    """Whether maintenance mode holds anything back, ours or Laravel's."""
-    return state.down is not None or any(master.laravel_down for master in state.masters)
-
-
-def told(why: list[Reason]) -> list[dict[str, str]]:
-    return [{key: value for key, value in asdict(reason).items() if value} for reason in why]
+    return [f"{fact}; {way}" for line in state.queues for fact, way in of_failed(line, state.now)]

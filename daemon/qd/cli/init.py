@@ -1,10 +1,9 @@
-"""`qd init`: a first project in an empty folder, or the file that runs this one under supervisord, systemd, Docker or
-Kubernetes. Also which pools there are, which setup.py asks too.
+"""`qd init`: writes a first project into an empty folder, or prints the file that runs this one under supervisord, systemd,
+Docker or Kubernetes. config.py uses `loaded` and `pools` of this file.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,13 +51,13 @@ def init(target: str | None) -> None:
 
 
 def _write(files: Mapping[str, str]) -> None:
-    """All of them or none."""
+    """All files or none."""
     for name in files:
         if os.path.lexists(name):
-            raise context.Refused(f"{name} is there already, nothing was written; start in an empty folder")
+            raise context.Refused(f"{name} already exists; nothing was written; start in an empty folder")
     if (found := find(None, {})) is not None:  # [tool.qd]
         raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
-    for name, text in files.items():  # "x": what came between is not overwritten either
+    for name, text in files.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
             file.write(text)
 
@@ -67,7 +66,7 @@ def _write(files: Mapping[str, str]) -> None:
 
 
 def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
-    """The configuration as the shared options ask for it, for one pool."""
+    """The configuration with the shared options, for one pool."""
     VARIABLES.begin()
     asked = context.given()
     flags = {"app": asked.app, "connection": asked.connection}
@@ -84,7 +83,7 @@ def pools() -> list[str]:
 def _project() -> init_files.Project:
     found = loaded()
     if not found.app:
-        output.note("qd init: no app is named yet: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
+        output.note("qd init: no app is named: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
     urls = _used(found)
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
     return init_files.Project(
@@ -92,12 +91,12 @@ def _project() -> init_files.Project:
         program=_program(),
         arguments=app,
         file=_by_name(found.root) / found.file.name if found.file else None,
-        user=_user(),
+        user=context.user_name(),
         home=Path.home(),
         pools={pool: loaded(pool).work.stop_timeout for pool in pools() or [""]},
         url_variable=table.environ_name(table.CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        packages=_packages(found.root, _extras(urls)),
+        packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",
         connection=found.default,
         writes=tuple(_written(found.root, urls)),
@@ -105,17 +104,14 @@ def _project() -> init_files.Project:
 
 
 def _used(found: Settings) -> list[str]:
-    """The urls of the connections that workers use, and of the copy of what has failed."""
+    """The urls of the connections that workers use, and of the copy of failed jobs."""
     names = [found.default, found.control, *[loaded(pool).work.connection for pool in pools() or [""]]]
     urls = [found.connections[name].url for name in dict.fromkeys(names) if name in found.connections]
     return [url for url in (*urls, found.failed.database) if url]
 
 
-def _extras(urls: Sequence[str]) -> list[str]:
-    return sorted({extra for url in urls if (extra := extra_of_url(url))})
-
-
 def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
+    """The folders to which `qd work` writes."""
     """The folders to which `qd work` writes itself."""
     if any(scheme_of(url) == "embedded" for url in urls):
         yield _by_name(root)
@@ -125,26 +121,19 @@ def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
 
 
 def _by_name(root: Path) -> Path:
-    """The folder as the user entered it: through a link such as `current`, a reload follows it to the next release."""
+    """The folder as the user entered it: a reload follows a link such as `current` to the next release."""
     here = os.environ.get("PWD", "")
     return Path(here) if root == Path.cwd() and os.path.isabs(here) and os.path.samefile(here, root) else root
 
 
 def _program() -> tuple[str, ...]:
-    """The `qd` of this Python, by its full name: supervisors have another PATH."""
+    """The `qd` of this Python with its full path, because supervisors have another PATH."""
     beside = Path(sys.executable).with_name("qd")
     return (str(beside),) if os.access(beside, os.X_OK) else (sys.executable, "-m", "qd")
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
-
-
 def _packages(root: Path, extras: Sequence[str]) -> str:
-    """What pip is to install in an image."""
+    """What pip installs in an image."""
     own = f"'qd-worker[{','.join(extras)}]=={__version__}'" if extras else f"qd-worker=={__version__}"
     if (root / "requirements.txt").exists():
         return f"{own} -r requirements.txt"

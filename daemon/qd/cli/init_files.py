@@ -1,8 +1,8 @@
 """The files that `qd init` writes or prints: templates/ filled with the facts of one project.
 
-supervisord.conf, systemd.service     its settings are those of supervisor/qd.conf and qd@.service; a test compares them
+supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
 Dockerfile, kubernetes.yaml           containers
-qd.toml, jobs.py                      a first project, written as they are
+qd.toml, jobs.py                      a first project, written unchanged
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from string import Template
 
 GRACE = 10  # seconds a supervisor waits longer than qd itself
-FOR_EVER = 86400  # seconds, where qd waits for running jobs without end
+FOREVER = 86400  # seconds, if qd waits for running jobs without limit
 PROBE = json.dumps(["qd", "health", "--live"])
 
 
 @dataclass(frozen=True)
 class Project:
-    """What the files need to know. pools: pool -> its stop_timeout in seconds; "" is the one without a name."""
+    """pools: pool -> its stop_timeout in seconds; "" for no pool."""
 
     root: Path
     program: tuple[str, ...]  # ("/srv/shop/.venv/bin/qd",)
-    arguments: tuple[str, ...]  # for `qd work`, what the file does not say: ("--app", "jobs:app")
+    arguments: tuple[str, ...]  # for `qd work`, which the file does not have: ("--app", "jobs:app")
     file: Path | None
     user: str
     home: Path
@@ -45,7 +45,7 @@ class Project:
 
     @property
     def name(self) -> str:
-        """The folder's name, fit for programs, images and Kubernetes: small letters, digits and dashes."""
+        """The folder's name for programs, images and Kubernetes: lower-case letters, digits and dashes."""
         return fit(self.root.name) or "jobs"
 
 
@@ -54,13 +54,13 @@ def fit(name: str) -> str:
 
 
 def patience(stop_timeout: float) -> int:
-    """How long a supervisor waits after TERM, in seconds."""
-    return int(stop_timeout) + GRACE if stop_timeout else FOR_EVER
+    """Seconds a supervisor waits after TERM."""
+    return int(stop_timeout) + GRACE if stop_timeout else FOREVER
 
 
 def text_of(name: str) -> str:
     """The file templates/`name`."""
-    from importlib import resources  # 10 ms that only `qd init` needs
+    from importlib import resources  # takes 10 ms, only needed by `qd init`
 
     return (resources.files("qd.cli") / "templates" / name).read_text(encoding="utf-8")
 
@@ -70,7 +70,7 @@ def filled(file: str, /, **facts: object) -> str:
 
 
 def supervisord(project: Project) -> str:
-    """One program a pool. A percent sign is supervisord's own, so it is doubled."""
+    """One program per pool. Percent signs are doubled for supervisord."""
     head, blank, program = text_of("supervisord.conf").partition("\n\n")
     text = Template(head).substitute(name=project.name)
     for pool, stop_timeout in project.pools.items():
@@ -87,7 +87,7 @@ def supervisord(project: Project) -> str:
 
 
 def systemd(project: Project) -> str:
-    """One unit; with pools a template, an instance a pool."""
+    """One unit; with pools a template, with one instance per pool."""
     pools = [pool for pool in project.pools if pool]
     unit = "qd@" if pools else "qd"
     words = [_systemd_word(word) for word in project.command]
@@ -99,12 +99,12 @@ def systemd(project: Project) -> str:
         of_pool=", pool %i" if pools else "",
         user=project.user,
         root=str(project.root).replace("%", "%%"),
-        pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar is nothing special here
+        pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar has no meaning here
         url_variable=project.url_variable,
         instance="%i" if pools else project.name,
         command=" ".join([*words, *(["--pool", "%i"] if pools else [])]),
         patience=max(map(patience, project.pools.values())),
-        # With `yes` nothing is to be seen there, not even the program.
+        # With `yes` nothing there is visible, not even the program.
         protect_home="read-only" if _below(project, "/home/", "/root/", "/run/user/") else "yes",
         private_tmp="no" if _below(project, "/tmp/", "/var/tmp/") else "yes",
         writable="".join(f"ReadWritePaths={_systemd_word(str(path))}\n" for path in dict.fromkeys(project.writes)),
@@ -112,7 +112,7 @@ def systemd(project: Project) -> str:
 
 
 def _systemd_word(word: str) -> str:
-    """A word of a command line as systemd reads it: % and $ doubled, quoted where it has to be."""
+    """A word of a command line for systemd: % and $ doubled, quoted if necessary."""
     text = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
     return f'"{text}"' if re.search(r"[\s\"';\\]", text) else text
 
@@ -122,7 +122,7 @@ def _below(project: Project, *folders: str) -> bool:
 
 
 def docker(project: Project) -> str:
-    """One image for all pools; the first one is what it runs when nothing else is asked for."""
+    """One image for all pools, which runs the first one by default."""
     lines = [_container_command(project, pool) for pool in project.pools]
     others = [f"# or: {line}" for line in lines[1:]]
     return filled(
@@ -139,14 +139,14 @@ def docker(project: Project) -> str:
 
 
 def _container_command(project: Project, pool: str) -> str:
-    """In the image the project is /app, and `qd` is on PATH."""
+    """In the image the project is in /app, and `qd` is on PATH."""
     named = project.file and project.file.name not in ("qd.toml", "pyproject.toml")
     file = ("--config", f"/app/{project.file.name}") if project.file and named else ()
     return json.dumps(["qd", "work", *file, *project.arguments, *(("--pool", pool) if pool else ())])
 
 
 def kubernetes(project: Project) -> str:
-    """One Deployment a pool. `qd init docker` prints the image's file."""
+    """One Deployment per pool. `qd init docker` prints the Dockerfile."""
     return "---\n".join(
         filled(
             "kubernetes.yaml",

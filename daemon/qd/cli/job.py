@@ -1,7 +1,4 @@
-"""`qd cancel`: a job that waits will never run, one that runs is told to end. By its id, or by the key it was sent with.
-
-`qd job`: where one job is. `qd cancel` takes the connections and queues to look in from here.
-"""
+"""`qd job`: where one job is. `qd cancel`: cancel it, by its id or by the key it was sent with."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
-from qd.cli.state import named
+from qd.cli.state import title_of
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
-from qd.store import masters as hosts
+from qd.store import masters
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -28,19 +25,20 @@ if TYPE_CHECKING:
     from qd.drivers.types import Found, Kept
     from qd.store.base import KeyspaceStore
 
+T = TypeVar("T")
+Worker = tuple[masters.MasterReport, masters.WorkerReport]
+
 
 @click.command()
 @click.argument("id", metavar="[ID]", required=False)
 @click.option("--job", metavar="NAME", help="The job's name.")
 @click.option("--key", metavar="KEY", help="The key it was sent with.")
-@click.option(
-    "-q", "--queue", metavar="QUEUE", help="It waits in this queue.  [default: the job's, else the connection's]"
-)
+@click.option("-q", "--queue", metavar="QUEUE", help="Its queue.  [default: the job's, else the connection's]")
 @context.options
 def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) -> int:
     """Cancel a job by its id, or the one that waits under a key.
 
-    One that waits will never run; one that runs, found by its id, is told to end. Exit 1: there is none to cancel.
+    A waiting job never runs; a running one, found by its id, is asked to end. Exit 1: there is nothing to cancel.
     """
     if id is None and job is not None and key is not None:
         return by_key(job, key, queue)
@@ -50,27 +48,25 @@ def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) 
 
 
 def by_id(found: Settings, id: str, queue: str | None) -> int:
-    """Looked for on every connection, unless one is named; there in one queue, or in every one that somebody names, works
-    on, or has sent jobs to."""
-    masters = masters_of(found)
+    """Searches every connection, or that of -c; there one queue, or all that are configured, worked on or have jobs."""
+    reports = masters_of(found)
 
     def there(name: str) -> tuple[str, str] | None:
-        return cancelled_on(
-            found, name, id, [queue] if queue else names(found, name, context.store(found, name), masters)
-        )
+        queues = [queue] if queue else names(found, name, context.store(found, name), reports)
+        return cancelled_on(found, name, id, queues)
 
-    connection, was = looked_for(found, there) or (context.connection_name(found), None)
+    connection, was = search(found, there) or (context.connection_name(found), None)
     if context.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
     elif was is None:
-        output.note(output.clean(f"nothing to cancel: the job {id} has ended, or nobody knows it"))
+        output.note(output.clean(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)"))
     else:
-        output.say(output.clean(f"cancelled {id}" + ("; its worker is told to end it" if was == "running" else "")))
+        output.say(output.clean(f"cancelled {id}" + ("; its worker is asked to end it" if was == "running" else "")))
     return int(was is None)
 
 
 def cancelled_on(found: Settings, connection: str, id: str, queues: list[str]) -> tuple[str, str] | None:
-    """The connection, and where the job was that is cancelled; None: there was none to cancel."""
+    """The connection, and where the cancelled job was; None if there was none."""
     jobs = context.queue(found, connection).jobs
     for name in queues:
         if (spot := jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
@@ -79,8 +75,8 @@ def cancelled_on(found: Settings, connection: str, id: str, queues: list[str]) -
 
 
 def by_key(job: str, key: str, queue: str | None) -> int:
-    told = queue is not None and context.given().connection is not None  # then the app has nothing to add
-    found = None if told else app_if_named(context.loaded())
+    complete = queue is not None and context.given().connection is not None  # then the app is not needed
+    found = None if complete else app_if_named(context.loaded())
     place = place_of(found, job)
     queue = queue or (queue_of(found, job, {}) if found else context.settings().connection(place).queue)
     cancelled = context.queue(context.settings(), place).cancel_keyed(queue, name_of(job, key))
@@ -94,26 +90,23 @@ def by_key(job: str, key: str, queue: str | None) -> int:
 
 
 def place_of(app: Qd | None, job: str) -> str:
-    """The connection: the one that is asked for, else the job's own, else the default one."""
+    """The connection of -c, else the job's own, else the default one."""
     declared = app._registry.get(job) if app else None
     if declared is None or declared.options.connection is None or context.given().connection:
         return context.place(context.settings())
     return declared.options.connection
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class JobView:
-    """A job as it was met. found: None where only its record is left; now: the server's clock."""
+    """A job as it was found. found: None if only its record is left. now: the server's clock."""
 
     id: str
     connection: str
     found: Found | None
     kept: Kept | None
     ahead: int | None
-    worker: tuple[hosts.MasterReport, hosts.WorkerReport] | None
+    worker: Worker | None
     now: float
 
     @property
@@ -129,44 +122,44 @@ class JobView:
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
 
-    It is looked for on every connection that is configured (-c: on that one), in every queue that is configured, worked on
-    or has jobs: the longer they are, the longer it takes.
+    Searches every connection (-c: that one), in every queue that is configured, worked on or has jobs: the longer they are,
+    the longer it takes.
     """
     found = context.settings()
-    masters = masters_of(found)
-    seen = looked_for(found, lambda name: met(found, name, id, masters))
+    reports = masters_of(found)
+    seen = search(found, lambda name: view(found, name, id, reports))
     seen = seen or JobView(id, context.connection_name(found), None, None, None, None, 0.0)
     if context.given().json:
         output.document(described(seen))
     elif seen.status == "unknown":
-        output.note(f"nobody knows a job '{id}' (any more): one that has ended well is kept where it has a result_ttl")
+        output.note(f"unknown job '{id}': a job that succeeded is only kept if it has a result_ttl")
     else:
-        for name, value in told(seen):
+        for name, value in lines_of(seen):
             output.say(f"{name:<10}{output.clean(value)}")
     return int(seen.status == "unknown")
 
 
-def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
-    """What `look` says of the first connection on which it finds something: the one that -c names, or all that are
-    configured, the default one first. Noted: those that are away, and, when nothing was found, those that find no job that
-    waits. Raises ConnectionLost when nothing was found and one was away."""
+def search(found: Settings, look: Callable[[str], T | None]) -> T | None:
+    """The first result of `look` on the connections: that of -c, or all configured ones, the default one first. Notes
+    unreachable connections and, if nothing was found, those that cannot search. Raises ConnectionLost if nothing was found
+    and a connection was unreachable."""
     names, away = places(found), dict[str, ConnectionLost]()
     for name in names:
-        # An embedded server is not started just to be looked at, unless it is the one that is meant.
+        # Do not start an embedded server for a search, unless it is the first connection.
         context.given().only_looks = name != names[0]
         try:
-            said = look(name)
+            result = look(name)
         except ConnectionLost as error:
             away[name] = error
             continue
-        if said is not None:
+        if result is not None:
             for other, lost in away.items():
-                output.note(output.clean(f"qd: not looked for on connection {other}: {lost}"))
-            return said
+                output.note(output.clean(f"qd: connection {other} was not searched: {lost}"))
+            return result
     if away and len(names) == 1:
         raise away[names[0]]
     if away:
-        raise ConnectionLost("; ".join(f"not looked for on connection {name}: {lost}" for name, lost in away.items()))
+        raise ConnectionLost("; ".join(f"connection {name} was not searched: {lost}" for name, lost in away.items()))
     for name in names:
         if why := context.queue(found, name).limits.get("find"):
             output.note(output.clean(f"qd: connection {name}: {why}"))
@@ -175,43 +168,41 @@ def looked_for(found: Settings, look: Callable[[str], T | None]) -> T | None:
 
 def places(found: Settings) -> list[str]:
     others = () if context.given().connection else found.connections
-    return list(
-        dict.fromkeys([*context.places(found), *(name for name in others if found.connections[name].url is not None)])
-    )
+    with_url = [name for name in others if found.connections[name].url is not None]
+    return list(dict.fromkeys([*context.places(found), *with_url]))
 
 
-def masters_of(found: Settings) -> list[hosts.MasterReport]:
-    """Those that report; none where that cannot be read: jobs are found without."""
+def masters_of(found: Settings) -> list[masters.MasterReport]:
+    """The masters that report; [] if that cannot be read, since jobs are found without."""
     try:
-        return hosts.masters(context.store(found, found.control))
+        return masters.masters(context.store(found, found.control))
     except ConnectionLost as error:
-        if found.control not in places(found):  # else it is said there
-            output.note(output.clean(f"qd: who works is not known, connection {found.control} is away: {error}"))
+        if found.control not in places(found):  # else it is reported there
+            output.note(output.clean(f"qd: workers are unknown, connection {found.control} is unreachable: {error}"))
         return []
 
 
-def met(found: Settings, connection: str, id: str, masters: list[hosts.MasterReport]) -> JobView | None:
-    """The job as it is met on this connection; None: it is not known there."""
+def view(found: Settings, connection: str, id: str, reports: list[masters.MasterReport]) -> JobView | None:
+    """The job on this connection, None if it is unknown there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
-    spot = next(
-        (spot for name in names(found, connection, store, masters) if (spot := queue.jobs.find(name, id))), None
-    )
-    ahead = queue.sizes(spot.queue).ready - 1 - (spot.behind or 0) if spot and spot.spot == "ready" else None
-    worker = holder(masters, spot) if spot else None
-    seen = JobView(
-        id, connection, spot, queue.jobs.kept(id), max(0, ahead) if ahead is not None else None, worker, store.now()
-    )
+    spots = (queue.jobs.find(name, id) for name in names(found, connection, store, reports))
+    spot = next((spot for spot in spots if spot), None)
+    ahead = None
+    if spot and spot.spot == "ready":
+        ahead = max(0, queue.sizes(spot.queue).ready - 1 - (spot.behind or 0))
+    worker = holder(reports, spot) if spot else None
+    seen = JobView(id, connection, spot, queue.jobs.kept(id), ahead, worker, store.now())
     return None if seen.status == "unknown" else seen
 
 
-def names(found: Settings, connection: str, store: KeyspaceStore, masters: list[hosts.MasterReport]) -> list[str]:
-    """Every queue that somebody names, works on, or has sent jobs to."""
-    worked = hosts.queues_of(masters).get(connection, [])
+def names(found: Settings, connection: str, store: KeyspaceStore, reports: list[masters.MasterReport]) -> list[str]:
+    """Every queue that is configured, worked on, or has jobs."""
+    worked = masters.queues_of(reports).get(connection, [])
     own = [found.connection(connection).queue, *context.queues_named(found, connection)]
-    return list(dict.fromkeys([*own, *worked, *hosts.queues_found(store)]))
+    return list(dict.fromkeys([*own, *worked, *masters.queues_found(store)]))
 
 
-def holder(masters: list[hosts.MasterReport], spot: Found) -> tuple[hosts.MasterReport, hosts.WorkerReport] | None:
+def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:
     """The worker that runs it, as its master reports it."""
     try:
         mark = split_mark(spot.payload.rsv or "")
@@ -219,10 +210,10 @@ def holder(masters: list[hosts.MasterReport], spot: Found) -> tuple[hosts.Master
         return None
     if spot.spot != "running":
         return None
-    return next(((m, w) for m in masters for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
+    return next(((m, w) for m in reports for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
 
 
-def told(seen: JobView) -> list[tuple[str, object]]:
+def lines_of(seen: JobView) -> list[tuple[str, object]]:
     """Lines for people."""
     spot, kept = seen.found, seen.kept
     lines: list[tuple[str, object]] = [("id", seen.id), ("status", seen.status)]
@@ -245,25 +236,26 @@ def where(seen: JobView, spot: Found) -> str:
     if spot.spot == "delayed":
         return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
     if spot.spot == "failed":
-        said = record(spot)
-        return f"in the failed store: {said.get('error')}: {said.get('reason')} (qd failed show {seen.id})"
+        facts = record(spot)
+        return f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {seen.id})"
     if seen.worker is None:
-        return "in the hands of a worker that reports nothing: of another program, or of a master that is gone"
+        return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker
     since = "" if worker.since is None else f" for {output.duration(max(0.0, master.seen_at - worker.since))}"
-    return f"runs on {named(master)}, pid {worker.pid}{since}"
+    return f"runs on {title_of(master)}, pid {worker.pid}{since}"
 
 
 def record(spot: Found) -> dict[str, Any]:
+    """What the failed store has of it."""
     try:
-        said = json.loads(spot.text.partition(b"\n")[0])
+        found = json.loads(spot.text.partition(b"\n")[0])
     except ValueError:
-        said = None
-    return said if isinstance(said, dict) else {}
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def described(seen: JobView) -> dict[str, Any]:
-    """The same for programs; what there is nothing to say of is null."""
+    """For programs; null for what does not apply."""
     spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
     return {
         "id": seen.id,
@@ -285,9 +277,9 @@ def described(seen: JobView) -> dict[str, Any]:
 
 
 def failed_of(seen: JobView, spot: Found) -> dict[str, Any]:
-    """Its record, under the id of the job."""
-    said = record(spot)
-    return said | {"id": seen.id, "record": said.get("id")}
+    """Its record, with the id of the job."""
+    facts = record(spot)
+    return facts | {"id": seen.id, "record": facts.get("id")}
 
 
 def worker_of(seen: JobView) -> dict[str, Any] | None:
@@ -303,4 +295,4 @@ def value_of(kept: Kept | None, status: str) -> Any:
     try:
         return json.loads(kept.value)
     except ValueError:
-        return None  # JSON could not carry it
+        return None  # not representable in JSON

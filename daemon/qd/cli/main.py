@@ -1,6 +1,6 @@
-"""`qd`: finds the command, loads its module and no other, and turns what it raises into a line and an exit code.
+"""`qd`: imports the module of the command and no other, and turns errors into a line and an exit code.
 
-    0 yes    1 no, or a bug    2 usage    69 the server is away    78 configuration    130 Ctrl-C
+    0 yes    1 no, or a bug    2 usage    69 a server is unreachable    78 configuration    130 Ctrl-C
 
 A command returns None or its exit code.
 """
@@ -34,9 +34,9 @@ COMMANDS = {
     "work": CommandRow("work", "command", "Work on the jobs of QUEUE..., the first before the second."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "health": CommandRow(
-        "health", "command", "Say whether masters and queues are well: exit 0, or 1 with each reason in a line."
+        "health", "command", "Check whether masters and queues are well: exit 0, or 1 with each reason in a line."
     ),
-    "restart": CommandRow("control", "restart", "Let every worker finish its job and start anew, with new code."),
+    "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
     "down": CommandRow("control", "down", "Begin maintenance mode, until `qd up`."),
@@ -47,14 +47,12 @@ COMMANDS = {
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
-    "failed": CommandRow(
-        "failed", "failed", "List the jobs that have failed for good, look at one, send them again, or forget them."
-    ),
+    "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
     "doctor": CommandRow(
         "doctor",
         "command",
-        "Look at the whole set-up, and say what is not right and how to mend it; nothing is changed.",
+        "Check the whole setup and show what to fix; nothing is changed.",
     ),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
     "migrate": CommandRow(
@@ -66,11 +64,11 @@ COMMANDS = {
         "Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under "
         "supervisord, systemd, Docker or Kubernetes.",
     ),
-    "embedded": CommandRow("servers", "command", 'Look at the private server of `url = "embedded:"`, or stop it.'),
+    "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
 }
 INTERRUPTED = 130
 
-# The first class that fits gives the code.
+# The first class that matches gives the code.
 CODES: Sequence[tuple[type[BaseException], int]] = (
     (errors.ConfigError, Exit.CONFIG),
     (errors.DeclarationError, Exit.CONFIG),
@@ -100,10 +98,8 @@ class Family(click.Group):
         """The lines that click writes, without the commands."""
         longest = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
-            texts = [
-                click.Command(name, help=row.summary).get_short_help_str(longest) for name, row in COMMANDS.items()
-            ]
-            formatter.write_dl(list(zip(COMMANDS, texts, strict=True)))
+            summaries = {name: click.Command(name, help=row.summary) for name, row in COMMANDS.items()}
+            formatter.write_dl([(name, each.get_short_help_str(longest)) for name, each in summaries.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -114,7 +110,7 @@ class Family(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """As click's, but every end is one line and a code of the table above."""
+        """As click's, but each error is one line and a code of the table above."""
         more["standalone_mode"] = False
         try:
             code = super().main(*args, **more)
@@ -134,7 +130,7 @@ class Family(click.Group):
 
 
 def usage(error: click.ClickException) -> int:
-    """Say it in one line, with the command whose --help tells more. Returns the exit code."""
+    """Print the error in one line, with the command whose --help explains more. Returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return Exit.USAGE
@@ -163,11 +159,11 @@ def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> N
     expose_value=False,
     is_eager=True,
     callback=show_version,
-    help="Say the version and leave.",
+    help="Show the version and exit.",
 )
 @context.options
 def command() -> None:
-    """Work on background jobs that wait in Redis, a database, beanstalkd or SQS, and steer those who do."""
+    """Run background jobs from Redis, SQL databases, beanstalkd or SQS, and manage the workers."""
 
 
 def main() -> None:

@@ -1,12 +1,9 @@
-"""What operators have left, in words: who, since when, how long yet, why. It may be anybody's: `output.clean` it.
+"""What commands print: results on stdout, notes on stderr, tables for people, one JSON document for programs.
 
-What commands print: results on stdout, notes on stderr, tables for people, one JSON document for programs.
+Text from a queue or an operator may hold anything: `clean` it, so that no control character reaches the terminal.
 
-Whatever comes from a queue may hold anything: control characters never reach the terminal as they are.
-
-stdout and stderr of a command: a closed pipe, a full disk or a closed descriptor must not change its exit code.
-
-If `qd dispatch` sent its job and then failed because it could not print the id, a script would send the job again.
+A closed pipe, a full disk or a closed descriptor must not change a command's exit code. If `qd dispatch` sent its job and
+then failed because it could not print the id, a script would send the job again. `guard` sees to that:
 
     closed when qd started     the descriptor is opened on /dev/null, so that no socket gets its number
     a write that fails         the rest of the output is dropped; one line on stderr says why (a closed pipe: none)
@@ -39,35 +36,39 @@ if TYPE_CHECKING:
     from qd.store.controls import Down, Pause
 
 
-LONGEST = 1000  # characters of a reason: every host reads it each second
+LONGEST = 1000  # characters of a reason, which every host reads each second
+UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+GAP = "  "
+STDOUT, STDERR = 1, 2
+CLOSED = (errno.EPIPE, errno.EBADF)  # the reader has left, or there never was one
 
 
 def by_whom(note: Pause | Down, now: float) -> str:
-    """` by ana@app-1 40m ago, for 20m more: "db upgrade"`; of maintenance mode the moment and the allowed queues, too."""
+    """` by ana@app-1 40m ago, for 20m more: "db upgrade"`; for maintenance mode also its end and the allowed queues."""
     from qd.store.controls import Down  # `qd health --live` loads no store
 
-    said = f" by {note.by}" if note.by else ""
+    text = f" by {note.by}" if note.by else ""
     if note.at is not None:
-        said += f" {ago(now - note.at)}"
+        text += f" {ago(now - note.at)}"
     if note.until is not None:
         left = max(0.0, note.until - now)
-        said += f", until {shown(time.time() + left)}" if isinstance(note, Down) else ""
-        said += f", for {duration(left)} more"
-    said += but(note) if isinstance(note, Down) else ""
-    return said + (f': "{shortened(note.reason)}"' if note.reason else "")
+        text += f", until {local_time(time.time() + left)}" if isinstance(note, Down) else ""
+        text += f", for {duration(left)} more"
+    text += but(note) if isinstance(note, Down) else ""
+    return text + (f': "{shortened(note.reason)}"' if note.reason else "")
 
 
 def but(note: Down) -> str:
-    """`, but for high, mail`: the queues that are worked on meanwhile."""
+    """`, but for high, mail`: the queues that are worked on during maintenance mode."""
     return f", but for {', '.join(note.allow[:MAX_OPEN_QUEUES])}" if note.allow else ""
 
 
-def shown(at: float) -> str:
-    """A moment (unix seconds) in full, with this host's zone: `2026-11-21 18:30:00 CET (+01:00)`."""
+def local_time(at: float) -> str:
+    """Unix seconds in this host's time zone: `2026-11-21 18:30:00 CET (+01:00)`."""
     try:
         local = datetime.fromtimestamp(at).astimezone()
     except (ValueError, OverflowError, OSError):
-        return "a moment that no calendar knows"
+        return "a date out of range"
     return f"{local:%Y-%m-%d %H:%M:%S %Z} ({local.isoformat()[-6:]})"
 
 
@@ -75,17 +76,13 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= LONGEST else reason[:LONGEST] + "..."
 
 
-UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-GAP = "  "
-
-
 def say(text: str = "") -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     click.echo(text, color=coloured())
 
 
 def note(text: str) -> None:
-    """A line beside the result, on stderr."""
+    """Print a line on stderr."""
     click.echo(clean(text), err=True)
 
 
@@ -100,20 +97,18 @@ def coloured() -> bool:
 
 
 def clean(text: object) -> str:
-    """`text` with control, formatting and surrogate characters escaped: it stays one line and moves no cursor. Secrets are
-    masked."""
+    """`text` in one line, with control, formatting and surrogate characters escaped, and secrets masked."""
     found = redact(str(text))
     if found.isprintable():
         return found
-    return "".join(char if char.isprintable() or unicodedata.category(char) == "Zs" else escape(char) for char in found)
-
-
-def escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+        for char in found
+    )
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time in its two largest units: 192 -> "3m 12s", 0.412 -> "0.4s", None -> "-"."""
+    """A duration in its two largest units: 192 -> "3m 12s", 0.412 -> "0.4s", None -> "-"."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -139,7 +134,7 @@ def count(number: int, thing: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Columns under `head`; those named in `right` are numbers. Only a terminal that is too narrow needs rich."""
+    """Columns under `head`; those in `right` are numbers. rich is only imported if the terminal is too narrow."""
     cells = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(head, *cells, strict=True)]
     if sys.stdout.isatty() and sum(widths) + len(GAP) * (len(widths) - 1) > shutil.get_terminal_size().columns:
@@ -179,11 +174,8 @@ def _wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     Console(color_system="auto" if coloured() else None, markup=False, highlight=False).print(grid)
 
 
-STDOUT, STDERR = 1, 2
-CLOSED = (errno.EPIPE, errno.EBADF)  # whoever read the output has left, or nobody was meant to read it
-
-
 def guard() -> None:
+    """Called once by the entry point of `qd`, before anything is opened."""
     """For the entry point of `qd`, once, before anything is opened."""
     _open_standard_descriptors()
     sys.stdout = guarded(sys.stdout, STDOUT, "<stdout>")
@@ -197,7 +189,7 @@ def _open_standard_descriptors() -> None:
 
 
 def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:
-    """A stream like this one whose writes do not fail in this process. None: Python started without the descriptor."""
+    """A stream like this one whose writes do not fail in this process. None if Python started without the descriptor."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8", errors="replace")
     if not isinstance(stream, io.TextIOWrapper):
@@ -205,7 +197,7 @@ def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:
     sink = Sink(fd, name)
     buffer = sink if stream.write_through else io.BufferedWriter(sink)
     return io.TextIOWrapper(
-        buffer,  # with -u none, as Python's own stream
+        buffer,  # unbuffered with -u, as Python's own stream
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
@@ -214,7 +206,7 @@ def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:
 
 
 class Sink(io.FileIO):
-    """A descriptor that takes every byte. A process that this one forks sees errors as usual: a job's print() is not a
+    """A descriptor that accepts every byte. In forked processes errors are raised as usual: a job's print() is not a
     command's result."""
 
     def __init__(self, fd: int, name: str) -> None:
@@ -230,19 +222,16 @@ class Sink(io.FileIO):
         try:
             while (taken := super().write(data)) is None and ours:  # non-blocking, and full
                 select.select((), (self,), ())
-            return taken  # None in a process that was forked, as io.FileIO
+            return taken  # in a forked process None, as from io.FileIO
         except OSError as error:
             if not ours:
                 raise
             self._lost = True
             if self.fileno() != STDERR and error.errno not in CLOSED:
-                told(f"qd: {self.name.strip('<>')}: {error.strerror}; the rest of the output is lost")
+                line = f"qd: {self.name.strip('<>')}: {error.strerror}; the rest of the output is lost\n"
+                with contextlib.suppress(OSError):
+                    os.write(STDERR, line.encode())
             return memoryview(data).nbytes
-
-
-def told(line: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(STDERR, f"{line}\n".encode())
 
 
 def flush(streams: Iterable[TextIO | None]) -> None:

@@ -1,6 +1,6 @@
-"""`qd migrate`: makes the tables in the databases that are configured. Once more does nothing, and two at once no harm.
+"""`qd migrate` makes the tables in the configured databases; running it again, or twice at once, is harmless.
 
-`qd embedded status` and `qd embedded stop`: the private server behind `url = "embedded:"`. Neither starts one.
+`qd embedded status` and `qd embedded stop`: the private server of `url = "embedded:"`. Neither starts one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
 
 
-MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded where there is a database: its library may be missing
+MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a database: its library may be missing
 
 
 @click.command()
@@ -26,7 +26,7 @@ MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded where there is a 
 def migrate(dry_run: bool) -> int:
     """Make the tables in each database that is configured, or in that of -c.
 
-    Those of qd, and Laravel's jobs, failed_jobs and job_batches where they are not there.
+    Makes qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
     """
     found = {each.name: done(each, dry=dry_run) for each in databases(context.settings())}
     if context.given().json:
@@ -43,12 +43,12 @@ def migrate(dry_run: bool) -> int:
 
 
 def databases(settings: Settings) -> list[ConnectionSettings]:
-    """Raises ConfigError when the one that is asked for is none."""
+    """Raises Refused if the connection of -c is no database."""
     asked = context.given().connection
     names = [context.connection_name(settings)] if asked else list(settings.connections)
     found = [settings.connection(name) for name in names if settings.connections[name].url is not None]
     if asked and found and found[0].driver != "database":
-        raise context.Refused(f"connection '{asked}' is no database ({found[0].driver}): it needs no tables")
+        raise context.Refused(f"connection '{asked}' is not a database ({found[0].driver}): it needs no tables")
     return [each for each in found if each.driver == "database"]
 
 
@@ -59,13 +59,13 @@ def done(at: ConnectionSettings, *, dry: bool) -> list[str]:
 
 @click.group(name="embedded")
 def command() -> None:
-    """Look at the private server of `url = "embedded:"`, or stop it."""
+    """Show or stop the private server of `url = "embedded:"`."""
 
 
 @command.command()
 @context.options
 def status() -> int:
-    """Say whether this project's server runs, and where: exit 0, or 1 when it does not."""
+    """Show whether this project's server runs, and where: exit 0, or 1 if it does not."""
     settings = context.settings()
     root = settings.root
     found = embedded.status(root)
@@ -83,7 +83,7 @@ def status() -> int:
 @command.command()
 @context.options
 def stop() -> int:
-    """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 when none was running."""
+    """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 if none was running."""
     root = context.settings().root
     if embedded.stop(root):
         output.say(f"stopped; the queues are kept in {root / '.qd' / 'embedded'}")

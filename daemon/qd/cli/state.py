@@ -1,10 +1,9 @@
-"""What is known while a node of a cluster is away: `status` and `health` show what the other nodes have.
+"""The state of masters, workers, queues and notes on the servers, and what is wrong with it. For `qd status`, `qd health`
+and `qd doctor`.
 
-What stands on the server at this moment: masters and their workers, queues, stamps. `status` and `health` read here.
+    read_state -> State -> reasons -> Reason(kind, text: the fact, the thing with its value, the fix)
 
-Why things are not well, from what `state` has read: one line for each reason. Nothing is asked here; `health` prints.
-
-A reason says the fact, the thing with its value, and the way out.
+If a node of a cluster is unreachable, State has what the other nodes know.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from qd.cli import context
 from qd.cli.output import ago, count, duration
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
-from qd.store import controls, schedule
-from qd.store import masters as hosts
+from qd.store import controls, masters, schedule
 from qd.store.failed import FailedStore, Fill
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 
@@ -32,57 +30,66 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 MASTERS = "masters and their workers"
+OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
+NOTHING_KEPT = Fill()
+HELD = 99  # reservations of a queue that are read
+FRESH = 3.0  # seconds: a master that reported since then proves that its server takes writes
+OLD = 10.0  # seconds a job has waited when its server may be the reason
+PROBE = "qd:probe"  # a key that never exists, to try a write
+STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
+UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when
+STALE = 5.0  # seconds without a report; one comes each second
+CRASHES, WITHIN = 5, 30.0  # this many workers of one master in this many seconds
+REPLACED, APART = 5, 60.0  # keepers of one master, and the mean seconds between them
+UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
+FULL = 0.8  # part of the failed store's limits; above it there is a warning
+RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
+GRACE = 10.0  # seconds after `qd restart`, or after a job arrived, in which masters may still be starting
 
 
 class Partly:
-    """away: nodes that do not answer, by their places, each with what is wrong. unknown: what they have, in words."""
+    """away: nodes that do not answer -> why. unknown: what they have, in words."""
 
     def __init__(self) -> None:
         self.away = dict[str, str]()
         self.unknown = list[str]()
 
     def read(self, space: Any, what: str, otherwise: U, read: Callable[..., T], *args: Any) -> T | U:
-        """`otherwise` if it is on a node that is away. what: added to `unknown` then; "": nothing is missed. Raises
-        ConnectionLost for a server that is no cluster, and if no node answers."""
+        """Returns `otherwise` if the node is unreachable, and adds `what` to `unknown`, unless it is "". Raises
+        ConnectionLost for a server that is not a cluster, and if no node answers."""
         try:
             return read(*args)
         except ConnectionLost:
-            if not self._notes(space):
+            if not self._away(space):
                 raise
             if what:
                 self.unknown.append(what)
             return otherwise
 
     def found(self, space: Any, find: Callable[[], list[str]]) -> list[str]:
-        """Names that are looked for on all nodes: those of the nodes that answer."""
+        """Names searched on all nodes; those of the nodes that answer."""
         if hasattr(space, "skips"):
             space.skips = True
         names = find()
-        if self._notes(space):
+        if self._away(space):
             self.unknown.append("other queues there")
         return names
 
-    def _notes(self, space: Any) -> dict[str, str]:
+    def _away(self, space: Any) -> dict[str, str]:
         nodes: dict[str, str] = space.away() if hasattr(space, "skips") else {}
         self.away.update(nodes)
         return nodes
 
 
-OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
-NOTHING_KEPT = Fill()
-HELD = 99  # reservations of a queue that are looked at
-FRESH = 3.0  # seconds: a master that reported since then shows that its server takes writes
-OLD = 10.0  # seconds that a job waits where its server may be why
-PROBE = "qd:probe"  # a key that is never made: whether the server would take a write
-
-
 @dataclass(frozen=True)
 class QueueLine:
-    """A queue and what is in it. workers: those that serve it, idle or not. php: whether the next job in line is an object
-    job of Laravel and no PHP worker has one in hand. theirs: whether a PHP worker has a job of this queue in hand. failed:
-    see store.failed.Fill; full: the part of the failed store's bounds that is used, 1.0: the next failed job drops the
-    oldest. overdue: seconds since the first delayed job was due or the first lease ended, 0.0 if neither or a
-    worker serves the queue."""
+    """A queue and its contents.
+
+    workers: those that serve it, idle or not. php: the next job is an object job of Laravel, and no PHP worker has
+    reserved one. theirs: a PHP worker has reserved a job. failed: see store.failed.Fill. full: the used part of the failed
+    store's limits; at 1.0 the next failed job drops the oldest. overdue: seconds since the first delayed job was due or
+    the first lease ended; 0.0 if neither, or a worker serves the queue.
+    """
 
     connection: str
     name: str
@@ -98,17 +105,19 @@ class QueueLine:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that `qd status` says, read at `now` (unix seconds, the server's clock). away: connections whose server did
-    not answer, each with what is wrong: their queues are missing. refused: connections whose server takes no writes, each
-    with its answer, as far as there was doubt. control: the control connection, where masters report. nodes: those of a
-    cluster that did not answer, each with what is wrong; unknown: what is missing for that, in words."""
+    """What `qd status` shows, read at `now` (unix seconds, the server's clock).
+
+    paused_entries: entries of the schedule, "*" for all. away: unreachable connections -> why; their queues are missing.
+    refused: connections whose server refuses writes -> its reply. control: the control connection, which has the reports
+    of masters. nodes: unreachable nodes of a cluster -> why. unknown: what is missing because of them, in words.
+    """
 
     now: float
     down: controls.Down | None
     restart: controls.Restart | None
-    masters: list[hosts.MasterReport]
+    masters: list[MasterReport]
     queues: list[QueueLine]
-    paused_entries: dict[str, controls.Pause] = field(default_factory=dict)  # entries that are paused, "*" for all
+    paused_entries: dict[str, controls.Pause] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     control: str = ""
@@ -120,23 +129,24 @@ class State:
         return MASTERS not in self.unknown
 
 
-def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
-    """search: look for queues that nobody names, too. also: queues of the first connection. Raises ConnectionLost: the
-    control connection is away."""
+def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
+    """search: include queues that are only found on the server. also: queues of the first connection. Raises
+    ConnectionLost if the control connection is unreachable."""
     store, partly = context.store(found, found.control), Partly()
-    masters = partly.read(store.space, MASTERS, list[hosts.MasterReport](), hosts.masters, store)
+    reports = partly.read(store.space, MASTERS, list[MasterReport](), masters.masters, store)
     now = partly.read(store.space, "", time.time(), store.now)
     if context.given().connection:
         asked = context.places(found)
-        masters = [master for master in masters if master.connection in asked]
+        reports = [master for master in reports if master.connection in asked]
     queues, away, refused = list[QueueLine](), dict[str, str](), dict[str, str]()
-    for place in places(found, masters):
+    for place in places(found, reports):
         try:
-            beside = store if place == found.control else context.store(found, place)
-            own = lines(found, place, beside, masters, now, partly, search=search, also=also)
+            of_place = store if place == found.control else context.store(found, place)
+            own = lines(found, place, of_place, reports, now, partly, search=search, also=also)
             if place != found.control and any(waits(line) for line in own):
                 names = [line.name for line in own]
-                refused[place] = partly.read(beside.space, "", "", refusal, beside, names)
+                refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
+
             queues += own
         except ConnectionLost as error:
             away[place] = str(error)
@@ -146,49 +156,46 @@ def looked(found: Settings, *, search: bool = True, also: Sequence[str] = ()) ->
     )
     down = partly.read(store.space, "maintenance mode", None, controls.is_down, store)
     restart = partly.read(store.space, "the last restart", None, controls.last_restart, store)
-    if not any(now - master.seen_at <= FRESH for master in masters):
-        # The last call: a server that refuses may hang up.
+    if not any(now - master.seen_at <= FRESH for master in reports):
+        # The last call: a server that refuses may close the connection.
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
-    refused = {place: said for place, said in refused.items() if said}
-    known = (now, down, restart, masters, queues, paused_entries, away, refused, found.control)
+    refused = {place: why for place, why in refused.items() if why}
+    known = (now, down, restart, reports, queues, paused_entries, away, refused, found.control)
     return State(*known, partly.away, tuple(partly.unknown))
 
 
-def places(found: Settings, masters: list[hosts.MasterReport]) -> list[str]:
-    """The connections to look at: the one asked for, else the default one, those of [worker] and the pools, and those that
-    masters work on. Of a failover connection those that it sends to."""
+def places(found: Settings, reports: list[MasterReport]) -> list[str]:
+    """The connection of -c, else the default one, those of [worker] and the pools, and those that masters work on. For
+    a failover connection those that it sends to."""
     if context.given().connection:
         return context.places(found)
-    worked = [one.work.connection for one in context.pools(found)] + [master.connection for master in masters]
-    names = [
-        *context.places(found),
-        *[part for name in worked if name in found.connections for part in found.parts(name)],
-    ]
-    return list(dict.fromkeys(names))
+    worked = [one.work.connection for one in context.pools(found)] + [master.connection for master in reports]
+    parts = [part for name in worked if name in found.connections for part in found.parts(name)]
+    return list(dict.fromkeys([*context.places(found), *parts]))
 
 
 def lines(
     found: Settings,
     place: str,
     store: KeyspaceStore,
-    masters: list[hosts.MasterReport],
+    reports: list[MasterReport],
     now: float,
     partly: Partly,
     *,
     search: bool,
     also: Sequence[str] = (),
 ) -> list[QueueLine]:
-    """One for each queue that is worked on or configured, that has jobs, or is the connection's own."""
+    """One per queue that is worked on, configured, or has jobs, and one for the connection's own."""
     queue = context.queue(found, place)
     own = [*context.queues_named(found, place), found.connection(place).queue]
-    there = [*partly.found(store.space, lambda: hosts.queues_found(store)), *queue.queues()] if search else []
-    named = dict.fromkeys([*hosts.queues_of(masters).get(place, []), *own, *there, *also])
+    there = [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()] if search else []
+    named = dict.fromkeys([*masters.queues_of(reports).get(place, []), *own, *there, *also])
     space = getattr(queue, "space", None)
     found_sizes = {name: partly.read(space, f"queue {name}", None, queue.sizes, name) for name in named}
     sizes = {name: each for name, each in found_sizes.items() if each is not None}
     names = [*sizes]
     paused = controls.paused(store, names)
-    alive = [master for master in masters if master.connection == place and not master.silent(now)]
+    alive = [master for master in reports if master.connection == place and not master.silent(now)]
     serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
     unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
     overdue = {name: overdue_of(store, name, now) for name in unserved}
@@ -205,14 +212,14 @@ def lines(
 
 
 def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
-    """Of the bound that is nearer."""
+    """The used part of the limit that is closer."""
     if not bounds.enabled:
         return 0.0
     return max(fill.bytes / bounds.max_bytes, count / bounds.max_count if bounds.max_count else 0.0)
 
 
 def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
-    """Seconds since the first delayed job was due, or the first lease ended. Only a keeper of the queue makes them ready."""
+    """Seconds since the first delayed job was due, or the first lease ended; a keeper of the queue makes them ready."""
     names = [store.prefix + key(queue) for key in (keys.delayed, keys.reserved)]
     firsts = store.space.call_many([("ZRANGE", name, 0, 0, "WITHSCORES") for name in names])
     ended = [now - float(first[1]) for first in firsts if isinstance(first, list) and first]
@@ -220,8 +227,8 @@ def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
 
 
 def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
-    """(php, theirs) of a Line. A PHP worker that takes one job after the other is seen with the one before; one that died is
-    seen until its reservation ends."""
+    """(php, theirs) of a QueueLine. A PHP worker between two jobs is recognized by its previous reservation; a dead one
+    until its reservation ends."""
     ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
     head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")])
     if isinstance(head, Exception) or not isinstance(held, list):
@@ -232,7 +239,7 @@ def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
 
 
 def is_object_job(payload: bytes) -> bool:
-    """As turn.lua sees it: without reading the JSON of what is not ours."""
+    """As turn.lua decides it, without parsing the JSON."""
     return OBJECT_JOB in payload
 
 
@@ -241,9 +248,9 @@ def waits(line: QueueLine) -> bool:
 
 
 def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
-    """Why this server takes no writes now (a replica, a full disk, too few replicas, no memory), in its own words. "": it
-    does, or this user may not ask. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
-    cluster each may be on another node. Ask only in doubt: a server logs each command that its user may not send."""
+    """Why this server refuses writes now (a replica, a full disk, too few replicas, no memory), in its own words; "" if it
+    does not, or this user may not try. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
+    cluster each may be on another node. Call only in doubt: a server logs each command that its user may not call."""
     try:
         found = of_database(store.space) if hasattr(store.space, "link") else of_redis(store, queues)
     except (ServerBusy, ServerRefused) as error:
@@ -264,20 +271,9 @@ def of_database(space: Any) -> list[object]:
     return []
 
 
-STUCK = 10.0  # seconds in which nothing was taken from a queue with work
-UNTAKEN = 60.0  # seconds that a job for PHP may wait where no master tells since when
-STALE = 5.0  # seconds without a report; one comes each second
-CRASHES, WITHIN = 5, 30.0  # so many workers of one master in so many seconds
-REPLACED, APART = 5, 60.0  # keepers of one master, and the seconds between them on the average
-UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
-FULL = 0.8  # part of the failed store's bounds that is used; beyond it there is a warning
-RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
-GRACE = 10.0  # seconds after `qd restart`, or for a job that came just now, in which masters may be on their way
-
-
 @dataclass(frozen=True)
 class Reason:
-    """kind: a word for programs. queue, master: what it is about, "" when it is not about one."""
+    """kind: a word for programs. queue, master: what it is about, or ""."""
 
     kind: str
     text: str
@@ -287,7 +283,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class HealthThresholds:
-    """What --max-ready, --max-age and --expect said, None: not given; and --allow-none. max_age: seconds."""
+    """The values of --max-ready, --max-age (seconds) and --expect, None if not given; and --allow-none."""
 
     max_ready: int | None = None
     max_age: float | None = None
@@ -323,7 +319,7 @@ WAYS = {
 def nodes_away(state: State) -> Iterator[Reason]:
     for place, why in state.nodes.items():
         lacks = f"; not known: {', '.join(state.unknown)}" if state.unknown else ""
-        yield Reason("node", f"node {place} of the cluster is away ({why}){lacks}; start it, or see its log")
+        yield Reason("node", f"node {place} of the cluster is unreachable ({why}){lacks}; start it, or see its log")
 
 
 def refusals(state: State) -> Iterator[Reason]:
@@ -332,7 +328,7 @@ def refusals(state: State) -> Iterator[Reason]:
 
 
 def blind(state: State) -> bool:
-    """Whether masters are silent because the server takes no reports: their state is unknown."""
+    """Whether masters are silent because the server refuses their reports: their state is unknown."""
     return not state.knows_masters or (state.control in state.refused and not living(state))
 
 
@@ -348,64 +344,63 @@ def way_out(said: str) -> str:
 
 
 def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
-    """A master that fell silent is a reason of its own."""
+    """A silent master is a separate reason."""
     there = len(living(state))
     if restarting(state):
         return
     if limits.expect is not None and there < limits.expect:
-        said = f"{count(there, 'master')} of the {limits.expect} expected"
-        yield Reason("masters", f"{said}; start `qd work` where it is missing (`qd status` names those that run)")
+        fact = f"{count(there, 'master')} of the {limits.expect} expected"
+        yield Reason("masters", f"{fact}; start `qd work` where it is missing (`qd status` names those that run)")
     elif not state.masters and not limits.allow_none:
-        said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
-        yield Reason("no-master", said)
+        fact = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+        yield Reason("no-master", fact)
 
 
-def named(master: MasterReport) -> str:
+def title_of(master: MasterReport) -> str:
     return f"{master.pool or 'default'}@{master.host}"
 
 
 def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
-    who = f"{named(master)} (pid {master.pid})"
+    who, title = f"{title_of(master)} (pid {master.pid})", title_of(master)
     if stale(master, state.now):
         if not replaced(master, state):
-            yield Reason("silent-master", f"{who}: {silence(master, state.now)}", master=named(master))
+            yield Reason("silent-master", f"{who}: {silence(master, state.now)}", master=title)
         return
     if master.hangs:
-        yield Reason("hung-master", f"{who}: {hung(master)}", master=named(master))
-    crashed = [moment for moment in master.crashes if state.now - moment <= WITHIN]
+        yield Reason("hung-master", f"{who}: {hung(master)}", master=title)
+    crashed = [at for at in master.crashes if state.now - at <= WITHIN]
     if len(crashed) >= CRASHES:
-        said = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; its log tells how, at `worker.died`"
-        yield Reason("crashes", f"{who}: {said}", master=named(master))
+        fact = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; see `worker.died` in its log"
+        yield Reason("crashes", f"{who}: {fact}", master=title)
     for slot in master.silent_workers:
-        yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=named(master))
+        yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=title)
     if master.unscheduled is not None and state.now - master.unscheduled > UNSCHEDULED:
-        said = f"no scheduler for {duration(state.now - master.unscheduled)}; its log tells why, at `scheduler.`"
-        yield Reason("scheduler", f"{who}: {said}", master=named(master))
+        fact = f"no scheduler for {duration(state.now - master.unscheduled)}; see `scheduler.` in its log"
+        yield Reason("scheduler", f"{who}: {fact}", master=title)
     up = state.now - master.booted_at
     if master.keeper_restarts >= REPLACED and up / master.keeper_restarts < APART:
-        said = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; its log tells how, at `keeper.`"
-        yield Reason("keeper", f"{who}: {said}", master=named(master))
+        fact = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; see `keeper.` in its log"
+        yield Reason("keeper", f"{who}: {fact}", master=title)
 
 
 def silent(master: MasterReport, slot: int) -> str:
     children: list[tuple[str, WorkerReport | SchedulerReport]] = [("worker", worker) for worker in master.workers]
     children += [("scheduler", scheduler) for scheduler in master.schedulers]
-    what = next(
-        (f"{word} {slot} (pid {child.pid})" for word, child in children if child.slot == slot), f"worker {slot}"
-    )
+    names = (f"{word} {slot} (pid {child.pid})" for word, child in children if child.slot == slot)
+    what = next(names, f"worker {slot}")
     return f"{what} stopped answering; USR1 to the master writes its stack to the log"
 
 
 def silence(master: MasterReport, now: float) -> str:
     return (
-        f"its keeper has not reported for {duration(now - master.seen_at)}; see whether it runs there and reaches this "
-        f"server; if that host is gone for good: HDEL qd:masters {master.token}"
+        f"its keeper has not reported for {duration(now - master.seen_at)}; check whether it runs there and reaches this "
+        f"server; if that host is gone: HDEL qd:masters {master.token}"
     )
 
 
 def hung(master: MasterReport) -> str:
     said = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
-    return f"{said}; kill -9 {master.pid} on {master.host}, its supervisor starts it again"
+    return f"{said}; kill -9 {master.pid} on {master.host}, its supervisor restarts it"
 
 
 def stale(master: MasterReport, now: float) -> bool:
@@ -417,7 +412,7 @@ def living(state: State) -> list[MasterReport]:
 
 
 def replaced(gone: MasterReport, state: State) -> bool:
-    """Whether one of the same pool was started since it fell silent: a new container on another host."""
+    """Whether another master of the same pool has started since it fell silent, such as a new container."""
     others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
     return any(other.booted_at > gone.seen_at for other in others)
 
@@ -427,7 +422,7 @@ def replaced(gone: MasterReport, state: State) -> bool:
 
 @dataclass(frozen=True)
 class Untaken:
-    """Why no worker takes the ready jobs. kind: as of a Reason, "" if it is none by itself."""
+    """Why no worker takes the ready jobs. kind: that of a Reason, "" if it is no reason by itself."""
 
     kind: str
     fact: str
@@ -449,7 +444,7 @@ def waiting(line: QueueLine) -> str:
 
 
 def untaken(line: QueueLine, state: State) -> Untaken:
-    """The first of these that is so."""
+    """The first of these that applies."""
     if line.paused:
         return Untaken("", "it is paused", f"`qd resume {line.name}`")
     if shut(line, state):
@@ -493,11 +488,11 @@ def unserved(line: QueueLine, state: State) -> Untaken:
 
 
 def names_of(masters: list[MasterReport]) -> str:
-    return ", ".join(f"{named(m)} (pid {m.pid})" for m in masters[:3])
+    return ", ".join(f"{title_of(m)} (pid {m.pid})" for m in masters[:3])
 
 
 def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
-    """What to know about the failed store of a queue, and what to do. It is a warning only: no job waits because of it."""
+    """Warnings about the failed store of a queue, each with a fix. No job waits because of it."""
     way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
     at = line.failed.dropped_at
     if at is not None and now - at < RECENT:
@@ -510,7 +505,7 @@ def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
 
 
 def shut(line: QueueLine, state: State) -> bool:
-    """Whether maintenance mode holds it back: ours, or Laravel's own on every host that serves it."""
+    """Whether maintenance mode stops it: qd's, or Laravel's on every host that serves it."""
     if state.down is not None and line.name not in state.down.allow:
         return True
     serving = [master for master in living(state) if serves(master, line)]
@@ -522,19 +517,19 @@ def serves(master: MasterReport, line: QueueLine) -> bool:
 
 
 def stuck_since(line: QueueLine, serving: list[MasterReport]) -> float | None:
-    """Since when nobody took anything though somebody could have. None: it moves, or all hands are busy elsewhere."""
+    """Since when no worker took anything although one could. None if it moves, or all workers are busy elsewhere."""
     able = [m for m in serving if works(m) and not busy(m)]
     moments = [m.stuck[line.name] for m in able if line.name in m.stuck]
     return max(moments) if moments and len(moments) == len(able) else None
 
 
 def works(master: MasterReport) -> bool:
-    """Whether it takes jobs: of a queue that maintenance mode allows, also in it."""
+    """Whether it takes jobs; in maintenance mode those of allowed queues."""
     return master.state == "running" or (master.state == "down" and not master.laravel_down)
 
 
 def busy(master: MasterReport) -> bool:
-    """Whether each worker has a job in hand: then what waits is behind, not stuck (--max-age tells how long)."""
+    """Whether each worker runs a job: then the queue is behind, not stuck (see --max-age)."""
     return bool(master.workers) and all(worker.job for worker in master.workers)
 
 
@@ -545,7 +540,7 @@ def stuck(serving: list[MasterReport], seconds: float) -> tuple[str, str]:
 
 
 def old(line: QueueLine) -> bool:
-    """Not known is old: payloads of Laravel 8 do not tell when they were made."""
+    """Unknown counts as old: payloads of Laravel 8 have no creation time."""
     if not line.sizes.ready:
         return line.overdue >= GRACE
     return line.sizes.oldest_age is None or line.sizes.oldest_age >= GRACE

@@ -1,4 +1,4 @@
-"""`qd status`: who is there and what they do, what waits, what is paused by whom. Reads only."""
+"""`qd status`: masters and what they do, queues, and what is paused by whom. Reads only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 
 from qd.cli import context, output
 from qd.cli.output import by_whom
-from qd.cli.state import QueueLine, State, hung, looked, named, nodes_away, of_failed, refusals
+from qd.cli.state import QueueLine, State, hung, nodes_away, of_failed, read_state, refusals, title_of
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
-CRASHES_TOLD = 8  # so many a report tells at most
+MOST_CRASHES = 8  # that a report has room for
 
 
 @click.command()
@@ -22,18 +22,18 @@ CRASHES_TOLD = 8  # so many a report tells at most
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
 
-    A master reports once a second; one that has not for 10 s is shown as silent.
-    If a connection is away that is not the control connection, its queues are missing: exit 69. If a node of a cluster is
-    away, a warning names it and what is missing: exit 0.
+    A master reports once a second; one that has not for 10 s is shown as silent. If a connection other than the control
+    connection is unreachable, its queues are missing: exit 69. If a node of a cluster is unreachable, a warning names it
+    and what is missing: exit 0.
     """
     context.given().only_looks = True
-    state = looked(context.settings())
+    state = read_state(context.settings())
     if context.given().json:
         output.document(document(state))
     else:
         say(state)
     for name, why in state.away.items():
-        output.note(f"qd: nothing is known of the queues of connection {name}: {why}")
+        output.note(f"qd: the queues of connection {name} are unknown: {why}")
     return Exit.UNAVAILABLE if state.away else Exit.OK
 
 
@@ -75,9 +75,8 @@ def say_paused_entries(state: State) -> None:
 
 def say_masters(state: State) -> None:
     if not state.masters:
-        output.say(
-            "no master reports" if state.knows_masters else "masters: not known, the node of their reports is away"
-        )
+        unknown = "masters: unknown, the cluster node with their reports is unreachable"
+        output.say("no master reports" if state.knows_masters else unknown)
         return
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
@@ -116,7 +115,7 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 
 
 def say_schedulers(state: State) -> None:
-    """The processes that run the schedule; what each has started now."""
+    """The processes that run the schedule, and their current runs."""
     rows = [
         (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, m)))
         for m in state.masters
@@ -134,7 +133,7 @@ def run_of(scheduler: masters.SchedulerReport) -> str:
 
 
 def age(since: float | None, master: masters.MasterReport) -> float | None:
-    """Seconds until its report was written: what a silent master's workers have done since then is not known."""
+    """Seconds until its report was written; what happened since then is unknown."""
     return None if since is None else max(0.0, master.seen_at - since)
 
 
@@ -163,12 +162,12 @@ def warnings(state: State) -> Iterable[str]:
             yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
             continue
         if master.hangs:
-            yield output.clean(f"{named(master)} (pid {master.pid}): {hung(master)}")
+            yield output.clean(f"{title_of(master)} (pid {master.pid}): {hung(master)}")
         if master.crashes:
             yield output.clean(crashed(master))
     for line in state.queues:
         if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
-            yield output.clean(f"no qd worker takes from {line.name}, where {waiting(line)}")
+            yield output.clean(f"no qd worker serves {line.name}, where {waiting(line)}")
         for said, way in of_failed(line, state.now):
             yield output.clean(f"{said}; {way}")
         if line.php:
@@ -185,10 +184,10 @@ def waiting(line: QueueLine) -> str:
 
 
 def crashed(master: masters.MasterReport) -> str:
-    """A report has room for eight crashes, of the last minute."""
+    """The crashes of the last minute, as far as a report has room for them."""
     count = len(master.crashes)
-    who = f"{CRASHES_TOLD} or more workers" if count >= CRASHES_TOLD else output.count(count, "worker")
-    return f"{who} of {named(master)} (pid {master.pid}) crashed within the last minute"
+    who = f"{MOST_CRASHES} or more workers" if count >= MOST_CRASHES else output.count(count, "worker")
+    return f"{who} of {title_of(master)} (pid {master.pid}) crashed within the last minute"
 
 
 # -- for programs
@@ -211,18 +210,8 @@ def document(state: State) -> dict[str, Any]:
 
 def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
     names = (
-        "token",
-        "host",
-        "pid",
-        "pool",
-        "connection",
-        "queues",
-        "version",
-        "state",
-        "laravel_down",
-        "booted_at",
-        "seen_at",
-    )
+        "token", "host", "pid", "pool", "connection", "queues", "version", "state", "laravel_down", "booted_at", "seen_at",
+    )  # fmt: skip
     facts = {name: getattr(master, name) for name in names}
     workers = [
         {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}

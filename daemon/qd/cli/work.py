@@ -1,11 +1,6 @@
-"""The flags of `qd work`, made from the option table. cli/work.py is decorated with `work_flags`, `qd schedule work`
-with some of them.
+"""`qd work` and `qd schedule work`, the daemon with a scheduler and no workers; and their flags, made from the option table.
 
-What is wrong in them is wrong usage: exit 2.
-
-`qd schedule work`: the daemon with a scheduler and no workers.
-
-`qd work`: from flags to the daemon. Everything else is daemon.py's.
+Wrong flags are wrong usage: exit 2. Everything else is daemon.py's.
 """
 
 from __future__ import annotations
@@ -25,12 +20,12 @@ from qd.config.settings import Settings
 from qd.options.tables import WORK, Option
 
 METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME"}
-Words = tuple[tuple[str, ...], ...]  # each word, split at its commas
-ELSEWHERE = ("queues", "connection")  # words, and an option of every command
+Words = tuple[tuple[str, ...], ...]  # each argument, split at its commas
+ELSEWHERE = ("queues", "connection")  # arguments, and an option of every command
 
 
 class Value(click.ParamType[Any]):
-    """A value as its row of the table reads it. What is wrong is said at once, with the flag's name."""
+    """A value, parsed by its option; errors name the flag."""
 
     def __init__(self, option: Option) -> None:
         self.option, self.name = option, option.kind
@@ -43,10 +38,10 @@ class Value(click.ParamType[Any]):
 
 
 def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: `function(flags=...)` gets the flags and words really given, by the long names of their options.
+    """Decorator: `function(flags=...)` gets the flags and queues that were given, by the long names of their options.
 
-    Queues are words. With --queue one word is the connection, as in Laravel; without it a word that names a connection
-    is refused, since the worker would wait for ever on a queue of that name.
+    Queues are arguments. With --queue one argument is the connection, as in Laravel; without it an argument that names a
+    connection is refused, since the worker would wait forever on a queue of that name.
     """
 
     @functools.wraps(function)
@@ -71,17 +66,17 @@ def _parameters() -> list[Callable[[Any], Any]]:
     return [
         click.argument("words", nargs=-1, metavar="[QUEUE]...", type=Value(WORK["queues"])),
         click.option(
-            "--queue", type=Value(queue), metavar="QUEUE[,QUEUE...]", help=f"{_capital(queue.help)}; as words too."
+            "--queue", type=Value(queue), metavar="QUEUE[,QUEUE...]", help=f"{_capital(queue.help)}; also as arguments."
         ),
         *(flag(option) for name, option in WORK.items() if name not in ELSEWHERE),
-        click.option("--delay", type=Value(backoff), hidden=True, help="Wait as --backoff says, its old name."),
+        click.option("--delay", type=Value(backoff), hidden=True, help="The old name of --backoff."),
         click.option("--daemon", is_flag=True, hidden=True, help="Do nothing, as in Laravel."),
     ]
 
 
 def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: `function(flags=...)` gets those of these options that were really given. helps: name -> what is said of
-    it here, "" for what the table says."""
+    """Decorator: `function(flags=...)` gets those of these options that were given. helps: name -> help text, "" for that
+    of the table."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         @functools.wraps(function)
@@ -101,7 +96,7 @@ def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
 
 
 def flag(option: Option) -> Callable[[Any], Any]:
-    """One option; what it is when it is not given is config's business, so nothing is filled in here."""
+    """One option. Defaults are filled in by the configuration, not here."""
     names = [name for name in (option.short, option.flag) if name]
     if option.kind == "switch":
         return click.option(*names, option.name, is_flag=True, default=False, help=f"{_capital(option.help)}.")
@@ -123,7 +118,7 @@ def _typed(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- queues ----------------------------------------------------------------------------------------------------------
 
 
 def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
@@ -133,9 +128,9 @@ def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
         return {"queues": queues}
     connection = ",".join(words[0])
     if len(words) > 1:
-        told = " ".join(",".join(word) for word in words)
+        given = " ".join(",".join(word) for word in words)
         raise click.UsageError(
-            f"with --queue there is one word, the connection, not '{told}': qd work {connection} {line}"
+            f"with --queue give one argument, the connection, not '{given}': qd work {connection} {line}"
         )
     if context.given().connection not in (None, connection):
         raise click.UsageError(
@@ -158,15 +153,15 @@ def _queues(words: Words) -> dict[str, object]:
     return {"queues": queues}
 
 
-# The options of `qd work` that mean something here, and what they mean where that is not the same.
+# The options of `qd work` that `qd schedule work` has, with a help text where it differs.
 FLAGS = {
-    "pool": "use [pools.NAME] over [worker], and be called so; without it [pools.schedule] where there is one",
+    "pool": "use [pools.NAME] over [worker], and this name; without it [pools.schedule] if there is one",
     "force": "run entries in maintenance mode too",
-    "stop_timeout": "let what runs finish for this long when asked to stop, then end it, 0: for ever",
+    "stop_timeout": "let runs finish for this long when asked to stop, then kill them, 0: forever",
     "min_uptime": "",
-    "no_respawn": "leave with the scheduler: exit 1 after a crash, 12 for memory, else 0",
+    "no_respawn": "exit with the scheduler: 1 after a crash, 12 for memory, else 0",
     "no_preload": "import the app in the scheduler itself",
-    "reload": "start the scheduler anew when a file changes, for development",
+    "reload": "restart the scheduler when a file changes, for development",
     "log_format": "",
     "log_level": "",
 }
@@ -176,9 +171,9 @@ FLAGS = {
 @flags_of(FLAGS)
 @context.options
 def work(flags: Mapping[str, object]) -> int:
-    """Run the schedule, and no jobs: for hosts that are to have the scheduler in a process of its own.
+    """Run the schedule, and no jobs: for hosts with the scheduler in a separate process.
 
-    `qd work` does it beside its workers (--no-schedule: not). Signals, exit codes and restarts are those of `qd work`.
+    `qd work` runs it next to its workers, unless --no-schedule. Signals, exit codes and restarts are those of `qd work`.
     """
     return run({**flags, "only_schedule": True})
 
@@ -203,13 +198,13 @@ def run(flags: Mapping[str, object]) -> int:
     from qd import daemon
 
     VARIABLES.begin()
-    asked = context.given()
-    path = Path(asked.config) if asked.config else None
-    said = {**flags, **({"app": asked.app} if asked.app else {})}
-    if asked.connection:
-        said.setdefault("connection", asked.connection)
+    options = context.given()
+    path = Path(options.config) if options.config else None
+    given = {**flags, **({"app": options.app} if options.app else {})}
+    if options.connection:
+        given.setdefault("connection", options.connection)
 
     def load(code: Mapping[str, object] | None) -> Settings:
-        return config.load(path, flags=said, code=code)
+        return config.load(path, flags=given, code=code)
 
     return daemon.run(load)

@@ -1,7 +1,4 @@
-"""What `qd doctor` looks at: each file yields findings about one part of a set-up. doctor.py calls them and prints.
-
-One line of `qd doctor`: what was looked at, what it is, and the way out where it is not well.
-"""
+"""The checks of `qd doctor`: each file yields findings about one part of a setup; doctor.py calls and prints them."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """sign: ok, warn or fail. fix: what to do, "" where all is well. code: what a fail makes of the exit code.
+    """One line of `qd doctor`.
 
-    topic: of several findings with the same one, the first is shown; "" shows each.
+    sign: ok, warn or fail. fix: what to do, "" if all is well. code: the exit code of a fail. topic: only the first
+    finding with this topic is shown; "" shows each.
     """
 
     sign: str

@@ -1,6 +1,5 @@
-"""Maintenance mode, and the masters that report: silent and hung ones, other versions, old code, root.
-
-The schedule: is it declared well, does anybody run it, is something overdue or paused?
+"""The fleet: maintenance mode, masters (silent, hung, other versions, old code, root), and the schedule (declaration,
+schedulers, overdue or paused entries).
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.output import by_whom, count, duration
 from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, State, blind, living, refusal, stale
-from qd.cli.state import named as state_named
+from qd.cli.state import FRESH, State, blind, living, refusal, stale, title_of
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError
 from qd.process.exit_codes import Exit
 from qd.schedule.entry import closed, meant_for, next_of
 from qd.schedule.frequencies import shown
-from qd.store import controls, schedule
-from qd.store import masters as hosts
+from qd.store import controls, masters, schedule
 from qd.store.controls import Restart
 from qd.store.masters import MasterReport
 
@@ -32,45 +29,45 @@ if TYPE_CHECKING:
 
 
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
+NAMED = 5  # entries that a line names
 
 
 def read(settings: Settings) -> State:
-    """What counts for the whole fleet, by commands that a worker's user may call too. Raises ConnectionLost or
-    ServerRefused."""
+    """The state of the fleet, by commands that a worker's user may call. Raises ConnectionLost, ServerRefused."""
     store = context.store(settings, settings.control)
-    masters, now = hosts.masters(store), store.now()
+    reports, now = masters.masters(store), store.now()
     down, restart = (store.space.call("GET", store.prefix + key) for key in (keys.DOWN, keys.RESTART))
     note = None if down is None else controls.read_down(down)
     refused = dict[str, str]()
-    if masters and not any(now - master.seen_at <= FRESH for master in masters) and (said := refusal(store)):
-        refused[settings.control] = said
-    return State(now, note, controls.read_restart(restart), masters, [], refused=refused, control=settings.control)
+    if reports and not any(now - master.seen_at <= FRESH for master in reports) and (why := refusal(store)):
+        refused[settings.control] = why
+    return State(now, note, controls.read_restart(restart), reports, [], refused=refused, control=settings.control)
 
 
-def check(state: State) -> Iterator[Finding]:
+def check_masters(state: State) -> Iterator[Finding]:
     if state.down is not None:
         what = "any other queue" if state.down.allow else "any queue"
-        said = f"switched on{by_whom(state.down, state.now)}; nothing is taken from {what}"
-        yield warn("maintenance mode", said, "qd up")
+        fact = f"switched on{by_whom(state.down, state.now)}; nothing is taken from {what}"
+        yield warn("maintenance mode", fact, "qd up")
     for master in state.masters:
         if master.laravel_down and not stale(master, state.now):
-            said = f"Laravel's own ({master.laravel_down}) holds all queues of {state_named(master)}"
-            yield warn("maintenance mode", said, "php artisan up")
+            fact = f"Laravel's own ({master.laravel_down}) holds all queues of {title_of(master)}"
+            yield warn("maintenance mode", fact, "php artisan up")
     for master in state.masters:
         if not blind(state):
             yield from judged(master, state.restart, state.now)
     if not state.masters:
         yield ok("masters", "none reports")
-    if rooted := [f"{state_named(master)} (pid {master.pid})" for master in state.masters if master.root]:
-        way = "give them a user of their own: user= for supervisord, User= for systemd, USER in a Dockerfile"
+    if rooted := [f"{title_of(master)} (pid {master.pid})" for master in state.masters if master.root]:
+        way = "run them as their own user: user= for supervisord, User= for systemd, USER in a Dockerfile"
         yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
 def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterator[Finding]:
-    what, where = f"master {state_named(master)}", f"pid {master.pid}"
+    what, where = f"master {title_of(master)}", f"pid {master.pid}"
     found = list[Finding]()
     if stale(master, now):
-        way = f"see whether it runs there; if that host is gone for good: HDEL qd:masters {master.token}"
+        way = f"check whether it runs there; if that host is gone: HDEL qd:masters {master.token}"
         yield warn(what, f"{where} has not reported for {duration(now - master.seen_at)}", way)
         return
     if master.hangs:
@@ -80,25 +77,21 @@ def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterato
         way = "install the same version everywhere, then `qd restart`"
         found.append(warn(what, f"{where} is qd {master.version or 'of old'}, this is {__version__}", way))
     if restart is not None and master.booted_at < restart.at and now - restart.at > OBEYED:
-        said = f"{where} runs code from before the `qd restart` of {duration(now - restart.at)} ago"
-        found.append(
-            warn(what, said, "a job that takes long may hold it up (`qd status`); else restart it by its supervisor")
-        )
+        fact = f"{where} runs code from before the `qd restart` of {duration(now - restart.at)} ago"
+        way = "a long job may delay it (`qd status`); else restart it by its supervisor"
+        found.append(warn(what, fact, way))
     yield from found or [ok(what, f"{where}, {count(len(master.workers), 'worker')}, qd {master.version}")]
 
 
-NAMED = 5  # entries that a line names
-
-
 def check_schedule(app: Qd | None, settings: Settings, state: State | None) -> Iterator[Finding]:
-    """By commands that a worker's user may call too. state: None where the reports cannot be read. Raises ConnectionLost,
+    """By commands that a worker's user may call. state: None if the reports cannot be read. Raises ConnectionLost,
     ServerRefused."""
     if app is None:
         return
     try:
         entries = app.schedule.entries()
     except DeclarationError as error:
-        yield fail("schedule", error, "mend the declaration; without it nothing is scheduled", Exit.CONFIG)
+        yield fail("schedule", error, "fix the declaration; until then nothing is scheduled", Exit.CONFIG)
         return
     if entries:
         yield from judge_schedule(app, settings, entries, state)
@@ -110,14 +103,12 @@ def judge_schedule(app: Qd, settings: Settings, entries: Sequence[Entry], state:
     found = [*faults(here, seen.now), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not run_by(state) and (late or not seen.ticks):
-        said = f"{entries_of(here)} declared, and no scheduler runs anywhere"
+        fact = f"{entries_of(here)} declared, and no scheduler runs anywhere"
         way = "start `qd work` without --no-schedule, or `qd schedule work`; or let a crontab call `qd schedule run`"
-        found.append(warn("schedule", said, way))
+        found.append(warn("schedule", fact, way))
     elif late:
-        said = f"overdue: {named(late)}"
-        found.append(
-            warn("schedule", said, "look at the log of the schedulers (`qd status` names them) at `schedule.`")
-        )
+        way = "see the `schedule.` lines in the logs of the schedulers (`qd status` names them)"
+        found.append(warn("schedule", f"overdue: {named(late)}", way))
     yield from found or [ok("schedule", well(entries, here, seen))]
 
 
@@ -132,13 +123,13 @@ def read_schedule(app: Qd, settings: Settings, entries: Sequence[Entry]) -> Entr
 
 
 def faults(entries: Sequence[Entry], now: float) -> Iterator[Finding]:
-    """Commands of qd that qd would refuse, and hours that no tick meets."""
+    """qd commands that would be refused, and entries whose hours exclude all their ticks."""
     for entry in entries:
         if why := closed(entry, now):
-            said = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
-            yield fail("schedule", said, "mend its hours, or when it is due")
+            fact = f"{entry.name} ({shown(entry.origin)}) never comes: {entry.timing.text} is always {why}"
+            yield fail("schedule", fact, "change its hours, or when it is due")
         if why := fault(entry.task):
-            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "mend the entry")
+            yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "fix the entry")
 
 
 def paused(seen: EntryView) -> Iterator[Finding]:
@@ -150,23 +141,23 @@ def paused(seen: EntryView) -> Iterator[Finding]:
 
 
 def run_by(state: State) -> bool:
-    """Whether a master that is about has a scheduler."""
+    """Whether a live master has a scheduler."""
     return any(master.schedulers for master in living(state))
 
 
 def named(late: dict[str, float]) -> str:
-    """The most overdue first."""
+    """The most overdue entries first."""
     first = sorted(late, key=lambda name: -late[name])[:NAMED]
     more = f" and {len(late) - len(first)} more" if len(late) > len(first) else ""
     return ", ".join(f"{name} for {duration(late[name])}" for name in first) + more
 
 
 def well(entries: Sequence[Entry], here: Sequence[Entry], seen: EntryView) -> str:
-    said = entries_of(entries)
+    text = entries_of(entries)
     if len(here) < len(entries):
-        said += f", {len(entries) - len(here)} for other environments"
+        text += f", {len(entries) - len(here)} for other environments"
     coming = [(at, entry.name) for entry in here if (at := next_of(entry, seen.now)) is not None]
-    return said + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - seen.now)}" if coming else "")
+    return text + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - seen.now)}" if coming else "")
 
 
 def entries_of(entries: Sequence[Entry]) -> str:

@@ -1,6 +1,5 @@
-"""The project: its configuration, key files, app, what the app's import leaves behind. Imports the app, starts nothing.
-
-This machine or container: open files, memory, huge pages, root, the folder of the signs of life.
+"""The project (configuration, key files, app, what the app's import leaves behind), and this machine or container (open
+files, memory, root, the folder of the liveness files). Imports the app, starts nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +33,15 @@ if TYPE_CHECKING:
 
 
 IMPORT = 60  # seconds an app may take to import
+ROOT = Path("/")  # where /proc and /sys are
+FEW, ENOUGH = 256, 1024  # file descriptors; master and template use a handful per worker, jobs open their own
+NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for "no limit"
 
 
 @dataclass
 class Project:
-    """What was found out so far. pools: pool -> its settings, "" the one without a name; {}: no usable configuration.
-    unusable: connections whose url cannot be used."""
+    """What is known so far. pools: pool -> its settings, "" for no pool; {} without a usable configuration. unusable:
+    connections whose url cannot be used."""
 
     app: Qd | None = None
     pools: dict[str, Settings] = field(default_factory=dict)
@@ -51,59 +53,58 @@ class Project:
 
 
 def check_project(project: Project) -> Iterator[Finding]:
-    """Fills `project` in. The app comes before the urls: it may name one."""
+    """Fills `project` in. The app is imported before urls are checked, because it may name one."""
     try:
         found = context.loaded()
         project.pools = {pool: loaded(pool) for pool in pools() or [""]}
     except QdError as error:
-        yield fail("configuration", error, "mend it; `qd config check` tells whether it is valid", Exit.CONFIG)
+        yield fail("configuration", error, "fix it; `qd config check` shows whether it is valid", Exit.CONFIG)
         return
-    place = str(found.file) if found.file else "no file: variables and what is built in"
+    place = str(found.file) if found.file else "no file: environment variables and defaults"
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.strangers(found, os.environ):
-        yield warn("environment", line, "take it away, or mend its name")
+        yield warn("environment", line, "remove it, or correct its name")
     yield from check_key_files(found)
     yield from check_app(project, found)
     yield from check_urls(project)
 
 
 def check_key_files(found: Settings) -> Iterator[Finding]:
-    """Whoever reads a signing key can send jobs that workers run."""
+    """Whoever can read a signing key can send jobs that workers run."""
     for path in found.signing.files:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o044:
-            who = "everybody" if mode & 0o004 else "its group"
-            said = f"{path} can be read by {who} (mode {mode:04o})"
-            yield warn("signing", said, f"chmod 600 {path}, owned by the user that runs qd")
+            who = "every user" if mode & 0o004 else "its group"
+            fact = f"{path} can be read by {who} (mode {mode:04o})"
+            yield warn("signing", fact, f"chmod 600 {path}, owned by the user that runs qd")
 
 
 def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     if not found.app:
         way = "write app = below [qd] in qd.toml, set QD_APP, or give --app MODULE:ATTR"
-        yield fail("app", "none is named: `qd work` does not start", way, Exit.CONFIG)
+        yield fail("app", "no app is named: `qd work` does not start", way, Exit.CONFIG)
         return
     try:
         project.app = imported()
     except QdError as error:
-        yield fail(
-            "app", error, f"mend it; `python -c 'import {found.app.partition(':')[0]}'` shows the same", Exit.CONFIG
-        )
+        way = f"fix it; `python -c 'import {found.app.partition(':')[0]}'` shows the same error"
+        yield fail("app", error, way, Exit.CONFIG)
         return
     names = project.app._registry.names()
     if names:
         yield ok("app", f"{found.app} declares {count(len(names), 'job')}")
-    elif len(project.app.schedule) + len(found.schedule.entries):  # their functions and commands need no worker
+    elif len(project.app.schedule) + len(found.schedule.entries):  # functions and commands need no worker
         yield ok("app", f"{found.app} declares no jobs, and entries of the schedule")
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
-        yield fail("app", f"{found.app} declares no jobs: whatever comes is unknown", way)
+        yield fail("app", f"{found.app} declares no jobs: every job that arrives is unknown", way)
     yield from check_pools(project, project.app)
     yield from check_limits(project.app)
     yield from check_import()
 
 
 def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
-    """Reads them again, with what the app says of the server and of its queues."""
+    """Loads them again, with what the app says about the server and its queues."""
     from qd.worker.queues import resolved
 
     for pool in project.pools:
@@ -123,17 +124,17 @@ def check_limits(app: Qd) -> Iterator[Finding]:
 
 
 def imported() -> Qd:
-    """The app; what its import prints goes to stderr. Raises QdError, also when it takes for ever."""
+    """The app. What its import prints goes to stderr. Raises QdError, also if the import hangs."""
     with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
         return context.app()
 
 
 def check_import() -> Iterator[Finding]:
-    """What stands against forking workers from a process that has imported the app."""
+    """What prevents forking workers from a process that has imported the app."""
     from qd.process.proc import connected_sockets, thread_names
 
     threads, sockets = thread_names(), connected_sockets()
-    way = "open it when it is first used; until then each worker imports the app by itself, which takes time and memory"
+    way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
     for name in threads:
         yield warn("import", f"left the thread '{name}' running", way)
     for peer in sockets:
@@ -148,12 +149,12 @@ def check_urls(project: Project) -> Iterator[Finding]:
             check_url(found.connection(name))
         except QdError as error:
             project.unusable.add(name)
-            yield fail(f"{name}.url", error, "mend the url; `qd config show` tells where it comes from", Exit.CONFIG)
+            yield fail(f"{name}.url", error, "fix the url; `qd config show` shows its origin", Exit.CONFIG)
 
 
 def connections(project: Project) -> dict[str, Settings]:
-    """The connections that this project works on or is steered by, each with settings that name it. Of the one that is asked
-    for also where its pauses, locks and failed jobs stand, when it keeps none itself."""
+    """The connections that this project uses, each with settings that name it. With -c only that one, and the connection
+    that keeps its pauses, locks and failed jobs."""
     used = dict[str, Settings]()
     for found in project.pools.values():
         for name in (found.work.connection, found.default, *sent_to(found.default, found.connections), found.control):
@@ -171,57 +172,53 @@ def with_home(name: str, settings: Settings) -> tuple[str, ...]:
     return (name, *sent_to(name, settings.connections), settings.control)
 
 
-ROOT = Path("/")  # below it /proc and /sys are read
-FEW, ENOUGH = 256, 1024  # file descriptors: master and template hold a handful a worker, jobs open their own
-NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for none
-
-
-def check(project: Project) -> Iterator[Finding]:
+def check_host(project: Project) -> Iterator[Finding]:
     yield files()
     yield from memory(project)
-    yield from huge_pages()
     if os.geteuid() == 0:
         if proc.in_container():
             yield ok("root", "this is root, in a container", topic="root")
         else:
-            way = "run it as a user of its own: user= for supervisord, User= for systemd, USER in a Dockerfile"
-            yield warn("root", "this is root; a `qd work` started so runs jobs as root", way, topic="root")
-    yield sign_of_life()
+            way = "run it as its own user: user= for supervisord, User= for systemd, USER in a Dockerfile"
+            yield warn("root", "this is root; `qd work` started like this runs jobs as root", way, topic="root")
+    yield liveness_file()
 
 
 def files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at once"
+    text = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at once"
     way = "raise it: LimitNOFILE=65536 (systemd), minfds=65536 (supervisord), `ulimit -n 65536` (shell)"
     if 0 <= soft < FEW:
-        return fail("files", f"{said}: master and workers run out of them", way)
+        return fail("files", f"{text}: not enough for master and workers", way)
     if 0 <= soft < ENOUGH:
-        return warn("files", f"{said}: few for jobs that open their own", way)
-    return ok("files", said)
+        return warn("files", f"{text}: few for jobs that open their own", way)
+    return ok("files", text)
 
 
 def memory(project: Project) -> Iterator[Finding]:
-    """app + workers x --memory, for each pool, against what this container or unit may use."""
+    """app + workers x --memory of each pool, compared with the limit of this container or unit, or with the machine."""
     limit = memory_limit(text("proc/self/cgroup"), ROOT / "sys/fs/cgroup")
     whole = total()
     app = proc.rss_of(os.getpid()) or 0
     for pool, found in project.pools.items():
         work, what = found.work, f"memory {pool}".strip()
         need = app + work.workers * work.memory
-        said = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
+        use = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
         way = "fewer workers, a smaller --memory, or more for the container; --memory-hard bounds a single job"
         if limit is not None and not work.memory:
-            yield warn(what, f"--memory is off, the limit here is {limit >> 20}M: the kernel ends what grows", way)
+            yield warn(
+                what, f"--memory is off, the limit here is {limit >> 20}M: the kernel kills what exceeds it", way
+            )
         elif limit is not None and need > limit:
-            yield fail(what, f"{said}, over the {limit >> 20}M of this container or unit", way)
+            yield fail(what, f"{use}, over the {limit >> 20}M of this container or unit", way)
         elif whole and need > whole:
-            yield warn(what, f"{said}, over the {whole >> 20}M of this machine", way)
+            yield warn(what, f"{use}, over the {whole >> 20}M of this machine", way)
         else:
-            yield ok(what, f"{said} of {(limit or whole) >> 20}M")
+            yield ok(what, f"{use} of {(limit or whole) >> 20}M")
 
 
 def memory_limit(membership: str, mount: Path) -> int | None:
-    """The smallest memory limit on the way from this process's group up to the root (v1, v2), in bytes. None: none."""
+    """The smallest memory limit from this process's group up to the root (v1, v2), in bytes. None if there is none."""
     found: list[int] = []
     for line in membership.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -233,36 +230,27 @@ def memory_limit(membership: str, mount: Path) -> int | None:
 
 
 def limits(top: Path, path: str, name: str) -> list[int]:
-    # In a container the path may be the host's and not be here: the upper ones, and the root, are asked as well.
+    # In a container the path may be the host's and not exist here: its parents and the root are read as well.
     relative = Path(path.lstrip("/"))
     groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
-    said = [read(group / name).strip() for group in groups]
-    return [int(one) for one in said if one.isdigit() and int(one) < NO_LIMIT]
+    values = [read(group / name).strip() for group in groups]
+    return [int(each) for each in values if each.isdigit() and int(each) < NO_LIMIT]
 
 
 def total() -> int:
-    """The memory of the machine in bytes, 0: unknown."""
+    """Memory of the machine in bytes, 0 if unknown."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", text("proc/meminfo"), re.MULTILINE)
     return int(match[1]) << 10 if match else 0
 
 
-def huge_pages() -> Iterator[Finding]:
-    said = text("sys/kernel/mm/transparent_hugepage/enabled")
-    if "[always]" in said:
-        way = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-        yield warn("huge pages", "always: forked workers, and a Redis that saves here, copy 2M for a changed byte", way)
-    elif said:
-        yield ok("huge pages", said[said.find("[") + 1 : said.find("]")])
-
-
-def sign_of_life() -> Finding:
-    """Can a master of this user write its sign of life where `qd health --live` looks?"""
+def liveness_file() -> Finding:
+    """Whether a master of this user can write its liveness file where `qd health --live` reads it."""
     where = liveness.folder(os.environ)
     try:
         liveness.claim(where)
     except OSError as error:
         way = "set XDG_RUNTIME_DIR (or RUNTIME_DIRECTORY) to a folder of this user, for qd work and the probe alike"
-        return warn("health --live", f"no sign of life can be written: {error}", way)
+        return warn("health --live", f"no liveness file can be written: {error}", way)
     return ok("health --live", where)
 
 
@@ -271,7 +259,7 @@ def text(name: str) -> str:
 
 
 def read(path: Path) -> str:
-    """ "" where it cannot be read."""
+    """The text, or "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

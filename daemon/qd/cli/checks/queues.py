@@ -1,7 +1,6 @@
-"""What stands in the queues: names that the app does not know, what no key has signed, jobs for PHP, jobs in dead hands,
-queues nobody works on.
+"""What is in the queues: unknown job names, refused signatures, jobs for PHP, jobs of dead masters, queues without workers.
 
-Does each queue flow? Paused, waited for in vain, stuck: judged as `qd health` does. And how many jobs have failed.
+And whether each queue flows: paused, unserved, stuck, as `qd health` decides; and how many jobs have failed.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ if TYPE_CHECKING:
     from qd.store.base import KeyspaceStore
 
 
-HEAD = 50  # jobs of each queue that are looked at, and of those that are delayed
+HEAD = 50  # ready, and delayed, jobs of each queue that are read
+WAITS = ("unserved", "stuck")  # those of health's reasons that are reported here
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Payloads: the first ready ones, the delayed ones that are due first, some of the reserved ones."""
+class Sample:
+    """Payloads: the first ready ones, the delayed ones that are due first, some reserved ones."""
 
     ready: list[bytes]
     delayed: list[bytes]
@@ -46,7 +46,7 @@ class Standing:
 
     @property
     def shared(self) -> bool:
-        """Whether a PHP worker has jobs of this queue in hand."""
+        """Whether a PHP worker has reserved jobs of this queue."""
         return any(b'"rsv":"' not in member for member in self.held)
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Standing:
 
 @dataclass
 class Seen:
-    """names: with the place where each stands. refused: why a worker will not run them, and how many."""
+    """names: job names, with where each was found. refused: why a worker would not run a payload, and how many."""
 
     names: dict[str, str] = field(default_factory=dict)
     malformed: int = 0
@@ -70,40 +70,40 @@ def check_waiting(
     signing: Signing | None,
     place: str = "it",
 ) -> Iterator[Finding]:
-    """signing: None where no keys are configured. place: what of a queue can be looked at."""
+    """signing: None if no keys are configured. place: what is read, of a queue whose jobs are kept elsewhere."""
     for queue in queues:
         try:
-            there = standing(store, queue)
+            sample = sample_of(store, queue)
         except ServerRefused as error:
             yield warn(
                 f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
             )
             continue
-        found = list(judged(queue, there, seen(there, signing), app))
-        found += dead_hands(store, queue, masters)
-        yield from found or [ok(f"queue {queue}", well(there, place))]
+        found = list(judged(queue, sample, seen(sample, signing), app))
+        found += of_dead_masters(store, queue, masters)
+        yield from found or [ok(f"queue {queue}", well(sample, place))]
 
 
-def standing(store: KeyspaceStore, queue: str) -> Standing:
-    """By commands that a worker's user may call too."""
+def sample_of(store: KeyspaceStore, queue: str) -> Sample:
+    """Uses only commands that a worker's user may call."""
     ready, reserved, delayed = (store.prefix + kind(queue) for kind in (keys.ready, keys.reserved, keys.delayed))
     ranges = [("ZRANGE", delayed, 0, HEAD - 1), ("ZRANGE", reserved, 0, HEAD - 1)]
     *head, later, held = store.space.call_many([*(("LINDEX", ready, at) for at in range(HEAD)), *ranges])
     for reply in (*head, later, held):
         if isinstance(reply, Exception):
             raise reply
-    return Standing([raw for raw in head if raw is not None], later, held)
+    return Sample([raw for raw in head if raw is not None], later, held)
 
 
-def well(there: Standing, place: str) -> str:
-    parts = [f"{count(len(there.ready), 'job')} at its head"] if there.ready else []
-    parts += [f"{count(len(there.delayed), 'delayed job')}"] if there.delayed else []
+def well(sample: Sample, place: str) -> str:
+    parts = [f"{count(len(sample.ready), 'job')} at its head"] if sample.ready else []
+    parts += [f"{count(len(sample.delayed), 'delayed job')}"] if sample.delayed else []
     return f"{' and '.join(parts)} looked at" if parts else f"nothing waits in {place}"
 
 
-def seen(there: Standing, signing: Signing | None) -> Seen:
+def seen(sample: Sample, signing: Signing | None) -> Seen:
     found = Seen()
-    for place, payloads in (("at its head", there.ready), ("among its delayed jobs", there.delayed)):
+    for place, payloads in (("at its head", sample.ready), ("among its delayed jobs", sample.delayed)):
         for raw in payloads:
             if is_object_job(raw):
                 continue
@@ -119,11 +119,11 @@ def seen(there: Standing, signing: Signing | None) -> Seen:
     return found
 
 
-def judged(queue: str, there: Standing, seen: Seen, app: Qd | None) -> Iterator[Finding]:
-    what, of = f"queue {queue}", f"of the {len(there)} looked at"
+def judged(queue: str, sample: Sample, seen: Seen, app: Qd | None) -> Iterator[Finding]:
+    what, of = f"queue {queue}", f"of the {len(sample)} looked at"
     if seen.malformed:
-        said = f"{seen.malformed} {of} {'is no payload' if seen.malformed == 1 else 'are no payloads'}"
-        yield warn(what, said, "they go to the failed store as they are")
+        fact = f"{seen.malformed} {of} {'is not a valid payload' if seen.malformed == 1 else 'are not valid payloads'}"
+        yield warn(what, fact, "they go to the failed store unchanged")
     if seen.refused:
         why = ", ".join(f"{reason} ({number})" for reason, number in seen.refused.most_common())
         way = "let their producer sign with one of the keys below [signing], or add its key there"
@@ -131,43 +131,39 @@ def judged(queue: str, there: Standing, seen: Seen, app: Qd | None) -> Iterator[
     for name, place in seen.names.items():
         if app is not None and app._registry.get(name) is None:
             near = did_you_mean(name, app._registry.names())
-            said = f"'{name}' {place} is no job of this app{near}: it fails after unroutable_ttl"
-            yield fail(what, said, "deploy the code that declares it, or name its module in imports = of [qd]")
-    yield from of_php(queue, there)
+            fact = f"'{name}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
+            yield fail(what, fact, "deploy the code that declares it, or name its module in imports = of [qd]")
+    yield from of_php(queue, sample)
 
 
-def of_php(queue: str, there: Standing) -> Iterator[Finding]:
-    what, each = f"queue {queue}", "give each language a queue of its own"
-    objects = sum(map(is_object_job, there.ready))
-    if there.shared:
+def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
+    what, each = f"queue {queue}", "give each language its own queue"
+    objects = sum(map(is_object_job, sample.ready))
+    if sample.shared:
         said = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
         yield warn(what, said, each)
     elif objects:
         are = "is an object job" if objects == 1 else "are object jobs"
-        said = f"{objects} of the first {len(there.ready)} {are} of Laravel, which only a PHP worker takes"
+        said = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
         yield warn(what, said, f"start `php artisan queue:work --queue={queue}`, or {each}")
 
 
-# -- jobs in dead hands
+# -- jobs of dead masters
 
 
-def dead_hands(store: KeyspaceStore, queue: str, masters: list[MasterReport]) -> list[Finding]:
+def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport]) -> list[Finding]:
     (owners,) = store.space.call_many([("HKEYS", store.prefix + keys.owners(queue))])
-    tokens = (
-        [field.decode("utf-8", "replace").partition("/")[0] for field in owners] if isinstance(owners, list) else []
-    )
+    names = owners if isinstance(owners, list) else []
+    tokens = [name.decode("utf-8", "replace").partition("/")[0] for name in names]
     gone = sum(token not in {m.token for m in masters} or is_dead(token, masters) for token in tokens)
     if not gone:
         return []
-    said = f"{count(gone, 'job')} in the hands of masters that are gone"
-    way = (
-        "start `qd work` on the host where they ran: it gives them back at once; else they come back with their leases"
-    )
-    return [warn(f"queue {queue}", said, way)]
+    way = "start `qd work` on their host, which requeues them at once; else they return when their leases end"
+    return [warn(f"queue {queue}", f"{count(gone, 'job')} reserved by masters that are gone", way)]
 
 
 def is_dead(token: str, masters: list[MasterReport]) -> bool:
-    """Whether its process ran on this host, in this container, and is gone: proved, not guessed."""
+    """Whether its process was on this host and in this container, and no longer exists."""
     return any(m.token == token and here(m) and proc.alive(m.pid, m.start) is False for m in masters)
 
 
@@ -179,7 +175,7 @@ def here(master: MasterReport) -> bool:
 
 
 def unworked(connection: str, project: Project, masters: list[MasterReport]) -> Iterator[Finding]:
-    """Jobs that go to a queue of this connection which no pool of the file and no master works on."""
+    """Jobs sent to a queue of this connection that no pool of the file and no master works on."""
     if project.app is None:
         return
     worked = {(found.work.connection, queue) for found in project.pools.values() for queue in found.work.queues}
@@ -191,19 +187,16 @@ def unworked(connection: str, project: Project, masters: list[MasterReport]) -> 
         queue = declared.options.queue or (place.queue if place else "")
         if place is not None and place.name == connection and (connection, queue) not in worked:
             way = f'name it in [worker] or in a pool: queues = [..., "{queue}"], or start `qd work {queue}`'
-            yield warn(f"job {name}", f"goes to the queue '{queue}' of {connection}, on which nobody here works", way)
+            yield warn(f"job {name}", f"goes to the queue '{queue}' of {connection}, which no worker here serves", way)
 
 
-WAITS = ("unserved", "stuck")  # of health's reasons: the others are looked at elsewhere
-
-
-def check(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
-    """place: the connection's name. state: None where reports cannot be read, so that nobody can say who works."""
+def check_flow(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
+    """place: name of the connection. state: None if reports cannot be read, so that workers are unknown."""
     for name in queues:
         try:
             line = line_of(settings, place, name)
         except ServerRefused:
-            continue  # waiting.py has said so
+            continue  # check_waiting has reported it
         now = context.store(settings, place).now()
         yield from held(line, now)
         if state is not None:
@@ -212,7 +205,7 @@ def check(settings: Settings, place: str, queues: Sequence[str], state: State | 
 
 
 def line_of(settings: Settings, place: str, name: str) -> QueueLine:
-    """By commands that a worker's user may call too."""
+    """Uses only commands that a worker's user may call."""
     store = context.store(settings, place)
     sizes = context.queue(settings, place).sizes(name)
     raw = store.space.call("GET", store.prefix + keys.paused(name))
@@ -237,7 +230,7 @@ def waits(line: QueueLine, state: State) -> Iterator[Finding]:
 
 
 def failed(line: QueueLine, now: float) -> Iterator[Finding]:
-    """Failed jobs that are kept are no warning; those that were dropped are, or will be soon."""
+    """Kept failed jobs are no reason to warn; dropped ones are, and those that will be dropped soon."""
     warned = False
     for said, way in of_failed(line, now):
         warned = True

@@ -1,10 +1,5 @@
-"""A server: does it answer and how fast, is it a fit one for jobs, does it keep them.
-
-May this user do what workers, keepers and commands do?
-
-A database: are the tables there, does it keep what it was told, does it take a large job.
-
-The sentinels of a connection: does each answer, do they agree, and what does a failover lose.
+"""Servers: is a Redis or a database reachable, fast, suited for jobs and durable; may its user do what qd does; do the
+sentinels agree.
 """
 
 from __future__ import annotations
@@ -36,18 +31,22 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, str]
 PINGS = 50
-SLOW, JERKY = 0.005, 0.05  # seconds a ping takes at p50 and p99: a job costs one call at least
+SLOW, JERKY = 0.005, 0.05  # seconds of a ping at p50 and p99; each job costs at least one call
 SKEW, FAR = 1.0, 60.0  # seconds between this clock and the server's
 OLDEST = (6, 2)
 FULL, NEARLY = 0.95, 0.8  # of maxmemory
+LARGE = 16 << 20  # bytes that one statement should take: a failed job is stored with payload and traceback
+SENTINEL_PATIENCE = 1.0  # seconds each sentinel may take
+FEWEST = 3  # sentinels: one may be lost, and the others still agree
 IN_CONF = "and the same in redis.conf"
+HINT = "SECURITY.md lists the rights that each kind of process needs"
 
 clock = time.time
 
 
 def answers(space: Keyspace, where: str) -> Finding:
-    """Whether it can be reached with this user and password. A fail: ask it nothing more. Raises what else only a person
-    can mend."""
+    """Whether it can be reached with this user and password. After a fail do not query it. Raises other errors that need
+    an operator."""
     what = f"{where}.answers"
     try:
         space.call("PING")
@@ -58,68 +57,66 @@ def answers(space: Keyspace, where: str) -> Finding:
         if isinstance(error, NeedsMending):
             raise
         if "MISCONF" not in str(error):  # the answer to PING, while it serves reads: written() reports it
-            way = f"start it, or mend the url; `qd config show` tells where {where} points to"
-            return fail(what, error, way, Exit.UNAVAILABLE)
+            return fail(what, error, reach(where), Exit.UNAVAILABLE)
     return ok(what, space.place)
 
 
 def takes(queue: Connector, at: ConnectionSettings) -> Finding:
-    """The same of a server that keeps jobs and nothing else. Raises what only a person can mend, but for this queue's."""
+    """As `answers`, for a server that only keeps jobs. Errors of a single queue are reported elsewhere."""
     what = f"{at.name}.answers"
     try:
         queue.sizes(at.queue)
     except ServerRefused:
-        pass  # of this queue, and that is told with the others
+        pass  # reported with the queues
     except ConnectionLost as error:
         if isinstance(error, NeedsMending):
             raise
-        return fail(
-            what,
-            error,
-            f"start it, or mend the url; `qd config show` tells where {at.name} points to",
-            Exit.UNAVAILABLE,
-        )
+        return fail(what, error, reach(at.name), Exit.UNAVAILABLE)
     return ok(what, mask_url(at.url or at.driver))
 
 
-def wires_of(space: Keyspace, name: str) -> Iterator[tuple[str, RedisConnection]]:
-    """The servers behind it, each with what its findings are called: the one, or all nodes of a cluster that have slots.
-    None for what is no Redis."""
+def reach(where: str) -> str:
+    return f"start it, or fix the url; `qd config show` shows where {where} points to"
+
+
+def redis_connections(space: Keyspace, name: str) -> Iterator[tuple[str, RedisConnection]]:
+    """Its Redis servers, each with a name for its findings: one, or all nodes of a cluster that have slots. None for other
+    drivers."""
     if isinstance(space, RedisConnection):
         yield name, space
-    elif hasattr(space, "nodes"):  # a cluster's, which is not imported where there is none
+    elif hasattr(space, "nodes"):  # a cluster; its module is only imported where it is used
         yield from ((f"{name}.{node.place}", node.ready()) for node in space.nodes.primaries())
 
 
-def check_redis(wire: RedisConnection, where: str, facts: Facts, *, clustered: bool = False) -> Iterator[Finding]:
-    """`facts`: what INFO says, {} when this user may not ask. clustered: it is asked as a node of a cluster."""
-    yield latency(wire, where)
-    yield skew(wire, where)
-    if wire.target.tls is not None and not wire.target.tls.check_hostname:
+def check_redis(connection: RedisConnection, where: str, facts: Facts, *, clustered: bool = False) -> Iterator[Finding]:
+    """`facts`: the reply of INFO, {} if this user may not call it. clustered: it was reached as a node of a cluster."""
+    yield latency(connection, where)
+    yield skew(connection, where)
+    if connection.target.tls is not None and not connection.target.tls.check_hostname:
         options = "ssl_cert_reqs=none and ssl_check_hostname=false"
         way = f"name the authority with ssl_ca_certs=PATH, and remove {options} from the url"
-        yield warn(f"{where}.tls", "its certificate is not checked: anybody on the way can read and change jobs", way)
+        yield warn(f"{where}.tls", "its certificate is not checked: a man in the middle can read and change jobs", way)
     if not facts:
         way = "ACL SETUSER ... +info +config|get for it, or run qd doctor with an operator's url"
-        yield warn(f"{where}.info", "this user may not ask INFO: version, role, memory, persistence unknown", way)
+        yield warn(f"{where}.info", "this user may not call INFO: version, role, memory, persistence unknown", way)
         return
     yield version(where, facts)
     yield role(where, facts, clustered=clustered)
     yield from memory(where, facts)
-    yield from persistence(wire, where, facts)
+    yield from persistence(connection, where, facts)
 
 
-def facts_of(wire: RedisConnection) -> Facts:
-    """{}: it may not be asked."""
-    (raw,) = wire.call_many([("INFO",)])
+def facts_of(connection: RedisConnection) -> Facts:
+    """{} if this user may not call INFO."""
+    (raw,) = connection.call_many([("INFO",)])
     if not isinstance(raw, bytes):
         return {}
     return dict(line.split(":", 1) for line in raw.decode("utf-8", "replace").splitlines() if ":" in line)
 
 
-def configured(wire: RedisConnection, name: str) -> str | None:
-    """A value of its configuration. None: it may not be asked, as with most providers."""
-    (reply,) = wire.call_many([("CONFIG", "GET", name)])
+def configured(connection: RedisConnection, name: str) -> str | None:
+    """A value of its configuration. None if CONFIG is not allowed, as with most providers."""
+    (reply,) = connection.call_many([("CONFIG", "GET", name)])
     return reply[1].decode() if isinstance(reply, list) and len(reply) > 1 else None
 
 
@@ -144,7 +141,7 @@ def skew(space: Keyspace, where: str) -> Finding:
     seconds, micros = space.call("TIME")
     between = (before + clock()) / 2 - (int(seconds) + int(micros) / 1e6)
     said = f"this clock is {abs(between):.1f} s {'ahead of' if between > 0 else 'behind'} the server's"
-    way = "let both follow a time server (timedatectl set-ntp true): retry_for and the age of jobs go by both"
+    way = "synchronize both clocks (timedatectl set-ntp true): retry_for and job ages depend on them"
     if abs(between) > SKEW:
         return (fail if abs(between) > FAR else warn)(f"{where}.clock", said, way)
     return ok(f"{where}.clock", f"within {SKEW:g} s of the server's")
@@ -155,18 +152,18 @@ def version(where: str, facts: Facts) -> Finding:
     said = facts.get("valkey_version") or facts.get("redis_version", "?")
     parts = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
     if parts < OLDEST:
-        return fail(f"{where}.version", f"{name} {said}", "at least Redis 6.2, or any Valkey")
+        return fail(f"{where}.version", f"{name} {said}", "use Redis 6.2 or later, or any Valkey")
     return ok(f"{where}.version", f"{name} {said}")
 
 
 def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:
     what = f"{where}.role"
     if facts.get("cluster_enabled") == "1" and not clustered:
-        way = "write redis+cluster:// in place of redis:// into the url"
-        return fail(what, "a node of a cluster: it has some of the keys only", way)
+        way = "write redis+cluster:// instead of redis:// in the url"
+        return fail(what, "a node of a cluster: it has only some of the keys", way)
     if facts.get("role") != "master":
         master = f"{facts.get('master_host', '?')}:{facts.get('master_port', '?')}"
-        return fail(what, f"a replica of {master}: it takes no jobs (READONLY)", f"write redis://{master} into the url")
+        return fail(what, f"a replica of {master}: it takes no jobs (READONLY)", f"write redis://{master} in the url")
     return ok(what, "master")
 
 
@@ -180,9 +177,8 @@ def memory(where: str, facts: Facts) -> Iterator[Finding]:
     said = f"{used / most:.0%} of {size_text(most)} used"
     way = "raise it (CONFIG SET maxmemory ...), or find what fills it (redis-cli --bigkeys, `qd status`)"
     if used > most * NEARLY:
-        yield (fail if used > most * FULL else warn)(
-            f"{where}.memory", f"{said}: when it is full no job can be sent", way
-        )
+        grade = fail if used > most * FULL else warn
+        yield grade(f"{where}.memory", f"{said}: when it is full no job can be sent", way)
     else:
         yield ok(f"{where}.memory", said)
 
@@ -192,36 +188,32 @@ def eviction(what: str, policy: str, most: int) -> Finding:
         return ok(what, policy)
     way = f"CONFIG SET maxmemory-policy noeviction, {IN_CONF}"
     if policy.startswith("volatile"):
-        return warn(what, f"{policy}: when it is full, pauses with --for and notes of crashes are thrown away", way)
+        return warn(what, f"{policy}: when it is full, pauses with --for and crash counts are thrown away", way)
     if not most:
         return warn(what, f"{policy}: with a maxmemory, jobs would be thrown away", way)
     return fail(what, f"{policy}: when it is full, jobs are thrown away", way)
 
 
-def persistence(wire: RedisConnection, where: str, facts: Facts) -> Iterator[Finding]:
+def persistence(connection: RedisConnection, where: str, facts: Facts) -> Iterator[Finding]:
     what, way = f"{where}.persistence", f"CONFIG SET appendonly yes, {IN_CONF}"
     if facts.get("aof_enabled") == "1":
-        yield appended(wire, what, facts)
+        yield appended(connection, what, facts)
         return
-    saves = configured(wire, "save")
+    saves = configured(connection, "save")
     if saves is None:
-        yield warn(
-            what, "no append-only file; whether it saves snapshots may not be asked", "see what the provider says"
-        )
+        yield warn(what, "no append-only file; snapshots unknown (CONFIG is not allowed)", "ask the provider")
     elif not saves:
         yield warn(what, "neither append-only file nor snapshots: every job is lost when it restarts", way)
     elif facts.get("rdb_last_bgsave_status", "ok") != "ok":
-        yield fail(
-            what, "the last snapshot failed: it takes no jobs any more (MISCONF)", "see its log; is the disk full?"
-        )
+        yield fail(what, "the last snapshot failed: it takes no more jobs (MISCONF)", "see its log; is the disk full?")
     else:
         yield warn(what, f"snapshots only (save {saves}): the jobs since the last one are lost when it crashes", way)
 
 
-def appended(wire: RedisConnection, what: str, facts: Facts) -> Finding:
+def appended(connection: RedisConnection, what: str, facts: Facts) -> Finding:
     if facts.get("aof_last_write_status", "ok") != "ok":
         return fail(what, "its append-only file cannot be written: it takes no jobs (MISCONF)", "is the disk full?")
-    each = configured(wire, "appendfsync")
+    each = configured(connection, "appendfsync")
     if each == "no":
         way = f"CONFIG SET appendfsync everysec, {IN_CONF}"
         return warn(what, "append-only file, appendfsync no: a power cut loses half a minute of jobs", way)
@@ -229,19 +221,16 @@ def appended(wire: RedisConnection, what: str, facts: Facts) -> Finding:
 
 
 def number(facts: Facts, name: str) -> int:
-    said: Any = facts.get(name, "0")
-    return int(said) if said.isdigit() else 0
+    text = facts.get(name, "0")
+    return int(text) if text.isdigit() else 0
 
 
-HINT = "SECURITY.md has the rights that each kind of process needs"
-
-
-def check(wire: RedisConnection, where: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
-    """`queues`: those that are worked on. Nothing that is written for it stays."""
-    user = name_of(wire)
+def check_rights(connection: RedisConnection, where: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
+    """`queues`: those that are worked on. Leaves nothing behind."""
+    user = name_of(connection)
     what = f"{where}.rights"
-    missing = sorted(acl.missing(wire, prefix, queues[0] if queues else "default"))
-    closed = [name for name in key_names(prefix, queues) if of_key(wire.call_many([("EXISTS", name)])[0])]
+    missing = sorted(acl.missing(connection, prefix, queues[0] if queues else "default"))
+    closed = [name for name in key_names(prefix, queues) if of_key(connection.call_many([("EXISTS", name)])[0])]
     if closed:
         said = f"user {user} may not touch {', '.join(closed[:3])}"
         yield fail(what, said, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
@@ -249,13 +238,14 @@ def check(wire: RedisConnection, where: str, prefix: str, queues: Sequence[str])
         said = f"user {user} may not {', '.join(word.upper() for word in missing)}: workers cannot work"
         yield fail(what, said, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
     else:
-        yield ok(what, f"user {user} may do all that workers do")
-    lacks = sorted(refused(wire, steer_tries(prefix)) - set(missing))
+        yield ok(what, f"user {user} has all rights that workers need")
+    lacks = sorted(refused(connection, steer_tries(prefix)) - set(missing))
     if lacks and not missing:
-        said = f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and its sisters fail"
-        yield warn(
-            what, said, f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
+        said = (
+            f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and similar commands fail"
         )
+        way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
+        yield warn(what, said, way)
 
 
 def key_names(prefix: str, queues: Sequence[str]) -> list[str]:
@@ -266,31 +256,25 @@ def key_names(prefix: str, queues: Sequence[str]) -> list[str]:
 
 
 def steer_tries(prefix: str) -> Tries:
-    """What the commands call beside that."""
+    """Commands that only operators' commands use."""
     scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
     return [
-        ("SET", scratch, "1", "PX", 1),
-        ("DEL", scratch),
-        ("UNLINK", scratch),
-        ("MGET", scratch),
-        ("SCAN", 0),
-        ("MULTI",),
+        ("SET", scratch, "1", "PX", 1), ("DEL", scratch), ("UNLINK", scratch), ("MGET", scratch), ("SCAN", 0), ("MULTI",),
         ("EXEC",),
-    ]
+    ]  # fmt: skip
 
 
-# What workers need, of the kinds of server that have users; docs/database.md has the statements.
+# What workers need, for servers that have users; docs/database.md has the statements.
 GRANTS = {
     "postgresql": "GRANT SELECT ON qd_schema; GRANT SELECT, INSERT, UPDATE, DELETE ON {table}, qd_reserved, qd_names, "
     "qd_items; GRANT USAGE ON SEQUENCE {table}_id_seq",
     "mysql": "GRANT SELECT ON qd_schema; GRANT SELECT, INSERT, UPDATE, DELETE ON {table}, on qd_reserved, on qd_names "
     "and on qd_items; GRANT SELECT, UPDATE ON qd_locks",
 }
-LARGE = 16 << 20  # bytes that one statement should take: a failed job goes with its payload and its traceback
 
 
 def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]:
-    """Nothing where it does not answer: that is told by another. A fail: ask it nothing more."""
+    """Nothing if it does not answer, which is reported elsewhere. After a fail do not query it."""
     from qd.drivers.database.migrations import check  # loaded with the connection
 
     try:
@@ -300,7 +284,7 @@ def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]
     except ConnectionLost:
         return
     else:
-        yield ok(f"{at.name}.tables", f"qd's and '{at.table}' are there")
+        yield ok(f"{at.name}.tables", f"qd's tables and '{at.table}' exist")
         if space.connection.kind != "sqlite":
             yield rights(space.connection, at)
 
@@ -312,7 +296,7 @@ def rights(link: DatabaseConnection, at: ConnectionSettings) -> Finding:
         check_rights(link, at.table)
     except NeedsMending as error:
         return fail(f"{at.name}.rights", error, GRANTS[link.kind].format(table=at.table), Exit.CONFIG)
-    return ok(f"{at.name}.rights", "its user may do all that workers do")
+    return ok(f"{at.name}.rights", "its user has all rights that workers need")
 
 
 def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:
@@ -327,9 +311,8 @@ def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:
 def postgres(link: DatabaseConnection, what: str) -> Finding:
     for name in ("fsync", "synchronous_commit"):
         if said(link, f"SHOW {name}") == "off":
-            return warn(
-                what, f"{name} is off: a crash of its host loses the last jobs", f"ALTER SYSTEM SET {name} = on"
-            )
+            way = f"ALTER SYSTEM SET {name} = on"
+            return warn(what, f"{name} is off: a crash of its host loses the last jobs", way)
     return ok(what, "each commit is on disk")
 
 
@@ -344,16 +327,16 @@ def mysql(link: DatabaseConnection, what: str) -> Finding:
 def sqlite(link: DatabaseConnection, what: str) -> Finding:
     found = said(link, "PRAGMA journal_mode")
     if found != "wal":
-        way = "keep the file on a disk of this host: on a network's the journal in WAL cannot be had"
-        return warn(what, f"its journal is '{found}': who reads and who writes wait for each other", way)
-    return ok(what, "a journal in WAL")
+        way = "keep the file on a local disk: network file systems do not support WAL"
+        return warn(what, f"its journal is '{found}': readers and writers wait for each other", way)
+    return ok(what, "journal_mode is wal")
 
 
 def packet(link: DatabaseConnection, what: str) -> Finding:
     most = int(said(link, "SELECT @@max_allowed_packet"))
     if most < LARGE:
         way = f"SET GLOBAL max_allowed_packet = {LARGE}, and the same in its configuration"
-        return warn(what, f"max_allowed_packet is {size_text(most)}: a larger job is refused, or cannot be buried", way)
+        return warn(what, f"max_allowed_packet is {size_text(most)}: larger jobs are refused, or cannot be kept", way)
     return ok(what, f"jobs of up to {size_text(most)}")
 
 
@@ -364,35 +347,31 @@ def said(link: DatabaseConnection, statement: str) -> str:
 KINDS = {"postgresql": postgres, "mysql": mysql, "sqlite": sqlite}
 
 
-PATIENCE = 1.0  # seconds that each of them may take
-FEWEST = 3  # with which one may be lost, and the others still agree
-
-
-def check_sentinels(wire: RedisConnection, where: str) -> Iterator[Finding]:
-    """Nothing for a connection that asks none."""
-    target = wire.target
+def check_sentinels(connection: RedisConnection, where: str) -> Iterator[Finding]:
+    """Nothing for a connection without sentinels."""
+    target = connection.target
     if not isinstance(target, Primary):
         return
-    said = {shown(each): told_by(target, each) for each in target.sentinels}
+    said = {shown(each): named_by(target, each) for each in target.sentinels}
     here = f"{target.host}:{target.port}"
     wrong = [f"{name} {told}" for name, told in said.items() if told != here]
     if wrong:
-        way = "start it, or take it out of the url; `SENTINEL RESET` where it names a server that is long gone"
+        way = "start it, or remove it from the url; `SENTINEL RESET` if it names a server that no longer exists"
         yield warn(f"{where}.sentinels", f"the primary is {here}, and {'; '.join(wrong)}", way)
     elif len(said) < FEWEST:
-        way = "name all of them in the url; with less than three none may be lost"
+        way = "name all of them in the url; with less than three, none may be lost"
         yield warn(f"{where}.sentinels", f"{len(said)} in the url, all name {here}", way)
     else:
         yield ok(f"{where}.sentinels", f"all {len(said)} name {here}")
-    if configured(wire, "min-replicas-to-write") == "0":
+    if configured(connection, "min-replicas-to-write") == "0":
         way = "min-replicas-to-write 1 and min-replicas-max-lag 10 in redis.conf, on all of them"
-        yield warn(f"{where}.replicas", "a primary that was cut off goes on taking jobs, which a failover loses", way)
+        yield warn(f"{where}.replicas", "a primary that is cut off keeps taking jobs, which a failover loses", way)
 
 
-def told_by(target: Primary, sentinel: tuple[str, int]) -> str:
-    """What it names, or why it does not."""
+def named_by(target: Primary, sentinel: tuple[str, int]) -> str:
+    """The primary that this sentinel names, or why it names none."""
     try:
-        host, port = target.told_by(sentinel, PATIENCE)
+        host, port = target.told_by(sentinel, SENTINEL_PATIENCE)
     except OSError as error:
         return reason(error)
     except ConnectionLost as error:

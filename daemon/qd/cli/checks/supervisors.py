@@ -1,8 +1,5 @@
-"""How a supervisor runs `qd work`: its file, and what the command in it says. For supervisord.py and systemd.py.
-
-Programs of supervisord that run `qd work`, by their files.
-
-Units of systemd that run `qd work`: as systemd shows them, drop-ins and all, else by their files.
+"""How supervisord and systemd run `qd work`: programs of supervisord by their files; units of systemd as systemd shows them
+(including drop-ins), else by their files.
 """
 
 from __future__ import annotations
@@ -23,27 +20,35 @@ from qd.config.settings import Settings
 from qd.options.kinds import span
 from qd.options.tables import WorkOptions
 
-MARGIN = 2.0  # seconds between qd's own deadline and the supervisor's, at least
+MARGIN = 2.0  # seconds, at least, between qd's own deadline and the supervisor's
+LINGER = 1.5  # seconds that qd stays up under supervisord, unless --min-uptime is set
+PLACES = ("supervisor/*.conf", "/etc/supervisor/conf.d/*.conf", "/etc/supervisord.d/*.ini", "/etc/supervisord.conf")
+UNIT_FOLDERS = ("supervisor/*.service", "/etc/systemd/system/qd*.service")
+BOOTED = Path("/run/systemd/system")  # exists if systemd is PID 1
+LIMIT, STOP = "StartLimitIntervalSec", "TimeoutStopSec"
+SHOWN = "Id,Type,KillMode,TimeoutStopUSec,Restart,StartLimitIntervalUSec,User,DynamicUser,Environment,ExecStart"
+UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+YES = ("true", "on", "yes", "1")
+Keys = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Started:
-    """How a supervisor runs `qd work`. once: it is meant to end by itself and stay down."""
+    """How a supervisor runs `qd work`. once: it is meant to end and stay down."""
 
     what: str
     stop_timeout: float
-    min_uptime: float  # 0: by itself, 1.5 s
+    min_uptime: float  # 0: the default of qd under supervisord, LINGER
     once: bool
 
 
 def found(patterns: Sequence[str]) -> list[Path]:
-    # A pattern that is absolute is looked up from the root: glob() of a relative folder refuses it.
+    # glob() of a relative folder refuses absolute patterns.
     return [p for each in patterns for p in sorted(Path("/" if each[0] == "/" else ".").glob(each.lstrip("/")))]
 
 
 def read(path: Path) -> dict[str, dict[str, str]] | Finding:
-    """Section -> key -> its last value. Both kinds of files are of this form."""
-    # A line that ends in a backslash goes on in the next one, in units.
+    """Section -> key -> its last value; for both kinds of files. In units a line that ends in a backslash continues."""
     parser = configparser.RawConfigParser(strict=False, allow_no_value=True, inline_comment_prefixes=(" ;",))
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
@@ -55,7 +60,7 @@ def read(path: Path) -> dict[str, dict[str, str]] | Finding:
 
 
 def words_of(command: str) -> list[str] | None:
-    """The words behind `work` when this command runs `qd work` or `qd schedule work`, else None."""
+    """The words after `work` if this command runs `qd work` or `qd schedule work`, else None."""
     try:
         words = shlex.split(command.lstrip("@-:+!"))
     except ValueError:
@@ -66,12 +71,12 @@ def words_of(command: str) -> list[str] | None:
         if words[at + 1 : at + 2] == ["work"]:
             return words[at + 2 :]
         if words[at + 1 : at + 3] == ["schedule", "work"]:
-            return [*words[at + 3 :], "--pool", SCHEDULE]  # the first --pool counts
+            return [*words[at + 3 :], "--pool", SCHEDULE]  # an explicit --pool comes first and wins
     return None
 
 
 def of_others(words: list[str], project: Project) -> bool:
-    """Whether the command names another file than the one that counts here: another project on this host."""
+    """Whether the command uses another file than this project."""
     named, ours = value_of(words, "--config"), project.settings.file if project.settings else None
     return bool(named and ours) and Path(named).resolve() != Path(str(ours)).resolve()
 
@@ -94,14 +99,14 @@ def pool_of(environ: str) -> str:
 
 
 def settings_of(pool: str, project: Project) -> Settings | None:
-    """Those of the pool; for the template of a unit (%i) those of the most patient one."""
+    """The settings of the pool; for a unit template (%i) those with the longest stop timeout."""
     if pool == "%i" and project.pools:
         return max(project.pools.values(), key=lambda found: found.work.stop_timeout or float("inf"))
     return project.pools.get(pool) or project.settings
 
 
 def value_of(words: list[str], flag: str) -> str:
-    """`--flag VALUE` or `--flag=VALUE`, "" when it is not there."""
+    """`--flag VALUE` or `--flag=VALUE`, or ""."""
     for at, word in enumerate(words):
         if word == flag and at + 1 < len(words):
             return words[at + 1]
@@ -110,21 +115,18 @@ def value_of(words: list[str], flag: str) -> str:
     return ""
 
 
-def seconds(said: str, default: float) -> float:
+def seconds(text: str, default: float) -> float:
     try:
-        return span(said) if said else default
+        return span(text) if text else default
     except ValueError:
         return default
 
 
-PLACES = ("supervisor/*.conf", "/etc/supervisor/conf.d/*.conf", "/etc/supervisord.d/*.ini", "/etc/supervisord.conf")
-LINGER = 1.5  # seconds that qd stays up under supervisord, unless --min-uptime says another number
-Keys = Mapping[str, str]
-YES = ("true", "on", "yes", "1")
+# -- supervisord
 
 
-def check(project: Project, named: Path | None) -> Iterator[Finding]:
-    """named: the file that the user named; None: those in the usual places. Nothing found: nothing said."""
+def check_supervisord(project: Project, named: Path | None) -> Iterator[Finding]:
+    """named: the file that the user named. None: the files in the usual places; nothing is reported without one."""
     for path in [named] if named else found(PLACES):
         yield from of_file(path, project, must=named is not None)
 
@@ -149,7 +151,7 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
 
 
 def judged(program: Started, keys: Keys) -> Iterator[Finding]:
-    rules = (patient, comes_back, lasts, kills_all, asks_to_stop, no_root)
+    rules = (stop_patience, restarts, startup, kills_group, stop_signal, no_root)
     bad = [found for rule in rules if (found := rule(program, keys)) is not None]
     said = f"stopwaitsecs={waits(keys):g}, autorestart={keys.get('autorestart', 'unexpected')}"
     yield from bad or [ok(program.what, said)]
@@ -159,60 +161,59 @@ def waits(keys: Keys) -> float:
     return seconds(keys.get("stopwaitsecs", ""), 10.0)
 
 
-def patient(program: Started, keys: Keys) -> Finding | None:
+def stop_patience(program: Started, keys: Keys) -> Finding | None:
     need = patience(program.stop_timeout)
     if waits(keys) >= (program.stop_timeout + MARGIN if program.stop_timeout else need):
         return None
-    limit = f"{program.stop_timeout:g} s" if program.stop_timeout else "ever"
-    said = f"stopwaitsecs={waits(keys):g}, but running jobs may go on for {limit}: supervisord kills qd before"
+    limit = f"for {program.stop_timeout:g} s" if program.stop_timeout else "forever"
+    said = f"stopwaitsecs={waits(keys):g}, but running jobs may continue {limit}: supervisord kills qd earlier"
     return fail(program.what, said, f"stopwaitsecs={need}")
 
 
-def comes_back(program: Started, keys: Keys) -> Finding | None:
+def restarts(program: Started, keys: Keys) -> Finding | None:
     said = keys.get("autorestart", "unexpected").lower()
     if said in YES or program.once:
         return None
-    why = f"autorestart={said}: after `qd restart`, which ends it with 0, it stays down"
+    why = f"autorestart={said}: after `qd restart`, which exits with 0, it stays down"
     return fail(program.what, why, "autorestart=true")
 
 
-def lasts(program: Started, keys: Keys) -> Finding | None:
+def startup(program: Started, keys: Keys) -> Finding | None:
     least, start = program.min_uptime or LINGER, seconds(keys.get("startsecs", ""), 1.0)
     if start < least or program.once:
         return None
-    said = f"startsecs={start:g}, but qd may end by itself after {least:g} s: supervisord takes that for a failed start"
+    said = (
+        f"startsecs={start:g}, but qd may exit by itself after {least:g} s: supervisord counts that as a failed start"
+    )
     return fail(program.what, said, f"startsecs=1, or add --min-uptime {start + 0.5:g} to the command")
 
 
-def kills_all(program: Started, keys: Keys) -> Finding | None:
+def kills_group(program: Started, keys: Keys) -> Finding | None:
     if keys.get("killasgroup", "false").lower() in YES:
         return None
-    said = "killasgroup=false: when supervisord has to kill, what jobs have started stays"
+    said = "killasgroup=false: when supervisord kills qd, processes started by jobs stay"
     return warn(program.what, said, "killasgroup=true")
 
 
-def asks_to_stop(program: Started, keys: Keys) -> Finding | None:
+def stop_signal(program: Started, keys: Keys) -> Finding | None:
     said = keys.get("stopsignal", "TERM").upper().removeprefix("SIG")
     if said in ("TERM", "INT", "QUIT"):
         return None
-    return fail(program.what, f"stopsignal={said} does not stop qd in good order", "stopsignal=TERM")
+    return fail(program.what, f"stopsignal={said} does not stop qd gracefully", "stopsignal=TERM")
 
 
 def no_root(program: Started, keys: Keys) -> Finding | None:
     if keys.get("user", "root") != "root":
         return None
-    said = "no user=: where supervisord is root, jobs run as root"
-    return warn(program.what, said, "user=NAME, a user of its own", topic="root")
+    said = "no user=: if supervisord runs as root, so do jobs"
+    return warn(program.what, said, "user=NAME, its own user", topic="root")
 
 
-UNIT_FOLDERS = ("supervisor/*.service", "/etc/systemd/system/qd*.service")
-BOOTED = Path("/run/systemd/system")  # there when systemd is PID 1
-LIMIT, STOP = "StartLimitIntervalSec", "TimeoutStopSec"
-SHOWN = "Id,Type,KillMode,TimeoutStopUSec,Restart,StartLimitIntervalUSec,User,DynamicUser,Environment,ExecStart"
+# -- systemd
 
 
 def check_systemd(project: Project, named: Path | None) -> Iterator[Finding]:
-    """named: the unit file that the user named; None: the loaded units, or the files in the usual places."""
+    """named: the unit file that the user named. None: the loaded units, or the files in the usual places."""
     if named is None and BOOTED.is_dir():
         yield from of_systemctl(project)
         return
@@ -233,12 +234,12 @@ def unit_of_file(path: Path, project: Project, *, must: bool) -> Iterator[Findin
     if words is None or (not must and of_others(words, project)):
         return
     if LIMIT in service:
-        yield warn(str(path), f"{LIMIT} stands in [Service], where it counts for nothing", "move it to [Unit]")
+        yield warn(str(path), f"{LIMIT} is in [Service], where it has no effect", "move it to [Unit]")
     yield from of_service(str(path), words, project, {**service, LIMIT: head.get(LIMIT, "10")})
 
 
 def of_systemctl(project: Project) -> Iterator[Finding]:
-    """The loaded units whose names begin with qd, as systemd itself has understood them, drop-ins and all."""
+    """The loaded units whose names begin with qd, as systemd understood them, including drop-ins."""
     command = ["systemctl", "show", "qd*.service", f"--property={SHOWN}", "--no-pager"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
@@ -265,9 +266,9 @@ def ends_one(unit: Started, keys: Keys) -> Finding | None:
     if kill == "mixed":
         return None
     said = {
-        "process": "what jobs have started stays behind when qd is killed",
-        "none": "nothing is ended at a stop",
-    }.get(kill, "at a stop every process gets TERM, also what running jobs have started")
+        "process": "processes started by jobs stay when qd is killed",
+        "none": "a stop ends nothing",
+    }.get(kill, "a stop sends TERM to every process, also to those started by running jobs")
     return (warn if kill == "process" else fail)(unit.what, f"KillMode={kill}: {said}", "KillMode=mixed")
 
 
@@ -279,12 +280,12 @@ def notifies(unit: Started, keys: Keys) -> Finding | None:
 
 
 def unit_patience(unit: Started, keys: Keys) -> Finding | None:
-    """With Type=notify qd asks for more time by itself, while a job may still finish."""
+    """With Type=notify qd asks systemd for more time while a job may still finish."""
     wait, need = unit_seconds(keys.get(STOP, "90")), patience(unit.stop_timeout)
     if keys.get("Type", "").startswith("notify") or wait >= (unit.stop_timeout + MARGIN if unit.stop_timeout else need):
         return None
-    limit = f"{unit.stop_timeout:g} s" if unit.stop_timeout else "ever"
-    said = f"{STOP}={wait:g}, but running jobs may go on for {limit}: systemd kills qd before"
+    limit = f"for {unit.stop_timeout:g} s" if unit.stop_timeout else "forever"
+    said = f"{STOP}={wait:g}, but running jobs may continue {limit}: systemd kills qd earlier"
     return fail(unit.what, said, f"{STOP}={need}")
 
 
@@ -292,27 +293,24 @@ def unit_restarts(unit: Started, keys: Keys) -> Finding | None:
     said = keys.get("Restart", "no")
     if said == "always" or unit.once:
         return None
-    return fail(unit.what, f"Restart={said}: after `qd restart`, which ends it with 0, it stays down", "Restart=always")
+    return fail(unit.what, f"Restart={said}: after `qd restart`, which exits with 0, it stays down", "Restart=always")
 
 
 def unlimited(unit: Started, keys: Keys) -> Finding | None:
     if not unit_seconds(keys.get(LIMIT, "10")) or unit.once:
         return None
-    said = "a start limit: after a few clean ends in a row (qd restart, --stop-when-empty) it stays down"
+    said = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
     return warn(unit.what, said, f"{LIMIT}=0 in [Unit]")
 
 
 def unit_no_root(unit: Started, keys: Keys) -> Finding | None:
     if keys.get("User", "root") not in ("", "root") or keys.get("DynamicUser") == "yes":
         return None
-    return warn(unit.what, "no User=: jobs run as root", "User=NAME, a user of its own", topic="root")
-
-
-UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    return warn(unit.what, "no User=: jobs run as root", "User=NAME, its own user", topic="root")
 
 
 def unit_seconds(said: str) -> float:
-    """`90`, `1min 30s`, `infinity`, as systemd writes and shows lengths of time; 0: none is said."""
+    """`90`, `1min 30s`, `infinity`, as systemd writes durations; 0 for an empty text."""
     if said.strip() == "infinity":
         return float("inf")
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", said)

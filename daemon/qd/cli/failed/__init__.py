@@ -1,7 +1,4 @@
-"""`qd failed`: the jobs that have failed for good.
-
-The commands of `qd failed`.
-"""
+"""`qd failed`: the jobs that have failed permanently."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from qd.cli.failed.show import list_, show
 
 @click.group("failed")
 def failed() -> None:
-    """List the jobs that have failed for good, look at one, send them again, or forget them."""
+    """List failed jobs, show one, send them again, or delete them."""
 
 
 for command in (list_, show, retry_command, forget):

@@ -1,4 +1,4 @@
-"""Which failed jobs a command means: the options of the whole family, and where it looks."""
+"""Which failed jobs a command applies to: the options of `qd failed` commands, and the queues they read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-Moment = float | timedelta  # unix seconds, or so long ago
+Moment = float | timedelta  # unix seconds, or a time ago
 
 
 class Time(click.ParamType[Moment]):
-    """A moment: "90s", "2h", "7d" is so long ago; "2026-11-21", "2026-11-21T10:00" unix seconds."""
+    """A point in time: "90s", "2h", "7d" ago, or "2026-11-21", "2026-11-21T10:00"."""
 
     name = "time"
 
@@ -36,12 +36,12 @@ class Time(click.ParamType[Moment]):
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError, OSError):
             known = "'2h', '7d', '2026-11-21', '2026-11-21T10:00', '2026-11-21T10:00+01:00'"
-            self.fail(f"{value!r} is neither a length of time ago nor a moment (as {known})", param, ctx)
+            self.fail(f"{value!r} is neither a time ago nor a date (such as {known})", param, ctx)
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What the options of a command say."""
+    """The filter options of a command."""
 
     queue: tuple[str, ...] = ()
     job: str | None = None
@@ -57,11 +57,11 @@ class Filters:
 
     @property
     def narrows(self) -> bool:
-        """Whether something beside the queue is said."""
+        """Whether any filter but the queue is given."""
         return replace(self, queue=()).any
 
     def wanted(self, now: float) -> Wanted:
-        """now: the moment at which the command began, by the server's clock; nothing newer is meant."""
+        """now: when the command began, by the server's clock; newer failures are excluded."""
         from qd.store.failed import Wanted
 
         ends = [now, *(moment(at, now) for at in (self.until,) if at is not None)]
@@ -75,20 +75,18 @@ def moment(at: Moment, now: float) -> float:
 
 
 def filters(function: F) -> F:
-    """Decorator: the options that say which records; the command is given them as `Filters`."""
+    """Decorator: adds the filter options; the command turns their values into `Filters`."""
     add = (
+        click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
+        click.option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
         click.option(
-            "-q", "--queue", multiple=True, metavar="QUEUE", help="Only those of this queue; more than once: any."
-        ),
-        click.option("--job", metavar="NAME", help="Only jobs of this name; 'mail.*' is any that fits."),
-        click.option(
-            "--error", metavar="CLASS", help="Only those that ended with this exception; '*Error' is any that fits."
+            "--error", metavar="CLASS", help="Only those that failed with this exception; '*Error' is a pattern."
         ),
         click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
         click.option(
             "--since", type=Time(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
         ),
-        click.option("--until", type=Time(), metavar="TIME", help="Only those that had failed by then: as --since."),
+        click.option("--until", type=Time(), metavar="TIME", help="Only those that failed before; written as --since."),
         click.option(
             "--older-than", type=context.Span(), metavar="TIME", help="Only those that failed longer ago than this."
         ),
@@ -100,7 +98,7 @@ def filters(function: F) -> F:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command looks: a connection's failed stores, those of `queues`, at the moment it began."""
+    """The failed stores that a command reads: of a connection and `queues`, when it began."""
 
     store: FailedStore
     connection: str
@@ -121,7 +119,7 @@ def place(asked: tuple[str, ...], *, changes: bool = True) -> Place:
 
 
 def single(word: str, found: list[Record]) -> Record:
-    """The one record that `word` means, whole or as a beginning. Raises Refused when they are several."""
+    """The one record that `word`, an id or its beginning, names. Raises Refused if it names several."""
     whole = [record for record in found if word in (record.id, record.uuid, record.job_id)]
     found = whole or found
     if len(found) == 1:

@@ -1,8 +1,7 @@
-"""How far a command has come: a bar where stderr is a terminal, else a line now and then.
+"""`qd failed retry` and `forget`: failed jobs are sent again or deleted, at most a hundred in a step.
 
-`qd failed retry` and `forget`: failed jobs are sent again, or deleted, a hundred at most in a step.
-
-Wherever such a command is ended, each job has either been moved or not: it is called again, and does the rest.
+However such a command is interrupted, each job was either moved or not: run it again to do the rest. Progress is a bar
+if stderr is a terminal, else a line now and then.
 """
 
 from __future__ import annotations
@@ -27,11 +26,15 @@ if TYPE_CHECKING:
     from qd.store.failed import Record
 
 
-EVERY = 5.0  # seconds between two lines
+EVERY = 5.0  # seconds between two progress lines
+CHUNK = 100  # records in one step
+HEAVY = 4 << 20  # bytes in one step, unless one record is larger
+MOST = 20  # jobs that are named if they cannot be sent
+Step = Callable[[list["Record"]], list[str | None]]  # result for each: None if done, "" if it was gone, else why not
 
 
 class Progress:
-    """total: how many there are; None: that is not known before they have been looked at."""
+    """total: None if it is unknown before all records were read."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total = what, total
@@ -51,7 +54,7 @@ class Progress:
         return self
 
     def at(self, done: int) -> None:
-        """So many are done."""
+        """`done` records are done."""
         if self._bar is not None:
             self._bar.update(0, completed=done)
         elif time.monotonic() - self.said_at >= EVERY:
@@ -65,19 +68,13 @@ class Progress:
             self._bar.stop()
 
 
-CHUNK = 100  # records of one step,
-HEAVY = 4 << 20  # and bytes of them, as far as one is not larger
-TOLD = 20  # records that are not sent, each in a line
-Step = Callable[[list["Record"]], list[str | None]]  # what became of each: None, done; "", gone before; else why not
-
-
 class Rate(click.FloatRange):
-    """A number a second."""
+    """A number per second."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
-            self.fail(f"{value!r} is no number a second (without --rate: as fast as it goes)", param, ctx)
+            self.fail(f"{value!r} is not a number per second (without --rate: as fast as possible)", param, ctx)
         return found
 
 
@@ -86,11 +83,11 @@ class Tally:
     """What a command has done so far."""
 
     done: int = 0
-    gone: int = 0  # somebody else was faster
-    refused: list[dict[str, str]] = field(default_factory=list)  # the first TOLD of them
+    gone: int = 0  # retried or forgotten by another command meanwhile
+    refused: list[dict[str, str]] = field(default_factory=list)  # the first MOST of them
     refusals: int = 0
     unknown: list[str] = field(default_factory=list)
-    batches: set[str] = field(default_factory=set)  # of the jobs that were done
+    batches: set[str] = field(default_factory=set)  # of the jobs that are done
 
     def count(self, record: Record, why: str | None) -> None:
         if why is None:
@@ -101,7 +98,7 @@ class Tally:
             self.gone += 1
         else:
             self.refusals += 1
-            if self.refusals <= TOLD:
+            if self.refusals <= MOST:
                 self.refused.append({"id": record.job_id, "record": record.id, "reason": why})
                 output.note(f"qd: {record.job_id} ({record.job or 'no job'}) stays failed: {why}")
 
@@ -112,26 +109,25 @@ class Tally:
 
 @click.command("retry")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
-)
+@click.option("--all", "every", is_flag=True, help="Every failed job matching the filters.")
 @filters
-@click.option("--rate", type=Rate(0, min_open=True), metavar="N", help="Send this many a second at most.")
+@click.option("--rate", type=Rate(0, min_open=True), metavar="N", help="Send at most this many per second.")
 @click.option(
-    "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
+    "--force", is_flag=True, help="Include those whose row in failed_jobs was retried or forgotten with artisan."
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @context.options
-def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **said: Any) -> int:
+def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **given: Any) -> int:
     """Send failed jobs to their queues again, the oldest first.
 
-    Each begins anew: no attempts, no crashes, and its time to be retried as long as it was. Ended half-way, it is called
-    again: no job is lost or doubled.
+    Each starts afresh: no attempts, no crashes, and the full time of retry_for. If the command is interrupted, run it again:
+    no job is lost or doubled.
     """
-    which = Filters(**said)
-    asked(ids, every, which, "send again")
+    which = Filters(**given)
+    check_choice(ids, every, which, "send again")
+
     at = place(which.queue)
-    step = tried(at, force) if dry_run else resent(at, force)
+    step = refusals(at, force) if dry_run else resend(at, force)
     tally = Tally()
     what = "would be sent again" if dry_run else "sent again"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
@@ -142,30 +138,28 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 
 def tell_batches(at: Place, ids: Sequence[str]) -> None:
-    """Print which of these batches can never succeed, whatever is retried. Checks the first TOLD of them."""
+    """Note which of these batches can never succeed, whatever is retried. Checks the first MOST of them."""
     from qd.dispatch.batch import lost, lost_text
     from qd.drivers.keyspace.records import KeptBatches
 
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
-    for id in ids[:TOLD]:
+    for id in ids[:MOST]:
         if gone := lost(id, batches, at.store):
             output.note(output.clean(f"qd: {lost_text(id, gone)}"))
 
 
 @click.command("forget")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--all", "every", is_flag=True, help="All that have failed until now, or of them those that the filters say."
-)
+@click.option("--all", "every", is_flag=True, help="Every failed job matching the filters.")
 @filters
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @context.options
-def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int:
-    """Delete failed jobs, for good and without asking."""
-    which = Filters(**said)
-    asked(ids, every, which, "forget")
+def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> int:
+    """Delete failed jobs permanently, without confirmation."""
+    which = Filters(**given)
+    check_choice(ids, every, which, "forget")
     at = place(which.queue)
-    step = looked if dry_run else forgotten(at)
+    step: Step = (lambda chunk: [None] * len(chunk)) if dry_run else forget_chunks(at)
     tally = Tally()
     what = "would be forgotten" if dry_run else "forgotten"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
@@ -174,10 +168,10 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **said: Any) -> int
     return tally.code
 
 
-def asked(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
-    """Raises UsageError unless the words say which records are meant, in one way."""
+def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
+    """Raises UsageError unless records are chosen in exactly one way."""
     if ids and (every or which.narrows):
-        raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: records are named in one way only")
+        raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: choose records in one way only")
     if not ids and not every and not which.any:
         raise click.UsageError(f"say which to {verb}: ids of `qd failed list`, filters, or --all")
 
@@ -191,8 +185,8 @@ def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
 
 
 def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
-    """The records that are meant, queue by queue, the oldest first. Words that mean none are noted; raises Refused for
-    one that means several, before anything is done."""
+    """The chosen records, queue by queue, the oldest first. Notes words that match none; raises Refused for one that
+    matches several, before anything is done."""
     if not ids:
         wanted = which.wanted(at.now)
         return chain.from_iterable(at.store.of_queue(queue, wanted, newest=False) for queue in at.queues)
@@ -205,12 +199,12 @@ def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Itera
 
 
 def total(at: Place, ids: Sequence[str], which: Filters) -> int | None:
-    """How many are meant; None: that is not known before they have been looked at."""
+    """How many are chosen; None if that is unknown before all records were read."""
     return len(ids) or (None if which.narrows else at.store.count(at.queues))
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """In their order, each chunk of one queue."""
+    """In order, each chunk from one queue."""
     chunk, heavy = list[Any](), 0
     for record in records:
         if chunk and (len(chunk) >= most or heavy + len(record.payload) > HEAVY or chunk[0].queue != record.queue):
@@ -226,7 +220,7 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
 
 
 def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, rate: float | None = None) -> None:
-    """Chunk by chunk, no faster than `rate` a second, with a bar on a terminal; then a line that says what was done."""
+    """Chunk by chunk, at most `rate` records per second, with a progress bar; then prints what was done."""
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
     with progress:
         due = time.monotonic()
@@ -239,46 +233,41 @@ def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, 
             progress.at(tally.done)
     if context.given().json:
         return
-    if tally.refusals > TOLD:
-        output.note(f"qd: {tally.refusals} stay failed, the first {TOLD} are named above")
+    if tally.refusals > MOST:
+        output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
         output.say(output.clean(f"{output.count(tally.done, 'job')} {progress.what}"))
 
 
-def looked(chunk: list[Record]) -> list[str | None]:
-    """Forgetting refuses nothing."""
-    return [None] * len(chunk)
-
-
-def tried(at: Place, force: bool) -> Step:
-    """What a retry would refuse, as far as the records say it: who has a lock is not known before it is tried."""
+def refusals(at: Place, force: bool) -> Step:
+    """What a retry would refuse according to the records; locks are only known when it is tried."""
     return lambda chunk: at.store.refused(chunk, at.now, force=force)
 
 
-def resent(at: Place, force: bool) -> Step:
-    tell = teller(at.connection)
+def resend(at: Place, force: bool) -> Step:
+    notify = listeners_of(at.connection)
 
     def step(chunk: list[Record]) -> list[str | None]:
-        said = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force)
-        tell([record for record, why in zip(chunk, said, strict=True) if why is None])
-        return said
+        results = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force)
+        notify([record for record, why in zip(chunk, results, strict=True) if why is None])
+        return results
 
     return step
 
 
-def teller(connection: str) -> Callable[[list[Record]], None]:
-    """Tells the app's listeners which jobs were sent again; nobody, where no app is named or it does not import."""
+def listeners_of(connection: str) -> Callable[[list[Record]], None]:
+    """Notifies the app's listeners which jobs were sent again; does nothing if no app is named, or it does not import."""
     from qd.dispatch.batch import emit_retried
 
     try:
         found = context.app_if_named(context.loaded())
     except QdError as error:
-        output.note(f"qd: listeners of JobRetryRequested are not told: {error}")
+        output.note(f"qd: listeners of JobRetryRequested are not notified: {error}")
         found = None
     if found is None:
         return lambda records: None
     return partial(emit_retried, found._listeners, connection)
 
 
-def forgotten(at: Place) -> Step:
+def forget_chunks(at: Place) -> Step:
     return lambda chunk: at.store.forget(chunk[0].queue, chunk)

@@ -1,4 +1,4 @@
-"""`qd failed list` and `show`: what has failed, when, where and why. Reads only."""
+"""`qd failed list` and `show`: which jobs failed, when, where and why. Reads only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qd.store.failed import Record
 
 
-SHOWN = 100  # records of a table, where nobody says how many
+SHOWN = 100  # records of a table without --limit
 
 
 # -- list
@@ -30,10 +30,10 @@ SHOWN = 100  # records of a table, where nobody says how many
     "--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; with --json: all]"
 )
 @context.options
-def list_(limit: int | None, **said: Any) -> None:
+def list_(limit: int | None, **given: Any) -> None:
     """List failed jobs, the newest first."""
     context.given().only_looks = True
-    which = Filters(**said)
+    which = Filters(**given)
     at = place(which.queue, changes=False)
     records = at.store.records(at.queues, which.wanted(at.now))
     if context.given().json:
@@ -41,7 +41,7 @@ def list_(limit: int | None, **said: Any) -> None:
     most = SHOWN if limit is None else limit
     rows = [row(record, at.now) for record in islice(records, most or None)]
     if not rows:
-        return output.note("nothing has failed" if not which.any else "no failed job fits")
+        return output.note("nothing has failed" if not which.any else "no failed job matches")
     output.table(("id", "queue", "job", "error", "reason", "attempts", "failed"), rows, right=("attempts",))
     if most and next(records, None) is not None:
         output.note(f"the newest {most} of more; --limit 0 shows all")
@@ -55,7 +55,7 @@ def row(record: Record, now: float) -> tuple[object, ...]:
 
 
 def stream(records: Iterator[Record]) -> None:
-    """One JSON array, written as it is read: any number of records takes no more memory than one."""
+    """One JSON array, written record by record to bound memory."""
     mark = "["
     for record in records:
         click.echo(mark + "\n" + json.dumps(document(record)), nl=False)
@@ -81,7 +81,7 @@ def document(record: Record) -> dict[str, Any]:
 
 @click.command("show")
 @click.argument("id", metavar="ID")
-@click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Look in this queue only.")
+@click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Search only this queue.")
 @context.options
 def show(id: str, queue: tuple[str, ...]) -> int:
     """Show all that is kept of a failed job.
@@ -98,13 +98,13 @@ def show(id: str, queue: tuple[str, ...]) -> int:
     if context.given().json:
         output.document({**document(one), "trace": one.trace, "death": one.death})
         return 0
-    for line in told(one, at.now):
+    for line in lines_of(one, at.now):
         output.say(line)
     return 0
 
 
-def told(record: Record, now: float) -> Iterator[str]:
-    """Everything for people: the facts, the traceback, how its worker died, the payload."""
+def lines_of(record: Record, now: float) -> Iterator[str]:
+    """The facts, the traceback, how its worker died, the payload."""
     count, first = record.failures
     failed = moment_of(record.failed_at, now)
     facts = {
@@ -141,7 +141,7 @@ def value_of(key: str, value: object) -> str:
 
 
 def pretty(record: Record) -> str:
-    """The payload in lines; as it is, where it is no JSON."""
+    """The payload, indented; unchanged if it is not JSON."""
     try:
         return json.dumps(json.loads(record.payload), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):

@@ -1,7 +1,4 @@
-"""`qd schedule`: the entries of the schedule, looked at and steered.
-
-The commands of `qd schedule`.
-"""
+"""`qd schedule`: show, run and pause the entries of the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qd schedule pause`, `resume` and `clear-locks`: what every scheduler on every host obeys."""
+"""`qd schedule pause`, `resume` and `clear-locks`: obeyed by every scheduler on every host."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume by itself after this long.")
-@click.option("--reason", default="", metavar="TEXT", help="Say why, for those who look at `qd schedule list`.")
+@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume automatically after this long.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd schedule list`.")
 @context.options
 def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
-    """Let entries pass their ticks, on every host.
+    """Skip the ticks of these entries, on every host.
 
-    Without NAME: all of them, those declared later too.
+    Without NAME: of all entries, also those declared later.
 
-    What runs already goes on. Ticks that pass are over: a resumed entry runs at its next one.
+    Runs continue. Skipped ticks are gone: a resumed entry runs at its next one.
     """
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd schedule resume`")
@@ -47,13 +47,13 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
 
 
 def checked(names: tuple[str, ...]) -> Settings:
-    """The configuration. Refuses a name that the app does not declare; without an app nobody knows."""
+    """The configuration. Raises Refused for a name that the app does not declare, if there is an app."""
     found = context.loaded()
     if not names:
         return context.settings()
     own = app_if_named(found)
     if own is None:
-        output.note("qd: no app is named, so nobody knows whether it declares such entries")
+        output.note("qd: no app is named, so it is unknown whether such entries exist")
         return found
     named(own.schedule.entries(), names)
     return own.settings
@@ -65,22 +65,22 @@ def checked(names: tuple[str, ...]) -> Settings:
 def resume(names: tuple[str, ...]) -> None:
     """Let entries run again, from their next tick.
 
-    Without NAME: all that is paused.
+    Without NAME: all that are paused.
     """
     found = context.settings()
     store = context.store(found, found.control)
     there = {schedule.ALL, *schedule.paused(store)}
-    strangers = [name for name in names if name not in there]  # a paused one may be gone from the code
-    if strangers:
-        checked(tuple(strangers))
+    unknown = [name for name in names if name not in there]  # a paused entry may no longer be declared
+    if unknown:
+        checked(tuple(unknown))
     were = schedule.resume(store, names or list(schedule.paused(store)))
     every = bool(names) and schedule.ALL in schedule.paused(store)
     if context.given().json:
         listed = [{"entry": name, "was_paused": name in were} for name in names or were]
         return output.document({"resumed": listed, "all_paused": every})
     for name in names or were:
-        said = "resumed" if name in were else "was not paused"
-        output.say(f"{'all entries' if name == schedule.ALL else output.clean(name)}: {said}")
+        result = "resumed" if name in were else "was not paused"
+        output.say(f"{'all entries' if name == schedule.ALL else output.clean(name)}: {result}")
     if not names and not were:
         output.say("nothing was paused")
     if every:
@@ -93,10 +93,10 @@ def resume(names: tuple[str, ...]) -> None:
 def clear_locks(names: tuple[str, ...]) -> None:
     """Free the locks of entries without overlapping.
 
-    Whoever has them; without NAME: of all entries.
+    Without NAME: of all entries, whoever holds them.
 
-    A run that is alive goes on, and its entry may then run beside it. Locks end by themselves: that of a run within
-    [schedule] lease after its host has died, that of a job with the job.
+    A running entry continues, and may then run twice at once. Locks end by themselves: that of a run within [schedule] lease
+    after its host has died, that of a job with the job.
     """
     own = app()
     entries = named(own.schedule.entries(), names)
@@ -112,7 +112,7 @@ def clear_locks(names: tuple[str, ...]) -> None:
 
 
 def free(own: Qd, found: Settings, entry: Entry) -> Iterator[Overlap]:
-    """Free its locks. Yields who had them."""
+    """Free its locks. Yields their holders."""
     place = sent(own, entry)
     store = context.store(found, where(found, place))
     for key in lock_keys(store, entry, place):

@@ -1,13 +1,10 @@
-"""What became of the entries in one minute: heard from the scheduler's lines, told to people at once, kept for programs.
-
-`qd schedule run`: the ticks of one minute, for a line of a crontab. Any number of hosts may have that line: each tick is
-claimed, as by every scheduler.
+"""`qd schedule run`: the ticks of one minute, for a crontab, on any number of hosts; each tick is claimed as usual.
 
     the minute by the server's clock -> Scheduler.turn, until its last tick is decided and its runs have ended
 
-The scheduler's own lines, as its commands show them: told to people as results, not logged.
+`qd schedule test`: runs an entry here and now.
 
-`qd schedule test`: runs an entry here and now, to see whether it works.
+Both show the scheduler's own log lines as results.
 """
 
 from __future__ import annotations
@@ -46,16 +43,24 @@ if TYPE_CHECKING:
 
 
 SKIPS = ("schedule.skipped", "schedule.missed")
+MINUTE = 60
+EARLY = 5.0  # seconds by which the server's clock may be behind cron's: then its next minute is meant
+GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
+AWAY = "a server was unreachable until the minute was over"
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-class Became:
-    """start, end: of the minute, unix seconds. speaks: whether people are told; reasons: of what did not run, too."""
+class MinuteReport:
+    """What happened to the entries in one minute, from the scheduler's log lines.
+
+    start, end: of the minute, unix seconds. speaks: print results at once; reasons: print skipped entries, too.
+    """
 
     def __init__(self, found: Settings, entries: Sequence[Entry], start: float, *, speaks: bool, reasons: bool) -> None:
         self.start, self.end = start, start + 60
         self.ran: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
-        self.stopped = ""  # why not all of the minute was worked on
+        self.stopped = ""  # why the minute was not completed
         self._settings, self._entries = found, entries
         self._speaks, self._reasons = speaks, reasons
 
@@ -63,10 +68,10 @@ class Became:
     def failed(self) -> bool:
         return any(one["outcome"] == "failed" for one in self.ran)
 
-    # -- heard
+    # -- lines
 
-    def hear(self, event: str, fields: Mapping[str, Any]) -> bool:
-        """A line of the scheduler. False: it is not about a tick."""
+    def read(self, event: str, fields: Mapping[str, Any]) -> bool:
+        """A log line of the scheduler. Returns False if it is not about a tick."""
         name, kind = str(fields.get("entry", "")), event.removeprefix("schedule.")
         if kind in ("sent", "done", "failed"):
             self._run(name, kind, fields)
@@ -93,13 +98,13 @@ class Became:
         if self._speaks and self._reasons:
             output.say(output.clean(f"skipped {name}: {reason}"))
 
-    # -- at the end
+    # -- the end
 
     def close(self, elsewhere: Mapping[str, str]) -> None:
-        """Tell of the entries of which nothing was heard. elsewhere: entry -> the host that took its tick, where known."""
-        heard = {one["entry"] for one in (*self.ran, *self.skipped)}
+        """Report the entries without a line. elsewhere: entry -> the host that took its tick, if known."""
+        known = {one["entry"] for one in (*self.ran, *self.skipped)}
         for entry in self._entries:
-            if entry.name not in heard:
+            if entry.name not in known:
                 self._skip(entry.name, self._why(entry, elsewhere))
 
     def _why(self, entry: Entry, elsewhere: Mapping[str, str]) -> str:
@@ -111,7 +116,7 @@ class Became:
         if due >= self.end:
             first = next_of(entry, self.start - 0.001)
             if first is None:
-                return "not due within a year: its hours let no tick through"
+                return "not due within a year: its hours exclude all ticks"
             return f"not due before {moment(first, entry.timing.zone)} {entry.timing.zone}"
         if self.stopped:
             return self.stopped
@@ -122,29 +127,22 @@ class Became:
 
 
 def seconds(at: object) -> float | None:
-    """Unix seconds of a moment as a line of the log says it."""
+    """Unix seconds of a time as written in log lines."""
     try:
         return datetime.fromisoformat(str(at)).timestamp() if at else None
     except ValueError:
         return None
 
 
-MINUTE = 60
-EARLY = 5.0  # seconds by which the server's clock may be behind that of cron: then its next minute is meant
-GRACE = 10.0  # seconds after the end of the minute in which its last ticks may still be taken
-AWAY = "a server was away until the minute was over"
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-
-
 @click.command("run")
-@click.option("--reason", is_flag=True, help="Tell of each entry that did not run why it did not.")
+@click.option("--reason", is_flag=True, help="Explain why entries did not run.")
 @context.options
 def run(reason: bool) -> int:
     """Run what is due in this minute, for a crontab.
 
-    Any number of hosts may call it each minute: every tick runs once. It stays to the end of the minute where an
-    entry comes more often, and until what it runs has ended. TERM: no more
-    is begun; a second one ends what runs. Exit 1: a run failed.
+    Any number of hosts may call it each minute: every tick runs once. It stays until the end of the minute if an entry
+    comes more often, and until its runs have ended. TERM: start no more runs; a second TERM kills runs. Exit 1: a run
+    failed.
     """
     own = app()
     found, entries = own.settings, own.schedule.entries()
@@ -153,31 +151,31 @@ def run(reason: bool) -> int:
     store = context.store(found, found.control)
     now = store.now()
     start = minute_of(now)
-    became = Became(found, entries, start, speaks=not context.given().json, reasons=reason)
+    report = MinuteReport(found, entries, start, speaks=not context.given().json, reasons=reason)
     if here:
         from qd.scheduler.scheduler import Scheduler  # the command line starts without it
 
-        log, host, owner = Heard(became.hear, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
-        span = (start, became.end - 0.001)
+        log, host, owner = TickLog(report.read, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
+        span = (start, report.end - 0.001)
         scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
-        scheduler.down = bool(laravels(found))  # of `qd down` it knows itself
-        with aside() if context.given().json else contextlib.nullcontext():
-            Minute(scheduler, became, became.end - now).work()
+        scheduler.down = bool(laravels(found))  # it reads `qd down` itself
+        with stdout_to_stderr() if context.given().json else contextlib.nullcontext():
+            Minute(scheduler, report, report.end - now).work()
     if reason or context.given().json:
-        became.close(taken_by(store, start))
+        report.close(taken_by(store, start))
     if context.given().json:
-        output.document(became.document())
-    return 1 if became.failed else Exit.UNAVAILABLE if became.stopped == AWAY else 0
+        output.document(report.document())
+    return 1 if report.failed else Exit.UNAVAILABLE if report.stopped == AWAY else 0
 
 
 def minute_of(now: float) -> float:
-    """The beginning of the minute that is meant at this moment, unix seconds."""
+    """The beginning of the minute that is meant, unix seconds."""
     return (now + EARLY) // MINUTE * MINUTE
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
-    """What runs print goes to stderr: stdout is for the one document."""
+def stdout_to_stderr() -> Iterator[None]:
+    """What runs print goes to stderr; stdout is for the document."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -190,7 +188,7 @@ def aside() -> Iterator[None]:
 
 
 def taken_by(store: Store, start: float) -> dict[str, str]:
-    """Entry -> the host that says that it has taken its last tick, where that is of this minute."""
+    """Entry -> the host that took its last tick, if that was in this minute."""
     try:
         notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
     except QdError:
@@ -199,22 +197,22 @@ def taken_by(store: Store, start: float) -> dict[str, str]:
 
 
 class Minute:
-    """seconds: until the minute is over, by the server's clock."""
+    """Turns the scheduler until the minute is complete. seconds: until then, by the server's clock."""
 
-    def __init__(self, scheduler: Scheduler, became: Became, seconds: float) -> None:
-        self.scheduler, self.became = scheduler, became
+    def __init__(self, scheduler: Scheduler, report: MinuteReport, seconds: float) -> None:
+        self.scheduler, self.report = scheduler, report
         self._mailbox = Mailbox()
         self._until = time.monotonic() + seconds + GRACE
-        self._asked = False
+        self._asked_to_stop = False
 
     def work(self) -> None:
-        """Until all is decided and has ended, or it was told to stop."""
+        """Until all is decided and has ended, or a signal stops it."""
         self._mailbox.open((*STOPPING, signal.SIGCHLD))
         try:
             while not self._over():
                 self._mailbox.peek(self.scheduler.turn())
                 self._mailbox.repair()
-                self._hear()
+                self._read_signals()
         finally:
             self.scheduler.end()
             self.scheduler.close()
@@ -223,42 +221,39 @@ class Minute:
     def _over(self) -> bool:
         if time.monotonic() > self._until and not self.scheduler.drained:
             self._stop(AWAY)
-        # Of what was taken and could not be begun nothing is left to wait for then.
+        # Claimed runs whose server is unreachable are not waited for.
         return self.scheduler.idle or (self.scheduler.drained and not self.scheduler.runs.alive)
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         for number in self._mailbox.read():
             if number not in STOPPING:
                 continue
-            if self._asked:
+            if self._asked_to_stop:
                 self.scheduler.end()
-            self._asked = True
-            self._stop(f"this command was told to stop ({signal.Signals(number).name})")
+            self._asked_to_stop = True
+            self._stop(f"this command was stopped ({signal.Signals(number).name})")
 
     def _stop(self, why: str) -> None:
-        self.became.stopped = self.became.stopped or why
+        self.report.stopped = self.report.stopped or why
         self.scheduler.drain()
 
 
-Hear = Callable[[str, Mapping[str, object]], bool]
+class TickLog(Log):
+    """Lines about the schedule go to `read` first; those that it refuses (False), and all others, are logged on stderr.
 
-
-class Heard(Log):
-    """Lines about the schedule go to `hear` first; what it answers with False, and all else, is a line on stderr.
-
-    level: the least of those. Runs in processes of their own, which nobody here hears, have it too: for what the app logs.
+    level: the minimum of those. Runs, in separate processes, use it for what the app logs.
     """
 
-    def __init__(self, hear: Hear, level: str) -> None:
+    def __init__(self, read: Callable[[str, Mapping[str, object]], bool], level: str) -> None:
         super().__init__("scheduler")
-        self._hear, self._level = hear, level
+        self._read, self._level = read, level
 
     def of(self, role: str, write: Write | None = None) -> Log:
         return Log(role, level=self._level, write=write or self.write)
 
     def line(self, level: str, event: str, fields: Mapping[str, object]) -> None:
-        heard = event.startswith("schedule.") and self._hear(event, fields)
-        if not heard and LEVELS[level] >= LEVELS[self._level]:
+        done = event.startswith("schedule.") and self._read(event, fields)
+        if not done and LEVELS[level] >= LEVELS[self._level]:
             super().line(level, event, fields)
 
 
@@ -268,9 +263,8 @@ class Heard(Log):
 def test(name: str) -> int:
     """Run an entry here and now, to see whether it works.
 
-    Its timing, filters, pauses and locks do not count. A function or command runs with its hooks, and this waits
-    for it; the job of an entry is dispatched, and its id
-    printed. Exit 1: it failed.
+    Its timing, filters, pauses and locks are ignored. A function or command runs with its hooks, and this waits for it;
+    a job is dispatched, and its id printed. Exit 1: it failed.
     """
     own = app()
     (entry,) = named(own.schedule.entries(), [name])
@@ -281,8 +275,8 @@ def test(name: str) -> int:
         facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
         output.document({**facts, "took_s": round(ended.runtime, 3)})
     else:
-        said = f"failed: {ended.error}" if ended.error else "done"
-        output.note(f"{name} ({what(entry)}): {said}, took {output.duration(ended.runtime)}")
+        result = f"failed: {ended.error}" if ended.error else "done"
+        output.note(f"{name} ({what(entry)}): {result}, took {output.duration(ended.runtime)}")
     return 1 if ended.error else 0
 
 
@@ -296,24 +290,19 @@ def sent_now(entry: Entry, task: JobTask) -> int:
 
 
 def ran(own: Qd, entry: Entry) -> Ended:
-    """In a process of its own, as the scheduler runs it, but with nothing taken or noted in the store."""
+    """In a separate process, as by the scheduler, but without taking or noting anything in the store."""
     from qd.scheduler.runs import Runs  # the command line starts without it
 
     found = own.settings
-    nowhere = context.store_at("unix:///dev/null", "")  # nothing is asked of it: an embedded server need not start
-    aside = printing_aside if context.given().json else bool
-    runs = Runs(own, found, Heard(told, "info"), nowhere, forked=aside)
+    unused = context.store_at("unix:///dev/null", "")  # never queried, so an embedded server need not start
+    to_stderr = (lambda: os.dup2(2, 1)) if context.given().json else bool  # stdout is for the document
+    runs = Runs(own, found, TickLog(print_trace, "info"), unused, forked=to_stderr)
     return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 
 
-def told(event: str, fields: Mapping[str, object]) -> bool:
-    """Of a failed run its traceback is shown; how it ended is the command's own last line."""
+def print_trace(event: str, fields: Mapping[str, object]) -> bool:
+    """The traceback of a failed run; its outcome is the command's own last line."""
     if event == "schedule.failed" and fields.get("trace"):
         for line in str(fields["trace"]).rstrip().splitlines():
             output.note(line)
     return event in ("schedule.started", "schedule.done", "schedule.failed")
-
-
-def printing_aside() -> None:
-    """stdout is for the one document."""
-    os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""`qd schedule list`: what runs when, how it last went, and what holds it back. Reads only."""
+"""`qd schedule list`: what runs when, how it last went, and what prevents it. Reads only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.output import by_whom
-from qd.cli.schedule.state import EntryView, Overlap, looked, moment, off, overdue, unended, what, why_off
+from qd.cli.schedule.state import EntryView, Overlap, moment, off, overdue, read_entries, unended, what, why_off
 from qd.options.kinds import KINDS
 from qd.process.exit_codes import Exit
 from qd.schedule.entry import Entry, next_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
 
 
-WIDE = 60  # letters of what an entry does, in a table
+WIDE = 60  # characters of what an entry does, in a table
 
 
 class Zone(click.ParamType[str]):
@@ -39,17 +39,17 @@ class Zone(click.ParamType[str]):
 
 
 @click.command("list")
-@click.option("--timezone", type=Zone(), metavar="ZONE", help="Show moments in this zone.  [each entry's own]")
+@click.option("--timezone", type=Zone(), metavar="ZONE", help="Show times in this zone.  [each entry's own]")
 @context.options
 def list_(timezone: str | None) -> int:
     """List what runs when, how it went, what holds it back.
 
-    With the server away it shows what the app declares, and is exit 69.
+    If a server is unreachable, it shows what the app declares: exit 69.
     """
     context.given().only_looks = True
     own = app()
     entries, found = own.schedule.entries(), own.settings
-    seen = looked(own, found, entries)
+    seen = read_entries(own, found, entries)
     if context.given().json:
         output.document(document(entries, seen, found, timezone))
     else:
@@ -57,7 +57,7 @@ def list_(timezone: str | None) -> int:
             output.say(output.clean(line))
         say_entries(entries, seen, found, timezone)
     for name, why in seen.away.items():
-        output.note(f"qd: nothing is known of what stands on connection {name}: {why}")
+        output.note(f"qd: the state on connection {name} is unknown: {why}")
     return Exit.UNAVAILABLE if seen.away else Exit.OK
 
 
@@ -73,9 +73,7 @@ def above(seen: EntryView) -> Iterator[str]:
 
 def say_entries(entries: tuple[Entry, ...], seen: EntryView, found: Settings, zone: str | None) -> None:
     if not entries:
-        return output.note(
-            "nothing is scheduled: app.schedule(...) declares an entry, and so does [schedule.entries.NAME]"
-        )
+        return output.note("nothing is scheduled: declare an entry with app.schedule(...) or [schedule.entries.NAME]")
     head = ("name", "what", "when", "zone", "next", "last", "")
     rows = [row(entry, seen, found, zone) for entry in entries]
     output.table(head, rows)
@@ -114,7 +112,7 @@ def remarks(entry: Entry, seen: EntryView, found: Settings) -> Iterator[str]:
         yield f"paused{by_whom(note, seen.now)}"
     yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
     if (began := unended(entry, seen)) is not None and entry.name not in seen.locks:
-        yield f"begun {output.ago(max(0.0, seen.now - began))}, no end is known: it runs, or died with its scheduler"
+        yield f"started {output.ago(max(0.0, seen.now - began))}, end unknown: it runs, or died with its scheduler"
     if late := overdue(entry, seen, found):
         yield f"overdue for {output.duration(late)}"
     if (skip := seen.skipped.get(entry.name)) is not None and newest(skip, seen.last.get(entry.name)):

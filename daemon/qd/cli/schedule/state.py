@@ -1,8 +1,5 @@
-"""Whether qd would accept the qd commands that entries of the schedule run. For `qd config check` and `qd doctor`.
-
-The entries of the app, those that a command means by name, and what each does in words.
-
-What the servers know of the entries at this moment: `qd schedule list`, `qd status` and `qd doctor` read here.
+"""Entries of the app by name, what each does, and what the servers know of them: for `qd schedule`, `qd config check` and
+`qd doctor`.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def fault(task: Task) -> str:
-    """Why qd would refuse the command of an entry, "" if it would not. Parses it and runs nothing; lines for the shell, and
-    what begins with an option, are not checked."""
+    """Why qd would refuse the command of an entry, or "". Parses the command and runs nothing; shell lines, and commands
+    that begin with an option, are not checked."""
     if not isinstance(task, QdTask):
         return ""
     from qd.cli.main import command
@@ -56,12 +53,13 @@ def fault(task: Task) -> str:
     return ""
 
 
-LOOK = 100_000  # names of a server that are looked through
+MS = 0.001
+LOOK = 100_000  # names of a server that are scanned
 LIST = "`qd schedule list` shows them"
 
 
 class Sent(NamedTuple):
-    """Where the job of an entry goes. lock: of its overlap, "" where it has none."""
+    """Where the job of an entry is sent. lock: the unique lock against overlaps, or ""."""
 
     connection: str
     queue: str
@@ -79,15 +77,13 @@ def why_off(entry: Entry, found: Settings) -> str:
 
 
 def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
-    """The entries of these names, all of them where none is given. Refuses one that is not there."""
+    """The entries with these names, all if none is given. Raises Refused for an unknown name."""
     known = {entry.name: entry for entry in entries}
     for name in names:
         if name not in known:
             near = did_you_mean(name, known)
             there = ", ".join(known) if len(known) <= 20 else f"{len(known)} entries, {LIST}"
-            raise context.Refused(
-                output.clean(f"no entry of the schedule is called '{name}'{near} (known: {there or '-'})")
-            )
+            raise context.Refused(output.clean(f"unknown entry '{name}'{near} (known: {there or '-'})"))
     return [known[name] for name in dict.fromkeys(names)] if names else list(entries)
 
 
@@ -98,8 +94,9 @@ def what(entry: Entry) -> str:
         if isinstance(task.call, Chain):
             return repr(task.call).strip("<>")
         _, plan, data = task.call._to_send()
-        said = "" if data in (b"", b"{}", b"[]", b"null") else " " + data.decode("utf-8", "replace")
-        return plan.declared.name + said
+        return plan.declared.name + (
+            "" if data in (b"", b"{}", b"[]", b"null") else f" {data.decode('utf-8', 'replace')}"
+        )
     if isinstance(task, CallTask):
         function = task.function
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
@@ -107,7 +104,7 @@ def what(entry: Entry) -> str:
 
 
 def sent(app: Qd, entry: Entry) -> Sent | None:
-    """None: it sends no job. Raises ConfigError: its connection is not configured."""
+    """None if it sends no job. Raises ConfigError if its connection is not configured."""
     from qd.scheduler.entry_job import Guard, UserCodeFailed, job_of  # the command line starts without them
 
     job = job_of(app, entry, Guard())
@@ -117,12 +114,12 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
     try:
         ties = job.message().relations if entry.alone else None
     except UserCodeFailed:
-        ties = None  # the scheduler says so at its tick
+        ties = None  # the scheduler reports it at the tick
     return Sent(connection, queue, (ties and ties.unique) or "")
 
 
 def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
-    """The keys under which its overlap is locked, none where it may overlap; of one on every host those that are there."""
+    """The keys of its overlap lock, if it has one; for an on_every_host() entry those that exist."""
     if sent is not None:
         return [keys.unique(sent.lock)] if sent.lock else []
     if not entry.alone or not entry.every_host:
@@ -133,26 +130,21 @@ def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
 
 
 def where(found: Settings, sent: Sent | None) -> str:
-    """The connection on which its ticks are claimed and its lock is kept."""
+    """The connection that has its ticks and its lock."""
     return found.control if sent is None else sent.connection
 
 
 def moment(at: float, zone: str) -> str:
-    """`2026-11-22 07:00`, with seconds where there are some."""
+    """`2026-11-22 07:00`, with seconds if there are any."""
     found = datetime.fromtimestamp(at, zone_of(zone))
-    return (
-        f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
-        if not found.microsecond
-        else f"{found:%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    )
-
-
-MS = 0.001
+    if found.microsecond:
+        return f"{found:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    return f"{found:%Y-%m-%d %H:%M:%S}".removesuffix(":00")
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Who has the overlap of an entry: a process on a host, or a job that waits or runs."""
+    """The holder of an entry's overlap lock: a process on a host, or a job that waits or runs."""
 
     host: str = ""
     pid: int | None = None
@@ -162,8 +154,8 @@ class Overlap:
 
 @dataclass
 class EntryView:
-    """now: unix seconds by the server's clock, by this host's where it is away. away: connection -> why nothing is known of
-    what stands there. ticks: entry -> the last tick that was decided."""
+    """now: unix seconds by the server's clock, or this host's if it is unreachable. away: connection -> why it is
+    unreachable. ticks: entry -> the last decided tick."""
 
     now: float
     paused: dict[str, controls.Pause] = field(default_factory=dict)
@@ -175,8 +167,8 @@ class EntryView:
     away: dict[str, str] = field(default_factory=dict)
 
 
-def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> EntryView:
-    """Never raises for a server that is away."""
+def read_entries(app: Qd, found: Settings, entries: Sequence[Entry]) -> EntryView:
+    """Does not raise for an unreachable server."""
     seen = EntryView(time.time())
     places = {entry.name: sent(app, entry) for entry in entries}
     for name, there in by_connection(found, entries, places).items():
@@ -192,7 +184,7 @@ def looked(app: Qd, found: Settings, entries: Sequence[Entry]) -> EntryView:
 
 
 def by_connection(found: Settings, entries: Sequence[Entry], places: dict[str, Sent | None]) -> dict[str, list[Entry]]:
-    """Where what is known of them stands; the control connection first, also when there is none of them."""
+    """The entries by the connection that has their ticks; the control connection first, even without entries."""
     there: dict[str, list[Entry]] = {found.control: []}
     for entry in entries:
         there.setdefault(where(found, places[entry.name]), []).append(entry)
@@ -216,7 +208,7 @@ def read_ticks(seen: EntryView, store: Store, entries: Sequence[Entry]) -> None:
 
 
 def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
-    """Of the fields of hosts: the newest tick that any host has decided."""
+    """The newest tick of an on_every_host() entry that any host has decided."""
     found: dict[str, float] = {}
     for name, at in ticks.items():
         entry = keys.entry_of_host(name)
@@ -232,16 +224,16 @@ def read_locks(seen: EntryView, store: Store, entries: Sequence[Entry], places: 
 
 
 def read_overlap(raw: bytes, *, job: bool) -> Overlap:
-    """Bytes that are not ours are a lock too, nobody's."""
+    """A lock in another format has an unknown holder."""
     if job:
         return Overlap(job=raw.decode("utf-8", "replace"))
     try:
-        said: Any = json.loads(raw)
+        found: Any = json.loads(raw)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        found = None
+    if not isinstance(found, dict):
         return Overlap()
-    host, pid, at = said.get("host"), said.get("pid"), said.get("at")
+    host, pid, at = found.get("host"), found.get("pid"), found.get("at")
     return Overlap(
         host if isinstance(host, str) else "",
         pid if isinstance(pid, int) else None,
@@ -250,7 +242,7 @@ def read_overlap(raw: bytes, *, job: bool) -> Overlap:
 
 
 def overdue(entry: Entry, seen: EntryView, found: Settings) -> float:
-    """Seconds since a tick that should have been decided and was not; 0: none."""
+    """Seconds since a tick that should have been decided and was not, or 0."""
     at = seen.ticks.get(entry.name)
     if at is None or off(entry, found) or (due := entry.timing.next_after(at)) is None:
         return 0.0
@@ -259,12 +251,14 @@ def overdue(entry: Entry, seen: EntryView, found: Settings) -> float:
 
 
 def unended(entry: Entry, seen: EntryView) -> float | None:
-    """The last tick (unix seconds) at which a function or command was begun of whose end nothing is known: it runs, or died
-    with its scheduler. Jobs are a worker's business, and of an entry on every host only the newest end is kept."""
+    """The last tick (unix seconds) of a function or command whose end is unknown: it runs, or died with its scheduler. None
+    for jobs, which workers run, and for on_every_host() entries, where only the newest end is kept."""
     at = seen.ticks.get(entry.name)
     if at is None or isinstance(entry.task, JobTask) or entry.every_host or seen.away:
         return None
     known = [one.tick for one in (seen.last.get(entry.name), seen.skipped.get(entry.name)) if one is not None]
-    due = entry.timing.next_after(at - MS)  # what was first seen at some moment begins there, and that is no tick
+    due = entry.timing.next_after(
+        at - MS
+    )  # the field of a new entry holds the time it was first seen, which is no tick
     is_tick = due is not None and abs(due - at) < MS / 2
     return at if is_tick and all(tick < at - MS / 2 for tick in known) else None
