@@ -158,7 +158,7 @@ class Attempts:
             return self.verdicts.killed(attempt, death())
         if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
-            self.hooks.hear(limits.timeout, events.JobTimedOut, before_it)
+            self.hooks.notify(limits.timeout, events.JobTimedOut, before_it)
             if self.alarm.raised:
                 return Back(0.0, "the worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
@@ -236,30 +236,22 @@ class Attempts:
     # -- user code
 
     def _fire(self, attempt: Attempt, call: Callable[[], object]) -> Outcome:
-        error: BaseException
-        job, exit_if_copy = attempt.job, self.hooks.exit_if_copy
-        self._returned = False
+        error: BaseException | None = None
+        job, settled, self._returned = attempt.job, False, False
         try:
-            result = self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
-            exit_if_copy()
-            if job.outcome is None:
-                return DONE if job.relations is None else Done(result, job.skipped)
-            return self.verdicts.by_job(attempt)
+            self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
         except Settled:
-            exit_if_copy()
-            return self.verdicts.by_job(attempt)
-        except SystemExit as leaving:
-            exit_if_copy(leaving)
-            raise  # it ends the worker: a job that calls sys.exit counts as a crash
+            settled = True
         except BaseException as raised:
             error = raised
-        exit_if_copy(error)
+        self.hooks.exit_if_copy(error)
+        if isinstance(error, SystemExit):
+            raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
             self.recycle = error
-        if job.outcome is not None:
+        if settled or job.outcome is not None:
             return self.verdicts.by_job(attempt)
-        if self._returned and isinstance(error, EndJob):
-            # too late for the job: the alarm ended a listener
+        if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
             return DONE if job.relations is None else Done(self._result, job.skipped)
         return self.verdicts.after(attempt, self.alarm.ended_by or error)
 
@@ -288,11 +280,11 @@ class Attempts:
         """The job's result; for an async job, after running its coroutine."""
         return self.coroutines.run(result, self.alarm) if inspect.iscoroutine(result) else result
 
-    def hear_lost(self, reserved: Reserved) -> None:
+    def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
         try:
             payload = read(reserved.member)
         except Malformed:
             return
         job = self._running(payload, reserved, self.app._registry.get(payload.job))
-        self.hooks.hear(HOOK_SECONDS, events.LeaseLost, job)
+        self.hooks.notify(HOOK_SECONDS, events.LeaseLost, job)

@@ -62,7 +62,7 @@ class Hooks:
         self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
         listeners.worker = self._pid
 
-    def hear(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
+    def notify(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
         """Emit `event` if it has listeners. seconds: the timeout of the job."""
         if self.listeners.has(event):  # type: ignore[arg-type]
             self.run(seconds, lambda: self.emit(event, *facts))

@@ -321,7 +321,7 @@ class Settlement:
             self.slot[W.LOST] += 1
         if not notified and self._has_listeners:
             before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
-            self.attempts.hear_lost(job)
+            self.attempts.notify_lost(job)
             self.slot[W.STATE] = before
 
     @property
