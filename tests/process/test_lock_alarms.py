@@ -31,7 +31,7 @@ ROOMS = (
 )
 PLACES = tuple(HOME + room for room in ROOMS)
 # Before its first line is done nothing can be guarded: there the ttl is what frees the lock.
-BARE = ("__exit__", "surely")
+BARE = ("__exit__", "uninterrupted")
 
 
 class Alarm:

@@ -84,8 +84,8 @@ def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis
     with other:
         redis.call("DEL", "qd:mutex:{lost}")
         assert heard.wait(20)
-        until = other._hold.until  # type: ignore[union-attr]
-        eventually(lambda: other._hold.until > until + 2, what="two renewals of the other")  # type: ignore[union-attr]
+        until = other._held.until  # type: ignore[union-attr]
+        eventually(lambda: other._held.until > until + 2, what="two renewals of the other")  # type: ignore[union-attr]
         enough.set()
 
 
@@ -139,8 +139,8 @@ def test_a_server_that_hangs_costs_the_locks_on_another_nothing(app: Qd, frozen:
             hold = lock._mine("renew")
             hold.due = time.monotonic()  # as after 200 s
             renewals(hold).add(hold)
-        until = near._hold.until  # type: ignore[union-attr]
-        eventually(lambda: near._hold.until > until + 2, 20, what="renewals of the near one")  # type: ignore[union-attr]
+        until = near._held.until  # type: ignore[union-attr]
+        eventually(lambda: near._held.until > until + 2, 20, what="renewals of the near one")  # type: ignore[union-attr]
         assert not near.lost
     os.kill(pid_of(frozen), signal.SIGCONT)
     for lock in hung:
@@ -209,7 +209,7 @@ def test_a_release_that_is_called_again_after_a_lost_answer_is_no_loss_within_th
     lock = app.lock("report", ttl=30)
     assert lock.acquire()
     hold = lock._mine("release")
-    hold._asked_back = True  # and the answer was lost
+    hold._release_sent = True  # and the answer was lost
     redis.call("DEL", "qd:mutex:{report}")
     if over:
         hold.until = time.monotonic()

@@ -7,13 +7,13 @@ import gc
 
 import pytest
 
-from qd.locks.waiting import MOST, _doors, door_of
+from qd.locks.waiting import MOST, _limits, waiter_limit
 
 
 def test_the_door_lets_so_many_in_and_the_others_in_order():
     async def main() -> None:
-        door, entered = door_of("report"), list[int]()
-        assert door_of("report") is door is not door_of("other")
+        door, entered = waiter_limit("report"), list[int]()
+        assert waiter_limit("report") is door is not waiter_limit("other")
 
         async def come(number: int) -> None:
             assert await door.enter(None)
@@ -39,4 +39,4 @@ def test_the_door_lets_so_many_in_and_the_others_in_order():
 
     asyncio.run(main())
     gc.collect()
-    assert len(_doors) == 0
+    assert len(_limits) == 0

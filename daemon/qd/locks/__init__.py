@@ -1,9 +1,9 @@
 """app.lock and app.limiter.
 
-lease      A lock in hand: renewed, extended, lost; names and owners.
+lease      A held lock: renewed, extended, released, lost; names and owners.
 limiter    Limiter.
 lock       Lock.
-waiting    Waiting in line, in threads and in coroutines.
+waiting    Waiting for a lock, in threads and in coroutines.
 """
 
 from __future__ import annotations

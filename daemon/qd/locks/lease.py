@@ -1,11 +1,7 @@
-"""What lock and limiter are made of: names, lengths of time, owners, and the server that is asked.
+"""A held lock and its renewal; and what Lock and Limiter share: checks of arguments, owners, the server.
 
-A lock in hand: extended, renewed, given back, or found to be lost. Used by lock.py, and by the thread that renews.
-
-The threads that renew the locks with renew=True: one a connection, so that a server which hangs costs those of another
-nothing; there while there is something to renew.
-
-A copy that was forked has no such thread and renews nothing; locks that it takes itself get a thread of its own.
+Locks with renew=True are renewed by one thread per connection, so that a hanging server does not delay the locks of another.
+The thread runs while there is something to renew. A forked copy of the process does not renew the locks of its parent.
 """
 
 from __future__ import annotations
@@ -29,14 +25,16 @@ from qd.store.base import Store, store_of
 from qd.store.locks import Mutex
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds the server may take to answer, as a connection has them anyway
+PATIENCE = 5.0  # seconds the server may take to reply, the default of a connection
 ALREADY = nullcontext()
 LONGEST = 200  # characters of a name
-AWAY = 60.0  # seconds for which a server may be away while one waits without a timeout
+AWAY = 60.0  # seconds for which a server may be unreachable while waiting without a timeout
+LEAST = 0.2  # seconds that a renewal may take at least
+log = logging.getLogger("qd.locks")
 
 
 class Owner(NamedTuple):
-    """Who has a lock. id: of this one taking of it."""
+    """The owner of a lock. id: of this acquire()."""
 
     host: str
     pid: int
@@ -51,18 +49,18 @@ def new_owner() -> str:
 
 
 def read_owner(text: str) -> Owner:
-    """Of one that another program has written, the text is all that is known: host "", pid 0."""
+    """An owner that another program has written has only an id: host "", pid 0."""
     host, _, rest = text.partition("/")
     pid, slash, id = rest.partition("/")
     return Owner(host, int(pid), id) if slash and pid.isdecimal() else Owner("", 0, text)
 
 
 class LockServer:
-    """The store on the connection called `connection` (None: the default), as the calling thread sees it."""
+    """The store on a connection (None: the default one) of the calling thread."""
 
     def __init__(self, connections: Connections, connection: str | None) -> None:
         self._connections, self._connection = connections, connection
-        self.server = (id(connections), connection)  # what is one server, as far as is known here
+        self.identity = (id(connections), connection)  # equal for the same server
 
     @property
     def store(self) -> Store:
@@ -72,22 +70,21 @@ class LockServer:
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return self._connections.get(self._connection).within(seconds)
 
-    def ask(self, ask: Callable[[Store], T], patience: float = PATIENCE) -> T:
-        """What the store says. An alarm waits until it has; raises ConnectionLost, ServerRefused, ConfigError.
+    def call(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
+        """The result of act(store); an alarm is delayed until then. Raises ConnectionLost, ServerRefused, ConfigError.
 
-        Asked once more where the connection broke at once, as one does that the server has closed: whatever is asked here
-        may be asked twice.
+        Calls it again if the connection broke immediately, as one that the server has closed, so `act` must be idempotent.
         """
         queue, began = self._connections.get(self._connection), time.monotonic()
         with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
             try:
-                return ask(store_of(queue))
+                return act(store_of(queue))
             except (Unreachable, ServerBusy):
                 raise
             except ConnectionLost:
                 if time.monotonic() - began > patience / 2:
                     raise
-            return ask(store_of(queue))
+            return act(store_of(queue))
 
 
 def checked_name(what: str, name: object) -> str:
@@ -121,7 +118,7 @@ def checked_ttl(name: str, ttl: object, what: str = "ttl") -> float:
 
 
 def checked_timeout(whose: str, timeout: object) -> float | None:
-    """Seconds; None: without end. Raises ArgumentError."""
+    """Seconds; None: no limit. Raises ArgumentError."""
     if timeout is None:
         return None
     try:
@@ -130,28 +127,23 @@ def checked_timeout(whose: str, timeout: object) -> float | None:
         raise ArgumentError(f"{whose}: timeout: {error}") from None
 
 
-log = logging.getLogger("qd.locks")
-LEAST = 0.2  # seconds that a call to renew it may take at least
-
-
 class HeldLock:
-    """`token` of the lock of `mutex`, taken at the monotonic moment `began` for `ttl` seconds. told: called once when it is
-    found to be lost. until: the moment to which it is certainly ours, as far as is known here. due: that at which it is to
-    be renewed: a third of the ttl after it was held for a ttl."""
+    """A lock taken at the monotonic time `began` for `ttl` seconds. on_lost: called once with the token if it is lost.
+    until: it is ours at least up to this monotonic time. due: when to renew it, a third of the ttl after the last time."""
 
     def __init__(
-        self, place: LockServer, mutex: Mutex, ttl: float, token: int, began: float, told: Callable[[int], object]
+        self, server: LockServer, mutex: Mutex, ttl: float, token: int, began: float, on_lost: Callable[[int], object]
     ) -> None:
-        self._place, self._mutex, self._told = place, mutex, told
+        self._server, self._mutex, self._on_lost = server, mutex, on_lost
         self.ttl, self.token, self.began = ttl, token, began
         self._held_until(began + ttl)
         self.pid = os.getpid()
-        self.server = place.server
+        self.identity = server.identity
         self.lost = ""  # why
-        self._untold: list[int] = []  # the token of a loss that the listeners have not heard of
-        self._ended = self._asked_back = False
-        self._busy = threading.Lock()  # one call about it at a time: a renewal does not come behind a release
-        self._found = threading.Lock()  # by one: who renews and who looks may both find it lost
+        self._unreported: list[int] = []  # the token, until on_lost was called
+        self._ended = self._release_sent = False
+        self._busy = threading.Lock()  # one call at a time: a renewal must not follow a release
+        self._found = threading.Lock()  # the renewing thread and the owner may both find it lost
 
     @property
     def ours(self) -> bool:
@@ -164,12 +156,12 @@ class HeldLock:
             with shield, self._busy:
                 self._extend(seconds, PATIENCE)
         finally:
-            self.tell()
+            self.report_loss()
         self.check()
 
     def _extend(self, seconds: float, patience: float) -> None:
         began = time.monotonic()
-        if self._place.ask(lambda store: self._mutex.extend(store, seconds), patience):
+        if self._server.call(lambda store: self._mutex.extend(store, seconds), patience):
             self._held_until(began + seconds)
         else:
             self.lose()
@@ -178,8 +170,8 @@ class HeldLock:
         self.until, self.due = moment, moment - self.ttl * 2 / 3
 
     def renew(self, patience: float) -> bool:
-        """Extend it, when it is due, by a call that takes `patience` seconds at most. False: it is never due again; when
-        it was lost, `tell` is next."""
+        """Extend it if it is due, in at most `patience` seconds. False: it needs no more renewals; if it was lost, call
+        `report_loss`."""
         with self._busy:
             if self._ended or self.lost:
                 return False
@@ -200,39 +192,39 @@ class HeldLock:
         self.due = min(self.until, now + min(1.0, self.ttl / 10))
 
     def give(self) -> None:
-        """Raises LockLost, of which the listeners hear by `tell`; ConnectionLost: it may be ours until its ttl is over, and
-        this can be called again."""
+        """Release it. Raises LockLost, then call `report_loss`; ConnectionLost: it may be ours until its ttl expires; call
+        this again."""
         with shield, self._busy:
             self._ended = True
-            if not self._place.ask(self._give):
+            if not self._server.call(self._give):
                 self.lose()
         self.check()
 
     def _give(self, store: Store) -> bool:
-        """Whether it was ours until now. A "no" says nothing where it was asked before and the answer was lost: that has
-        given it back, unless its ttl was over."""
+        """Whether it was ours until now. If the reply to an earlier release was lost, that one has released it, unless its
+        ttl had expired."""
         try:
-            return self._mutex.give(store) or (self._asked_back and time.monotonic() < self.until)
+            return self._mutex.give(store) or (self._release_sent and time.monotonic() < self.until)
         except (Unreachable, ServerBusy, ServerRefused):
             raise  # nothing was done
         except BaseException:
-            self._asked_back = True
+            self._release_sent = True
             raise
 
     def look(self) -> bool:
-        """Whether it was lost, as far as is known here; no server is asked."""
+        """Whether it was lost, as far as this process knows, without a call to the server."""
         if not self.lost and not self._ended and time.monotonic() >= self.until:
             self.lose()
-        self.tell()
+        self.report_loss()
         return bool(self.lost)
 
     def lose(self, why: str = "") -> None:
-        """It is not ours any more: found once."""
+        """Record and log, once, that it is no longer ours."""
         with shield, self._found:
             if self.lost:
                 return
             self.lost = why or self._why()
-            self._untold.append(self.token)
+            self._unreported.append(self.token)
         log.warning("the lock '%s' was lost (token %d): %s", self._mutex.name, self.token, self.lost)
 
     def _why(self) -> str:
@@ -241,14 +233,13 @@ class HeldLock:
             return f"its ttl of {self.ttl:g} s was over (a longer ttl, extend() or renew=True)"
         return f"somebody deleted it, or the server has lost it, {now - self.began:.1f} s after it was taken"
 
-    def tell(self) -> None:
-        """Let the listeners hear that it was lost, once. They may do with the lock what they like, and take as long as they
-        like: called where nothing is held."""
+    def report_loss(self) -> None:
+        """Call on_lost, once, if it was lost. Its listeners may be slow and may use the lock, so hold no lock here."""
         try:
-            token = self._untold.pop()  # one thread gets it
+            token = self._unreported.pop()  # one thread gets it
         except IndexError:
             return
-        self._told(token)
+        self._on_lost(token)
 
     def check(self) -> None:
         if self.lost:
@@ -257,8 +248,8 @@ class HeldLock:
             )
 
 
-def surely(act: Callable[[], None]) -> None:
-    """Run `act`, which may be run twice, to its end; an alarm that comes on the way is raised after it."""
+def uninterrupted(act: Callable[[], None]) -> None:
+    """Run `act`, which must be idempotent, to its end. An alarm that arrives meanwhile is raised afterwards."""
     try:
         with shield:
             act()
@@ -269,60 +260,60 @@ def surely(act: Callable[[], None]) -> None:
 
 
 class Renewals:
-    """Those of one connection."""
+    """Renews the locks of one connection."""
 
     def __init__(self) -> None:
-        self._holds: set[HeldLock] = set()
+        self._locks: set[HeldLock] = set()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
 
-    def add(self, hold: HeldLock) -> None:
-        """Also when it is due at another moment than before."""
+    def add(self, held: HeldLock) -> None:
+        """Add a lock, or wake the thread because its due time has changed."""
         with shield, self._changed:
-            self._holds.add(hold)
+            self._locks.add(held)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="qd-locks", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def drop(self, hold: HeldLock) -> None:
+    def drop(self, held: HeldLock) -> None:
         with shield, self._changed:
-            self._holds.discard(hold)
-            if not self._holds:
+            self._locks.discard(held)
+            if not self._locks:
                 self._changed.notify()
 
     def _run(self) -> None:
-        while (hold := self._next()) is not None:
-            if hold.renew(self._room(hold)):
+        while (held := self._next()) is not None:
+            if held.renew(self._room(held)):
                 continue
             with self._changed:
-                self._holds.discard(hold)
-            if hold.lost:  # whoever hears of it may take long, and others are due
-                threading.Thread(target=hold.tell, name="qd-lock-lost", daemon=True).start()
+                self._locks.discard(held)
+            if held.lost:  # whoever hears of it may take long, and others are due
+                threading.Thread(target=held.report_loss, name="qd-lock-lost", daemon=True).start()
 
     def _next(self) -> HeldLock | None:
-        """The next one, when it is due. None: there is none, and the thread ends."""
+        """Wait until a lock is due and return it. None: there are no locks, so the thread ends."""
         with self._changed:
-            while self._holds:
-                hold = min(self._holds, key=attrgetter("due"))
-                left = hold.due - time.monotonic()
+            while self._locks:
+                held = min(self._locks, key=attrgetter("due"))
+                left = held.due - time.monotonic()
                 if left <= 0:
-                    return hold
+                    return held
                 self._changed.wait(left)
             self._thread = None
             return None
 
-    def _room(self, hold: HeldLock) -> float:
-        """Seconds that a call about this one may take, so that there is as long for the next of the others."""
+    def _room(self, held: HeldLock) -> float:
+        """Seconds that renewing this lock may take, which leaves as much for the next one."""
         with self._changed:
-            ends = min((other.until for other in self._holds if other is not hold), default=float("inf"))
+            ends = min((other.until for other in self._locks if other is not held), default=float("inf"))
         return max(LEAST, (ends - time.monotonic()) / 2)
 
 
 _known: dict[tuple[int, object], Renewals] = {}
 
 
-def renewals(hold: HeldLock) -> Renewals:
+def renewals(held: HeldLock) -> Renewals:
     """Those of its connection, in this process."""
-    key = (os.getpid(), hold.server)
+    key = (os.getpid(), held.identity)
     return _known.get(key) or _known.setdefault(key, Renewals())

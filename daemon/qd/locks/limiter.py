@@ -1,4 +1,4 @@
-"""So many in so long, under a name: app.limiter(...). The window is that of RateLimited of the same name."""
+"""A named rate limit: app.limiter(...). It shares its window with RateLimited of the same name."""
 
 from __future__ import annotations
 
@@ -12,27 +12,23 @@ from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs.context import Limit
 from qd.jobs.plan import Duration
 from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, RetryPatience, aside
+from qd.locks.waiting import COURTESY, RetryPatience, in_thread
 from qd.payload.format import plain_name
 from qd.store.locks import Rate, RateReply
 
 
 class Limiter:
-    """At most so many starts in any span of so long, on all hosts together, exact whoever asks at the same time. May be used
-    from any thread and task."""
+    """At most `limit.most` starts in any `limit.per` seconds, exact across all hosts. For any thread or task."""
 
     def __init__(self, connections: Connections, name: str, limit: Limit, *, connection: str | None = None) -> None:
         self.name, self.limit = checked_name("limiter", name), limit
         self._rate = Rate(plain_name(name), limit.most, limit.per)
-        self._place = LockServer(connections, connection)
+        self._server = LockServer(connections, connection)
 
     def acquire(self, timeout: Duration | None = None) -> bool:
-        """Wait until one may start, each at a moment of its own and in the order in which they have asked. False, at once:
-        that would be later than `timeout` seconds from now (None: never too late).
-
-        Raises ConnectionLost when no server is reached, and when it stays away.
-        """
-        start = Start(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
+        """Wait for a start; waiters are served in order. False, immediately: the wait would exceed `timeout` seconds (None:
+        no limit). Raises ConnectionLost if the server is unreachable for too long."""
+        start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
         while (pause := start.ask()) is not None:
             if not pause:
                 return True
@@ -40,12 +36,12 @@ class Limiter:
         return False
 
     def try_acquire(self) -> bool:
-        """Start now, or not at all. False: the limit is reached."""
+        """Start now if the limit allows it. False: the limit is reached."""
         return self.acquire(0)
 
     def left(self) -> int:
         """How many could start now. Raises ConnectionLost."""
-        return self._place.ask(self._rate.left)
+        return self._server.call(self._rate.left)
 
     def __enter__(self) -> Limiter:
         self.acquire()
@@ -57,17 +53,17 @@ class Limiter:
         """A start that has been counted stays counted."""
 
     async def aacquire(self, timeout: Duration | None = None) -> bool:
-        """As acquire; the event loop goes on meanwhile."""
-        import asyncio  # who awaits has loaded it; who does not need not
+        """As acquire."""
+        import asyncio  # loaded only by apps that use it
 
-        start = Start(self._place, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
+        start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
         try:
-            while (pause := await aside(start.ask)) is not None:
+            while (pause := await in_thread(start.ask)) is not None:
                 if not pause:
                     return True
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
-            await aside(start.leave)
+            await in_thread(start.leave)
             raise
         return False
 
@@ -87,14 +83,14 @@ class Limiter:
 
 
 class Start:
-    """One who waits for its start."""
+    """One wait for a start."""
 
-    def __init__(self, place: LockServer, rate: Rate, timeout: float | None) -> None:
-        self._place, self._rate, self._owner = place, rate, new_owner()
+    def __init__(self, server: LockServer, rate: Rate, timeout: float | None) -> None:
+        self._server, self._rate, self._owner = server, rate, new_owner()
         self._patience, self._ends = RetryPatience(timeout), timeout is not None
 
     def ask(self) -> float | None:
-        """0: it has started. Else the seconds until it is to ask again; None: it does not wait so long."""
+        """0: it may start. Else the seconds until the next call; None: that exceeds the timeout."""
         left = self._patience.left if self._ends else None
         while True:
             try:
@@ -107,8 +103,8 @@ class Start:
 
     def _asked(self, left: float | None) -> RateReply:
         try:
-            return self._place.ask(
-                lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call
+            return self._server.call(
+                lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call_timeout
             )
         except (ConnectionLost, ServerRefused):
             raise
@@ -117,7 +113,7 @@ class Start:
             raise
 
     def sleep(self, seconds: float) -> None:
-        """Whatever ends it gives its place away."""
+        """Sleep; an exception that interrupts it gives up the turn."""
         try:
             time.sleep(seconds)
         except BaseException:
@@ -126,4 +122,4 @@ class Start:
 
     def leave(self) -> None:
         with suppress(ConnectionLost, ServerRefused):
-            self._place.ask(lambda store: self._rate.leave(store, self._owner), COURTESY)
+            self._server.call(lambda store: self._rate.leave(store, self._owner), COURTESY)

@@ -1,10 +1,10 @@
-"""A lock under a name, on the server that all share: app.lock(...).
+"""A named lock on a shared server: app.lock(...).
 
-    acquire     waiting.py: take it, or stand in line until it is handed over
-    held        hold.py: until its ttl is over; with renew=True renewal.py goes on with it
-    release     given to the next one in line, when it is still ours
+    acquire     waiting.py: take it, or wait in line until it is handed over
+    held        lease.py: until its ttl expires; with renew=True a thread extends it
+    release     hand it to the first waiter, if it is still ours
 
-An object stands for one taking at a time; another thread or task asks the app for an object of its own.
+An object holds the lock once at a time; each thread or task makes its own with app.lock().
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from qd.locks.lease import (
     new_owner,
     read_owner,
     renewals,
-    surely,
+    uninterrupted,
 )
-from qd.locks.waiting import Cancel, TakenLock, Wait, aside, door_of, own_thread, settled, shared
+from qd.locks.waiting import Cancel, TakenLock, Wait, in_thread, own_thread, settled, shared, waiter_limit
 from qd.process.shield import shield
 from qd.store.locks import Mutex
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class Lock:
-    """One at a time, on all hosts together. Made by app.lock; it may be used with `with` and `async with`.
+    """One owner at a time, across all hosts. Made by app.lock; for `with` and `async with`.
 
-    name: what they share. ttl: seconds after which it falls free when nobody gives it back. renew: it is extended while
-    this process lives and holds it. timeout: seconds that `with` waits for it; None: without end.
+    name: what the owners share. ttl: seconds until it expires if it is not released. renew: extend it while this process
+    lives and holds it. timeout: seconds that `with` waits; None: forever.
     """
 
     def __init__(
@@ -62,35 +62,35 @@ class Lock:
     ) -> None:
         self.name, self.ttl, self.renew = checked_name("lock", name), checked_ttl(name, ttl), renew
         self._timeout = checked_timeout(f"the lock '{name}'", timeout)
-        self._place, self._listeners = LockServer(connections, connection), listeners
-        self._hold: HeldLock | None = None
+        self._server, self._listeners = LockServer(connections, connection), listeners
+        self._held: HeldLock | None = None
         self._last: HeldLock | None = None  # also after it was given back
         self._refused_by = ""
 
     # -- taking and giving back
 
     def acquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
-        """Take it, waiting `timeout` seconds at most (None: without end), in the order in which all who wait have come.
-        blocking=False: only when it is free and nobody waits. False: another has it.
+        """Take it, waiting at most `timeout` seconds (None: forever); waiters are served in order. blocking=False: only if
+        it is free and has no waiters. Returns False if another has it.
 
-        Raises ConnectionLost when no server is reached, and when it stays away; LockError: this object holds it already.
+        Raises ConnectionLost if the server is unreachable for too long; LockError if this object already holds it.
         """
         seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
         return self._acquire(seconds, None)
 
     def _acquire(self, seconds: float | None, cancel: Cancel | None) -> bool:
-        if self._hold is not None and self._hold.ours and not self._hold.look():
+        if self._held is not None and self._held.ours and not self._held.look():
             raise LockError(
                 f"the lock '{self.name}' is held already by this object: make one for each taking with"
                 f' app.lock("{self.name}", ...)'
             )
         mutex = Mutex(self.name, new_owner())
-        wait = Wait(self._place, mutex, self.ttl, seconds, cancel)
+        wait = Wait(self._server, mutex, self.ttl, seconds, cancel)
         try:
             taken = wait.over()
             if isinstance(taken, TakenLock):
                 with shield:
-                    self._keep(HeldLock(self._place, mutex, self.ttl, taken.token, taken.began, self._told))
+                    self._keep(HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost))
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
@@ -101,57 +101,57 @@ class Lock:
         self._refused_by = taken.by
         return False
 
-    def _keep(self, hold: HeldLock) -> None:
-        self._hold = self._last = hold
+    def _keep(self, held: HeldLock) -> None:
+        self._held = self._last = held
         if self.renew:
-            renewals(hold).add(hold)
+            renewals(held).add(held)
 
     def _forget(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            renewals(hold).drop(hold)
+        held, self._held = self._held, None
+        if held is not None:
+            renewals(held).drop(held)
 
     def release(self) -> None:
-        """Give it back. Raises LockLost when it was not ours any more, also when that is known already; LockError when it
-        was never held, or in a forked copy of the process that holds it; ConnectionLost: it may be called again."""
-        hold = self._mine("release")
+        """Release it. Raises LockLost if it was lost; LockError if it was never held, or in a forked copy of the process
+        that holds it; ConnectionLost: call it again."""
+        held = self._mine("release")
         try:
-            surely(self._give)
+            uninterrupted(self._give)
         finally:
-            hold.tell()
+            held.report_loss()
 
     def _give(self) -> None:
-        hold = self._hold
-        if hold is None:
+        held = self._held
+        if held is None:
             return
-        renewals(hold).drop(hold)
+        renewals(held).drop(held)
         try:
-            hold.give()
+            held.give()
         except LockLost:
-            self._hold = None
+            self._held = None
             raise
-        self._hold = None
+        self._held = None
 
     def extend(self, seconds: Duration | None = None) -> None:
-        """Hold it for `seconds` from now on; None: for its ttl. Raises as release."""
+        """Hold it for `seconds` from now on (None: its ttl). Raises as release()."""
         length = self.ttl if seconds is None else checked_ttl(self.name, seconds, "extend")
-        hold = self._mine("extend")
-        hold.extend(length)
+        held = self._mine("extend")
+        held.extend(length)
         if self.renew:
-            renewals(hold).add(hold)  # it is due at another moment now
+            renewals(held).add(held)  # it is due at another moment now
 
     def _mine(self, act: str) -> HeldLock:
-        hold = self._hold
-        if hold is None:
+        held = self._held
+        if held is None:
             raise LockError(f"the lock '{self.name}' is not held by this object: {act}() comes after acquire()")
-        if not hold.ours:
+        if not held.ours:
             raise LockError(
-                f"the lock '{self.name}' is held by process {hold.pid}, of which this one ({os.getpid()}) is a copy: {act}()"
+                f"the lock '{self.name}' is held by process {held.pid}, of which this one ({os.getpid()}) is a copy: {act}()"
                 " is for that one"
             )
-        return hold
+        return held
 
-    def _told(self, token: int) -> None:
+    def _emit_lost(self, token: int) -> None:
         if self._listeners.has(LostEvent):
             self._listeners.emit(LostEvent(self.name, token))
 
@@ -159,29 +159,29 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds it, as far as is known here; no server is asked."""
-        return self._hold is not None and self._hold.ours and not self._hold.look()
+        """Whether this object holds it, as far as this process knows, without a call to the server."""
+        return self._held is not None and self._held.ours and not self._held.look()
 
     @property
     def lost(self) -> bool:
-        """Whether it was lost since it was taken, as far as is known here: with renew=True within a third of the ttl."""
+        """Whether it was lost since it was taken, as far as this process knows: with renew=True within ttl / 3."""
         return self._last is not None and self._last.ours and self._last.look()
 
     @property
     def token(self) -> int:
-        """The fencing token of the last taking: larger than that of every taking of this name before. Raises LockError:
-        it was never taken."""
+        """The fencing token of the last acquire(): larger than all earlier tokens of this name. Raises LockError if it was
+        never taken."""
         if self._last is None:
             raise LockError(f"the lock '{self.name}' was never taken by this object: it has no token")
         return self._last.token
 
     def owner(self) -> Owner | None:
-        """Who has it now, whoever that is. None: nobody. Raises ConnectionLost."""
-        by = self._place.ask(Mutex(self.name, "").by)
+        """Its current owner, in any process; None: it is free. Raises ConnectionLost."""
+        by = self._server.call(Mutex(self.name, "").by)
         return None if by is None else read_owner(by)
 
     def locked(self) -> bool:
-        """Whether anybody has it now. Raises ConnectionLost."""
+        """Whether any process has it now. Raises ConnectionLost."""
         return self.owner() is not None
 
     # -- with
@@ -201,14 +201,14 @@ class Lock:
     ) -> None:
         """Raises LockLost, but the block's own error goes first."""
         try:
-            surely(lambda: self._leave(error))
+            uninterrupted(lambda: self._leave(error))
         finally:
             if self._last is not None and self._last.ours:
-                self._last.tell()
+                self._last.report_loss()
 
     def _leave(self, error: BaseException | None) -> None:
-        hold = self._hold
-        if hold is None or not hold.ours:
+        held = self._held
+        if held is None or not held.ours:
             return  # released in the block; or a copy of the process, which has nothing to give back
         try:
             self._give()
@@ -216,15 +216,15 @@ class Lock:
             if error is None:
                 raise
         except (ConnectionLost, ServerRefused) as away:
-            self._stays(hold, away, error)
+            self._stays(held, away, error)
 
-    def _stays(self, hold: HeldLock, away: Exception, error: BaseException | None) -> None:
-        """It could not be given back. What was done under it was done in time, unless its ttl is over by now."""
-        self._hold = None
-        if time.monotonic() >= hold.until:
-            hold.lose()
+    def _stays(self, held: HeldLock, away: Exception, error: BaseException | None) -> None:
+        """It could not be released. Its work was done in time, unless its ttl has expired by now."""
+        self._held = None
+        if time.monotonic() >= held.until:
+            held.lose()
             if error is None:
-                hold.check()
+                held.check()
         log.warning("the lock '%s' could not be given back and stays until its ttl is over: %s", self.name, away)
 
     def _taken(self) -> LockTaken:
@@ -242,36 +242,36 @@ class Lock:
             return True
         if seconds is not None and seconds <= 0:
             return False
-        door, began = door_of((self._place.server, self.name)), time.monotonic()
-        if not await door.enter(seconds):
+        limit, began = waiter_limit((self._server.identity, self.name)), time.monotonic()
+        if not await limit.enter(seconds):
             return False
         try:
             return await self._stands(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
         finally:
-            door.leave()
+            limit.leave()
 
     async def _stands(self, seconds: float | None) -> bool:
-        """In line, in a thread of its own."""
+        """Wait in line, in a separate thread."""
         try:
             cancel = Cancel()
         except OSError as error:
             raise LockError(f"the lock '{self.name}' cannot be waited for: {error}; raise `ulimit -n`") from error
         try:
-            return await self._awaited(own_thread(lambda: self._acquire(seconds, cancel)), cancel.tell)
+            return await self._awaited(own_thread(lambda: self._acquire(seconds, cancel)), cancel.request)
         finally:
             cancel.close()
 
     async def _awaited(self, future: asyncio.Future[bool], cancel: Callable[[], object]) -> bool:
-        """Whether it was taken. Cancelled: not, whatever the thread has done until then."""
+        """Whether it was taken. If the task is cancelled, a lock that the thread took meanwhile is released."""
         try:
             return await settled(future, cancel)
         except BaseException:
             if future.exception() is None and future.result():
-                await aside(self._undo)
+                await in_thread(self._undo)
             raise
 
     def _undo(self) -> None:
-        """It was taken for a task that is gone."""
+        """Release a lock that was taken for a cancelled task."""
         try:
             self.release()
         except (LockError, ConnectionLost, ServerRefused) as error:
@@ -279,15 +279,15 @@ class Lock:
 
     async def arelease(self) -> None:
         """As release."""
-        await aside(self.release)
+        await in_thread(self.release)
 
     async def aextend(self, seconds: Duration | None = None) -> None:
         """As extend."""
-        await aside(lambda: self.extend(seconds))
+        await in_thread(lambda: self.extend(seconds))
 
     async def aowner(self) -> Owner | None:
         """As owner."""
-        return await aside(self.owner)
+        return await in_thread(self.owner)
 
     async def __aenter__(self) -> Lock:
         if not await self._aacquire(self._timeout):
@@ -295,7 +295,7 @@ class Lock:
         return self
 
     async def __aexit__(self, *about: Any) -> None:
-        await aside(lambda: self.__exit__(*about))
+        await in_thread(lambda: self.__exit__(*about))
 
     def __repr__(self) -> str:
         return f"<lock '{self.name}'{' held' if self.held else ''}>"

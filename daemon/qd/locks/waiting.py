@@ -1,21 +1,15 @@
-"""Calls that block, for coroutines: in a thread, and never left behind half-way by a task that is cancelled.
+"""Waiting in line for a lock, in threads and in coroutines.
 
-Who awaits has loaded asyncio; who does not need not.
+    take    we get the lock for MOMENT seconds, or a place in line and the time until the lock expires
+    keep    extend it to its ttl, since the reply came in time. If a slow server takes it for a client that no longer waits,
+            it expires soon
+    wait    for at most half a second until the lock is handed to us (a token in our own list)
+    take    again, which shows that we still wait; a waiter that does not call for 1.5 s is skipped
 
-How many coroutines of an event loop stand in line for a lock at a time: each has a thread, a connection and two ends of a
-pipe meanwhile. The others wait before the door, in the order in which they came.
+If an exception ends the wait, we leave the line and release a lock that was handed to us meanwhile.
 
-A lock has a door of its own: who waits for one lock keeps nobody from another, which its owner may need.
-
-Waiting for a lock, in line.
-
-    take    it is ours for a moment, or we stand in line and are told when it falls free by itself
-    keep    we heard of it in time: it is ours for its ttl. A take that a slow server does when nobody waits for the answer
-            any more is over by itself soon
-    wait    until it is handed to us (a token in a list of our own), and half a second at most
-    take    again: so the others see that we are still there; who does not ask for 1.5 s is passed over
-
-Whatever ends the wait, an alarm or Ctrl-C, leaves the line, and gives back what was handed to us meanwhile.
+Coroutines wait in threads, and a cancelled task waits for its thread. Each lock has a limit of waiting coroutines per event
+loop, since each needs a thread, a connection and a pipe. asyncio is imported only by apps that use it.
 """
 
 from __future__ import annotations
@@ -41,14 +35,14 @@ T = TypeVar("T")
 
 
 def shared(body: Callable[[], T]) -> asyncio.Future[T]:
-    """A short call, in one of the threads that all share."""
+    """Run a short call in the default executor."""
     import asyncio
 
     return asyncio.get_running_loop().run_in_executor(None, body)
 
 
 def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
-    """A call that may last long, in a thread of its own: those that all share stay free for who gives a lock back."""
+    """Run a long call in its own thread, which keeps the default executor free for releases."""
     import asyncio
     from concurrent.futures import Future
 
@@ -65,8 +59,7 @@ def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
 
 
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lambda: None) -> T:
-    """Its result. Cancelled meanwhile: `cancel` is called, and the end of the call waited for still, before that is
-    raised."""
+    """Its result. If the task is cancelled: call `cancel`, wait until the call has ended, then raise CancelledError."""
     import asyncio
 
     try:
@@ -80,23 +73,23 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lamb
         raise
 
 
-async def aside(body: Callable[[], T]) -> T:
-    """What a short call returns, whose end is waited for in any case."""
+async def in_thread(body: Callable[[], T]) -> T:
+    """The result of a short call, whose end is awaited even if the task is cancelled."""
     return await settled(shared(body))
 
 
-MOST = 16
+MOST = 16  # coroutines of an event loop that wait for a lock at a time
 
 
 class WaiterLimit:
-    """Of one event loop, and used in its thread alone."""
+    """Limits how many coroutines of one event loop wait for a lock at once. Used in the loop's thread only."""
 
     def __init__(self) -> None:
         self.inside = 0
         self.waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, seconds: float | None) -> bool:
-        """False: not within `seconds` (None: without end). Who has entered leaves."""
+        """False: there was no room within `seconds` (None: no limit). After True, call `leave`."""
         import asyncio
 
         if self.inside < MOST:
@@ -116,32 +109,32 @@ class WaiterLimit:
         return turn.done()
 
     def leave(self) -> None:
-        """The place is the next one's."""
+        """Let the next coroutine in."""
         if self.waiting:
             self.waiting.popleft().set_result(None)
         else:
             self.inside -= 1
 
 
-_doors: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[object, WaiterLimit]] = WeakKeyDictionary()
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[object, WaiterLimit]] = WeakKeyDictionary()
 
 
-def door_of(lock: object) -> WaiterLimit:
-    """That of the running event loop. It is there while somebody uses it."""
+def waiter_limit(lock: object) -> WaiterLimit:
+    """The limit of a lock in the running event loop; it exists while it is used."""
     import asyncio
 
-    doors = _doors.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-    return doors.setdefault(lock, WaiterLimit())
+    limits = _limits.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    return limits.setdefault(lock, WaiterLimit())
 
 
-BETWEEN = 0.2  # seconds between two tries to reach a server that is away
-COURTESY = 0.2  # seconds that leaving the line may take: should it fail, we are passed over soon
+BETWEEN = 0.2  # seconds between two attempts to reach an unreachable server
+COURTESY = 0.2  # seconds that leaving the line may take: if it fails, we are skipped soon
 MOMENT = 1.5  # seconds for which a lock is taken at first
-APART = 0.02  # seconds between those who look whether a lock has fallen free by itself: the first one is to find it
+APART = 0.02  # seconds between the checks of two waiters whether a lock has expired: the first in line should find it
 
 
 class TakenLock(NamedTuple):
-    """token: of this taking. began: monotonic seconds from which its ttl is reckoned; the server's begins later."""
+    """token: the fencing token. began: monotonic time from which its ttl counts; the server's ttl starts later."""
 
     token: int
     began: float
@@ -152,10 +145,10 @@ class Cancel:
 
     def __init__(self) -> None:
         self.reads, self._writes = os.pipe()
-        self.told = False
+        self.requested = False
 
-    def tell(self) -> None:
-        self.told = True
+    def request(self) -> None:
+        self.requested = True
         os.write(self._writes, b"x")
 
     def close(self) -> None:
@@ -164,7 +157,7 @@ class Cancel:
 
 
 class RetryPatience:
-    """How long one waits, and how long a server may be away meanwhile. timeout: seconds, None: without end."""
+    """How long to wait, and how long the server may be unreachable meanwhile. timeout: seconds; None: no limit."""
 
     def __init__(self, timeout: float | None) -> None:
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -176,7 +169,7 @@ class RetryPatience:
         return float("inf") if self._deadline is None else self._deadline - time.monotonic()
 
     @property
-    def call(self) -> float:
+    def call_timeout(self) -> float:
         """Seconds that a call to the server may take."""
         return min(PATIENCE, max(0.5, self.left))
 
@@ -184,7 +177,7 @@ class RetryPatience:
         self._asked, self._away = True, None
 
     def bear(self, error: ConnectionLost) -> None:
-        """Raise it when the server has never answered, when the wait is over, and after AWAY seconds; else pause."""
+        """Raise it if the server has never replied, the timeout has passed, or after AWAY seconds; else pause."""
         self._away = self._away or time.monotonic()
         if not self._asked or self.left <= 0 or time.monotonic() - self._away > AWAY:
             raise error
@@ -195,14 +188,15 @@ class Wait:
     """One wait of one owner for `seconds` of a lock."""
 
     def __init__(
-        self, place: LockServer, mutex: Mutex, seconds: float, timeout: float | None, cancel: Cancel | None
+        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, cancel: Cancel | None
     ) -> None:
-        self._place, self._mutex, self._seconds, self._cancel = place, mutex, seconds, cancel
+        self._server, self._mutex, self._seconds, self._cancel = server, mutex, seconds, cancel
         self._patience = RetryPatience(timeout)
         self._came = 0
 
     def over(self) -> TakenLock | LockReply:
-        """The lock, or why not. Raises ConnectionLost, ServerRefused, and whatever ends the wait; `leave` is next then."""
+        """The lock, or the reply that refused it. Raises ConnectionLost, ServerRefused and what interrupts the wait; then
+        call `leave`."""
         while True:
             try:
                 if (answer := self._step()) is not None:
@@ -211,16 +205,16 @@ class Wait:
                 self._patience.bear(error)
 
     def leave(self) -> None:
-        """Out of the line, and out of the lock where we have it."""
+        """Leave the line, and release the lock if we have it."""
         with suppress(ConnectionLost, ServerRefused):
-            self._place.ask(self._mutex.give, COURTESY)
+            self._server.call(self._mutex.give, COURTESY)
 
     def _step(self) -> TakenLock | LockReply | None:
         """None: not yet."""
-        stay = self._patience.left > 0 and not (self._cancel and self._cancel.told)
+        stay = self._patience.left > 0 and not (self._cancel and self._cancel.requested)
         began, moment = time.monotonic(), min(MOMENT, self._seconds)
-        answer = self._place.ask(
-            lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call
+        answer = self._server.call(
+            lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
         )
         self._patience.answered()
         if answer.token:
@@ -229,19 +223,21 @@ class Wait:
             return answer
         self._came = answer.came
         wake = self._cancel.reads if self._cancel else -1
-        with self._place.within(self._patience.call):
-            self._mutex.wait(self._place.store, self._pause(answer), wake)
+        with self._server.within(self._patience.call_timeout):
+            self._mutex.wait(self._server.store, self._pause(answer), wake)
         return None
 
     def _kept(self, token: int) -> TakenLock | None:
-        """None: the moment was over already; it is taken again. Is there no answer, it is over as well: that is waited for,
-        so that nobody prolongs it who is late."""
+        """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
+        a late call cannot extend it."""
         began = time.monotonic()
-        ours = self._place.ask(lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call))
+        ours = self._server.call(
+            lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
+        )
         return TakenLock(token, began) if ours else None
 
     def _pause(self, answer: LockReply) -> float:
-        """Seconds until we ask again."""
+        """Seconds until the next take."""
         pause = THERE / 3
         if answer.left is not None:
             pause = min(pause, answer.left + 0.001 + APART * min(answer.front, 10))
