@@ -136,7 +136,7 @@ def call(queue: ClusterQueue, *words: Any) -> Any:
 
 
 def noted(queue: ClusterQueue, name: str) -> int:
-    return int(queue.connection.sent(queue.connection.plain("HLEN", f"queues:{{{name}}}:ends")))
+    return int(queue.connection.send(queue.connection.plain("HLEN", f"queues:{{{name}}}:ends")))
 
 
 def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *others: str) -> None:
@@ -216,7 +216,7 @@ def test_a_batch_counts_a_job_once_and_calls_back_once(
     assert state is not None
     assert (state.total, state.pending, state.failed) == (2, 0, 0)
     assert [queue.sizes(name).ready for name in three] == [1, 0, 1]
-    assert queue.connection.sent(queue.connection.plain("HLEN", "qd:batch:{B}:ends")) == 0
+    assert queue.connection.send(queue.connection.plain("HLEN", "qd:batch:{B}:ends")) == 0
 
 
 def test_jobs_of_a_batch_whose_sender_died_are_sent_with_the_end_of_another(
@@ -284,10 +284,10 @@ def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
         queue.ticks.take([claim])
     revive(monkeypatch)
     assert queue.ticks.read(["entry"]) == [b"1 x y"]
-    assert queue.connection.sent(queue.connection.plain("HLEN", "qd:{ticks}:ends")) == 1
+    assert queue.connection.send(queue.connection.plain("HLEN", "qd:{ticks}:ends")) == 1
     keeper = connect(2, "K33p3rK33p3r")
     eventually(
-        lambda: beat(keeper, name) and not queue.connection.sent(queue.connection.plain("HLEN", "qd:{ticks}:ends"))
+        lambda: beat(keeper, name) and not queue.connection.send(queue.connection.plain("HLEN", "qd:{ticks}:ends"))
     )
     assert queue.sizes(name).ready == 1
     assert call(queue, "TTL", "qd:unique:shop:7") > 3500 or kind != "single"
@@ -687,7 +687,7 @@ def test_a_keeper_passes_over_a_note_that_it_cannot_do(
     true = deferred.Note("", "true", (deferred.Part("free", ("qd:unique:n",), ("me",)),))
     forged = deferred.Note("", "forged", (deferred.Part(*part),))
     for note in (forged, true):
-        queue.connection.sent(queue.connection.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
+        queue.connection.send(queue.connection.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
     keeper = connect(9, "K33p3rK33p3r")
     assert beat(keeper, name).given == ()
     assert call(queue, "GET", "qd:unique:n") is None
@@ -788,7 +788,7 @@ def test_a_client_that_knows_the_old_map_follows_and_runs_nothing_twice(
 def test_a_server_that_is_no_cluster_says_what_to_write(server: Server) -> None:
     settings = ConnectionSettings(name="redis", url=f"redis+cluster://127.0.0.1:{server.port}", retry_after=LEASE)
     queue = ClusterQueue(settings)
-    with pytest.raises(OtherKind, match=r"is no part of a cluster: write redis://127\.0\.0\.1"):
+    with pytest.raises(OtherKind, match=r"is not part of a cluster: write redis://127\.0\.0\.1"):
         queue.push("a", job(1))
     queue.close()
 

@@ -151,5 +151,5 @@ def empty(app: Qd, *names: str) -> bool:
     queue = app.connections.get(None)
     assert isinstance(queue, ClusterQueue)
     sizes = [queue.sizes(name) for name in names]
-    ends = [queue.connection.sent(queue.connection.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
+    ends = [queue.connection.send(queue.connection.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
     return not any((*[size.ready + size.delayed + size.reserved for size in sizes], *ends))

@@ -98,6 +98,6 @@ def idle(app: Qd, *names: str) -> bool:
     queue = app.connections.get(None)
     assert isinstance(queue, ClusterQueue)
     wire, sizes = queue.connection, [queue.sizes(name) for name in names]
-    ends = [wire.sent(wire.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
+    ends = [wire.send(wire.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
     waits = [size.ready + size.delayed + size.reserved for size in sizes]
     return not any((*waits, *ends, wire.call("EXISTS", "qd:unique:once:n")))

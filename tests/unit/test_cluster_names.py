@@ -66,7 +66,7 @@ def test_a_name_is_tagged_where_several_keys_belong_together(name: str, real: st
     assert names.real(prefix + name) == prefix + real
     assert names.slot(prefix + name) == slot_of(prefix + real)
     if not name.endswith(":ends") and "{}" not in name:
-        assert names.said(prefix + real) == prefix + name
+        assert names.original(prefix + real) == prefix + name
 
 
 @pytest.mark.parametrize("queue", ["mail", "shop:mail", "{shop}:mail", "{}", "{", "a{b", "a}b", "é 世界", "{a}{b}"])
@@ -88,8 +88,8 @@ def test_a_queue_that_cannot_be_tagged_is_refused() -> None:
 
 def test_keys_that_only_a_cluster_has_are_no_queues() -> None:
     names = Names("p_")
-    assert [names.said(f"p_queues:{{a}}:{word}") for word in ("ends", "seen", "cancel")] == [None] * 3
-    assert names.said("p_queues:{a}:paused") == "p_queues:a:paused"
+    assert [names.original(f"p_queues:{{a}}:{word}") for word in ("ends", "seen", "cancel")] == [None] * 3
+    assert names.original("p_queues:{a}:paused") == "p_queues:a:paused"
 
 
 def test_a_url_names_some_of_the_nodes_and_how_each_is_reached() -> None:

@@ -1,16 +1,13 @@
-"""Packed commands to the servers of a cluster, each to the one that has its slot: written to all of them before any reply is
-read, and sent again where a server has redirected them, for then it has run nothing.
+"""A client of a cluster: one connection to each server; each command goes to the server that has its key.
 
-A client of a cluster: one connection to each server, and each command sent to the server that has its key.
-
-    call, call_many, exchange    grouped by server and written to all of them before any reply is read
+    call, call_many, exchange    grouped by server and written to all servers before any reply is read
     SCAN                         over all servers, one after the other
-    MOVED, ASK                   followed: a server that redirects has run nothing, so nothing runs twice
+    MOVED, ASK                   followed: a server that redirects has executed nothing, so nothing runs twice
     TRYAGAIN                     retried for a while: a slot is moving from one server to another
-    a server that is away        ConnectionLost for the keys it has, and for no others
+    an unreachable server        ConnectionLost for its keys only
 
-A command without a key goes to the server that has the ticks of the schedule: its clock is the one that all hosts share.
-Which calls a script needs here is the task of keyspace.py.
+A command without a key goes to the server that has the ticks of the schedule, whose clock all hosts share. keyspace.py
+decides which calls a script becomes.
 """
 
 from __future__ import annotations
@@ -29,16 +26,16 @@ from qd.drivers.types import Given
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 ROUNDS = 16  # redirections that one call follows
-PATIENCE = 1.0  # seconds that a slot on its way is waited for, at most
-STEP = (0.001, 0.05)  # seconds between two tries then
-TORN = "attempted to access a non local key"  # a step met a key that had just gone to another server
+PATIENCE = 1.0  # maximum seconds to wait for a slot that is moving
+STEP = (0.001, 0.05)  # seconds between two tries, the first and the longest pause
+TORN = "attempted to access a non local key"  # the slot of a key moved to another server during the step
 
 Sent = dict[int, tuple[int, tuple[bytes, ...]]]
-"""By their places: slots, and the commands as they are sent, with ASKING before one that is asked of another server."""
+"""Index of an item -> its slot, and the commands to send: ASKING comes before a command that an ASK has redirected."""
 
 
 class Item(NamedTuple):
-    """A packed command and the slot it is for. script: sent by its hash."""
+    """A packed command and its slot. script: the script that it calls by hash."""
 
     slot: int
     command: bytes
@@ -50,52 +47,49 @@ class Exchange:
         self.nodes = nodes
 
     def run(self, items: Sequence[Item], timeout: float) -> list[Any]:
-        """All replies; what was refused, and what a server that is away was asked, as exceptions in their places."""
+        """All replies. Errors, also those of unreachable servers, are exceptions in the list."""
         replies: list[Any] = [None] * len(items)
-        left: Sent = {place: (item.slot, (item.command,)) for place, item in enumerate(items)}
-        asked = dict[int, Node]()
+        pending: Sent = {place: (item.slot, (item.command,)) for place, item in enumerate(items)}
+        targets = dict[int, Node]()
         until, pause = time.monotonic() + min(PATIENCE, timeout), STEP[0]
         for _ in range(ROUNDS):
-            self._round(left, asked, replies)
-            again, waits = self._again(items, replies, left, asked)
+            self._round(pending, targets, replies)
+            again, waits = self._again(items, replies, pending, targets)
             if not again or time.monotonic() > until:
                 break
             if waits:
                 time.sleep(pause)
                 pause = min(STEP[1], pause * 2)
-            left = again
-        return [self._told(items[place], reply) for place, reply in enumerate(replies)]
+            pending = again
+        for place, reply in enumerate(replies):
+            if isinstance(reply, ServerRefused) and is_redirection(reply):
+                replies[place] = self.moving(items[place].slot, f": {reply}")
+        return [with_refusals(reply) for reply in replies]
 
-    def _told(self, item: Item, reply: Any) -> Any:
-        if isinstance(reply, ServerRefused) and is_redirection(reply):
-            return ServerBusy(
-                f"slot {item.slot} of the cluster at {self.nodes.place} is on its way to another server: {reply}"
-            )
-        return with_refusals(reply)
+    def moving(self, slot: int, reply: str = "") -> ServerBusy:
+        return ServerBusy(f"slot {slot} of the cluster at {self.nodes.place} is moving to another server{reply}")
 
-    def _round(self, left: Sent, asked: dict[int, Node], replies: list[Any]) -> None:
-        """Write to all servers, then read from all of them. asked: who was asked for each, and is to be asked where it
-        stands there already (ASK)."""
+    def _round(self, pending: Sent, targets: dict[int, Node], replies: list[Any]) -> None:
+        """Write to all servers, then read from all. targets: the server of each item; an item with ASKING keeps its own."""
         groups: dict[Node, list[int]] = {}
-        for place, (slot, commands) in left.items():
+        for place, (slot, commands) in pending.items():
             try:
                 if len(commands) == 1:
-                    asked[place] = self.nodes.of(slot)
-                groups.setdefault(asked[place], []).append(place)
+                    targets[place] = self.nodes.of(slot)
+                groups.setdefault(targets[place], []).append(place)
             except (ConnectionLost, ServerRefused) as error:
                 replies[place] = error
         written = []
         for node, places in groups.items():
             try:
-                node.ready().write_all([part for place in places for part in left[place][1]])
+                node.ready().write_all([part for place in places for part in pending[place][1]])
                 written.append(node)
             except (ConnectionLost, ServerRefused) as error:
                 self._broke(node, places, replies, error)
         for node in written:
             try:
                 for place in groups[node]:
-                    parts = left[place][1]
-                    replies[place] = node.connection.read_all(len(parts))[-1]
+                    replies[place] = node.connection.read_all(len(pending[place][1]))[-1]
             except ConnectionLost as error:
                 at = groups[node].index(place)
                 self._broke(node, groups[node][at:], replies, error)
@@ -107,13 +101,9 @@ class Exchange:
             replies[place] = error
 
     def _again(
-        self,
-        items: Sequence[Item],
-        replies: list[Any],
-        sent: Sent,
-        asked: dict[int, Node],
+        self, items: Sequence[Item], replies: list[Any], sent: Sent, targets: dict[int, Node]
     ) -> tuple[Sent, bool]:
-        """What none of the servers has run is sent again; and whether after a while."""
+        """The items that no server has executed and that must be sent again, and whether to wait first."""
         again: Sent = {}
         waits = False
         for place, (slot, commands) in sent.items():
@@ -123,17 +113,17 @@ class Exchange:
             if is_unknown(reply) and item.script is not None:
                 again[place] = slot, (*commands[:-1], with_text(item.script, commands[-1]))
             elif str(reply).startswith("MOVED "):
-                self.nodes.moved(slot, self.nodes.at(str(reply).split(" ")[2], asked[place].place))
+                self.nodes.moved(slot, self.nodes.at(str(reply).split(" ")[2], targets[place].place))
                 again[place] = slot, commands[-1:]
             elif str(reply).startswith("ASK "):
-                asked[place] = self.nodes.at(str(reply).split(" ")[2], asked[place].place)
+                targets[place] = self.nodes.at(str(reply).split(" ")[2], targets[place].place)
                 again[place] = slot, (packed(("ASKING",)), commands[-1])
             elif "TRYAGAIN" in str(reply):
                 again[place], waits = (slot, commands[-1:]), True
             elif isinstance(reply, ServerBusy):
-                self.nodes.stale = True  # a replica by now, or out of touch with the others
+                self.nodes.stale = True  # it is a replica now, or separated from the others
             elif TORN in str(reply):
-                replies[place] = ConnectionLost(f"a slot went to another server in the middle of a step: {reply}")
+                replies[place] = ConnectionLost(f"a slot moved to another server in the middle of a step: {reply}")
         return again, waits
 
 
@@ -143,34 +133,34 @@ def is_redirection(error: Exception) -> bool:
 
 
 Called = tuple[str, tuple[str, ...], tuple[Arg, ...]]
-"""A script that was about to be called: its name, keys and arguments."""
+"""A script call that was collected instead of sent: name, keys and arguments."""
 
 KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "SCRIPT", "CLUSTER", "EVAL")
 SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
 
 
-class Beating:
-    """What a keeper knows of each server, by its place: since when it answers without a break (monotonic), and its clock at
-    the last beat."""
+class BeatState:
+    """What a keeper remembers between beats. The keys of the dicts are addresses of servers, but of `cursors`."""
 
     def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.stamps: dict[str, float] = {}
-        self.now = 0.0
-        self.said: tuple[Any, Any] = (b"", b"")  # restart and down, as they were read last
+        self.since: dict[str, float] = {}  # since when a server has answered without interruption (monotonic)
+        self.stamps: dict[str, float] = {}  # its clock at the last beat
+        self.now = 0.0  # the shared clock at the last beat
+        self.control: tuple[Any, Any] = (b"", b"")  # restart and down, as last read
         self.cursors: dict[str, str] = {}
-        self.given: list[Given] = []  # answers that workers had left, and that were given since the last beat
-        self.away: dict[str, str] = {}  # those that did not answer the last beat, with what is wrong
+        self.given: list[Given] = []  # answers left by workers and delivered since the last beat
+        self.away: dict[str, str] = {}  # servers that did not answer the last beat -> error
 
     def until(self, place: str, until: float, lease: float) -> float:
-        """The last moment of that server's clock at which leases may be reclaimed there, 0: not at all."""
+        """The last moment of that server's clock at which leases may be reclaimed there, 0 for never."""
         since = self.since.get(place)
         if not until or since is None or time.monotonic() - since < lease / 3 + 2:
             return 0.0
         return self.stamps[place] + until - self.now
 
-    def heard(self, place: str, stamp: float | None, gap: float) -> None:
-        """stamp: None when it did not answer. gap: more between two is no delay any more, 0: that is not known."""
+    def note_reply(self, place: str, stamp: float | None, gap: float) -> None:
+        """stamp: server time, None if it did not answer. gap: a longer pause between two beats is an interruption (0:
+        unknown)."""
         if stamp is None:
             self.since.pop(place, None)
             return
@@ -181,7 +171,7 @@ class Beating:
 
 
 class ClusterClient(Patience):
-    """Belongs to one thread of one process. prefix: what all names begin with."""
+    """Belongs to one thread of one process. prefix: of all names."""
 
     def __init__(
         self, url: str, prefix: str = "", *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0
@@ -192,9 +182,9 @@ class ClusterClient(Patience):
         self.nodes = Nodes(url, self._open)
         self._exchange = Exchange(self.nodes)
         self.clock = self.names.slot(prefix + keys.TICKS)
-        self.beating = Beating()
-        self.skips = False  # whether SCAN passes over servers that are away: for callers that only read
-        self.left: list[Called] | None = None  # answers are collected here instead of being sent
+        self.beat_state = BeatState()
+        self.skips = False  # True: SCAN skips unreachable servers, for callers that only read
+        self.left: list[Called] | None = None  # a list: collect answers here instead of sending them
 
     def _open(self, url: str) -> RedisConnection:
         made = RedisConnection(url, name=self._name, connect_timeout=self.connect_timeout, timeout=self.timeout)
@@ -203,11 +193,11 @@ class ClusterClient(Patience):
         return made
 
     def opened(self, place: str) -> RedisConnection:
-        """Another connection to this server."""
+        """A new connection to this server."""
         return self._open(self.nodes.seeds.url(place))
 
     def away(self) -> dict[str, str]:
-        """Nodes that did not answer just now, each with what is wrong, while others do. Empty if all answer, or none."""
+        """Nodes that do not answer, each with its error, while others do. Empty if all answer, or none."""
         try:
             nodes = self.nodes.primaries()
         except (ConnectionLost, ServerRefused):
@@ -216,10 +206,8 @@ class ClusterClient(Patience):
         return found if len(found) < len(nodes) else {}
 
     def vacates(self, record: str) -> bool:
-        """Whether an effect can free the places in this record later. Those of another connection stand in one slot."""
+        """Whether an effect can free the places in this record later. Not for a borrowed record, where all is one slot."""
         return not self.names.is_borrowed(record)
-
-    # -- as each of its connections is
 
     @property
     def place(self) -> str:
@@ -228,6 +216,8 @@ class ClusterClient(Patience):
     @property
     def stranger(self) -> str:
         return f"a server of the cluster at {self.nodes.place} does not reply as Redis does"
+
+    # -- for each of its connections
 
     def on_progress(self, call: Callable[[float], None]) -> None:
         super().on_progress(call)
@@ -251,34 +241,34 @@ class ClusterClient(Patience):
             return self._scanned(args)
         if command in SEVERAL and len(args) > 2:
             return self._of_several(command, args[1:])
-        return self.sent(self._item(args))
+        return self.send(self._item(args))
 
     def _of_several(self, command: str, names: Sequence[Arg]) -> Any:
-        """One call for each key, for they stand in several slots."""
+        """One call per key, since the keys may be in several slots."""
         single = "GET" if command == "MGET" else command
         replies = self.call_many([(single, name) for name in names])
         for reply in replies:
             if isinstance(reply, Exception) and not (single == "GET" and "WRONGTYPE" in str(reply)):
                 raise reply
-        if single == "GET":  # as MGET: what is no string is not there
+        if single == "GET":  # MGET returns None for a key of another type
             return [None if isinstance(reply, Exception) else reply for reply in replies]
         return sum(replies)
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """Raises ConnectionLost where one of the servers is away; the commands for the others have been run then."""
+        """Raises ConnectionLost if a server is unreachable; the others have executed their commands."""
         if any(command[0] == "MULTI" for command in commands):
             return self._as_one(commands)
         items = list[Item]()
         for command in commands:
             item = self._item(command)
             if items and command[0] == "TIME":
-                item = Item(items[-1].slot, item.command)  # of the server that was asked before it
+                item = Item(items[-1].slot, item.command)  # the clock of the previous command's server
             items.append(item)
         return whole(self.exchange(items))
 
     def _scanned(self, args: Sequence[Arg]) -> list[Any]:
-        """SCAN over all servers, one after the other: the next cursor, b"0" at the end, and names as callers know them. The
-        cursor includes the number of the server: `2:1234`."""
+        """SCAN over all servers, one after the other. Returns the next cursor, b"0" at the end, and the caller's names. The
+        cursor includes the index of the server: `2:1234`."""
         number, _, cursor = _text(args[1]).rpartition(":")
         place = int(number or 0)
         nodes = sorted(self.nodes.primaries(), key=lambda node: node.place)
@@ -291,15 +281,14 @@ class ClusterClient(Patience):
             if not self.skips:
                 raise
             following, names = b"0", []
-        said = [self.names.said(name.decode("utf-8", "surrogateescape")) for name in names]
+        original = [self.names.original(name.decode("utf-8", "surrogateescape")) for name in names]
         if following == b"0":
-            place, following = place + 1, b"0"
-        end = place >= len(nodes)
-        found = [name.encode("utf-8", "surrogateescape") for name in said if name is not None]
-        return [b"0" if end else b"%d:%b" % (place, following), found]
+            place += 1
+        found = [name.encode("utf-8", "surrogateescape") for name in original if name is not None]
+        return [b"0" if place >= len(nodes) else b"%d:%b" % (place, following), found]
 
     def _as_one(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """MULTI ... EXEC on keys of one slot: one after the other, on one connection."""
+        """MULTI ... EXEC on keys of one slot, on one connection."""
         slot = next(self.names.slot(str(command[1])) for command in commands if str(command[0]) not in KEYLESS)
         raw = b"".join([self._item(command).command for command in commands])
         for _ in range(ROUNDS):
@@ -307,7 +296,7 @@ class ClusterClient(Patience):
             replies = node.ready().exchange([raw], len(commands))
             if not (isinstance(replies[-1], Exception) and self._redirected(replies, slot, node)):
                 return replies
-        raise ServerBusy(f"slot {slot} of the cluster at {self.nodes.place} is on its way to another server")
+        raise self._exchange.moving(slot)
 
     def _redirected(self, replies: Sequence[Any], slot: int, node: Node) -> bool:
         for reply in replies:
@@ -318,21 +307,18 @@ class ClusterClient(Patience):
         return False
 
     def _item(self, args: Sequence[Arg]) -> Item:
-        """args: with names as callers know them. If there are several keys (BLPOP), the first one decides the slot."""
+        """args: with the caller's names. If there are several keys (BLPOP), the first one decides the slot."""
         command = str(args[0]).upper()
         if command in KEYLESS:
             return Item(self.clock, packed(args))
         real, slot = self.names.placed(args[1].decode() if isinstance(args[1], bytes) else str(args[1]))
         return Item(slot, packed((args[0], real, *args[2:])))
 
-    # -- packed commands, with keys as they are called on the servers
+    # -- packed commands, with real names of keys
 
     def at(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
         """A script whose keys are all in one slot."""
-        return self.packed(slot_of(names[0]), script, names, args)
-
-    def packed(self, slot: int, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Item:
-        return Item(slot, evalsha(script, names, args), script)
+        return Item(slot_of(names[0]), evalsha(script, names, args), script)
 
     def plain(self, command: str, name: str, *args: Arg) -> Item:
         """A command on one key."""
@@ -354,12 +340,12 @@ class ClusterClient(Patience):
 
     # -- to the servers
 
-    def sent(self, item: Item) -> Any:
-        """One command. Raises what was refused."""
+    def send(self, item: Item) -> Any:
+        """One command. Raises an error reply."""
         return self.evaluate(*item)
 
     def evaluate(self, slot: int, command: bytes, script: Script | None = None) -> Any:
-        """One packed command, the fast way: as a rule the server has the slot and knows the script."""
+        """One packed command, the fast way: usually the server has the slot and knows the script."""
         node = self.nodes.of(slot)
         connection = node.connection
         try:
@@ -384,7 +370,7 @@ class ClusterClient(Patience):
         return reply
 
     def exchange(self, items: Sequence[Item]) -> list[Any]:
-        """All replies; what was refused, and what a server that is away was asked, as exceptions in their places."""
+        """All replies. Errors, also those of unreachable servers, are exceptions in the list."""
         return self._exchange.run(items, self.timeout)
 
 
@@ -393,7 +379,7 @@ def _text(value: Arg) -> str:
 
 
 def whole(replies: list[Any]) -> list[Any]:
-    """Raises ConnectionLost if a server was away: a caller must not take the other replies for all of them."""
+    """Raises ConnectionLost if a server was unreachable, so that a caller cannot mistake the other replies for all."""
     for reply in replies:
         if isinstance(reply, ConnectionLost) and not isinstance(reply, ServerBusy):
             raise reply

@@ -1,29 +1,25 @@
-"""Jobs that are sent once by their ids, whoever sends them again; and those that need a lock which stands elsewhere.
+"""Effects of a step in other slots than its own, and answers for jobs on an unreachable node.
 
-What a step does in slots other than its own: noted in the step itself, done by calls of their own, and then the note is
-taken away. Whoever is killed in between leaves the note, and a keeper does what it says.
+The step itself (ack, release, bury, drop, ...) writes a note; further calls execute the note; then it is deleted. If the
+process dies in between, a keeper executes the note.
 
-    queues:{NAME}:ends     hash   id -> moment, and what is to be done; as many as are under way, or as a server that is
-                                  away keeps from being done
-    queues:{NAME}:seen     zset   id of a job that was sent so -> until when it is remembered; a day at most, a minute
-                                  once its note is gone
-    qd:{ticks}:ends        hash   the same of ticks of the schedule: their jobs
-    qd:batch:{ID}:ends     hash   jobs of a batch, and what it calls back; see batch.lua
+    queues:{NAME}:ends     hash   id -> time, and what to do; only notes in progress, or blocked by an unreachable server
+    queues:{NAME}:seen     zset   id of a job sent this way -> until when it is remembered: at most a day, a minute once its
+                                  note is deleted
+    qd:{ticks}:ends        hash   the same for ticks of the schedule: their jobs
+    qd:batch:{ID}:ends     hash   jobs and callbacks of a batch; see batch.lua
 
-Doing it twice does no harm: locks are compared with their owner, a batch counts a uuid once, a record is set, and a job is
-sent once by its id (once.lua).
+Executing a note twice is harmless: locks are compared with their owner, a batch counts a uuid once, a record is overwritten,
+and a job is sent once per id (once.lua).
 
-The answer for a job in its own slot: ack, release, bury, drop. What it does in other slots is noted with it: ends.py.
+If the node of a job is unreachable, its worker leaves the answer on another node and takes the next job:
 
-If the node of the job is away, a worker leaves its answer on another node and takes the next job. Any keeper of these queues
-gives it:
+    leave    the call (script, keys, arguments) becomes a note in queues:{OTHER}:ends, on a node that answers
+    give     executes it: in a keeper's beat; before a keeper would requeue the job of a dead worker or master; or by the
+             worker, whose next turn on that node finds that it owns the job
 
-    leave    the call as it is (script, keys, arguments) becomes a note in queues:{OTHER}:ends, on a node that answers
-    give     by a keeper's beat; or before the job of a dead worker or master would be requeued; or by the worker itself,
-             whose next turn on that node finds its own name on the job
-
-While the node is away no keeper reclaims there, so the lease needs no renewal. Once it is back, a keeper renews it, since
-the job still has its owner. An answer that is given twice finds its mark gone and does nothing.
+While the node is unreachable no keeper reclaims there, so the lease needs no renewal. Afterwards a keeper renews it, since
+the job still has its owner. A second execution of an answer finds its mark gone and does nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +40,12 @@ from qd.drivers.keyspace.sending import leaves
 from qd.drivers.types import Given, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 
-REMEMBERED = 86400  # seconds that the id of a job is kept, as long as its note may still be there
-CHUNK = 500  # jobs a call carries
+REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
+CHUNK = 500  # maximum number of jobs in a call
 
 
 class Errand(NamedTuple):
-    """A job that is sent once. ready: the list of its queue, as everybody says it; key: as Outgoing has it."""
+    """A job to send once. ready: original name of its queue's list; key: as in Outgoing."""
 
     ready: str
     id: str
@@ -69,7 +65,7 @@ class Errand(NamedTuple):
 
 
 def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
-    """For each 1, 0 where it was sent before, or why it was not: one call for each queue."""
+    """Send jobs with one call per queue. Returns for each 1, 0 if it had been sent before, or the error."""
     replies: list[Any] = [None] * len(errands)
     groups: dict[str, list[int]] = {}
     for place, errand in enumerate(errands):
@@ -98,15 +94,15 @@ WORDS = {
     "vacate": (1, 1),
     "keep": (1, 4),
 }
-"""Keys and arguments of each effect, as effects.lua reads them; vacate is none of these, it never stays in the step."""
-SHAPES = WORDS | {"keyed": (1, 4), "single": (2, 4)}  # of every part that a note has
-FIRST = 30_000  # ms that the lock of a job is held before it is known that the job was sent
-LEFT = 2.0  # seconds that a note is left to whoever made it
+"""Number of keys and arguments of each effect in effects.lua; vacate exists only in notes."""
+SHAPES = WORDS | {"keyed": (1, 4), "single": (2, 4)}  # the same for every part of a note
+FIRST = 30_000  # ms for which a job's lock is held until the job has been sent
+LEFT = 2.0  # seconds before a keeper executes the note of another process
 log = logging.getLogger("qd.effects")
 
 
 class Part(NamedTuple):
-    """One thing that is to be done. names: as everybody says them. kind: an effect, or a job that waits for its turn:
+    """One thing to do. names: original names. kind: an effect, or a job to send:
 
     keyed    names ready         args name, issue, delay in s, payload
     single   names ready, lock   args owner, seconds it holds the lock, delay, payload
@@ -118,7 +114,7 @@ class Part(NamedTuple):
 
 
 class Note(NamedTuple):
-    """home: the hash it stands in, as it is called there."""
+    """home: real name of its hash."""
 
     home: str
     id: str
@@ -137,7 +133,7 @@ def new_id() -> str:
 
 
 def note_of(home: str, id: str, text: bytes) -> Note | None:
-    """None: it is none of ours."""
+    """None: the text is not a note."""
     try:
         return Note(home, id, tuple([Part(*part) for part in _parts.decode(text)]))
     except (msgspec.MsgspecError, TypeError, RecursionError):
@@ -149,7 +145,7 @@ def are_plain(args: Sequence[Any]) -> bool:
 
 
 def is_whole(client: ClusterClient, note: Note) -> bool:
-    """Whether it can be done: anybody may write into that hash, and a keeper must not die of it."""
+    """Whether the note can be executed. Another program may have written it, and a keeper must not crash on it."""
     try:
         for part in note.parts:
             if SHAPES.get(part.kind) != (len(part.names), len(part.args)) or not are_plain(part.args):
@@ -164,7 +160,7 @@ def is_whole(client: ClusterClient, note: Note) -> bool:
 
 
 def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
-    """Effects as effect_args() has written them, taken apart again."""
+    """The parts of keys and arguments that effect_args() has made."""
     parts, at, k = list[Part](), 0, 0
     while at < len(args):
         kind = str(args[at])
@@ -175,13 +171,13 @@ def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
 
 
 def stays(client: ClusterClient, part: Part, slot: int) -> bool:
-    """Whether it can be done in the step itself. A batch calls back to any queue, and places are in any slot."""
+    """Whether the step itself can do it. Callbacks of a batch go to any queue, and places are in any slot."""
     return part.kind not in ("count", "vacate") and all(client.names.slot(name) == slot for name in part.names)
 
 
 def finished(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
-    """Do what they say, all of it in a few round trips. What cannot be done now stays noted, for a keeper. Returns, by note,
-    who holds the lock of a job that was not sent for that."""
+    """Execute notes in a few round trips. Notes that fail remain for a keeper. Returns note id -> the other owner of the
+    lock, for jobs that were not sent because of it."""
     ways = [Way(note, part, f"{note.id}.{number}") for note in notes for number, part in enumerate(note.parts)]
     first = [way for way in ways if way.part.kind not in ("push", "keyed")]
     for way, reply in zip(first, client.exchange([item_of(client, way.part) for way in first]), strict=True):
@@ -201,7 +197,7 @@ def finished(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
 
 
 class Way:
-    """One part of a note on its way. reply: of the last call for it; locked: of the first, where it needs a lock."""
+    """The execution of one part of a note. reply: of its last call; locked: of its first, if it needs a lock."""
 
     def __init__(self, note: Note, part: Part, id: str) -> None:
         self.note, self.part, self.id = note, part, id
@@ -210,7 +206,7 @@ class Way:
 
     @property
     def holder(self) -> str:
-        """Who else has its lock; "": nobody."""
+        """The other owner of its lock, "" if there is none."""
         found = self.reply if self.locked is None else self.locked
         if self.part.kind != "single" or not isinstance(found, list):
             return ""
@@ -219,7 +215,7 @@ class Way:
 
     @property
     def is_sent(self) -> bool:
-        """Whether it is a job that is to be sent now."""
+        """Whether it is a job to send now."""
         single = self.part.kind == "single" and isinstance(self.reply, list) and not self.holder
         return single or self.part.kind in ("push", "keyed")
 
@@ -229,8 +225,7 @@ class Way:
 
 
 def _held(client: ClusterClient, ways: Sequence[Way]) -> None:
-    """The lock of a job that was sent now is prolonged; one that was sent before may be over: a lock that was free is freed
-    again."""
+    """Extend the lock of a job sent now. A job sent before may have ended: if its lock was free, free it again."""
     items = []
     for way in ways:
         owner, seconds, *_ = way.part.args
@@ -242,7 +237,7 @@ def _held(client: ClusterClient, ways: Sequence[Way]) -> None:
 
 
 def _taken_away(client: ClusterClient, done: Sequence[Way]) -> None:
-    """Their notes; then the jobs that were sent for them need not be remembered for long."""
+    """Delete the notes. Then the ids of their jobs are remembered for a minute only."""
     homes: dict[str, dict[str, None]] = {}
     for way in done:
         homes.setdefault(way.note.home, {})[way.note.id] = None
@@ -252,7 +247,7 @@ def _taken_away(client: ClusterClient, done: Sequence[Way]) -> None:
 
 
 def item_of(client: ClusterClient, part: Part) -> Item:
-    """The first call for it, but for jobs: see send_once."""
+    """The first call of a part; for jobs see send_once."""
     real = [client.names.real(name) for name in part.names]
     if part.kind == "count":
         return client.at(script("counted"), real, part.args[:3])
@@ -264,8 +259,8 @@ def item_of(client: ClusterClient, part: Part) -> Item:
 
 
 def vacated(client: ClusterClient, part: Part, flat: Any) -> Any:
-    """Free the places in the record. flat: the record, or why it was not read. Returns the error of a node that is away.
-    A key of another program is left alone."""
+    """Free the places in the record. flat: the record, or the error of reading it. Returns the error of an unreachable node.
+    Does not touch a key of another type."""
     if not isinstance(flat, list):
         return flat if isinstance(flat, ConnectionLost) else 0
     prefix = client.names.prefix
@@ -280,7 +275,7 @@ def vacated(client: ClusterClient, part: Part, flat: Any) -> Any:
 
 def is_undone(way: Way) -> bool:
     if isinstance(way.reply, ServerRefused):
-        log.error("what belongs to the end of a job is not done yet (%s): %s", way.note.home, way.reply)
+        log.error("an effect of a job's end is not done yet (%s): %s", way.note.home, way.reply)
     return isinstance(way.reply, Exception)
 
 
@@ -293,12 +288,12 @@ def errand_of(part: Part, id: str) -> Errand:
     return Errand(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
 
 
-def sent_aside(client: ClusterClient, batch: str, prefix: str, told: Sequence[bytes]) -> Exception | None:
-    """Send what a batch has put aside. told: name, delay, queue and payload of each, as batch.lua tells them. Returns why
-    one of them could not be sent."""
+def sent_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[bytes]) -> Exception | None:
+    """Send jobs that a batch has put aside. jobs: name, delay, queue and payload of each, as batch.lua returns them. Returns
+    the first error."""
     errands, names = list[Errand](), list[bytes]()
-    for at in range(0, len(told), 4):
-        name, delay, queue, payload = told[at : at + 4]
+    for at in range(0, len(jobs), 4):
+        name, delay, queue, payload = jobs[at : at + 4]
         id = f"{batch}.{name.decode('utf-8', 'replace')}"
         errands.append(Errand(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
         names.append(name)
@@ -320,8 +315,8 @@ def _forgotten(client: ClusterClient, errands: Sequence[Errand]) -> None:
 
 
 def left(client: ClusterClient, home: str, at: str) -> tuple[str, list[Note]]:
-    """Some of what nobody has finished, and where to go on, "0" at the end. Raises as a command."""
-    following, *flat = client.sent(client.at(script("ends_left"), [home], [LEFT, at]))
+    """Some unfinished notes, and the next cursor, "0" at the end. Raises as a command."""
+    following, *flat = client.send(client.at(script("ends_left"), [home], [LEFT, at]))
     found = [note_of(home, flat[n].decode("utf-8", "replace"), flat[n + 1]) for n in range(0, len(flat), 2)]
     return following.decode(), [note for note in found if note is not None]
 
@@ -331,9 +326,9 @@ def text_of(value: Arg) -> str:
 
 
 OWN = {"ack": (2, 2), "release": (6, 5), "bury": (4, 8), "drop": (3, 5)}
-"""Keys and arguments of each, before their effects. The first two arguments are the owner and the payload, but of drop."""
-OWNERS = {"ack": 1, "release": 4, "bury": 1}  # which of the keys says who holds the job
-LATE = "answer"  # the kind of a part. args: name of the script, 1 if it was certainly not sent before, its arguments
+"""Number of keys and arguments of each answer before its effects. Except for drop, they begin with owner and payload."""
+OWNERS = {"ack": 1, "release": 4, "bury": 1}  # index of the owners hash in the keys
+LATE = "answer"  # kind of a part. args: name of the script, 1 if it was certainly not executed before, its arguments
 
 
 def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
@@ -354,7 +349,7 @@ def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Seq
     if apart:
         real.append(note.home)
         words += ["ends", note.id, note.text]
-    reply = client.sent(client.at(its, real, words))
+    reply = client.send(client.at(its, real, words))
     if apart and reply == 1:
         finished(client, [note])
     return reply
@@ -373,7 +368,8 @@ def home_of(client: ClusterClient, queue: str) -> str:
 
 
 def leave(client: ClusterClient, mark: str, call: Called, queues: Iterable[str], sure: bool) -> Note | None:
-    """Note it beside the first of `queues` whose node answers. sure: it was certainly not sent before. None: none does."""
+    """Note the answer next to the first of `queues` whose node answers. sure: it was certainly not executed before. None: no
+    node answers."""
     name, names, args = call
     its_slot = slot_of(ready_name(client.names, names[0]))
     for home in dict.fromkeys([home_of(client, queue) for queue in queues]):
@@ -381,15 +377,15 @@ def leave(client: ClusterClient, mark: str, call: Called, queues: Iterable[str],
             continue
         note = Note(home, id_of(mark), (Part(LATE, names, (name, int(sure), *args)),))
         try:
-            client.sent(client.at(script("apart"), [home], ["ends", note.id, note.text]))
+            client.send(client.at(script("apart"), [home], ["ends", note.id, note.text]))
             return note
         except (ConnectionLost, ServerRefused) as error:
-            sure = sure and isinstance(error, NOTHING_DONE)  # it may be noted there all the same, and be given twice
+            sure = sure and isinstance(error, NOTHING_DONE)  # the note may exist anyway, and be executed twice
     return None
 
 
 def is_late(client: ClusterClient, note: Note) -> bool:
-    """Whether it is such an answer, and whole: anybody may write into that hash."""
+    """Whether the note is a valid answer. Another program may have written it."""
     if len(note.parts) != 1 or note.parts[0].kind != LATE:
         return False
     _, names, args = note.parts[0]
@@ -409,7 +405,7 @@ def is_late(client: ClusterClient, note: Note) -> bool:
 
 
 def found(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note | None:
-    """The answer that was left for this reservation, beside any of `queues`. What a node that is away has is not found."""
+    """The answer that was left for this reservation next to any of `queues`, on the nodes that answer."""
     homes = list(dict.fromkeys([home_of(client, queue) for queue in queues]))
     replies = client.exchange([client.plain("HGET", home, id_of(mark)) for home in homes])
     for home, reply in zip(homes, replies, strict=True):
@@ -421,21 +417,18 @@ def found(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note | Non
 
 
 def give(client: ClusterClient, note: Note) -> Given:
-    """Give it, and take the note away. Raises ConnectionLost, ServerRefused: its node is still away."""
+    """Execute the answer and delete the note. Raises ConnectionLost or ServerRefused if its node is still unreachable."""
     ((_, names, (name, sure, *args)),) = note.parts
     its, owner, member = script(str(name)), str(args[0]), raw_of(args[1])
     base = owner.replace("/", ".") + "."
     queue, _ = split(names[0].removeprefix(client.names.prefix))
     there = answered(client, its, names, args) == 1
-    if not there:  # a checkpoint whose reply was lost may have changed its text: the same reservation
-        stands = client.call("HGET", names[OWNERS[its.name]], owner)
-        if (
-            stands is not None
-            and stands != member
-            and reserved_of("", stands, base).mark == note.id.removeprefix(id_of(""))
-        ):
-            args[1] = stands
+    if not there:  # a checkpoint whose reply was lost may have changed the text of this reservation
+        stored = client.call("HGET", names[OWNERS[its.name]], owner)
+        mark = note.id.removeprefix(id_of(""))
+        if stored is not None and stored != member and reserved_of("", stored, base).mark == mark:
+            args[1] = stored
             there = answered(client, its, names, args) == 1
-    with suppress(ConnectionLost, ServerRefused):  # given again later, it finds nothing
-        client.sent(client.plain("HDEL", note.home, note.id))
+    with suppress(ConnectionLost, ServerRefused):  # a second execution does nothing
+        client.send(client.plain("HDEL", note.home, note.id))
     return Given(queue, member, there or not sure)

@@ -1,14 +1,14 @@
-"""A cluster as one keyspace: scripts whose keys are in several slots, each as the calls it becomes, in their order.
+"""A cluster as one keyspace: the calls that a script with keys in several slots becomes, in their order.
 
-    ack release bury drop    the job's own slot, where the effects on other slots are noted; then these effects (answers.py)
-    unique                   the lock for a moment; the job, and a note that prolongs the lock; then the lock again
+    ack release bury drop    the job's own slot, where effects on other slots are noted; then these effects (deferred.py)
+    unique                   the lock for a moment; the job, and a note that extends the lock; then the lock again
     tick                     the tick, and a note of its job; then the job
     batch_add                the batch, where its jobs are noted; then the jobs
     retry                    the lock for a moment, the batch; the job out of the failed store; then the lock
     clear                    the queue, then the locks of its jobs
     hold                     the record of the owner and the place; the record again if there was no place
     unhold                   the place and the record
-    beat                     a call for each queue, some for what all share, and what others have left undone
+    beat                     one call per queue, some for the shared keys, and unfinished notes of other processes
 
 Every other script has its keys in one slot, and is one call as on a single server.
 """
@@ -22,31 +22,32 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from qd.drivers.cluster import deferred
-from qd.drivers.cluster.client import Beating, ClusterClient, Item, whole
+from qd.drivers.cluster.client import BeatState, ClusterClient, Item, whole
 from qd.drivers.cluster.deferred import FIRST, Note, Part, finished, is_whole, left, new_id, raw_of, sent_aside, text_of
 from qd.drivers.cluster.nodes import ready_name, slot_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, script
+from qd.drivers.redis.protocol import evalsha
 from qd.drivers.types import Given
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 Names = Sequence[str]
 Args = Sequence[Arg]
-TICKED = {"none": 1, "push": 3, "single": 5, "keyed": 5}  # arguments of a tick after its name, by what it sends
-BUDGET = 0.3  # seconds that a beat spends on what others have left undone
+TICKED = {"none": 1, "push": 3, "single": 5, "keyed": 5}  # number of arguments of a tick after its first four
+BUDGET = 0.3  # seconds that a beat spends on unfinished notes
 log = logging.getLogger("qd.effects")
 
 
 class ClusterKeyspace(ClusterClient):
-    """Belongs to one thread of one process. prefix: what all names begin with."""
+    """Belongs to one thread of one process. prefix: of all names."""
 
     def run(self, script: Script, names: Names, args: Args) -> Any:
         if not self._is_planned(script, names):
-            return self.sent(item(self, script, names, args))
+            return self.send(item(self, script, names, args))
         return PLANS[script.name](self, script, names, args)
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Each by itself; errors as exceptions in their places. Raises ConnectionLost where one of the servers is away."""
+        """Each by itself; errors are exceptions in the list. Raises ConnectionLost if a server is unreachable."""
         simple = [place for place, call in enumerate(calls) if not self._is_planned(*call[:2])]
         replies: list[Any] = [None] * len(calls)
         found = self.exchange([item(self, *calls[place][:3]) for place in simple])
@@ -70,7 +71,7 @@ class ClusterKeyspace(ClusterClient):
 
 
 def item(client: ClusterClient, its: Script, names: Names, args: Args) -> Item:
-    """Raises ServerRefused where its keys stand in several slots: then it is missing in PLANS."""
+    """Raises ServerRefused if its keys are in several slots: then it is missing in PLANS."""
     placed = client.names.placed
     first, slot = placed(names[0])
     real = [first]
@@ -78,8 +79,8 @@ def item(client: ClusterClient, its: Script, names: Names, args: Args) -> Item:
         each, its_slot = placed(name)
         real.append(each)
         if its_slot != slot:
-            raise ServerRefused(f"CROSSSLOT the step {its.name} on {', '.join(names[:4])} is no step on a cluster")
-    return client.packed(slot, its, real, args)
+            raise ServerRefused(f"CROSSSLOT the keys of step {its.name} are in several slots: {', '.join(names[:4])}")
+    return Item(slot, evalsha(its, real, args), its)
 
 
 def reals(client: ClusterClient, names: Names) -> list[str]:
@@ -88,11 +89,11 @@ def reals(client: ClusterClient, names: Names) -> list[str]:
 
 def stopped(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
     real = reals(client, names[:2])
-    return client.sent(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
+    return client.send(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
 
 
 def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list[bytes]:
-    """Killed after the first call, its lock is held for FIRST ms; after the second, a keeper prolongs it."""
+    """If the process dies after the first call, the lock is held for FIRST ms; after the second, a keeper extends it."""
     ready, locks, jobs = reals(client, names[:3]), reals(client, names[3:]), chunked(args, 4)
     replies = first_locks(client, [(lock, job[0]) for lock, job in zip(locks, jobs, strict=True)])
     taken = [place for place, reply in enumerate(replies) if isinstance(reply, list) and reply[1] == 1]
@@ -113,12 +114,12 @@ def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list
 
 
 def first_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> list[Any]:
-    """For each {who has it, 1: taken now}, or an error."""
+    """For each lock {its owner, 1 if taken now}, or an error."""
     return client.exchange([client.at(script("lock_first"), [lock], [owner, FIRST]) for lock, owner in locks])
 
 
 def freed(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> None:
-    """As well as it goes: they are held for a moment only."""
+    """Ignores errors, because these locks expire after FIRST ms."""
     client.exchange([client.at(script("free"), [lock], [owner]) for lock, owner in locks])
 
 
@@ -127,20 +128,19 @@ def is_refused(reply: Any) -> bool:
 
 
 def batch_add(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
-    """Killed in between, the jobs that were not sent yet are sent by who counts the end of another one."""
+    """If the process dies in between, the next process that counts a job's end sends the remaining jobs."""
     prefix, opens, fields = text_of(args[0]), args[1], int(args[2])
-    jobs = chunked(args[3 + 2 * fields :], 4)
-    told = list[Arg]()
-    for number, uuid, delay, payload in jobs:
+    jobs = list[Arg]()
+    for number, uuid, delay, payload in chunked(args[3 + 2 * fields :], 4):
         ready = names[3 * int(number)]
-        told += [uuid, delay, ready[len(prefix) + len("queues:") :], payload]
-    words = [opens, fields, *args[3 : 3 + 2 * fields], *told]
-    code, *more = client.sent(client.at(script("batch_aside"), reals(client, names[:3]), words))
+        jobs += [uuid, delay, ready[len(prefix) + len("queues:") :], payload]
+    words = [opens, fields, *args[3 : 3 + 2 * fields], *jobs]
+    code, *more = client.send(client.at(script("batch_aside"), reals(client, names[:3]), words))
     if code != 1:
         return int(code)
-    why = sent_aside(client, names[0], prefix, [raw_of(each) for each in told] + more)
-    if why is not None:
-        raise why
+    error = sent_aside(client, names[0], prefix, [raw_of(each) for each in jobs] + more)
+    if error is not None:
+        raise error
     return 1
 
 
@@ -155,14 +155,13 @@ def retried(client: ClusterClient, its: Script, names: Names, args: Args) -> lis
     mine = [n for n, job in enumerate(jobs) if n not in locks or text_of(locks[n][0]) == text_of(job[2])]
     before = [client.plain("EXPIRE", real[int(jobs[n][5]) - 1], 0) for n in mine if int(jobs[n][5])]
     if mine and text_of(args[0]) == "1":
-        before.append(client.plain("HDEL", real[4], "cancelled_at"))  # first: a job of a cancelled batch is passed over
+        before.append(client.plain("HDEL", real[4], "cancelled_at"))  # first: jobs of a cancelled batch are skipped
     for reply in client.exchange(before):
         if isinstance(reply, Exception):
             raise reply
-    said = dict(zip(mine, _moved(client, names, real, jobs, mine, wanted), strict=True))
-    new = [n for n in mine if n in locks and locks[n][1] == 1]
-    freed(client, [wanted[n] for n in new if said[n] == 0])
-    return [said.get(n, -1) for n in range(len(jobs))]
+    outcomes = dict(zip(mine, _moved(client, names, real, jobs, mine, wanted), strict=True))
+    freed(client, [wanted[n] for n in mine if n in locks and locks[n][1] == 1 and outcomes[n] == 0])
+    return [outcomes.get(n, -1) for n in range(len(jobs))]
 
 
 def _moved(
@@ -180,22 +179,21 @@ def _moved(
         if parts:
             notes[n] = Note(home, new_id(), tuple(parts))
         words += [id, payload, notes[n].id if n in notes else "", notes[n].text if n in notes else ""]
-    said: list[int] = client.sent(client.at(script("retry_apart"), [*real[:4], home], words)) if mine else []
-    moved = [n for n, one in zip(mine, said, strict=True) if one == 1]
-    finished(client, [notes[n] for n in moved if n in notes])
-    return said
+    outcomes: list[int] = client.send(client.at(script("retry_apart"), [*real[:4], home], words)) if mine else []
+    finished(client, [notes[n] for n, outcome in zip(mine, outcomes, strict=True) if outcome == 1 and n in notes])
+    return outcomes
 
 
 def cleared(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
-    """Killed in between, a lock is held for as long as it was taken."""
-    ready, delayed, *locks = client.sent(client.at(its, reals(client, names), [args[0], ""]))
+    """If the process dies in between, the locks of deleted jobs are held until their TTL."""
+    ready, delayed, *locks = client.send(client.at(its, reals(client, names), [args[0], ""]))
     start = text_of(args[1])
     freed(client, [(client.names.real(start + text_of(name)), owner) for name, owner in chunked(locks, 2)])
     return [ready, delayed]
 
 
 def held(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
-    """The record is sent first: if this process is killed in between, it names a place that the owner does not have."""
+    """The record first: if the process dies in between, the record names a place that the owner does not have."""
     (places, record), (_, holder, _, span, name) = reals(client, names), args
     note = client.at(script("hold_note"), [record], [name, holder, span])
     noted, left = client.exchange([note, client.at(its, [places], args)])
@@ -224,14 +222,18 @@ def chunked(args: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [args[at : at + size] for at in range(0, len(args), size)]
 
 
-# -- ticks of the schedule: each is taken in its own slot, with a note of the job that is to be sent; then the jobs are sent,
-# each once (ends.py). If a scheduler dies in between, a keeper finishes the notes.
+# -- ticks of the schedule: each tick is taken in its own slot with a note of its job; then the jobs are sent, each once
+# (deferred.py). If the scheduler dies in between, a keeper executes the notes.
 
 
 def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
-    """As tick.lua. Nothing is taken while the server of the queue is away: its jobs would pile up."""
+    """As tick.lua. Takes no tick while the server of the queue is unreachable, because the jobs would pile up."""
     if len(names) > 1:
-        _there(client, names[1])
+        (reply,) = client.exchange([client.plain("LLEN", client.names.real(names[1]))])
+        if isinstance(reply, ConnectionLost):
+            raise ServerRefused(f"the server that has {names[1]} is unreachable: {reply}")
+        if isinstance(reply, Exception):
+            raise reply
     home, words, notes = client.names.real(keys.ends(names[0])), list[Arg](), list[Note | None]()
     at, locks = 0, iter(names[5:])
     while at < len(args):
@@ -241,20 +243,11 @@ def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Seque
         notes.append(note)
         words += [*args[at : at + 4], note.id if note else "", note.text if note else ""]
         at += 4 + TICKED[how]
-    now, *answers = client.sent(client.at(script("tick_apart"), [client.names.real(names[0]), home], words))
+    now, *answers = client.send(client.at(script("tick_apart"), [client.names.real(names[0]), home], words))
     these = [note for note, answer in zip(notes, answers, strict=True) if note is not None and answer == 1]
     holders = finished(client, these) if these else {}
-    said = [holders.get(note.id, answer) if note else answer for note, answer in zip(notes, answers, strict=True)]
-    return [now, *[each.encode() if isinstance(each, str) else each for each in said]]
-
-
-def _there(client: ClusterClient, ready: str) -> None:
-    """Raises ServerRefused when its server is away."""
-    (reply,) = client.exchange([client.plain("LLEN", client.names.real(ready))])
-    if isinstance(reply, ConnectionLost):
-        raise ServerRefused(f"the server that has {ready} cannot be asked: {reply}")
-    if isinstance(reply, Exception):
-        raise reply
+    outcomes = [holders.get(note.id, answer) if note else answer for note, answer in zip(notes, answers, strict=True)]
+    return [now, *[each.encode() if isinstance(each, str) else each for each in outcomes]]
 
 
 def part_of(how: str, names: Sequence[str], words: Sequence[Arg], locks: Any) -> Part | None:
@@ -269,11 +262,11 @@ def part_of(how: str, names: Sequence[str], words: Sequence[Arg], locks: Any) ->
     return Part("single", (names[1], next(locks)), (owner, ceil(float(ms) / 1000), delay, payload))
 
 
-# -- the keeper's beat. A server that is away costs its own queues their beat, and no others. When it is back, leases are
-# renewed there first, and reclaimed after a third of a lease and two seconds, as everywhere.
+# -- the keeper's beat. While a server is unreachable, only its own queues have no beat. Afterwards leases are renewed there
+# first, and reclaimed after a third of a lease and two seconds, as on other drivers.
 
 
-class Asked(NamedTuple):
+class BeatArgs(NamedTuple):
     """The arguments of beat.lua."""
 
     token: Arg
@@ -285,8 +278,8 @@ class Asked(NamedTuple):
 
 
 def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
-    """As beat.lua. Raises when no queue could be asked, and what a server has refused."""
-    asked = Asked(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
+    """As beat.lua. Raises if no server of the queues answers, or if a server refuses."""
+    asked = BeatArgs(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
     queues = [names[at : at + 6] for at in range(4, len(names), 6)]
     shared = shared_items(client, names, asked)
     places = [place_of(client, queue[0]) for queue in queues]
@@ -295,24 +288,21 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
     homes += [keys.ends(ready_name(client.names, queue[0])) for queue in queues]
     counts = [client.plain("HLEN", home) for home in homes]
     replies = client.exchange([*shared, *own, *counts])
-    about, beats, lengths = parts(replies, len(shared), len(own))
-    state = client.beating
+    end = len(shared) + len(own)
+    about, beats, lengths = replies[: len(shared)], replies[len(shared) : end], replies[end:]
+    state = client.beat_state
     gap = asked.until - state.now if asked.until else 0.0
     state.away = {
         place: str(reply) for place, reply in zip(places, beats, strict=True) if isinstance(reply, ConnectionLost)
     }
     for place, reply in zip(places, beats, strict=True):
-        state.heard(place, float(reply[0]) if isinstance(reply, list) else None, gap)
+        state.note_reply(place, float(reply[0]) if isinstance(reply, list) else None, gap)
     answer = merged(state, about, beats)
     left_over(client, [home for home, count in zip(homes, lengths, strict=True) if isinstance(count, int) and count])
     return answer
 
 
-def parts(replies: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
-    return replies[:first], replies[first : first + second], replies[first + second :]
-
-
-def shared_items(client: ClusterClient, names: Sequence[str], asked: Asked) -> list[Item]:
+def shared_items(client: ClusterClient, names: Sequence[str], asked: BeatArgs) -> list[Item]:
     restart, down, masters = (client.names.real(name) for name in names[:3])
     items = [client.clock_item(), client.plain("GET", restart), client.plain("GET", down)]
     if asked.report:
@@ -320,11 +310,11 @@ def shared_items(client: ClusterClient, names: Sequence[str], asked: Asked) -> l
     return items
 
 
-def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, asked: Asked) -> Item:
-    """On the keys of one queue: where the shared ones are meant, keys that are not there."""
+def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, asked: BeatArgs) -> Item:
+    """beat.lua on the keys of one queue, with nonexistent keys in place of the shared ones."""
     real = [client.names.real(name) for name in names]
     none, cancel = real[0] + ":none", keys.cancelled(real[0])
-    state = client.beating
+    state = client.beat_state
     renew = asked.renew or int(place not in state.since)
     words = [asked.token, "", asked.lease, renew, state.until(place, asked.until, asked.lease), *asked.rest]
     return client.at(its, [none, none, none, cancel, *real], words)
@@ -337,8 +327,8 @@ def place_of(client: ClusterClient, ready: str) -> str:
         return ""
 
 
-def merged(state: Beating, about: list[Any], beats: list[Any]) -> list[Any]:
-    """One reply of all."""
+def merged(state: BeatState, about: list[Any], beats: list[Any]) -> list[Any]:
+    """One reply from all replies."""
     well = [(number, reply) for number, reply in enumerate(beats, 1) if isinstance(reply, list)]
     broken = [reply for reply in beats if isinstance(reply, Exception)]
     refused = [reply for reply in (*about, *broken) if isinstance(reply, ServerRefused)]
@@ -346,10 +336,11 @@ def merged(state: Beating, about: list[Any], beats: list[Any]) -> list[Any]:
         raise (broken or about)[0]
     now = about[0] if isinstance(about[0], list) else None
     state.now = int(now[0]) + int(now[1]) / 1e6 if now else max(float(reply[0]) for _, reply in well)
-    state.said = kept(state.said[0], about[1]), kept(state.said[1], about[2])
+    before = zip(state.control, about[1:3], strict=True)  # keep the last known value if the key cannot be read
+    restart, down = (old if isinstance(new, Exception) else new or b"" for old, new in before)
+    state.control = restart, down
     if refused:
         raise refused[0]
-    restart, down = state.said
     dues = [reply[3] for _, reply in well if reply[3] >= 0]
     waiting = " ".join([str(number) for number, reply in well if reply[6]])
     cancelled = b" ".join([reply[7] for _, reply in well if reply[7]])
@@ -359,34 +350,29 @@ def merged(state: Beating, about: list[Any], beats: list[Any]) -> list[Any]:
     return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
 
 
-def kept(before: Any, reply: Any) -> Any:
-    """What stands there; what stood there last where that cannot be read."""
-    return before if isinstance(reply, Exception) else reply or b""
-
-
 def given(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
-    """The answers whose node is back."""
-    said: list[Given] = []
+    """Execute answers left by workers, if their node is reachable again."""
+    found: list[Given] = []
     for note in notes:
         try:
-            said.append(deferred.give(client, note))
+            found.append(deferred.give(client, note))
         except ConnectionLost:
             continue
         except ServerRefused as error:
-            log.error("an answer that a worker has left is not given yet (%s): %s", note.home, error)
-    return said
+            log.error("an answer left by a worker is not executed yet (%s): %s", note.home, error)
+    return found
 
 
 def left_over(client: ClusterClient, homes: Sequence[str]) -> None:
-    """Finish what somebody has left undone, as far as there is time."""
-    until, cursors = time.monotonic() + BUDGET, client.beating.cursors
+    """Execute unfinished notes of other processes, for about BUDGET seconds."""
+    until, cursors = time.monotonic() + BUDGET, client.beat_state.cursors
     for home in homes:
         try:
             cursors[home], notes = left(client, home, cursors.get(home, "0"))
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
         finished(client, [note for note in notes if is_whole(client, note)])
-        client.beating.given += given(client, [note for note in notes if deferred.is_late(client, note)])
+        client.beat_state.given += given(client, [note for note in notes if deferred.is_late(client, note)])
         if time.monotonic() > until:
             return
 

@@ -1,18 +1,16 @@
-"""Which server of a cluster has which slot: asked of any of them at first, after a redirection, and when one is away.
+"""The servers of a cluster, their slots, and the names of keys there.
 
-What stands on the others is not to wait for a server that is away: it is looked at again after a rest, for a moment only,
-and the rest is ten times as long as that.
+    Nodes    slot -> server, read with CLUSTER SLOTS at first, after a redirection, and when a server is unreachable
+    Node     a server and the connection to it; an unreachable one rests, so that the other servers' queues do not wait
+    Names    name -> real name and slot
+    Seeds    a parsed redis+cluster:// URL
 
-Each server is reached by a connection of redis-py (redis/client.py). Its NodesManager is not used: it makes whole clients
-with pools and retries, holds a lock while it asks one server after another, and knows no server that rests.
+All keys of a queue are in one slot: `queues:NAME:delayed` is `queues:{NAME}:delayed` on a cluster, as in Laravel 13
+(Queue/RedisQueue.php), unless NAME itself contains non-empty braces. The same holds for the keys of a batch, of errors and
+their rest, and of the ticks. Every other key has a slot of its own.
 
-What a name is called on a cluster, and which slot it stands in.
-
-All keys of a queue stand in one slot: `queues:NAME:delayed` is `queues:{NAME}:delayed` there, as Laravel 13 has it
-(Queue/RedisQueue.php), unless NAME has braces of its own with something in them. So do those of a batch, of errors and
-their rest, and those of the ticks. Everything else is a slot of its own.
-
-The url of a cluster, taken apart.
+redis-py's NodesManager is not used: it creates whole clients with pools and retries, holds a lock while it queries one
+server after another, and does not let a server rest.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from urllib.parse import urlsplit
 
 from qd.drivers.keyspace.keys import ON_CLUSTER
 from qd.drivers.redis.connection import RedisConnection
-from qd.drivers.redis.url import RedisUrl
+from qd.drivers.redis.url import RedisUrl, host_port
 from qd.errors import (
     ConfigError,
     ConnectionLost,
@@ -40,10 +38,10 @@ from qd.errors import (
 )
 from qd.options.kinds import BESIDE
 
-REST = 0.2  # seconds that a server that is away is left alone, at least
-LOOK = (0.1, 0.5)  # seconds that a look at it lasts, the first one and the longest
-TIMES = 10.0  # rests as long as a look has lasted
-ASKED = 0.1  # seconds between two looks at the whole map
+REST = 0.2  # seconds that an unreachable server rests, at least
+LOOK = (0.1, 0.5)  # seconds that an attempt to reconnect may take, the first and the longest
+TIMES = 10.0  # length of a rest, in multiples of the attempt before it
+MAP_AGE = 0.1  # seconds between two reads of the map of slots
 
 
 class Node:
@@ -54,14 +52,18 @@ class Node:
         self._away_until, self._look, self.why = 0.0, 0.0, ""
 
     def ready(self) -> RedisConnection:
-        """Its connection, made where there is none. Raises as Wire.connect; at once where it was away just now."""
+        """The open connection. Raises as RedisConnection.connect; immediately while the server rests."""
         connection = self.connection
         if not connection.connected:
             began = time.monotonic()
             if began < self._away_until:
                 raise Unreachable(self.why)
             try:
-                self._connect()
+                if self._look:
+                    with connection.within(min(self._look, connection.timeout)):
+                        connection.connect()
+                else:
+                    connection.connect()
             except (ConnectionLost, OSError) as error:
                 if not isinstance(error, WrongPassword):
                     self._rests(time.monotonic() - began, error)
@@ -69,15 +71,8 @@ class Node:
             self._away_until = self._look = 0.0
         return connection
 
-    def _connect(self) -> None:
-        if not self._look:
-            self.connection.connect()
-            return
-        with self.connection.within(min(self._look, self.connection.timeout)):
-            self.connection.connect()
-
     def broke(self, error: Exception) -> None:
-        """A call on one of the connections to it has said so. One that was waited for in vain is looked at after a rest."""
+        """A call on a connection to this server failed. If the server did not answer in time, it rests."""
         if isinstance(error, NoAnswer):
             self.connection.close()
             self._rests(self.connection.timeout, error)
@@ -93,16 +88,16 @@ class Node:
 
 
 class Nodes:
-    """`make` opens a connection to a url."""
+    """make: opens a connection to a url."""
 
     def __init__(self, url: str, make: Callable[[str], RedisConnection]) -> None:
         self.seeds, self._make = seeds_of(url), make
         self._by_place: dict[str, Node] = {}
-        self._starts: list[int] = []  # of ranges, sorted
-        self._ranges: list[tuple[int, Node]] = []  # the last slot of each, and who has it
-        self._moved: dict[int, Node] = {}  # told since the map was read
+        self._starts: list[int] = []  # first slots of the ranges, sorted
+        self._ranges: list[tuple[int, Node]] = []  # last slot and server of each range
+        self._moved: dict[int, Node] = {}  # redirections since the map was read
         self.stale = True
-        self._asked_at = float("-inf")
+        self._read_at = float("-inf")
 
     @property
     def place(self) -> str:
@@ -112,12 +107,12 @@ class Nodes:
         return iter(list(self._by_place.values()))
 
     def primaries(self) -> list[Node]:
-        """All that have slots, each once. Raises ConnectionLost when none can be asked."""
+        """All servers with slots, each once. Raises ConnectionLost if no server answers."""
         self._fresh()
         return list(dict.fromkeys([node for _, node in self._ranges]))
 
     def of(self, slot: int) -> Node:
-        """Who has it. Raises ConnectionLost when nobody can be asked, ServerBusy where nobody has it."""
+        """The server of a slot. Raises ConnectionLost if no server answers, ServerBusy if no server has the slot."""
         if self.stale:
             self._fresh()
         found = self._moved.get(slot)
@@ -127,30 +122,30 @@ class Nodes:
         if at >= 0 and slot <= self._ranges[at][0]:
             return self._ranges[at][1]
         self.stale = True
-        raise ServerBusy(f"slot {slot} of the cluster at {self.place} is on no server now")
+        raise ServerBusy(f"no server of the cluster at {self.place} has slot {slot} now")
 
     def at(self, place: str, beside: str = "") -> Node:
-        """The server at `host:port`; without a host it is that of `beside`."""
+        """The server at `host:port`. beside: the address that supplies a missing host."""
         host, _, port = place.rpartition(":")
         if not host:
             place = f"{beside.rpartition(':')[0]}:{port}"
-        if ":" in host and not host.startswith("["):
-            place = f"[{host}]:{port}"
+        elif not host.startswith("["):
+            place = host_port(host, port)
         if place not in self._by_place:
             self._by_place[place] = Node(place, self._make(self.seeds.url(place)))
         return self._by_place[place]
 
     def moved(self, slot: int, node: Node) -> None:
-        """A redirection says so: the map is old."""
+        """Note a redirection: the map is out of date."""
         self._moved[slot] = node
         self.stale = True
 
     def _fresh(self) -> None:
-        """Read the map anew where it is old, as well as that goes."""
+        """Read the map if it is stale. Keeps the old map if that fails."""
         at = time.monotonic()
-        if not self.stale or (self._ranges and at - self._asked_at < ASKED):
+        if not self.stale or (self._ranges and at - self._read_at < MAP_AGE):
             return
-        self._asked_at = at
+        self._read_at = at
         try:
             self._read()
         except (ConnectionLost, ServerRefused):
@@ -171,7 +166,7 @@ class Nodes:
             except ServerRefused as error:
                 if "cluster support disabled" in str(error):
                     raise OtherKind(
-                        f"the server at {node.place} is no part of a cluster: write redis://{node.place} into the url"
+                        f"the server at {node.place} is not part of a cluster: write redis://{node.place} in the url"
                     ) from None
                 why = error
             except ConnectionLost as error:
@@ -190,18 +185,18 @@ class Nodes:
             if self._by_place[place] is not asked:
                 self._by_place.pop(place).connection.close()
 
-    def _named(self, told: Sequence[Any], asked: Node) -> str:
-        """host:port of a server as it is told; no host, or `?`, is the one that was asked."""
-        host = told[0].decode() if isinstance(told[0], bytes) else ""
+    def _named(self, address: Sequence[Any], asked: Node) -> str:
+        """host:port of an address in the map. An empty host, or `?`, is that of the server that sent the map."""
+        host = address[0].decode() if isinstance(address[0], bytes) else ""
         if host in ("", "?"):
             host = asked.place.rpartition(":")[0].strip("[]")
-        return f"[{host}]:{told[1]}" if ":" in host else f"{host}:{told[1]}"
+        return host_port(host, address[1])
 
 
 SLOTS = 16384
-MOST = 10_000  # names that are remembered
+CACHED = 10_000  # maximum number of cached names
 _TAGGED = re.compile(r"\{[^}]+\}")
-BORROWED = "{qd:at:"  # where another connection keeps its own, all of it in one slot: drivers/connections.py
+BORROWED = "{qd:at:"  # prefix of another connection's names, all in one slot: borrowed_prefix in drivers/connections.py
 _GROUPS = (
     re.compile(r"(?P<kind>qd:batch:)(?P<name>[^:]+)(?P<ending>:\w+)?"),
     re.compile(r"(?P<kind>qd:(?:errors|rest):)(?P<name>.+)(?P<ending>)"),
@@ -211,7 +206,7 @@ _REAL = re.compile(r"(queues:|qd:(?:(?:batch|errors|rest):)?)\{([^{}]+)\}(.*)", 
 
 
 def slot_of(key: str | bytes) -> int:
-    """As every server reckons it: CRC16 (XMODEM) of the first {...} that is not empty, or of all."""
+    """As servers compute it: CRC16 (XMODEM) of the first non-empty {...}, or of the whole key."""
     raw = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     start = raw.find(b"{")
     if start >= 0 and (end := raw.find(b"}", start + 1)) > start + 1:
@@ -220,19 +215,19 @@ def slot_of(key: str | bytes) -> int:
 
 
 class Names:
-    """Those below `prefix`."""
-
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         self._known: dict[str, tuple[str, int]] = {}
 
     def placed(self, name: str) -> tuple[str, int]:
-        """What it is called, and its slot. Raises ServerRefused for a queue that cannot stand there."""
+        """The real name and its slot. Raises ServerRefused for a queue that cannot be on a cluster."""
         found = self._known.get(name)
         if found is None:
-            if len(self._known) >= MOST:
+            if len(self._known) >= CACHED:
                 self._known.clear()
-            real = self._real(name)
+            real = name
+            if name.startswith(self.prefix) and not self.is_borrowed(name):
+                real = self.prefix + tagged(name[len(self.prefix) :])
             found = self._known[name] = real, slot_of(real)
         return found
 
@@ -243,17 +238,12 @@ class Names:
         return self.placed(name)[1]
 
     def is_borrowed(self, name: str) -> bool:
-        """Whether it is one of another connection's, which stand together in one slot: steps are steps there, and names are
-        as they are everywhere."""
+        """Whether the name belongs to another connection. Such names are not changed, and all are in one slot, so each
+        script is one step."""
         return name.startswith(BORROWED, len(self.prefix))
 
-    def _real(self, name: str) -> str:
-        if not name.startswith(self.prefix) or self.is_borrowed(name):
-            return name
-        return self.prefix + tagged(name[len(self.prefix) :])
-
-    def said(self, real: str) -> str | None:
-        """The name of a key that stands there. None: one that only a cluster has."""
+    def original(self, real: str) -> str | None:
+        """The name of the key called `real`. None: a key that exists on clusters only."""
         body = real.removeprefix(self.prefix)
         start = real[: len(real) - len(body)]
         found = _REAL.fullmatch(body)
@@ -262,7 +252,7 @@ class Names:
         kind, name, ending = found.groups()
         if ending in ON_CLUSTER:
             return None
-        its_own = kind == "queues:" and ending not in ("", *BESIDE)  # braces of a queue's own name
+        its_own = kind == "queues:" and ending not in ("", *BESIDE)  # the queue's name itself has braces
         return real if its_own else f"{start}{kind}{name}{ending}"
 
 
@@ -281,19 +271,19 @@ def tagged_queue(name: str) -> str:
     if _TAGGED.search(queue):
         return name
     if queue.startswith("}"):
-        raise ServerRefused(f"queue '{queue}' cannot stand on a cluster: its name begins with a closing brace")
+        raise ServerRefused(f"queue '{queue}' cannot be on a cluster: its name begins with a closing brace")
     return f"queues:{{{queue}}}{ending}"
 
 
 def split(name: str) -> tuple[str, str]:
-    """`queues:mail:delayed`: mail, :delayed."""
+    """`queues:mail:delayed` -> mail, :delayed."""
     body = name.removeprefix("queues:")
     ending = next((each for each in BESIDE if body.endswith(each)), "")
     return body[: len(body) - len(ending)], ending
 
 
 def ready_name(names: Names, name: str) -> str:
-    """The ready list, as it is called there, of the queue that the key `name` is one of."""
+    """The real name of the ready list of the queue that the key `name` belongs to."""
     return names.real(f"{names.prefix}queues:{split(name[len(names.prefix) :])[0]}")
 
 
@@ -302,25 +292,25 @@ PORT = 6379
 
 
 class Seeds(NamedTuple):
-    """A cluster's url, taken apart: some of its servers, as `host:port`, and how each of them is reached."""
+    """A parsed redis+cluster:// url. places: some of the servers, `host:port`."""
 
     places: tuple[str, ...]
-    before: str  # the scheme, user and password
-    behind: str  # the options
+    before: str  # scheme, user and password of a server's url
+    behind: str  # its options
 
     def url(self, place: str) -> str:
         return f"{self.before}{place}{self.behind}"
 
 
 def seeds_of(url: str) -> Seeds:
-    """Raises ConfigError naming what is wrong in it."""
+    """Raises ConfigError."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ConfigError(f"unknown kind of url '{scheme}:' of a cluster (known: {', '.join(SCHEMES)})")
     netloc, query, options = rest.partition("?")
     netloc, _, path = netloc.partition("/")
     if path.strip("/") not in ("", "0"):
-        raise ConfigError(f"a cluster has database 0 only: take /{path} out of the url")
+        raise ConfigError(f"a cluster has database 0 only: remove /{path} from the url")
     user, at, hosts = netloc.rpartition("@")
     places = tuple(with_port(part.strip()) for part in hosts.split(",") if part.strip())
     if not places:
@@ -328,7 +318,7 @@ def seeds_of(url: str) -> Seeds:
     found = Seeds(places, f"{SCHEMES[scheme]}://{user}{at}", f"{query}{options}")
     for place in places:
         if RedisUrl(found.url(place)).db:
-            raise ConfigError("a cluster has database 0 only: take db= out of the url")
+            raise ConfigError("a cluster has database 0 only: remove db= from the url")
     return found
 
 

@@ -1,20 +1,19 @@
-"""The queue on a cluster: what keyspace/queue.py does, and turn and wait over several slots.
+"""The queue on a cluster: keyspace/queue.py, plus turn and wait over several slots.
 
-    turn    one call for each slot, in the order of the queues, until one has a job; the ack goes with the call to its slot
-    wait    a BLPOP for each slot, all of them waited for together; tokens that came from more than one are put back
-    held    the ack that a broken turn has left comes first
+    turn    one call per slot, in the order of the queues, until one has a job; the ack goes with the call to its slot
+    wait    one BLPOP per slot, each on its own connection, all waited for together. Once a token arrives or the descriptor
+            is readable, CLIENT UNBLOCK (or closing, if that is refused) ends the others; surplus tokens are put back
+    held    sends the ack of a failed turn first
 
-Queues of one slot are one call on one connection, as on a single server. A server that is away keeps nobody from the queues
-of the others: its queues are passed over, and looked at again within a second.
-
-Waiting for a token in several slots: a BLPOP for each, on connections of their own, as many as slots. Once one of them
-has come, or the descriptor is readable, the others are ended: by CLIENT UNBLOCK, or where that is refused by hanging up.
+Queues in one slot are one call on one connection, as on a single server. Queues of an unreachable server are skipped and
+tried again within a second.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,17 +40,16 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings
 
 
-MOST_LEFT = 64  # queues for which a worker has left an answer; it waits with one more
-AGAIN = 1.0  # seconds until a server that is away is looked at again
+MOST_LEFT = 64  # maximum number of queues for which a worker has left an answer
+AGAIN = 1.0  # seconds until an unreachable server is tried again
 ENDS = (
-    "what the end of a job does beside (its chain, its batch, its lock) is no step with it where that stands on another "
-    "server of the cluster: it is noted with it, done right after it, once, and by a keeper within some seconds where its "
-    "worker died in between"
+    "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step with it: "
+    "they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died in between"
 )
 
 
 class Run(NamedTuple):
-    """Neighbours in the order of the queues that stand in one slot."""
+    """Consecutive queues that are in one slot. head: constant part of the turn's command."""
 
     slot: int
     queues: tuple[str, ...]
@@ -72,9 +70,9 @@ class ClusterQueue(KeyspaceQueue):
         self.connection = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
         super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
-        self._ears = Ears(self.connection)
-        self._owed: Reserved | None = None  # an ack that nobody knows the fate of
-        self._served: dict[str, None] = {}  # queues beside which an answer may be left, in order
+        self._waits = SlotWaits(self.connection)
+        self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
+        self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
         self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
 
     @property
@@ -84,59 +82,52 @@ class ClusterQueue(KeyspaceQueue):
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         runs = self._runs.get(tuple(queues)) or self._planned(tuple(queues))
         if len(runs) == 1:
-            return self._renewed(self._asked(runs[0], done, shut))
-        self._owed = done
+            return self._renewed(self._turn_of(runs[0], done, shut))
+        self._unacked = done
         return self._renewed(self._over(runs, done, shut))
 
-    def _asked(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
+    def _turn_of(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
         self.turns += 1
         tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
         return turn_of(self.connection.evaluate(run.slot, run.head + tail, script("turn")), run.queues)
 
     def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
-        """One after the other. Raises what the last one said when none could be asked, or the ack could not be sent."""
-        said, away, found = list[Turn](), list[Exception](), None
+        """One run after the other. Raises the last error if no server answered, or if the ack failed."""
+        turns, away, found = list[Turn](), list[Exception](), None
         for run in runs:
-            acks = done if self._owed is not None and done is not None and done.queue in run.queues else None
+            acks = done if self._unacked is not None and done is not None and done.queue in run.queues else None
             try:
-                turn = self._asked(run, acks, shut)
+                turn = self._turn_of(run, acks, shut)
             except NOTHING_DONE as error:
                 if acks is not None:
                     raise
                 away.append(error)
                 continue
-            self._owed = None if acks is not None else self._owed
-            said.append(turn)
+            self._unacked = None if acks is not None else self._unacked
+            turns.append(turn)
             if (found := turn.reserved) is not None:
                 break
-        if not said and away:
+        if not turns and away:
             raise away[-1]
-        if found is not None and self._left:  # one job of a queue at a time: the answer before was given
+        if found is not None and self._left:  # a worker owns one job of a queue, so the answer left before was executed
             self._left.pop(found.queue, None)
-        acked = next((turn.acked for turn in said if turn.acked is not None), None)
-        if self._owed is not None and done is not None:
-            acked = self._acked_beside(done, found)
-        return summed(said, acked, AGAIN if away else None)
+        acked = next((turn.acked for turn in turns if turn.acked is not None), None)
+        if self._unacked is not None and done is not None:
+            acked = self._ack_apart(done, found)
+        return summed(turns, acked, AGAIN if away else None)
 
-    def _acked_beside(self, done: Reserved, found: Reserved | None) -> bool:
-        """The ack where the turn has not come to its slot. What was reserved goes back where it cannot be sent: one job at a
-        time."""
+    def _ack_apart(self, done: Reserved, found: Reserved | None) -> bool:
+        """The ack if the turn did not reach its slot. If it fails, the job reserved meanwhile is put back."""
         try:
             acked = self.ack(done)
         except (ConnectionLost, ServerRefused):
             if found is not None:
-                self._untaken(found)
+                with suppress(ConnectionLost, ServerRefused, ValueError):  # `held` finds it again if this fails
+                    text = answered(found.member, found.mark, attempts=max(0, int(found.mark.rpartition(".")[2]) - 1))
+                    self.release(found, Released(text, head=True))
             raise
-        self._owed = None
+        self._unacked = None
         return acked
-
-    def _untaken(self, found: Reserved) -> None:
-        """As well as it goes: what stays in hand is found by `held`."""
-        try:
-            text = answered(found.member, found.mark, attempts=max(0, int(found.mark.rpartition(".")[2]) - 1))
-            self.release(found, Released(text, head=True))
-        except (ConnectionLost, ServerRefused, ValueError):
-            return
 
     def _planned(self, queues: tuple[str, ...]) -> list[Run]:
         names, args, runs = self.connection.names, self.turned(""), list[Run]()
@@ -149,7 +140,7 @@ class ClusterQueue(KeyspaceQueue):
         return runs
 
     def _renewed(self, turn: Turn) -> Turn:
-        """The lock of a unique job is held anew when it is taken; elsewhere that is a part of the turn (tied.lua)."""
+        """Renew the lock of a unique job that was taken. On a single server the turn does that (tied.lua)."""
         job = turn.reserved
         if job is not None and b'"unique":"' in job.member:
             try:
@@ -160,27 +151,27 @@ class ClusterQueue(KeyspaceQueue):
                     words: list[Arg] = ["hold", payload.uuid or "", round(ties.hold or HOLD)]
                     self.connection.exchange([self.connection.at(script("apart"), names, words)])
             except Malformed:
-                pass  # the worker reads it, too
+                pass  # the worker reports it
         return turn
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        if self._owed is not None:
-            self.ack(self._owed)
-            self._owed = None
+        if self._unacked is not None:
+            self.ack(self._unacked)
+            self._unacked = None
         away = list[ConnectionLost]()
         for queue in queues:
             try:
                 if (held := super().held([queue])) is not None:
                     return held
-            except ConnectionLost as error:  # what it holds of this worker is found by the turn that reaches it
+            except ConnectionLost as error:  # the turn that reaches this server finds what this worker owns there
                 away.append(error)
         if len(away) == len(queues):
             raise away[0]
         return None
 
     def leave(self, held: Reserved, answer: Callable[[Reserved], object], *, sure: bool) -> bool:
-        """Its node is away: note what `answer` would do on a node that answers, for a keeper to do it (answers.py). sure: it
-        was certainly not done before. False: that cannot be, answer again."""
+        """The job's node is unreachable: note the call of `answer` on another node, for a keeper to execute (deferred.py).
+        sure: it was certainly not executed before. False: not possible, answer again."""
         if held.queue not in self._left and len(self._left) >= MOST_LEFT:
             return False
         self.connection.left = calls = list[Called]()
@@ -192,12 +183,12 @@ class ClusterQueue(KeyspaceQueue):
         if note is None:
             return False
         self._left[held.queue] = note
-        if self._owed is not None and self._owed.mark == held.mark:
-            self._owed = None
+        if self._unacked is not None and self._unacked.mark == held.mark:
+            self._unacked = None
         return True
 
     def owned(self, queue: str, owner: str) -> bytes | None:
-        """An answer that was left for the job is given first."""
+        """Executes an answer that was left for the job first."""
         self._served[queue] = None
         while (member := super().owned(queue, owner)) is not None:
             mark = reserved_of(queue, member, owner.replace("/", ".") + ".").mark
@@ -206,12 +197,12 @@ class ClusterQueue(KeyspaceQueue):
                 note = deferred.found(self.connection, mark, self._served)
             if note is None:
                 return member
-            self.connection.beating.given.append(deferred.give(self.connection, note))
+            self.connection.beat_state.given.append(deferred.give(self.connection, note))
         return None
 
     def given(self) -> tuple[Given, ...]:
-        """Answers that were left, and that this connection has given since it was asked last."""
-        state = self.connection.beating
+        """Answers left by workers that this connection has executed since the last call."""
+        state = self.connection.beat_state
         given, state.given = tuple(state.given), []
         return given
 
@@ -220,15 +211,15 @@ class ClusterQueue(KeyspaceQueue):
         return super().owners(queue)
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
-        self._ears.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
+        self._waits.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
         self._served.update(dict.fromkeys(queues))
         answer = super().beat(queues, asked)
-        return answer._replace(away=tuple(self.connection.beating.away.items()), given=self.given())
+        return answer._replace(away=tuple(self.connection.beat_state.away.items()), given=self.given())
 
     def missing_rights(self, queue: str) -> set[str]:
-        """On any of the servers that answer: each has users of its own. Raises ConnectionLost where none does."""
+        """The union over all servers that answer, since each has its own users. Raises ConnectionLost if none answers."""
         found, away = list[set[str]](), list[ConnectionLost]()
         scratch = acl.scratch_key(self.settings.prefix, queue)
         for node in self.connection.nodes.primaries():
@@ -249,43 +240,43 @@ class ClusterQueue(KeyspaceQueue):
         return acl.name_of(min(nodes, key=lambda node: not node.connection.connected).ready())
 
     def close(self) -> None:
-        self._ears.close()
+        self._waits.close()
         super().close()
 
 
-def summed(said: Sequence[Turn], acked: bool | None, again: float | None) -> Turn:
-    """What they come to. again: seconds until a queue is to be looked at that could not be."""
-    dues = [turn.next_due for turn in said if turn.next_due is not None]
+def summed(turns: Sequence[Turn], acked: bool | None, again: float | None) -> Turn:
+    """One Turn from the turns of all slots. again: seconds until skipped queues are tried again."""
+    dues = [turn.next_due for turn in turns if turn.next_due is not None]
     dues += [] if again is None else [again]
-    paused = tuple([queue for turn in said for queue in turn.paused])
-    malformed = sum(turn.malformed for turn in said)
-    return Turn(acked, said[-1].reserved if said else None, min(dues, default=None), paused, malformed)
+    paused = tuple([queue for turn in turns for queue in turn.paused])
+    malformed = sum(turn.malformed for turn in turns)
+    return Turn(acked, turns[-1].reserved if turns else None, min(dues, default=None), paused, malformed)
 
 
-AWAY = 1.0  # seconds that the wait lasts at most while a server is away
+AWAY = 1.0  # maximum seconds of a wait while a server is unreachable
 
 
 class NodeWait:
-    """A connection that waits on lists of one slot. number: its id on the server, 0 where that is not told."""
+    """A connection that waits on lists of one slot. number: its id on the server, 0 if unknown."""
 
     def __init__(self, node: Node, connection: RedisConnection) -> None:
         self.node, self.connection, self.number = node, connection, 0
 
     def listen(self, names: Sequence[str], seconds: float) -> None:
         """Raises ConnectionLost, ServerRefused."""
-        self.node.ready()  # or it rests, and is not waited for
+        self.node.ready()  # raises if the server rests
         try:
             if not self.connection.connected:
                 self.connection.connect()
-                (told,) = self.connection.call_many([("CLIENT", "ID")])
-                self.number = told if isinstance(told, int) else 0
+                (number,) = self.connection.call_many([("CLIENT", "ID")])
+                self.number = number if isinstance(number, int) else 0
             self.connection.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
         except ConnectionLost as error:
             self.node.broke(error)
             raise
 
     def end(self) -> Any:
-        """What it hears when nobody waits any more. None: nothing."""
+        """End the wait. Returns the token that had arrived, or None."""
         try:
             if self.connection.readable(0, -1):
                 return self.connection.receive()
@@ -297,59 +288,51 @@ class NodeWait:
         return self.connection.leave()
 
 
-class Ears:
+class SlotWaits:
     def __init__(self, space: ClusterClient) -> None:
         self.space = space
         self._by_slot: dict[int, NodeWait] = {}
 
     def wait(self, names: Sequence[str], seconds: float, wake: int) -> None:
-        """Raises ConnectionLost when none of the servers can be asked."""
+        """Raises ConnectionLost if no server answers."""
         groups: dict[int, list[str]] = {}
         for real, slot in map(self.space.names.placed, names):
             groups.setdefault(slot, []).append(real)
-        ears, why = dict[int, NodeWait](), None
+        waits, why = list[NodeWait](), None
         for slot, these in groups.items():
             try:
-                ear = self._ear(slot)
-                ear.listen(these, seconds)
-                ears[slot] = ear
+                wait = self._wait_on(slot)
+                wait.listen(these, seconds)
+                waits.append(wait)
             except (ConnectionLost, ServerRefused) as error:
                 why, self.space.nodes.stale = error, True
-        if not ears:
-            raise why or ConnectionLost(f"the {self.space.place} is away")
+        if not waits:
+            raise why or ConnectionLost(f"the {self.space.place} is unreachable")
         limit = seconds + self.space.timeout if why is None else min(seconds, AWAY)
-        tokens = self._heard(list(ears.values()), limit, wake)
-        left = tokens if ready_of([wake], 0) else tokens[1:]
-        for name in left:
-            self.space.sent(self.space.plain("RPUSH", name.decode(), "1"))
+        tokens = self._tokens(waits, limit, wake)
+        for name in tokens if ready_of([wake], 0) else tokens[1:]:
+            self.space.send(self.space.plain("RPUSH", name.decode(), "1"))
 
-    def _heard(self, ears: Sequence[NodeWait], seconds: float, wake: int) -> list[bytes]:
-        """The lists that a token came from."""
+    def _tokens(self, waits: Sequence[NodeWait], seconds: float, wake: int) -> list[bytes]:
+        """The lists from which a token came."""
         until, came = time.monotonic() + seconds, False
+        connections = [wait.connection for wait in waits]
         while not came and (left := until - time.monotonic()) > 0:
-            fds = ready_of([*[ear.connection.fileno() for ear in ears], wake], left)
-            came = (
-                not fds
-                or wake in fds
-                or any(ear.connection.readable(0, -1) for ear in ears if ear.connection.fileno() in fds)
-            )
-        tokens = list[bytes]()
-        for reply in [ear.end() for ear in ears]:
-            if isinstance(reply, list):
-                tokens.append(reply[0])
-        return tokens
+            fds = ready_of([*[each.fileno() for each in connections], wake], left)
+            came = not fds or wake in fds or any(each.readable(0, -1) for each in connections if each.fileno() in fds)
+        return [reply[0] for reply in [wait.end() for wait in waits] if isinstance(reply, list)]
 
-    def _ear(self, slot: int) -> NodeWait:
-        """Connected where it is not. Another one has the slot by now: it gets a connection of its own."""
+    def _wait_on(self, slot: int) -> NodeWait:
+        """The wait for a slot; a new one if another server has the slot now."""
         node = self.space.nodes.of(slot)
-        ear = self._by_slot.get(slot)
-        if ear is None or ear.node is not node:
-            if ear is not None:
-                ear.connection.close()
-            ear = self._by_slot[slot] = NodeWait(node, self.space.opened(node.place))
-        ear.connection.patience(self.space.connect_timeout, self.space.timeout)
-        return ear
+        wait = self._by_slot.get(slot)
+        if wait is None or wait.node is not node:
+            if wait is not None:
+                wait.connection.close()
+            wait = self._by_slot[slot] = NodeWait(node, self.space.opened(node.place))
+        wait.connection.patience(self.space.connect_timeout, self.space.timeout)
+        return wait
 
     def close(self) -> None:
-        for ear in self._by_slot.values():
-            ear.connection.close()
+        for wait in self._by_slot.values():
+            wait.connection.close()

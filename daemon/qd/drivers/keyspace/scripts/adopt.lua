@@ -1,6 +1,6 @@
--- Take a record from elsewhere into the failed store, once; nothing makes way for it.
+-- Copy records from elsewhere into the failed store, each once; no older record is deleted for them.
 -- KEYS failed, failed_at   ARGV for each (at most 100): id, record (one line of JSON), raw payload
-redis.call('ZREM', KEYS[2], '') -- the first write takes something away: see turn.lua
+redis.call('ZREM', KEYS[2], '') -- the first write deletes: see turn.lua
 local time = redis.call('TIME')
 for at = 1, #ARGV, 3 do
   if redis.call('HEXISTS', KEYS[1], ARGV[at]) == 0 then

@@ -1,6 +1,6 @@
--- Forget what has failed too long ago, the oldest first.
--- KEYS failed, failed_at   ARGV seconds that a record is kept, how many go at most
--- Returns how many went, and how many were dropped to make room since the counter began (see failed.lua).
+-- Delete records of jobs that failed too long ago, the oldest first.
+-- KEYS failed, failed_at   ARGV seconds that a record is kept, maximum number to delete
+-- Returns how many were deleted, and how many were dropped to make room since the counter began (see failed.lua).
 local time = redis.call('TIME')
 local until_when = time[1] + time[2] / 1000000 - ARGV[1]
 local ids = redis.call('ZRANGEBYSCORE', KEYS[2], '(0', until_when, 'LIMIT', 0, ARGV[2])

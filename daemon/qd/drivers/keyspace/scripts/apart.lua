@@ -1,4 +1,4 @@
--- Effects and nothing else, in one slot of a cluster. In front: due, keep, batch, effects.
+-- Effects only, in one slot of a cluster. In front: due, keep, batch, effects.
 -- KEYS, ARGV   those of effects
 effects(TRY, 1, 1)
 effects(DO, 1, 1)

@@ -1,9 +1,9 @@
--- Batches, put in front of the scripts that send their jobs and of those that answer them. batch: a hash (see keys.py);
--- pending: the uuids of its jobs that have not ended; failed: those that have failed -> queue and id of the record, '' if it
--- never had one, RETRIED while its record is gone because the job was sent again.
--- Each end of a job is counted by taking its uuid away, so none counts twice, whatever was killed on the way.
+-- Batches, put in front of the scripts that send and answer their jobs. batch: a hash (see keys.py); pending: uuids of jobs
+-- that have not ended; failed: uuid of a failed job -> queue and id of its record, '' if it never had one, RETRIED after the
+-- job was sent again.
+-- The end of a job is counted by deleting its uuid from pending, so no job counts twice, even if a process dies.
 local CALLBACKS = {'then', 'catch', 'finally'}
-local UNFINISHED, FINISHED = 2592000, 86400 -- seconds it is kept; one with failed jobs as long as an unfinished one
+local UNFINISHED, FINISHED = 2592000, 86400 -- seconds a batch is kept; with failed jobs as long as an unfinished one
 
 local function push_one(ready, delayed, notify, payload, delay)
   if delay < 1 then redis.call('RPUSH', notify, '1') end
@@ -14,17 +14,17 @@ local function push_one(ready, delayed, notify, payload, delay)
   end
 end
 
--- Writes that change nothing: whoever may not push there, or finds a foreign key, is told before anything is added.
+-- Writes that change nothing: a missing right or a key of another type raises an error before anything is added.
 local function try_push(ready, delayed, notify)
   redis.call('LTRIM', ready, 0, -1)
   redis.call('ZREM', delayed, '')
   redis.call('LTRIM', notify, 0, -1)
 end
 
--- On a cluster other queues stand on other servers. What is to be sent there is put aside, and taken away once it was sent.
--- Whoever counts a job is told of callbacks, and of jobs that their sender has left for LEFT seconds; of all of them when
--- none but those are pending, for nobody may come any more.
-local APART, LEFT = '\n', 2 -- a prefix that is none
+-- On a cluster other queues are on other servers. Jobs for them are put aside, and deleted once they were sent. A process that
+-- counts a job also receives the callbacks, and the jobs that were put aside more than LEFT seconds ago; or all of them if only
+-- those are pending, because no other job may end after it.
+local APART, LEFT = '\n', 2 -- an impossible prefix; seconds
 local fresh, is_callback = {}, {}
 for _, name in ipairs(CALLBACKS) do is_callback[name] = true end
 
@@ -34,7 +34,7 @@ local function set_aside(batch, name, delay, queue, payload, now)
   redis.call('EXPIRE', batch .. ':ends', UNFINISHED)
 end
 
--- {name, delay, queue, payload ...}, but for those that the caller knows of.
+-- {name, delay, queue, payload ...}, without those that the caller already has.
 local function aside(batch, pending, known)
   local found, now = {}, tonumber(redis.call('TIME')[1])
   local flat = redis.call('HGETALL', batch .. ':ends')
@@ -63,7 +63,7 @@ local function try_batch(batch, pending, failed, prefix)
   end
 end
 
--- Send a callback, once. Its moments (ten digits each) count from now: the last of them is createdAt.
+-- Send a callback, once. Its moments (ten digits each) are set relative to now; the last one is createdAt.
 local function call_back(batch, name, prefix, now)
   local said = redis.call('HMGET', batch, name, name .. ':queue', name .. ':delay', name .. ':moments', name .. ':sent')
   local text = said[1]
@@ -82,7 +82,7 @@ local function call_back(batch, name, prefix, now)
   push_one(ready, ready .. ':delayed', ready .. ':notify', text, tonumber(said[3]))
 end
 
--- After each change: then, when all have succeeded; finally, when nothing is left. Not while jobs are still being sent.
+-- After each change: send `then` if all jobs have succeeded, `finally` if none is left. Not while jobs are still being sent.
 local function settle(batch, pending, failed, prefix, now)
   local said = redis.call('HMGET', batch, 'open', 'skipped', 'finished_at')
   if said[1] and tonumber(said[1]) > 0 or redis.call('SCARD', pending) > 0 then return end
@@ -101,9 +101,8 @@ local function note_retried(failed, job, place)
   if redis.call('HGET', failed, job) == place then redis.call('HSET', failed, job, RETRIED) end
 end
 
--- Count the end of a job: 'done', 'skipped' (it was not run, for the batch was cancelled) or 'failed'; or that a failed
--- one was 'retried'. place: queue and id of its record. A batch that is gone counts nothing, a job that was counted before
--- changes nothing.
+-- Count the end of a job: 'done', 'skipped' (not run because the batch was cancelled) or 'failed'; or that a failed job was
+-- 'retried'. place: queue and id of its record. Does nothing if the batch no longer exists or the job was counted before.
 local function count(batch, pending, failed, job, how, place, prefix)
   if redis.call('EXISTS', batch) == 0 then return end
   if how == 'retried' then return note_retried(failed, job, place) end

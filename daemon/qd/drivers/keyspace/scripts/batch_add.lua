@@ -1,9 +1,9 @@
--- Send jobs of a batch, and count them in, in one step; the first of such calls makes the batch itself.
--- KEYS batch, pending, failed, and three a queue: ready, delayed, notify
--- ARGV prefix, 1 in the first of several that make a batch, -1 in the last, else 0, number of fields that make the batch (0: it is
--- there) and these, then for each job: number of its queue, uuid, delay in seconds, payload
--- Returns 1; 0 when there is no such batch, -1 when it is finished: then nothing is sent. A batch that is open (more calls
--- were to follow, and their sender died) calls nobody back, and vanishes with its time.
+-- Send and count jobs of a batch in one step; the first call creates the batch.
+-- KEYS batch, pending, failed, and three per queue: ready, delayed, notify
+-- ARGV prefix; 1 in the first of several calls that create a batch, -1 in the last, else 0; number of the batch's fields (0:
+-- the batch exists) and the fields; then for each job: number of its queue, uuid, delay in seconds, payload
+-- Returns 1; 0 if there is no such batch, -1 if it is finished: then nothing is sent. A batch that stays open, because its
+-- sender died before the last call, sends no callbacks and expires.
 local prefix, open, fields = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = tonumber(redis.call('TIME')[1])
 local at = 4 + 2 * fields
@@ -11,7 +11,7 @@ if fields == 0 then
   if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
   if redis.call('HGET', KEYS[1], 'finished_at') then return -1 end
 end
-for i = 4, #KEYS, 3 do -- a foreign key in the way, or no right to it: refused before anything is added
+for i = 4, #KEYS, 3 do -- a key of another type, or no right to it: refused before anything is added
   redis.call('LLEN', KEYS[i])
   redis.call('ZCARD', KEYS[i + 1])
   redis.call('LLEN', KEYS[i + 2])

@@ -1,7 +1,7 @@
--- Count jobs of a batch in and put them aside, to be sent by the caller: batch_add on a cluster. In front: due, batch.
+-- Count jobs of a batch and put them aside for the caller to send: batch_add on a cluster. In front: due, batch.
 -- KEYS batch, pending, failed
 -- ARGV as `open` and the fields of batch_add, then for each job: uuid, delay in seconds, queue, payload
--- Returns {1, what else is to be sent: name, delay, queue, payload ...}, or {0}, {-1} as batch_add.
+-- Returns {1, other jobs to send: name, delay, queue, payload ...}, or {0}, {-1} as batch_add.
 local open, fields = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = tonumber(redis.call('TIME')[1])
 local at = 3 + 2 * fields

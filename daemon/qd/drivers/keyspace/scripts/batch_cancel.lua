@@ -1,6 +1,6 @@
 -- Cancel a batch.   KEYS batch
--- Returns 1 when that changed something.
+-- Returns 1 if that changed something.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if redis.call('HGET', KEYS[1], 'finished_at') or redis.call('HGET', KEYS[1], 'cancelled_at') then return 0 end
-redis.call('HDEL', KEYS[1], '') -- the first write takes something away: see turn.lua
+redis.call('HDEL', KEYS[1], '') -- the first write deletes: see turn.lua
 return redis.call('HSET', KEYS[1], 'cancelled_at', redis.call('TIME')[1])

@@ -1,22 +1,22 @@
 -- The keeper's beat: everything periodic, in one call.
--- KEYS  1 restart stamp, 2 down, 3 masters, 4 cancelled jobs; then six a queue: ready, reserved, delayed, notify, owners, paused
+-- KEYS  1 restart stamp, 2 down, 3 masters, 4 cancelled jobs; then six per queue: ready, reserved, delayed, notify, owners, paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
---       5 last moment of this clock at which it may reclaim, 0 for not at all
---       6 jobs to move a queue at most   7 tokens to add a queue at most   8... live slots
+--       5 last moment of this clock at which it may reclaim, 0 for never
+--       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... live slots
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, queues that wait for somebody ("1 3": their places), cancelled jobs ("slot:turn slot:turn"),
+--           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("slot:turn slot:turn"),
 --           "slot:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local stamp = string.format('%.6f', now)
 local more, reclaimed, due, lost, waiting = 0, 0, nil, {}, {}
-redis.call('HDEL', KEYS[3], '') -- the first write takes something away: see turn.lua
+redis.call('HDEL', KEYS[3], '') -- the first write deletes: see turn.lua
 
 local function to_ready(i, payloads)
   local tokens = {}
   for k = 1, #payloads do tokens[k] = '1' end
-  redis.call('RPUSH', KEYS[i + 3], unpack(tokens)) -- what may be refused comes before what adds
+  redis.call('RPUSH', KEYS[i + 3], unpack(tokens)) -- commands that may be refused come before those that add
   redis.call('RPUSH', KEYS[i], unpack(payloads))
 end
 
@@ -36,7 +36,7 @@ local function renew(i)
   end
 end
 
--- Whoever held it does so no longer. Marks of others may stand in its arguments: the hash tells which one is right.
+-- Delete the owner of a job. Its arguments may contain other marks: the hash decides which one is right.
 local function disown(owners, payload)
   local looked = 0
   for master, slot in string.gmatch(payload, '"rsv":"(%w+)%.(%d+)%.%d+%.%d+"') do
@@ -47,7 +47,7 @@ local function disown(owners, payload)
   end
 end
 
--- Those that were cancelled while they ran go so marked that the next worker drops them.
+-- Jobs that were cancelled while they ran get a mark that makes the next worker drop them.
 local function dropped(i, payloads)
   local texts = {unpack(payloads)}
   for _, mark in ipairs(redis.pcall('HKEYS', KEYS[4])) do
@@ -89,13 +89,13 @@ local function migrate(i)
   if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
 end
 
--- Work is there, nobody holds it back, and nobody has any of it in hand.
+-- There are ready jobs, the queue is not paused, and no worker holds a job of it.
 local function waits(i, ready)
   if ready == 0 or redis.call('ZCARD', KEYS[i + 1]) > 0 or redis.call('EXISTS', KEYS[i + 5]) == 1 then return end
   waiting[#waiting + 1] = (i + 1) / 6
 end
 
--- Pushed without a token (an old Laravel, a plain RPUSH), or tokens left over by who left a wait: one a ready job.
+-- One token per ready job: jobs may be pushed without one (an old Laravel, a plain RPUSH), and abandoned waits leave extra ones.
 local function tokens(i)
   local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
   for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
@@ -103,8 +103,8 @@ local function tokens(i)
   waits(i, ready)
 end
 
--- The jobs that somebody has cancelled while this master's workers have them in hand. Those that are over are forgotten, and
--- those that nobody has asked for in a day. A key that somebody has spoilt costs nothing but this.
+-- Cancelled jobs that workers of this master are running. Entries of ended jobs, and those older than a day, are deleted. A key
+-- of another type stops only this part.
 local function cancelled()
   local asked, running = redis.pcall('HGETALL', KEYS[4]), {}
   for k = 1, #asked, 2 do
@@ -121,8 +121,8 @@ local function cancelled()
   return table.concat(running, ' ')
 end
 
--- The leases of every queue before anything else, and each by itself: a queue whose keys somebody has spoilt is told, and
--- costs no lease in another.
+-- The leases of all queues first, each queue by itself: keys of a wrong type in one queue are reported, and cost no lease in
+-- another.
 local spoilt
 for i = 5, #KEYS, 6 do
   local well, why = pcall(renew, i)

@@ -1,4 +1,4 @@
--- The record of a job that has failed, where the job is taken away beside this script, in one transaction with it.
+-- Store the record of a failed job. The caller deletes the job itself, in the same transaction.
 -- KEYS failed, failed_at, those of effects
 -- ARGV id, record (one line of JSON), raw payload, most records ('' for any number), seconds to keep them, bytes of them at
 --      most, effects

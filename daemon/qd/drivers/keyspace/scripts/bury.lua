@@ -1,9 +1,9 @@
--- Move a reserved job into the failed store, in one step, and keep the store within its bounds.
+-- Move a reserved job into the failed store, in one step, and keep the store within its limits.
 -- KEYS reserved, owners, failed, failed_at, those of effects
 -- ARGV owner, payload as reserved, id, record (one line of JSON), raw payload, most records ('' for any number), seconds
 --      to keep them, bytes of them at most, effects
--- Returns 1, or 0 when the lease was lost: then nothing is added.
-redis.call('HDEL', KEYS[2], '') -- the first write takes something away: see turn.lua
+-- Returns 1, or 0 if the lease was lost: then nothing is added.
+redis.call('HDEL', KEYS[2], '') -- the first write deletes: see turn.lua
 local mine = redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2]
 local held = redis.call('ZSCORE', KEYS[1], ARGV[2])
 if held then

@@ -1,9 +1,9 @@
--- Let the job in hand stand as another text: same lease, same mark, same owner.
+-- Replace the text of a reserved job: same lease, same mark, same owner.
 -- KEYS reserved, owners
--- ARGV owner, payload as reserved, payload as it stands from now on
--- Returns 1, or 0 when the lease was lost, or when another text of this job stands there: then nothing is changed.
--- What may be refused comes first, and the first write takes something away: see release.lua. Owner and lease are written
--- before the old text goes, so that no stop in between leaves the job unowned or unleased.
+-- ARGV owner, payload as reserved, new payload
+-- Returns 1, or 0 if the lease was lost, or if the job is stored with another text: then nothing is changed.
+-- For the order of the writes see release.lua. Owner and lease are written before the old text is deleted, so that a stop in
+-- between leaves the job owned and leased.
 local owner, old, new = ARGV[1], ARGV[2], ARGV[3]
 redis.call('ZREM', KEYS[1], '')
 local lease = redis.call('ZSCORE', KEYS[1], old)

@@ -1,8 +1,8 @@
--- Delete what waits in a queue, never what runs: a step of it.
--- KEYS ready, delayed, notify, keyed   ARGV payloads to delete of each at most, what the names of locks begin with; '': the
---      locks stand elsewhere (cluster/keyspace.py)
--- Returns how many payloads went from ready, and how many from delayed; then name and owner of each lock that is to be freed.
--- A job that goes frees its lock and its key. Those are named in its payload, so they are no KEYS.
+-- Delete some waiting jobs of a queue, never running ones.
+-- KEYS ready, delayed, notify, keyed   ARGV maximum to delete of each, prefix of the names of locks ('': the locks are in other
+--      slots, see cluster/keyspace.py)
+-- Returns how many payloads were deleted from ready, and from delayed; then name and owner of each lock that the caller must
+-- free. A deleted job frees its lock and its key, which its payload names, so they are not in KEYS.
 local most, apart = tonumber(ARGV[1]), {}
 
 local function forget(p)

@@ -1,8 +1,8 @@
--- Take one waiting job away, by its exact bytes, and do what its end does to others.
+-- Delete one waiting job, by its exact bytes, and do the effects of its end.
 -- KEYS ready or delayed, notify, keyed, those of effects
--- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its issue there ("": none), how many stand
---      behind it in ready, effects
--- Returns 1, or 0 when it does not stand there any more: then nothing is changed.
+-- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its issue ("": none), how many ready jobs are
+--      behind it, effects
+-- Returns 1, or 0 if it is no longer there: then nothing is changed.
 effects(TRY, 4, 6)
 local gone
 if ARGV[1] == 'ready' then

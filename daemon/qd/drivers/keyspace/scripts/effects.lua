@@ -1,15 +1,15 @@
--- What the end of a job does beside taking it away, put in front of ack, release and bury: they do it when the job is still
--- the worker's, and at no other time. KEYS from k on and ARGV from a on, a word each and then
+-- The effects of a job's end, put in front of ack, release and bury: they do them only if the worker still owns the job.
+-- KEYS from k on and ARGV from a on; each effect is a word and then
 --   push   KEYS ready, delayed, notify    ARGV payload, delay in seconds
 --   count  KEYS batch, pending, failed    ARGV uuid, how it ended, place of its record, prefix (see batch.lua)
 --   free   KEYS lock                      ARGV owner
 --   hold   KEYS lock                      ARGV owner, seconds
 --   leave  KEYS places or record          ARGV field, holder (see places.lua)
 --   keep   KEYS record                    ARGV id, status, value, seconds
---   ends   KEYS ends                      ARGV id, text: on a cluster, what is to be done in other slots; it is noted in the
---                                         same step, and taken away once it is done (see cluster/ends.py)
--- What may be refused comes before what adds, of all of them: a script that stops after it has added would add again at
--- each try. So each is tried with writes that change nothing (see TRY), before the first of them is done.
+--   ends   KEYS ends                      ARGV id, text: on a cluster, a note of the effects in other slots; it is written in
+--                                         the same step, and deleted once they are done (see cluster/deferred.py)
+-- Commands that may be refused come before commands that add: a script that stops after it has added would add again at
+-- each try. So all effects are tried with writes that change nothing (see TRY) before the first one is done.
 local KEY, ARG, TRY, DO = 1, 2, 3, 4
 local kinds = {
   push = {3, 2, function(k)

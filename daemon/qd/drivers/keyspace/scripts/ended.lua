@@ -1,4 +1,4 @@
--- What the end of a job does beside taking it away, where that is done beside this script, in one transaction with it.
+-- The effects of a job's end. The caller deletes the job itself, in the same transaction.
 -- KEYS those of effects   ARGV effects (see effects.lua)
 effects(TRY, 1, 1)
 effects(DO, 1, 1)

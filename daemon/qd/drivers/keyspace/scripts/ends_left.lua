@@ -1,6 +1,6 @@
--- What somebody was to do after a step, and has not yet: see `ends` of effects.lua.
--- KEYS ends   ARGV seconds that it is left to who noted it, where to go on ("0" at first)
--- Returns {where to go on ("0" at the end), id, text, id, text ...}
+-- Notes of effects that are not done yet: see `ends` of effects.lua.
+-- KEYS ends   ARGV minimum age in seconds, cursor ("0" at first)
+-- Returns {next cursor ("0" at the end), id, text, id, text ...}
 local before = clock() - ARGV[1]
 local answer = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', 50)
 local found = {answer[1]}

@@ -1,9 +1,9 @@
--- Look for payloads that name a job by its id, a piece of the queue a call. Nothing is changed.
--- KEYS  a list (looked at from its tail), a sorted set or a hash
--- ARGV  its kind ("list", "zset", "hash")   where to go on, "0" at first   the id
--- Returns { where to go on, "0" at the end, payload or record, its score, its field, or how many stand behind it, payload ... }
--- A piece is a thousand payloads, or a megabyte of them. What a list loses or gains at its ends while it is looked through
--- is not missed: places are counted from the tail, and the last few of a piece are looked at again with the next one.
+-- Find payloads that contain the id of a job, in one piece of a queue per call. Changes nothing.
+-- KEYS  a list (searched from its tail), a sorted set or a hash
+-- ARGV  its kind ("list", "zset", "hash")   cursor, "0" at first   the id
+-- Returns { next cursor, "0" at the end, payload or record, its score, field, or number of jobs behind it, payload ... }
+-- A piece is a thousand payloads, or a megabyte. A list may change at its ends during the search without a job being missed:
+-- positions count from the tail, and the last few of a piece are searched again in the next one.
 local MOST, MUCH, STEP, AGAIN = 1000, 1048576, 50, 16
 local kind, at, id = ARGV[1], ARGV[2], ARGV[3]
 local seen, size, found = 0, 0, {}

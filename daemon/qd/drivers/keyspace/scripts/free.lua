@@ -1,4 +1,4 @@
--- Free a lock, when it is still the owner's.   KEYS lock   ARGV owner   Returns 1, or 0 when it was not
+-- Free a lock if the owner still has it.   KEYS lock   ARGV owner   Returns 1, or 0 if it did not
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('EXPIRE', KEYS[1], 0)
 return 1

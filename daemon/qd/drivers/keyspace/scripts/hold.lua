@@ -1,8 +1,7 @@
--- Take one of the places under a name, or find all of them taken. Who has one already, under another holder (it died), has
--- it again.
+-- Take one of the places under a name. An owner that already has a place, from an attempt that died, keeps it.
 -- KEYS places, record of the owner (see places.lua); no record: it is in another slot of a cluster
--- ARGV owner, holder, how many places there are, ms it is held at most, the places' name in the record
--- Returns 0 when the owner has a place, else the ms until the first of them falls free by itself.
+-- ARGV owner, holder, number of places, ms to hold it at most, the places' name in the record
+-- Returns 0 if the owner has a place, else the ms until the first place expires.
 for i = 1, #KEYS do redis.call('HDEL', KEYS[i], '') end -- the first write deletes: see turn.lua
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

@@ -1,8 +1,8 @@
--- Keyed jobs, put in front of the scripts below keyed_: a field of a hash each, ISSUE DUE PAYLOAD; see keyed.py.
+-- Keyed jobs, put in front of the scripts keyed_*: a field of a hash each, ISSUE DUE PAYLOAD; see sending.py.
 
 local now = clock()
 
--- nil: nothing waits under this name.
+-- nil: no job waits under this name.
 local function entry_of(entries, name)
   local entry = redis.call('HGET', entries, name)
   if not entry then return nil end
@@ -10,7 +10,7 @@ local function entry_of(entries, name)
   return {issue = issue, due = due, payload = payload}
 end
 
--- Into ready or delayed, and its entry. A server that refuses one of them has refused both. Returns the error, or nil.
+-- Add to ready or delayed, and write the entry; if the server refuses one, undo the other. Returns the error, or nil.
 local function add(ready, delayed, notify, entries, name, issue, delay, payload)
   local due = due_after(now, delay)
   local step = nil

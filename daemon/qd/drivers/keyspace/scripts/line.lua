@@ -1,6 +1,6 @@
--- The first part of lock_take and lock_give: who waits in line for a lock.
--- line: zset, waiter -> us at which it came; seen: zset, waiter -> us until which it counts as there. A waiter asks again
--- before that; one that has died does not, and is passed over.
+-- The first part of lock_take and lock_give: the line of waiters for a lock.
+-- line: zset, waiter -> us at which it came; seen: zset, waiter -> us until which it counts as alive. A live waiter calls again
+-- before that; a dead one does not, and is skipped.
 local function text(number) return string.format('%.0f', number) end
 
 local function clock_us()
@@ -8,7 +8,7 @@ local function clock_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- The first one in line that is still there, or nil.
+-- The first live waiter in line, or nil.
 local function first_in_line(line, seen, now)
   local gone = redis.call('ZRANGEBYSCORE', seen, '-inf', text(now), 'LIMIT', 0, 1000)
   if #gone > 0 then
@@ -18,7 +18,7 @@ local function first_in_line(line, seen, now)
   return redis.call('ZRANGE', line, 0, 0)[1]
 end
 
--- Give the lock to the first one in line, for as long as it may take to come and get it.
+-- Give the lock to a waiter for `grant` ms, within which it must call.
 local function hand_over(lock, line, seen, waiter, grant)
   redis.call('ZREM', line, waiter)
   redis.call('ZREM', seen, waiter)

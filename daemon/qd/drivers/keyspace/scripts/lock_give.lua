@@ -1,7 +1,7 @@
--- Give a lock back, when it is still the owner's, to the first one in line or to nobody; and leave the line.
+-- Free a lock, if the owner still has it, and give it to the first waiter in line; leave the line.
 -- KEYS lock, line, seen (see line.lua)
--- ARGV owner, ms that one who is handed the lock has to come and get it
--- Returns {1, who was handed it or ''}, or {0, ''}: it was another's, or nobody's, and stays so.
+-- ARGV owner, ms within which a waiter that is given the lock must call
+-- Returns {1, the waiter that was given the lock or ''}, or {0, ''} if the owner did not have it.
 local owner = ARGV[1]
 redis.call('ZREM', KEYS[2], owner)
 redis.call('ZREM', KEYS[3], owner)

@@ -1,10 +1,10 @@
--- Take a lock, or stand in line for it. Free, it goes to the first one in line, whoever asks.
+-- Take a lock, or wait in line for it. A free lock goes to the first waiter in line, whichever process calls.
 -- KEYS lock (string: its owner), fence (string: the last token), line, seen (see line.lua)
--- ARGV owner, ms it is held, 1: stand in line, us at which it came (0: just now), us for which it counts as there, ms that
---      one who is handed the lock has to come and get it, ms that the last token is kept
--- Returns {token}; or {0, ms until the lock falls free by itself (-1: it does not), us at which it came, how many stand in
--- front, who has the lock, who was handed it now or ''}.
--- The token is larger than every one before: the clock in microseconds, and one more than the last where that is not.
+-- ARGV owner, ms to hold it, 1: wait in line, us at which it came (0: now), us for which it counts as alive, ms within which a
+--      waiter that is given the lock must call, ms that the last token is kept
+-- Returns {token}; or {0, ms until the lock expires (-1: never), us at which it came, number of waiters in front, owner of the
+-- lock, waiter that was given the lock now or ''}.
+-- Each token is larger than the last: the clock in microseconds, or the last token plus one.
 local owner, now = ARGV[1], clock_us()
 local has, handed = redis.call('GET', KEYS[1]), ''
 local first

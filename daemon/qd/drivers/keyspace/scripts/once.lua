@@ -1,9 +1,9 @@
--- Send jobs that the same sender may have sent before, each once. For a cluster: whoever was to send them has noted that in
--- another slot, and may have died before it could take the note away. In front: due, keyed, batch.
+-- Send jobs that may have been sent before, each once. For a cluster: a process that sends jobs from a note in another slot may
+-- die before it deletes the note. In front: due, keyed, batch.
 -- KEYS ready, delayed, notify, keyed, seen (zset: id -> unix seconds until which it is remembered)
 -- ARGV seconds for which an id is remembered, then for each job: id, and
 --   push, delay in s, payload  |  keyed, name, issue, delay in s, payload
--- Returns for each job 1, or 0 when it was sent before.
+-- Returns for each job 1, or 0 if it was sent before.
 local WORDS = {push = 3, keyed = 5}
 local answers, at = {}, 2
 redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.3f', now))

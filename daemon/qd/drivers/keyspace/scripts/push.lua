@@ -1,4 +1,4 @@
--- Append payloads to the ready jobs, a token each.
+-- Append payloads to the ready jobs, with a token each.
 -- KEYS ready, notify   ARGV payloads (at most 1,000)
 local tokens = {}
 for i = 1, #ARGV do tokens[i] = '1' end

@@ -1,9 +1,9 @@
--- Put a reserved job back: by its worker after an attempt, by a keeper after its worker has died.
+-- Put a reserved job back: its worker calls this after an attempt, a keeper after the worker has died.
 -- KEYS ready, reserved, delayed, notify, owners, cancelled jobs, those of effects
 -- ARGV owner, payload as reserved, payload as it goes back, delay in seconds, 1 for the head of ready, effects
--- Returns 1, or 0 when the lease was lost: then nothing is added.
--- What may be refused comes first (a key of a wrong type, a command that an ACL forbids): a script that stops after it has
--- added would add again at each try. And the first write takes something away: see turn.lua.
+-- Returns 1, or 0 if the lease was lost: then nothing is added.
+-- Commands that may be refused come first (a key of a wrong type, an ACL): a script that stops after it has added would add
+-- again at each try. And the first write deletes: see turn.lua.
 redis.call('ZREM', KEYS[2], '')
 local owner, member, text, delay = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local mine = redis.call('HGET', KEYS[5], owner) == member
@@ -11,7 +11,7 @@ if not redis.call('ZSCORE', KEYS[2], member) then
   if mine then redis.call('HDEL', KEYS[5], owner) end
   return 0
 end
--- Cancelled while it ran: it goes to the tail of ready, so marked that the next worker drops it.
+-- Cancelled while it ran: it goes to the tail of ready, with a mark that makes the next worker drop it.
 local cancelled
 for _, mark in ipairs(redis.pcall('HKEYS', KEYS[6])) do
   local _, at = string.find(text, '"rsv":"' .. mark .. '.', 1, true)

@@ -1,11 +1,10 @@
--- Move failed jobs back to ready, each of them in this one step: wherever the caller dies, a job is in exactly one place.
+-- Move failed jobs back to ready, all in this step: even if the caller dies, each job is in exactly one place.
 -- KEYS failed, failed_at, ready, notify, batch, locks, what is kept of ends, batches (batch, pending, failed each)
--- ARGV 1 when the batch is not cancelled any more with the first job that is moved, else 0
---      for each job (at most 100): id, payload as it is sent again, owner of its lock, seconds it is held, and places in KEYS:
---      of the lock, of what is kept of its end, which is not true any more, of its batch (0: none); what its batch has
---      noted as the place of its record
--- Returns for each job 1; 0: no such record, somebody was here before; -1: another job has its lock, and it stays failed.
--- The first write takes something away: see turn.lua.
+-- ARGV 1 if the first moved job ends the cancellation of the batch, else 0
+--      for each job (at most 100): id, payload to send, owner of its lock, seconds to hold it, and indexes in KEYS (0: none):
+--      of the lock, of the stored result, which is deleted, of its batch; the place of its record as noted in its batch
+-- Returns for each job 1; 0: no such record (another process moved it); -1: another job has its lock, and it stays failed.
+-- The first write deletes: see turn.lua.
 redis.call('ZREM', KEYS[2], '')
 local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
 for at = 2, #ARGV, 8 do

@@ -1,9 +1,9 @@
--- Move failed jobs back to ready, on a cluster: what else that does is noted in the same step, and done by the caller. In
+-- Move failed jobs back to ready on a cluster: the other effects are noted in the same step, and the caller does them. In
 -- front: due, failed. See retry.lua.
 -- KEYS failed, failed_at, ready, notify, ends
 -- ARGV for each job (at most 100): id, payload as it is sent again, id of the note, what is noted ('': nothing)
 -- Returns for each job 1; 0: no such record.
-redis.call('ZREM', KEYS[2], '') -- the first write takes something away: see turn.lua
+redis.call('ZREM', KEYS[2], '') -- the first write deletes: see turn.lua
 local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
 for at = 1, #ARGV, 4 do
   local size = redis.call('HSTRLEN', KEYS[1], ARGV[at])

@@ -1,7 +1,7 @@
--- Send a job, and note what is to be done in another slot for it. In front: due, batch. See cluster/keyspace.py, unique.
+-- Send a job, and note its effects in another slot. In front: due, batch. See cluster/keyspace.py, unique.
 -- KEYS ready, delayed, notify, ends   ARGV payload, delay in seconds, id of the note, what is noted
--- The first write adds: a server at its maxmemory refuses all of it.
-redis.call('LLEN', KEYS[1]) -- a foreign key in the way, or no right to it: refused before anything is added
+-- The first write adds: a server at its maxmemory refuses the whole script.
+redis.call('LLEN', KEYS[1]) -- a key of another type, or no right to it: refused before anything is added
 redis.call('ZCARD', KEYS[2])
 redis.call('LLEN', KEYS[3])
 redis.call('HSET', KEYS[4], ARGV[3], string.format('%.3f ', clock()) .. ARGV[4])

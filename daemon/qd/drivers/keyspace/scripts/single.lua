@@ -1,7 +1,6 @@
--- A job of which only one at a time may be there, put in front of the scripts that send some. Returns who holds its lock:
--- itself when it was sent, else another; or the error of a server that refuses it.
--- The lock is taken before the job is added, and given back when that is refused: nothing is sent without its lock, and no
--- lock stays that has no job.
+-- Unique jobs, put in front of the scripts that send them. Returns the owner of the lock: the job itself if it was sent, else
+-- another; or the server's error.
+-- The lock is taken before the job is added, and freed if adding is refused: no job without its lock, no lock without a job.
 local function put(ready, delayed, notify, delay, payload)
   if delay < 1 then
     local step = redis.pcall('RPUSH', notify, '1')

@@ -1,7 +1,7 @@
--- Count an error; the last of too many within the window lets all others of its kind rest.
--- KEYS errors (zset: error -> us), rest (hash that vanishes when the rest is over)
+-- Count an error; if there are too many within the window, all jobs of this kind rest.
+-- KEYS errors (zset: error -> us), rest (hash that expires at the end of the rest)
 -- ARGV mark of this error, how many are too many, us of the window, ms of the rest
--- Returns 1 when it was the last one.
+-- Returns 1 if this error began a rest.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local window = tonumber(ARGV[3])

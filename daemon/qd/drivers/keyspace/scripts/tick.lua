@@ -1,13 +1,13 @@
--- Take ticks of entries of the schedule, each for one scheduler only, and send the jobs of those that send one. In
--- front: due, keyed, single (see PARTS in __init__.py).
--- KEYS ticks, ready, delayed, notify, keyed, and a lock for each that sends "single" (ticks alone where none sends)
--- ARGV for each tick, no field twice: field, what it was read as ("": it was not there), what it is to be, the tick in ms, and
+-- Take ticks of schedule entries, each for one scheduler only, and send their jobs. In front: due, keyed, single (see PARTS
+-- in base.py).
+-- KEYS ticks, ready, delayed, notify, keyed, and a lock for each "single" (ticks alone if no tick sends a job)
+-- ARGV for each tick, no field twice: field, the value that was read ("": it did not exist), the new value, the tick in ms, and
 --   none  |  push, delay in s, payload  |  single, owner, ms it holds the lock, delay, payload  |  keyed, name, issue, delay, payload
--- Returns this server's unix ms when all is done, and for each tick
+-- Returns this server's unix ms at the end, and for each tick
 --   1        taken, and its job sent            text   taken; its job was not sent, this owner holds the lock
---   0        too early by this server's clock   {text} not taken: this is what the field is ({false}: it is not there)
---   error    refused; nothing of it was done
--- A field is set before its job is added, and set back when that is refused.
+--   0        too early by this server's clock   {text} not taken: the value of the field ({false}: it does not exist)
+--   error    refused; nothing was done
+-- A field is set before its job is added, and restored if adding is refused.
 local WORDS = {none = 1, push = 3, single = 5, keyed = 5}
 local function now()
   local time = redis.call('TIME')
@@ -31,7 +31,7 @@ local function set_back(start)
   else redis.call('HSET', ticks, ARGV[start], ARGV[start + 1]) end
 end
 
--- What is sent beside those that simply become ready. lock: its place in KEYS.
+-- Send a job that is delayed, keyed or unique. lock: its index in KEYS.
 local function send(a, lock)
   if ARGV[a] == 'push' then return put(KEYS[2], KEYS[3], KEYS[4], tonumber(ARGV[a + 1]), ARGV[a + 2]) end
   if ARGV[a] == 'single' then
@@ -54,7 +54,7 @@ local function take(start, lock)
   return 1
 end
 
--- Many at once: those that send nothing, and those whose jobs are ready at once. Returns 1, or the error.
+-- Many ticks together: those without a job, and those whose jobs are ready now. Returns 1, or the error.
 local function take_all(these)
   if #these == 0 then return 1 end
   local values, payloads, tokens = {}, {}, {}

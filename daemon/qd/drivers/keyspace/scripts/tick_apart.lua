@@ -1,12 +1,12 @@
--- Take ticks of entries of the schedule, on a cluster: their jobs are noted in the same step, and sent by the caller. See
--- tick.lua. In front: due.
--- KEYS ticks, ends   ARGV for each tick, no field twice: field, what it was read as, what it is to be, the tick in ms, id of
---   the note, what is noted ('': nothing is sent)
+-- Take ticks of schedule entries on a cluster: their jobs are noted in the same step, and the caller sends them. See tick.lua.
+-- In front: due.
+-- KEYS ticks, ends   ARGV for each tick, no field twice: field, the value that was read, the new value, the tick in ms, id and
+--   text of the note ('': no job)
 -- Returns this server's unix ms, and for each tick 1, 0 or {text} as tick.lua.
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local answers = {now_ms}
-redis.call('HLEN', KEYS[2]) -- a foreign key in the way: refused before anything is taken
+redis.call('HLEN', KEYS[2]) -- a key of another type: refused before anything is taken
 for i = 1, #ARGV, 6 do
   local found = redis.call('HGET', KEYS[1], ARGV[i])
   if (found or '') ~= ARGV[i + 1] then answers[#answers + 1] = {found}

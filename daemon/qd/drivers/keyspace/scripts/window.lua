@@ -1,4 +1,4 @@
--- The first part of admit and admit_left: the clock, and what its being set back does to a window. For the keys see admit.lua.
+-- The first part of admit and admit_left: the clock, and a correction for a clock that was set back. For the keys see admit.lua.
 local function text(number) return string.format('%.0f', number) end
 
 local function clock_us()
@@ -9,8 +9,8 @@ end
 -- The score of that rank, or nil.
 local function score_at(key, rank) return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2]) end
 
--- Nobody starts in the future, nor is sent away for longer than `longest`. Where the keys say so, the clock was set back by
--- that much at least, and all that they say moves with it: else nobody could start until it is again as late as it was.
+-- No start is in the future, and no owner waits for longer than `longest`. If the keys contain later times, the clock was set
+-- back by at least the difference, and all times move with it: else no job could start until the clock catches up.
 local function follow_clock(keys, now, longest)
   local back = math.max(0, (score_at(keys[1], -1) or 0) - now, (score_at(keys[3], -1) or 0) - longest - now)
   if back == 0 then return end
