@@ -17,7 +17,7 @@ WRONG: list[tuple[Callable[[str], object], str, str]] = [
     (server_of, "postgresql://shop:p/ss@h:s3cret", "not the url of a database"),
     (server_of, "sqlite://", "name a file"),
     (server_of, "sqlite:///:memory:", "name a file"),
-    (FailedJobs, "postgresql://shop@h:s3cret/x", "no number as port"),
+    (FailedJobs, "postgresql://shop@h:s3cret/x", "port in its url is not a number"),
     (BeanstalkdUrl, "beanstalkd://[::1", "needs a host and a number as port"),
     (BeanstalkdUrl, "beanstalkd://h:port", "needs a host and a number as port"),
 ]
