@@ -160,7 +160,7 @@ def test_check_and_work_refuse_a_url_that_cannot_be_used(url, says, folder):
 
 def test_what_is_no_file_is_said(folder):
     (folder / "qd.toml").mkdir()
-    said = (78, "qd: ./qd.toml is a folder: take it away, or name a file with --config")
+    said = (78, "qd: ./qd.toml is a folder: remove it, or name a file with --config")
     assert line("status") == said
     (folder / "qd.toml").rmdir()
     os.mkfifo(folder / "qd.toml")
@@ -170,7 +170,7 @@ def test_what_is_no_file_is_said(folder):
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "[qd]\na." + ".".join("b" * 3000) + " = 1"])
 def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
     (folder / "qd.toml").write_text(text)
-    assert line("config", "check") == (78, "qd: qd.toml: tables or lists stand too deep in each other")
+    assert line("config", "check") == (78, "qd: qd.toml: tables or lists are nested too deep")
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_two_different_connections_are_refused(work):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--timeout=soon"], "'--timeout': 'soon' is not a length of time"),
-        (["--memory=128"], "megabytes are written '128M'"),
+        (["--timeout=soon"], "'--timeout': 'soon' is not a duration"),
+        (["--memory=128"], "write '128M' for megabytes"),
         (["--tries=-1"], "'--tries': '-1' is not a whole number"),
         (["--log-format=xml"], "'xml' is not one of text, json"),
         (["--queue=a,,b"], "'' is not a name"),

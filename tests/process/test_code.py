@@ -334,7 +334,7 @@ def test_the_file_of_variables_is_read_again(
 
     file.write_text("MODE=three\nsecret\n")
     work.signal(signal.SIGHUP)
-    work.wait_line('master.reload_refused reason="shop.env:2 is no variable')
+    work.wait_line('master.reload_refused reason="shop.env:2 is not a variable')
     assert not work.matches("secret")
     file.write_text("MODE=three\n")
     shop.jobs(BAD["does not import"])

@@ -324,15 +324,15 @@ def test_a_lease_of_zero_is_refused(write):
     [
         ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
         ("[pools.a]\n\nworkrs = 5\n", "unknown key 'workrs' in qd.toml:3 [pools.a] (did you mean 'workers'?)"),
-        ("[qd]\ntimeout = 5\n", "unknown key 'timeout' in qd.toml:2 [qd] (it belongs into [worker] or [pools.NAME])"),
+        ("[qd]\ntimeout = 5\n", "unknown key 'timeout' in qd.toml:2 [qd] (it belongs in [worker] or [pools.NAME])"),
         ("[qd]\nzzz = 5\n", "unknown key 'zzz' in qd.toml:2 [qd] (known: app, imports, env, default, control, max_"),
         ("[qd]\n[wroker]\n", "unknown section [wroker] in qd.toml:2 (did you mean 'worker'?)"),
         ("[zzz]\n", "unknown section [zzz] in qd.toml:1 (known: qd, connections, worker, pools, laravel, failed, s"),
-        ('app = "x:y"\n', "key 'app' in qd.toml:1 stands in no section (it belongs into [qd])"),
+        ('app = "x:y"\n', "key 'app' in qd.toml:1 is in no section (it belongs in [qd])"),
         ('connections = {redis = {urll = "x"}}\n', "unknown key 'urll' in qd.toml:1 [connections.redis]"),
-        ('[connections]\nredis = "x"\n', "connections.redis in qd.toml:2 is a table of keys, written ["),
-        ("worker = 5\n", "worker in qd.toml:1 is a table of keys, written [worker]"),
-        ('[worker]\ntimeout = "soon"\n', "timeout in qd.toml:2 [worker]: 'soon' is not a length of time"),
+        ('[connections]\nredis = "x"\n', "connections.redis in qd.toml:2 must be a table of keys, written ["),
+        ("worker = 5\n", "worker in qd.toml:1 must be a table of keys, written [worker]"),
+        ('[worker]\ntimeout = "soon"\n', "timeout in qd.toml:2 [worker]: 'soon' is not a duration"),
         ('[failed]\ndatabase = "oracle://h"\n', "database in qd.toml:2 [failed]: not the url of a database"),
         ('[failed]\ndatabase = "sqlite:///x"\nenabled = false\n', "is a copy of what enabled = false does not keep"),
         ('[laravel]\ncache_prefix = "x"\n', "[laravel] in qd.toml has no cache_url"),
@@ -395,7 +395,7 @@ def test_mistakes_in_pyproject_have_their_line(write):
     write("[project]\n[tool.qd]\napp = 'a:b'\ntimout = 3\n", "pyproject.toml")
     assert "unknown key 'timout' in pyproject.toml:4 [qd]" in refused()
     write("[tool.qd.qd]\napp = 'a:b'\n", "pyproject.toml")
-    assert "stand right below [tool.qd]" in refused()
+    assert "put the keys of [qd] right below [tool.qd]" in refused()
     write("[tool]\nqd = 3\n", "pyproject.toml")
     assert "written [tool.qd]" in refused()
 

@@ -133,7 +133,7 @@ REFUSED = [
     ('url = "embedded:"\ncredentials = "a:b"', "credentials are for a Redis url"),
     ('url = "sqlite:///x"\ncredentials = "a:b"', "credentials are for a Redis url"),
     ('url = "redis://h?credentials=c:d"\ncredentials = "a:b"', "has a credential provider, too: 'c:d'"),
-    ('url = "redis://h"\ncredentials = "a.b"', "'a.b' is not written MODULE:ATTRIBUTE"),
+    ('url = "redis://h"\ncredentials = "a.b"', "'a.b' is not of the form MODULE:ATTRIBUTE"),
 ]
 
 

@@ -164,7 +164,7 @@ def test_a_host_without_zone_data_is_told_what_to_install_and_has_utc() -> None:
     )
     tick, utc, said = ran.stdout.splitlines()
     assert (float(tick), utc) == (7 * 3600, "True 1970-01-01 00:00")
-    assert said == "time zone 'Europe/Berlin' is not here, nor any other: pip install tzdata"
+    assert said == "time zone 'Europe/Berlin' is not installed, nor any other: pip install tzdata"
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.001, 0.0105, float("nan"), float("inf")])

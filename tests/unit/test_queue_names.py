@@ -13,7 +13,7 @@ from qd.options.kinds import BESIDE
 from qd.options.tables import WORK
 from tests.support.fakes import FakeQd
 
-SAID = "'x:delayed' is no queue: ':delayed' is the ending of a key of queue 'x', choose another name"
+SAID = "'x:delayed' cannot be a queue: it is a key of queue 'x' (':delayed'), choose another name"
 
 
 def work(n: int) -> None: ...
@@ -37,7 +37,7 @@ def test_nothing_is_sent_to_a_key_of_another_queue(how: str):
 
 @pytest.mark.parametrize("ending", BESIDE)
 def test_no_worker_takes_jobs_from_there(ending: str):
-    with pytest.raises(ValueError, match=f"'{ending}' is the ending"):
+    with pytest.raises(ValueError, match=f"a key of queue 'default' .'{ending}'"):
         WORK["queues"].read(["mail", f"default{ending}"])
 
 

@@ -52,7 +52,7 @@ def test_a_span_is_read_in_seconds(written, seconds):
     ],
 )
 def test_what_is_no_span_is_refused_with_its_value(wrong):
-    with pytest.raises(ValueError, match="length of time") as refused:
+    with pytest.raises(ValueError, match="duration") as refused:
         kinds.span(wrong)
     assert "\n" not in str(refused.value)
 

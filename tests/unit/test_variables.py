@@ -34,7 +34,7 @@ def test_what_a_line_may_be() -> None:
     "line", ["secret", "1A=secret", "A B=secret", 'A="secret', "A='", "A=sec\0ret", "QD_ENV_FILE=secret"]
 )
 def test_a_line_that_is_none_is_named_and_not_shown(line: str) -> None:
-    with pytest.raises(ConfigError, match=r"^x\.env:2 is no variable \(write NAME=value") as refused:
+    with pytest.raises(ConfigError, match=r"^x\.env:2 is not a variable \(write NAME=value") as refused:
         parsed(f"A=1\n{line}\n", "x.env")
     assert "secret" not in str(refused.value)
 

@@ -1,12 +1,10 @@
-"""The file: found, read, each key with its line, and refused as a whole when a key or a value in it is not known.
+"""The configuration file: found, read, each key with its line, and rejected as a whole if a key or value in it is invalid.
 
-load.py calls `find` and then asks the file for values. tomllib tells no line numbers, so `lines_of` finds them.
+load.py calls `find` and then queries the file for values. tomllib reports no line numbers, so `lines_of` finds them.
 
-QD_ENV_FILE: a file of variables, one NAME=value a line, as systemd's EnvironmentFile= has them. A `qd` command reads it
-before its configuration, and each reload of `qd work` reads it anew.
-
-What stands in it wins over what the program was started with: a supervisor that has read the same file gave it what stood
-there at the start.
+QD_ENV_FILE names a file of variables, one NAME=value per line as in systemd's EnvironmentFile=. A `qd` command reads it
+before its configuration, and each reload of `qd work` reads it again. Its values override the environment: a supervisor
+that has read the same file passed on the values of the start.
 """
 
 from __future__ import annotations
@@ -23,11 +21,13 @@ from qd.options import kinds
 
 PYPROJECT = "pyproject.toml"
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
-_HEADER = re.compile(r"\[\[?[^\[\]]+\]\]?\s*(?:#.*)?$")  # and not the line of a list that stands in a list
+_HEADER = re.compile(r"\[\[?[^\[\]]+\]\]?\s*(?:#.*)?$")  # but not a line of a list inside a list
+NAMED = "QD_ENV_FILE"
+LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 
 
 class ConfigFile:
-    """A file that was read and checked. `table` is as in qd.toml: {"qd": {...}, "connections": {...}, ...}."""
+    """A checked file. `table` has the structure of qd.toml: {"qd": {...}, "connections": {...}, ...}."""
 
     def __init__(self, path: Path, table: dict[str, Any], lines: Mapping[str, int]) -> None:
         self.path, self.table, self.lines = path, table, lines
@@ -36,18 +36,18 @@ class ConfigFile:
             self._check_section(dotted, value)
 
     def where(self, dotted: str) -> str:
-        """`qd.toml:12`, the place of a key; for one inside an inline table, where that table begins."""
+        """`qd.toml:12`, the place of a key; for a key inside an inline table, the start of that table."""
         line = self.line(dotted)
         return f"{self.shown}:{line}" if line else self.shown
 
     def line(self, dotted: str) -> int:
-        """0: it is not known."""
+        """The line of a key, 0 if unknown."""
         while dotted and dotted not in self.lines:
             dotted = dotted.rpartition(".")[0]
         return self.lines.get(dotted, 0)
 
     def section(self, *names: str) -> Mapping[str, Any]:
-        """The table of that name, {} when it is not there."""
+        """The table of that name, {} if the file lacks it."""
         table: Any = self.table
         for name in names:
             table = table.get(name, {})
@@ -63,7 +63,7 @@ class ConfigFile:
         self._check_named(name, value)
 
     def _check_named(self, name: str, value: Any) -> None:
-        """The tables of a section whose keys are names that the user chose."""
+        """Check the tables of a section whose keys are the user's names."""
         for each, keys in self._table(name, value).items():
             if not each.isprintable() or not each:
                 raise ConfigError(f"{each!r} is not a name, in {self.where(name)} [{name}]")
@@ -85,7 +85,7 @@ class ConfigFile:
 
     def _table(self, dotted: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise ConfigError(f"{dotted} in {self.where(dotted)} is a table of keys, written [{dotted}]")
+            raise ConfigError(f"{dotted} in {self.where(dotted)} must be a table of keys, written [{dotted}]")
         return value
 
     def _unknown_key(self, key: str, dotted: str, kind: str) -> str:
@@ -98,28 +98,28 @@ class ConfigFile:
         near = kinds.did_you_mean(key, [*SECTIONS[kind], *inner])
         homes = _homes(key)
         if not near and homes:
-            near = f" (it belongs into {' or '.join(homes)})"
+            near = f" (it belongs in {' or '.join(homes)})"
         return f"unknown key '{key}' {where}{near or ' (known: ' + ', '.join(SECTIONS[kind]) + ')'}"
 
     def _unknown_section(self, name: str, value: Any) -> str:
         known = [section.partition(".")[0] for section in SECTIONS]
         homes = _homes(name)
         if homes and not isinstance(value, dict):
-            return f"key '{name}' in {self.where(name)} stands in no section (it belongs into {' or '.join(homes)})"
+            return f"key '{name}' in {self.where(name)} is in no section (it belongs in {' or '.join(homes)})"
         near = kinds.did_you_mean(name, known) or f" (known: {', '.join(dict.fromkeys(known))})"
         return f"unknown section [{name}] in {self.where(name)}{near}"
 
 
 def _homes(key: str) -> list[str]:
-    """The sections that have such a key; an entry of the schedule only where no other has."""
+    """The sections with such a key; schedule entries only if no other section has it."""
     homes = [f"[{section}]" for section, keys in SECTIONS.items() if key in keys]
     return homes[:1] if len(homes) < 2 else [home for home in homes if "entries" not in home]
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
-    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml. None: there is none.
+    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml, or None.
 
-    Raises ConfigError: a named file is not there, or what was found cannot be used.
+    Raises ConfigError if a named file does not exist, or a file is invalid.
     """
     named = path or (Path(environ["QD_CONFIG"]) if environ.get("QD_CONFIG") else None)
     if named:
@@ -128,8 +128,8 @@ def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
             raise ConfigError(f"no [tool.qd] in {_shown(named.absolute())}")
         return found
     if os.path.lexists("qd.toml"):
-        if Path("qd.toml").exists() and not Path("qd.toml").is_file():  # to read a pipe would wait for ever
-            raise ConfigError(f"./qd.toml is {_kind(Path('qd.toml'))}: take it away, or name a file with --config")
+        if Path("qd.toml").exists() and not Path("qd.toml").is_file():  # reading a pipe would block
+            raise ConfigError(f"./qd.toml is {_kind(Path('qd.toml'))}: remove it, or name a file with --config")
         return _read(Path("qd.toml").absolute())
     if Path(PYPROJECT).is_file():
         return _read(Path(PYPROJECT).absolute())
@@ -137,7 +137,7 @@ def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
 
 
 def _read(path: Path) -> ConfigFile | None:
-    import tomllib  # only where there is a file
+    import tomllib  # only if there is a file
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def _read(path: Path) -> ConfigFile | None:
     except UnicodeDecodeError:
         raise ConfigError(f"{_shown(path)} is not UTF-8 text") from None
     ours = path.name == PYPROJECT
-    if ours and "qd" not in text:  # somebody else's file: whatever is wrong in it is not our business
+    if ours and "qd" not in text:  # not our file: errors in it do not matter
         return None
     try:
         table = tomllib.loads(text)
@@ -154,33 +154,33 @@ def _read(path: Path) -> ConfigFile | None:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_broken(path, str(error))) from None
     except RecursionError:
-        raise ConfigError(f"{_shown(path)}: tables or lists stand too deep in each other") from None
+        raise ConfigError(f"{_shown(path)}: tables or lists are nested too deep") from None
     if not ours:
         return ConfigFile(path, table, lines)
     mine = table.get("tool", {}).get("qd")
     if mine is not None and not isinstance(mine, dict):
-        raise ConfigError(f"tool.qd in {_shown(path)} is a table of keys, written [tool.qd]")
+        raise ConfigError(f"tool.qd in {_shown(path)} must be a table of keys, written [tool.qd]")
     return None if mine is None else ConfigFile(path, *_as_qd_toml(mine, lines))
 
 
 def _as_qd_toml(mine: dict[str, Any], lines: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
-    """What stands right below [tool.qd] is what qd.toml has below [qd]."""
+    """Move the keys right below [tool.qd] to [qd]."""
     names = {section.partition(".")[0] for section in SECTIONS} - {"qd"}
     own = {key: value for key, value in mine.items() if key not in names and not isinstance(value, dict)}
     table = {key: value for key, value in mine.items() if key not in own}
     if "qd" in table:
-        raise ConfigError("[tool.qd.qd] in pyproject.toml: the keys of [qd] stand right below [tool.qd] there")
+        raise ConfigError("[tool.qd.qd] in pyproject.toml: put the keys of [qd] right below [tool.qd]")
     moved = {f"qd.{dotted}" if dotted in own else dotted: line for dotted, line in lines.items()}
     return {"qd": own, **table}, moved
 
 
-def _broken(path: Path, said: str) -> str:
-    """`qd.toml:3:5: Expected '=' after a key`, from what tomllib says."""
-    if (twice := _TWICE.match(said)) is not None:
+def _broken(path: Path, message: str) -> str:
+    """`qd.toml:3:5: Expected '=' after a key`, from a message of tomllib."""
+    if (twice := _TWICE.match(message)) is not None:
         name = ".".join(re.findall(r"'([^']*)'", twice[1]))
-        said = said.replace(twice[0], f"[{name}] stands there twice: give one of them another name")
-    match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", said, re.DOTALL)
-    return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {said}"
+        message = message.replace(twice[0], f"[{name}] is defined twice: rename one of them")
+    match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
+    return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {message}"
 
 
 def _kind(path: Path) -> str:
@@ -198,7 +198,7 @@ def _shown(path: Path) -> str:
 
 
 def lines_of(text: str, below: str = "") -> dict[str, int]:
-    """Dotted key -> its line, for the tables and keys of valid TOML; `below`: of that table only, named without it."""
+    """Dotted key -> its line, for the tables and keys of valid TOML. below: only inside this table, without its name."""
     found: dict[str, int] = {}
     for number, section, keys in _statements(text, below):
         for dotted in keys or [section]:
@@ -210,7 +210,7 @@ def lines_of(text: str, below: str = "") -> dict[str, int]:
 
 
 def _statements(text: str, below: str) -> Iterator[tuple[int, str, list[str]]]:
-    """(line, section, keys set there), for each header (no keys) and each `key = value`, which may take many lines."""
+    """(line, section, keys set there) for each header (no keys) and each `key = value`, which may span several lines."""
     section, held, start = "", "", 0
     for number, line in enumerate(text.split("\n"), 1):
         bare = line.strip()
@@ -218,11 +218,11 @@ def _statements(text: str, below: str) -> Iterator[tuple[int, str, list[str]]]:
             continue
         header = not held and _HEADER.match(bare) is not None
         if not header and not f"{section}.".startswith(f"{below}." if below else ""):
-            continue  # another tool's table, and its long lists
+            continue  # another tool's table and its long lists
         start, held = start if held else number, f"{held}{line}\n"
         keys = _keys(held)
         if keys is None:
-            continue  # goes on in the next line
+            continue  # continues in the next line
         held = ""
         if header:
             section = keys[0]
@@ -232,7 +232,7 @@ def _statements(text: str, below: str) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _keys(statement: str) -> list[str] | None:
-    """The dotted keys of one statement, the outer ones too. None: it is not complete."""
+    """The dotted keys of one statement, including outer ones. None if the statement is incomplete."""
     import tomllib
 
     try:
@@ -251,27 +251,23 @@ def _paths(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield dotted
 
 
-NAMED = "QD_ENV_FILE"
-LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-
-
 class Variables:
-    """Those of the file, as far as they are in the environment of this process."""
+    """The variables of QD_ENV_FILE in the environment of this process."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self._environ = environ
-        self._covered: dict[str, str | None] = {}  # what stood in place of each
+        self._covered: dict[str, str | None] = {}  # their values in the original environment
         self.found: Mapping[str, str] = {}
         self._begun = False
 
     def begin(self) -> None:
-        """Once in a command: before its first look at the configuration. Raises ConfigError."""
+        """Apply the file, once per command, before the configuration is read. Raises ConfigError."""
         if not self._begun:
             self.put(self.read())
             self._begun = True
 
     def read(self) -> Mapping[str, str]:
-        """What the file holds now; nothing is changed. Raises ConfigError: it cannot be read."""
+        """The current content of the file, without applying it. Raises ConfigError if it cannot be read."""
         path = self._environ.get(NAMED, "")
         if not path:
             return {}
@@ -284,7 +280,7 @@ class Variables:
             ) from None
 
     def put(self, found: Mapping[str, str]) -> None:
-        """From now on these are in the environment, and those of before that are not among them no more."""
+        """Set these variables in the environment, and restore earlier ones that are no longer among them."""
         for name in self.found.keys() - found.keys():
             before = self._covered.pop(name)
             if before is None:
@@ -298,8 +294,8 @@ class Variables:
 
 
 def parsed(text: str, path: str) -> Mapping[str, str]:
-    """No escapes, and nothing is filled in. A line that is none is named by its number alone: it may hold a secret. Raises
-    ConfigError."""
+    """Parse NAME=value lines, without escapes or substitution. Errors name the line number only: the line may contain a
+    secret. Raises ConfigError."""
     found = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -308,13 +304,13 @@ def parsed(text: str, path: str) -> Mapping[str, str]:
         held = LINE.fullmatch(line)
         value = unquoted(held[2]) if held is not None else None
         if held is None or value is None or "\0" in value or held[1] == NAMED:
-            raise ConfigError(f'{path}:{number} is no variable (write NAME=value, NAME="value", or # in front of it)')
+            raise ConfigError(f'{path}:{number} is not a variable (write NAME=value, NAME="value", or start it with #)')
         found[held[1]] = value
     return found
 
 
 def unquoted(value: str) -> str | None:
-    """None: a quote that is not closed."""
+    """The value without quotes, or None if its quote is not closed."""
     if value[:1] not in ('"', "'"):
         return value
     return value[1:-1] if len(value) > 1 and value[-1] == value[0] else None

@@ -1,4 +1,4 @@
-"""What a configuration is once it is found out: frozen, and sendable to another process as JSON."""
+"""The resolved configuration: frozen, and sent to other processes as JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """One [connections.NAME]. url None: nobody named a server. credentials: what provides user and password, as
-    MODULE:ATTRIBUTE, which `url` contains, too. retry_after: seconds, at least 1. table: of a database. connections: of
-    failover, those that it tries."""
+    """One [connections.NAME]. url None: not configured. credentials: MODULE:ATTRIBUTE of the provider of user and password,
+    which `url` contains too. retry_after: seconds, at least 1. table: for databases. connections: for failover, in order."""
 
     name: str
     driver: str = "redis"
@@ -39,8 +38,8 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaravelSettings:
-    """Where Laravel's own cache keeps its restart and pause keys, "" for not at all; and whether its maintenance mode is
-    obeyed: down, that of the cache; down_file, the path of the file, "" for none."""
+    """The url of Laravel's cache, which stores its restart and pause keys, or "". down: obey the maintenance mode in the
+    cache; down_file: obey it in the file with this path, "" for none."""
 
     cache_url: str = field(default="", repr=False)
     cache_prefix: str = ""
@@ -50,8 +49,8 @@ class LaravelSettings:
 
 @dataclass(frozen=True, slots=True)
 class FailedSettings:
-    """The failed store of each queue and its bounds. keep: seconds; max_count: None for any number; database: the url of the
-    copy, "" for none."""
+    """The limits of each queue's failed store. keep: seconds; max_count: None for any number; database: url of the copy, ""
+    for none."""
 
     enabled: bool = True
     keep: float = 30 * 86400.0
@@ -62,8 +61,8 @@ class FailedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """keys: "ID:SECRET" each, the first one signs, none: nothing is signed or checked. require: unsigned is refused.
-    files: where keys were read from; children are not told."""
+    """keys: "ID:SECRET", the first one signs; without keys nothing is signed or verified. require: refuse unsigned payloads.
+    files: where keys were read from; not sent to children."""
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     require: bool = True
@@ -72,10 +71,8 @@ class SigningSettings:
 
 @dataclass(frozen=True, slots=True)
 class EntrySettings:
-    """One [schedule.entries.NAME], in file and line. args: JSON, "" for none. every, timeout: seconds, None and 0 for none.
-
-    What fits together is looked at by qd.schedule.declare.
-    """
+    """One [schedule.entries.NAME] with its file and line. args: JSON, or "". every, timeout: seconds; None and 0 for none.
+    qd.schedule.declare checks which keys fit together."""
 
     name: str
     file: str
@@ -113,7 +110,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that was configured. root: the folder of the file, or the current one; it comes first on sys.path."""
+    """The whole configuration. root: the folder of the file, or the current one; it comes first on sys.path."""
 
     root: Path
     file: Path | None
@@ -133,7 +130,7 @@ class Settings:
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
-        """The connection of that name, None or "": the default one. Raises ConfigError: not known, or without a url."""
+        """The connection of that name; None or "" for the default one. Raises ConfigError: unknown, or without a url."""
         name = name or self.default
         check_connection(name, self.connections)
         found = self.connections[name]
@@ -142,7 +139,7 @@ class Settings:
         return found
 
     def parts(self, name: str | None = None) -> list[str]:
-        """The connections that jobs sent to this one go to, the first one first. Raises ConfigError: it is not known."""
+        """The connections that accept jobs sent to this one, in order. Raises ConfigError if it is unknown."""
         return sent_to(self.connection(name).name, self.connections)
 
     def _no_url(self, name: str) -> str:
@@ -154,32 +151,32 @@ class Settings:
 
     @property
     def unfound(self) -> str:
-        """The end of a message about what is not configured: that there was no file, and where. "" where there was one."""
+        """The end of a message about a missing setting: there was no file, and where. "" if there was one."""
         if self.file:
             return ""
         return f" (no qd.toml in {self.root}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
 
 
 def provider_of(url: str | None) -> str:
-    """The name of what provides user and password for this url, "" for nothing. It comes with the app."""
+    """The name of the credential provider of this url, "" without one. It comes with the app."""
     found = PROVIDER.search(url or "")
     return unquote(found[1]) if found else ""
 
 
 def with_provider(url: str, name: str) -> str:
-    """The same url; connections/redis/credentials.py reads it."""
+    """The url with a credential provider, which drivers/redis reads."""
     return f"{url}{'&' if '?' in url else '?'}credentials={name}"
 
 
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:
-    """Raises ConfigError with the known connections unless `name` is one; `where` says who asked for it."""
+    """Raises ConfigError with the known connections unless `name` is one; `where`: the origin of the name."""
     if name not in known:
         near = kinds.did_you_mean(name, known)
         raise ConfigError(f"unknown connection '{name}'{where}{near} (known: {', '.join(known)})")
 
 
 def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[str]:
-    """The connections of failover in their order, those of one among them too; any other itself."""
+    """The connections of a failover connection in order, nested ones included; for others the connection itself."""
     found = connections[name]
     if found.driver != "failover":
         return [name]
@@ -187,7 +184,7 @@ def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[st
 
 
 def check_work(settings: Settings) -> None:
-    """Raises ConfigError when the connection that is worked on has no jobs to work on."""
+    """Raises ConfigError if the connection of `qd work` stores no jobs."""
     found = settings.connections[settings.work.connection]
     if found.driver in BARE and not settings.work.only_schedule:
         way = f"work on {' or '.join(found.connections)}" if found.connections else "name another one with -c"
@@ -195,7 +192,7 @@ def check_work(settings: Settings) -> None:
 
 
 def hide_secrets(settings: Settings) -> None:
-    """Nothing that this process shows from now on has them in it."""
+    """Register the secrets of the configuration, so that this process redacts them."""
     urls = [connection.url or "" for connection in settings.connections.values()]
     urls += [settings.laravel.cache_url] if settings.laravel and settings.laravel.cache_url else []
     urls += [settings.failed.database]
@@ -204,18 +201,15 @@ def hide_secrets(settings: Settings) -> None:
 
 
 def to_json(settings: Settings) -> bytes:
-    """The whole of it, secrets too: for a pipe between qd's own processes."""
+    """All settings with their secrets, for a pipe between qd's own processes."""
     import json
 
-    return json.dumps({**asdict(settings), "connections": _plain(settings.connections)}, default=str).encode()
-
-
-def _plain(connections: Mapping[str, ConnectionSettings]) -> dict[str, Any]:
-    return {name: asdict(connection) for name, connection in connections.items()}
+    connections = {name: asdict(connection) for name, connection in settings.connections.items()}
+    return json.dumps({**asdict(settings), "connections": connections}, default=str).encode()
 
 
 def from_json(data: bytes) -> Settings:
-    """The settings that `to_json` wrote, equal to the ones before."""
+    """The settings that `to_json` wrote."""
     import json
 
     given = json.loads(data)

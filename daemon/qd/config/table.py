@@ -1,5 +1,5 @@
-"""The keys of the file that are no options of `qd work`, as rows of the same kind; [worker] and [pools.NAME] come from
-options.WORK. Read by file.py (what may stand where), load.py, and the test of the reference in the docs.
+"""The keys of the file that are not options of `qd work`, as rows of the same kind; [worker] and [pools.NAME] come from
+options.WORK. Used by file.py (to check the file), load.py, and the test of the reference in the docs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QD = _rows(
     _key("app", "", "name", "the app as MODULE:ATTRIBUTE", "QD_APP", flag="--app", shown="none"),
     _key("imports", (), "names", "modules that declare jobs", "QD_IMPORTS", shown="none"),
     _key(
-        "env", "", "name", "where this runs, `production` or `staging`: for entries of the schedule that say environments",
+        "env", "", "name", "where this runs, `production` or `staging`: for schedule entries with `environments`",
         "QD_ENV", shown="none",
     ),
     _key(
@@ -30,15 +30,15 @@ QD = _rows(
         shown="redis, or the only connection there is",
     ),
     _key(
-        "control", "", "name", "the connection where restart, pause, down, locks and status live", "QD_CONTROL",
-        shown="the default connection",
+        "control", "", "name", "the connection that stores restarts, pauses, maintenance mode, locks and status",
+        "QD_CONTROL", shown="the default connection",
     ),
     _key(
-        "max_payload", 1 << 20, "size", "refuse to send payloads that are larger, and to take those of others over sixteen "
-        "times that, 0: any", "QD_MAX_PAYLOAD",
+        "max_payload", 1 << 20, "size", "do not send payloads larger than this, nor accept those of others over sixteen "
+        "times this, 0: any", "QD_MAX_PAYLOAD",
     ),
     _key(
-        "max_depth", 512, "count", "refuse payloads that are nested deeper, as PHP counts, 0: any", "QD_MAX_DEPTH",
+        "max_depth", 512, "count", "refuse payloads nested deeper than this, as PHP counts, 0: any", "QD_MAX_DEPTH",
         unit="levels",
     ),
 )  # fmt: skip
@@ -47,7 +47,7 @@ QD = _rows(
 CONNECTION = _rows(
     _key(
         "driver", "", "driver", "what keeps the queues: redis (Redis or Valkey), database, beanstalkd, sqs, sync, null, "
-        "failover", "QD_{NAME}_DRIVER", shown="that of the url",
+        "failover", "QD_{NAME}_DRIVER", shown="from the url",
     ),
     _key(
         "url", None, "url", "where it is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
@@ -55,23 +55,23 @@ CONNECTION = _rows(
         shown="none; for the connection redis also REDIS_URL",
     ),
     _key(
-        "credentials", "", "reference", "of a Redis: what provides user and password at each connect, MODULE:ATTRIBUTE, "
+        "credentials", "", "reference", "Redis: provider of user and password at each connect, MODULE:ATTRIBUTE, "
         "instead of those in the url", "QD_{NAME}_CREDENTIALS", shown="none",
     ),
     _key(
-        "table", "jobs", "name", "of a database: Laravel's table of jobs", "QD_{NAME}_TABLE",
+        "table", "jobs", "name", "database: Laravel's table of jobs", "QD_{NAME}_TABLE",
     ),
     _key(
-        "connections", (), "names", "of failover: those that are tried, in this order", "QD_{NAME}_CONNECTIONS",
+        "connections", (), "names", "failover: the connections to try, in this order", "QD_{NAME}_CONNECTIONS",
         shown="none",
     ),
     _key(
-        "prefix", "", "text", "what every key begins with, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",
+        "prefix", "", "text", "prefix of every key, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",
         shown='""',
     ),
     _key("queue", "default", "queue", "the queue used when none is named", "QD_{NAME}_QUEUE"),
     _key(
-        "retry_after", 30.0, "span", "the lease of a running job, renewed while it runs: how long a dead host holds it",
+        "retry_after", 30.0, "span", "lease of a running job, renewed while it runs: how long a dead host keeps it",
         "QD_{NAME}_RETRY_AFTER", at_least=1,
     ),
 )  # fmt: skip
@@ -81,25 +81,25 @@ LARAVEL = _rows(
         "cache_url", None, "url", "the Redis where Laravel's cache keeps its restart and pause keys",
         "QD_LARAVEL_CACHE_URL", shown="none",
     ),
-    _key("cache_prefix", "", "text", "what the cache's keys begin with", "QD_LARAVEL_CACHE_PREFIX", shown='""'),
+    _key("cache_prefix", "", "text", "prefix of the cache's keys", "QD_LARAVEL_CACHE_PREFIX", shown='""'),
     _key(
-        "down", False, "switch", "obey `php artisan down` where its driver is this cache", "QD_LARAVEL_DOWN",
+        "down", False, "switch", "obey `php artisan down` if its driver is this cache", "QD_LARAVEL_DOWN",
     ),
     _key(
-        "down_file", "", "text", "obey `php artisan down` where it makes this file, storage/framework/down",
+        "down_file", "", "text", "obey `php artisan down` if it creates this file, storage/framework/down",
         "QD_LARAVEL_DOWN_FILE", shown="none",
     ),
 )  # fmt: skip
 
 FAILED = _rows(
-    _key("enabled", True, "switch", "keep jobs that have failed for good", "QD_FAILED_ENABLED"),
-    _key("keep", 30 * 86400.0, "span", "forget a failed job after this long", "QD_FAILED_KEEP", at_least=1),
+    _key("enabled", True, "switch", "keep jobs that have failed permanently", "QD_FAILED_ENABLED"),
+    _key("keep", 30 * 86400.0, "span", "delete a failed job after this long", "QD_FAILED_KEEP", at_least=1),
     _key(
-        "max_count", None, "count", "keep at most this many failed jobs of a queue, the newest ones",
+        "max_count", None, "count", "keep at most this many failed jobs per queue, the newest ones",
         "QD_FAILED_MAX_COUNT", unit="jobs", shown="none", at_least=1,
     ),
     _key(
-        "max_bytes", 64 << 20, "size", "keep at most this much of failed jobs of a queue, the newest ones",
+        "max_bytes", 64 << 20, "size", "keep at most this many bytes of failed jobs per queue, the newest ones",
         "QD_FAILED_MAX_BYTES", at_least=1,
     ),
     _key(
@@ -114,50 +114,50 @@ SIGNING = _rows(
         "QD_SIGNING_KEYS", shown="none",
     ),
     _key(
-        "require", True, "switch", "where there are keys, refuse payloads that are not signed", "QD_SIGNING_REQUIRE",
+        "require", True, "switch", "with keys, refuse unsigned payloads", "QD_SIGNING_REQUIRE",
     ),
 )  # fmt: skip
 
 SCHEDULE = _rows(
-    _key("timezone", "UTC", "zone", "the zone in which entries of the schedule are reckoned", "QD_SCHEDULE_TIMEZONE"),
+    _key("timezone", "UTC", "zone", "time zone of schedule entries", "QD_SCHEDULE_TIMEZONE"),
     _key(
-        "late", 60.0, "span", "a tick that cannot be taken within this long of its moment is missed", "QD_SCHEDULE_LATE",
+        "late", 60.0, "span", "a tick that is not taken within this long of its time is missed", "QD_SCHEDULE_LATE",
         at_least=1,
     ),
     _key(
-        "lease", 15.0, "span", "how long an entry without_overlapping stays taken when its scheduler's host has died",
+        "lease", 15.0, "span", "how long an entry without_overlapping stays locked after its scheduler's host has died",
         "QD_SCHEDULE_LEASE", at_least=1,
     ),
 )  # fmt: skip
 
-# An entry of the schedule: one of the first four, and one of cron and every. Only the file says them, so none is a variable.
+# An entry of the schedule: one of job, call, shell and qd, and one of cron and every. Only the file has them.
 ENTRY = _rows(
     _key("job", "", "name", "send this job", "", shown="none"),
     _key("args", None, "arguments", "with these arguments, `{days = 7}`", "", shown="none"),
     _key("queue", "", "queue", "to this queue", "", shown="the job's own"),
     _key("connection", "", "name", "on this connection", "", shown="the job's own"),
     _key("call", "", "name", "call this function, MODULE:FUNCTION", "", shown="none"),
-    _key("shell", "", "text", "have /bin/sh run this line", "", shown="none"),
-    _key("qd", "", "text", "run this command of qd's, `failed forget --older-than 30d`", "", shown="none"),
-    _key("cron", "", "text", "at these moments, `*/5 * * * *`", "", shown="none"),
-    _key("every", None, "span", "each time that this long has passed", "", shown="none", at_least=0.01),
-    _key("timezone", "", "zone", "reckon them in this zone", "", shown="`timezone` of [schedule]"),
-    _key("environments", (), "names", "only where `env` of [qd], or QD_ENV, is one of these", "", shown="all"),
-    _key("missed", "skip", "name", "what becomes of moments that were missed", "", choices=("skip", "once", "all")),
-    _key("without_overlapping", False, "switch", "not while an earlier run goes on", ""),
-    _key("on_every_host", False, "switch", "once on every host, instead of once over all", ""),
-    _key("even_in_maintenance_mode", False, "switch", "after `qd down`, too", ""),
-    _key("in_background", False, "switch", "beside other entries of the same moment; not of a job", ""),
-    _key("timeout", 0.0, "span", "end a run that takes longer, 0: never; not of a job", ""),
-    _key("output_to", "", "name", "write what a run says into this file; not of a job", "", shown="the log"),
-    _key("append", False, "switch", "write it behind what is there", ""),
+    _key("shell", "", "text", "run this line with /bin/sh", "", shown="none"),
+    _key("qd", "", "text", "run this qd command, `failed forget --older-than 30d`", "", shown="none"),
+    _key("cron", "", "text", "at these times, `*/5 * * * *`", "", shown="none"),
+    _key("every", None, "span", "at this interval", "", shown="none", at_least=0.01),
+    _key("timezone", "", "zone", "compute times in this time zone", "", shown="`timezone` of [schedule]"),
+    _key("environments", (), "names", "only if `env` of [qd], or QD_ENV, is one of these", "", shown="all"),
+    _key("missed", "skip", "name", "how to handle missed times", "", choices=("skip", "once", "all")),
+    _key("without_overlapping", False, "switch", "skip while an earlier run is active", ""),
+    _key("on_every_host", False, "switch", "once on every host, instead of once in total", ""),
+    _key("even_in_maintenance_mode", False, "switch", "also in maintenance mode", ""),
+    _key("in_background", False, "switch", "in parallel with other entries of the same time; not for jobs", ""),
+    _key("timeout", 0.0, "span", "end a run that takes longer, 0: never; not for jobs", ""),
+    _key("output_to", "", "name", "write the output of a run to this file; not for jobs", "", shown="the log"),
+    _key("append", False, "switch", "append to the file", ""),
 )  # fmt: skip
 
-# Words of the code that somebody may try in an entry of the file: what to write there.
-IN_CODE = "asks code: declare the entry with app.schedule"
+# Names from code that a user may try in the file -> what to write instead.
+IN_CODE = "needs code: declare the entry with app.schedule"
 ENTRY_WORDS: Mapping[str, str] = {
     "append_output_to": 'write output_to = "...", and append = true',
-    "name": "an entry is called as its table is",
+    "name": "the name of an entry is that of its table",
     "overlap": "write without_overlapping = true",
     "tz": 'write timezone = "Europe/Berlin"',
     "between": 'write the hours into cron = "*/10 8-17 * * *"',
@@ -200,11 +200,11 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "schedule.entries.NAME": ENTRY,
 }
 
-# Words that will be keys one day: said so, instead of "unknown".
+# Keys that are planned: reported as such, instead of "unknown".
 PLANNED: dict[str, str] = {}
 
 
 def environ_name(option: Option, connection: str = "") -> str:
-    """The environment variable of a row; `connection` is whose, for the rows of [connections.NAME]."""
+    """The environment variable of a row. connection: its name, for the rows of [connections.NAME]."""
     name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in connection.upper())
     return option.environ.replace("{NAME}", name)

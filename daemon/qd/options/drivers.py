@@ -1,5 +1,5 @@
-"""Every driver of qd, once. Modules are named as strings: one is loaded when it is used, and a program that does not use a
-driver needs no library of it. An app's own drivers (app.extend) are not in this table.
+"""The drivers of qd. Modules are strings: a driver is imported on use, and only programs that use it need its library.
+An app's own drivers (app.extend) are not in this table.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import NamedTuple
 class Driver(NamedTuple):
     """open, keyspace, url and look are "module:function", client is a module, "" if the driver has none.
 
-    schemes     kind of url -> the extra that brings its library, "" if it needs none. The url of a database may name how it
-                is reached, as SQLAlchemy writes it: mysql+pymysql://
-    libraries   library -> the extra that brings it
+    schemes     kind of url -> the extra that installs its library, "" if it needs none. A database url may also name the
+                library, as in SQLAlchemy: mysql+pymysql://
+    libraries   library -> the extra that installs it
     open        a Factory (drivers/base.py). "": only an app opens it
     client      loads the server's library, if `open` does so at its first connection only
-    keyspace    opens its keyspace. A driver without one keeps jobs and nothing else: what is kept beside them is on the
-                control connection
-    url         reads a url and raises ConfigError for a wrong one, without any library
-    look        checks its queues before any work, see connections.server_warnings
-    bare        why nobody can work on it; such a driver has no server of its own
+    keyspace    opens its keyspace. A driver without one stores jobs only; everything else is on the control connection
+    url         checks a url without any library and raises ConfigError
+    look        checks its queues before any work, see manager.what_is_odd
+    bare        why no worker can use it; such a driver has no server of its own
     """
 
     schemes: Mapping[str, str] = {}
@@ -79,7 +78,7 @@ DRIVERS: Mapping[str, Driver] = {
 SCHEMES = {scheme: word for word, driver in DRIVERS.items() for scheme in driver.schemes}
 """Kind of url -> its driver."""
 BARE = {word: driver.bare for word, driver in DRIVERS.items() if driver.bare}
-"""Drivers without a server of their own -> why nobody can work on one."""
+"""Drivers without a server of their own -> why no worker can use one."""
 OPENED_WITHOUT_APP = tuple([word for word, driver in DRIVERS.items() if driver.open])
 WITH_KEYSPACE = tuple([word for word, driver in DRIVERS.items() if driver.keyspace])
 BORROWERS = tuple([word for word, driver in DRIVERS.items() if not (driver.keyspace or driver.bare)])
@@ -96,11 +95,11 @@ def scheme_of(url: str) -> str:
 
 
 def extra_of_url(url: str) -> str:
-    """The extra that brings the library for a url. "": none is needed."""
+    """The extra that installs the library for a url, "" if it needs none."""
     scheme = scheme_of(url)
     return DRIVERS[SCHEMES[scheme]].schemes[scheme] if scheme in SCHEMES else ""
 
 
 def extra_of_library(name: str) -> str:
-    """The extra that brings a library. "": it is no driver's."""
+    """The extra that installs a library, "" for the library of no driver."""
     return next((driver.libraries[name] for driver in DRIVERS.values() if name in driver.libraries), "")

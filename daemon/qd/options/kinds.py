@@ -1,10 +1,8 @@
-"""Human units to numbers: "5m" -> 300.0 seconds, "128M" -> bytes; near misses of a word.
+"""Kinds of option values: converts what a file, an environment variable, a flag or code contains to the value that qd uses.
 
-Options, configuration, jobs and the command line ask here. Errors are ValueErrors that say the way out.
+    "5m" -> 300.0 seconds    "128M" -> bytes    "mail, default" -> ("mail", "default")
 
-Kinds of values: what a file, a variable, a flag or a programmer wrote -> the value held. Options name their kind.
-
-Each reader takes its own answers again unchanged, and raises ValueError with the way out.
+Each parser also accepts its own results, and raises ValueError with a hint. Options name their kind (KINDS).
 """
 
 from __future__ import annotations
@@ -19,45 +17,43 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LONGEST = 100 * 365 * 86400.0  # a century: what is longer is a mistake, and would overflow a timer somewhere
+_LONGEST = 100 * 365 * 86400.0  # seconds, a century: more is a mistake, and would overflow a timer
 
 
 def span(value: object) -> float:
-    """A length of time in seconds: a number, a timedelta, or text like "90", "100ms", "90s", "5m", "30d".
-
-    Raises ValueError; a length is never negative.
-    """
+    """A duration in seconds: a number, a timedelta, or text like "90", "100ms", "90s", "5m", "30d". Raises ValueError; the
+    result is never negative."""
     seconds = _seconds(value)
     if not 0 <= seconds <= _LONGEST:
-        raise ValueError(f"{value!r} is not a length of time (0 up to 100 years)")
+        raise ValueError(f"{value!r} is not a duration (0 up to 100 years)")
     return seconds
 
 
 def span_in_code(value: object) -> float:
-    """The same in a program, where texts are not taken: those are for files, variables and flags."""
+    """A duration in code, where text is refused: it is for files, variables and flags."""
     if not isinstance(value, str):
         return span(value)
     seconds = f"{span(value):g}" if _SPAN.fullmatch(value.strip()) else "300"
-    raise ValueError(f"{value!r} is a text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
+    raise ValueError(f"{value!r} is text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
 
 
 def _seconds(value: object) -> float:
-    if hasattr(value, "total_seconds"):  # a timedelta; importing datetime for it would cost every start 2 ms
+    if hasattr(value, "total_seconds"):  # a timedelta; importing datetime would cost 2 ms at every start
         return float(value.total_seconds())
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) <= _LONGEST else -1.0  # too long; an integer may even be too long for a float
+        return float(value) if abs(value) <= _LONGEST else -1.0  # an integer may be too large for a float
     if isinstance(value, str) and (match := _SPAN.fullmatch(value.strip())):
         return float(match[1]) * _SECONDS[match[2]]
-    raise ValueError(f"{value!r} is not a length of time (seconds, or a text like '100ms', '90s', '5m', '2h', '30d')")
+    raise ValueError(f"{value!r} is not a duration (seconds, or text like '100ms', '90s', '5m', '2h', '30d')")
 
 
 def size(value: object) -> int:
-    """A number of bytes: an integer, or text like "512K", "128M", "2G", each step 1024. Raises ValueError."""
+    """A number of bytes: an integer, or text like "512K", "128M", "2G" in steps of 1024. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         return int(float(match[1]) * _BYTES[match[2].upper()])
-    raise ValueError(f"{value!r} is not a size (bytes, or a text like '512K', '128M', '2G')")
+    raise ValueError(f"{value!r} is not a size (bytes, or text like '512K', '128M', '2G')")
 
 
 def span_text(seconds: float) -> str:
@@ -80,8 +76,8 @@ def size_text(count: int) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message: " (did you mean 'timeout'?)" with the known word next to `word`, "" when none is near."""
-    import difflib  # only when something is wrong: importing it costs 2 ms
+    """The end of a message, " (did you mean 'timeout'?)", or "" if no known word is similar."""
+    import difflib  # only for errors: the import costs 2 ms
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
@@ -114,7 +110,7 @@ def _switch(value: object) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, str) and value.isprintable():
         return value
-    raise ValueError(f"{value!r} is not a text")
+    raise ValueError(f"{value!r} is not text")
 
 
 def _name(value: object) -> str:
@@ -124,46 +120,31 @@ def _name(value: object) -> str:
 
 
 BESIDE = (
-    ":delayed",
-    ":reserved",
-    ":notify",
-    ":owners",
-    ":paused",
-    ":failed",
-    ":failed_at",
-    ":deaths",
-    ":keyed",
-    ":qd-taken",
-    ":qd-holding",
-    ":qd-ended",
-    ":qd-sending",
-    ":qd-sender",
-    ":qd-elsewhere",
-    ":qd-resent",
-)
+    ":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed", ":qd-taken",
+    ":qd-holding", ":qd-ended", ":qd-sending", ":qd-sender", ":qd-elsewhere", ":qd-resent",
+)  # fmt: skip
+"""Suffixes of the keys that belong to a queue."""
 
 
 def queue_name(value: object) -> str:
-    """The name of a queue whose keys are no other queue's. Raises ValueError."""
+    """The name of a queue whose keys belong to no other queue. Raises ValueError."""
     name = _name(value)
     if name.endswith(BESIDE):
         queue, _, word = name.rpartition(":")
-        raise ValueError(
-            f"'{name}' is no queue: ':{word}' is the ending of a key of queue '{queue}', choose another name"
-        )
+        raise ValueError(f"'{name}' cannot be a queue: it is a key of queue '{queue}' (':{word}'), choose another name")
     return name
 
 
 def _queues(value: object) -> tuple[str, ...]:
-    """In order, each once: a queue asked for twice is asked first where it stood first."""
+    """Queues in order, without duplicates."""
     found = tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
     if not found:
-        raise ValueError("an empty list of queues (name one, or leave the line out)")
+        raise ValueError("an empty list of queues (name one, or omit the line)")
     return found
 
 
 def _several(value: object) -> list[object]:
-    """One value, a list of them, or text with commas between them."""
+    """One value, a list of values, or text separated by commas."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return list(value) if isinstance(value, Sequence) else [value]
@@ -173,7 +154,7 @@ DATABASES = tuple(DRIVERS["database"].schemes)
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Names in order, each once."""
+    """Names in order, without duplicates."""
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
 
 
@@ -192,14 +173,14 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _reference(value: object) -> str:
-    """Something in a module, by both names."""
+    """An attribute of a module."""
     if isinstance(value, str) and (value == "" or _REFERENCE.fullmatch(value.strip())):
         return value.strip()
-    raise ValueError(f"{value!r} is not written MODULE:ATTRIBUTE (shop.aws:provider)")
+    raise ValueError(f"{value!r} is not of the form MODULE:ATTRIBUTE (shop.aws:provider)")
 
 
 def _driver(value: object) -> str:
-    """The word of a driver: one of ours, or what the app calls its own (app.extend). "" where the url says it."""
+    """The name of a driver: qd's, or the app's own (app.extend). "" if the url determines it."""
     if value == "" or (isinstance(value, str) and _WORD.fullmatch(value)):
         return value
     near = did_you_mean(str(value), DRIVERS)
@@ -207,17 +188,17 @@ def _driver(value: object) -> str:
 
 
 def _url(value: object) -> str:
-    """A url whose kind is known. Only the kind is ever shown: the rest may be a password."""
+    """A url of a known kind. Messages show the kind only: the rest may contain a password."""
     text = value.strip() if isinstance(value, str) else ""
     match = _SCHEME.match(text)
     if match is None or not text.isprintable():
-        raise ValueError("not a url (written redis://host:6379/0)")
+        raise ValueError("not a url (write redis://host:6379/0)")
     scheme = scheme_of(text)
     if scheme in SCHEMES and (scheme == "embedded" or text.startswith("//", match.end())):
         return text
     near = did_you_mean(match[1], SCHEMES)
     raise ValueError(
-        f"unknown kind of url '{match[1]}:'{near} (written redis://host:6379/0; known: {', '.join(SCHEMES)})"
+        f"unknown kind of url '{match[1]}:'{near} (write redis://host:6379/0; known: {', '.join(SCHEMES)})"
     )
 
 
@@ -225,12 +206,12 @@ _SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:
-    """Signing keys. What is wrong in one is told without showing it."""
+    """Signing keys. Messages do not show them."""
     found = _several(value)
     for number, key in enumerate(found, 1):
         if not isinstance(key, str) or not _SIGNING_KEY.fullmatch(key):
             raise ValueError(
-                f"signing key {number} is not written ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
+                f"signing key {number} is not ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
             )
     return tuple(str(key) for key in found)
 
@@ -242,7 +223,7 @@ def _until(value: object) -> str:
 
 
 def _database(value: object) -> str:
-    """A url as SQLAlchemy reads it. Only its kind is ever shown."""
+    """A url for SQLAlchemy. Messages show its kind only."""
     text = value.strip() if isinstance(value, str) else ""
     kind = text.partition(":")[0].partition("+")[0]
     if kind not in DATABASES or "://" not in text or not text.isprintable():
@@ -251,32 +232,32 @@ def _database(value: object) -> str:
 
 
 def _zone(value: object) -> str:
-    """The name of a time zone that is installed here. UTC always is."""
+    """The name of an installed time zone, or UTC."""
     name = _name(value)
     if name == "UTC":
         return name
-    from zoneinfo import ZoneInfo, available_timezones  # read where one is named
+    from zoneinfo import ZoneInfo, available_timezones  # only if a zone is named
 
     try:
         ZoneInfo(name)
     except (OSError, ValueError, KeyError):
         known = available_timezones()
         if not known:
-            raise ValueError(f"time zone '{name}' is not here, nor any other: pip install tzdata") from None
-        near = "" if name.isupper() else did_you_mean(name, known)  # who writes CEST does not mean EST
-        raise ValueError(f"unknown time zone '{name}'{near} (written Europe/Berlin)") from None
+            raise ValueError(f"time zone '{name}' is not installed, nor any other: pip install tzdata") from None
+        near = "" if name.isupper() else did_you_mean(name, known)  # CEST is not a typo of EST
+        raise ValueError(f"unknown time zone '{name}'{near} (write Europe/Berlin)") from None
     return name
 
 
 def _middleware(value: object) -> tuple[Any, ...]:
-    """What each of them must be like is looked at where the job's name is known: jobs/pipeline.py."""
+    """jobs/pipeline.py checks the elements, where the job's name is known."""
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def _arguments(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise ValueError(f"{value!r} is not a table of arguments (written {{days = 7}})")
+    raise ValueError(f"{value!r} is not a table of arguments (write {{days = 7}})")
 
 
 KINDS: dict[str, Callable[[object], Any]] = {
