@@ -1,12 +1,12 @@
--- A sliding window: at most so many starts in any span of so long. Who may not start now is told when to ask again, each
--- the moment at which a place falls free for it, and keeps its turn until then.
+-- A sliding window: at most N starts in any span of the window. An owner that may not start now gets a turn: the time at which
+-- a place becomes free for it.
 -- KEYS starts (zset: start -> us), turns (zset: owner -> us at which it may start), due (zset: owner -> us by which it asks)
--- ARGV owner, mark of this start, how many, us of the window, us an owner may come late, us it is sent away for at most,
---      us that it waits for its turn at most, -1: without end
--- Returns {0, us of the start, 1}, or {ms to wait, us at which its turn would be, 1: it has that turn, 0: that is too late}.
--- Only starts count: a turn is a promise to those who come on time, and nobody starts whom the window has no room for.
--- The starts are kept for two windows of the longest that was used in the last one: the TTL of their key says for how long.
--- So two figures of one name, as there are during a deploy, do not take away each other's.
+-- ARGV owner, mark of this start, N, us of the window, us an owner may be late, us it is delayed at most,
+--      us that it waits for its turn at most, -1: no limit
+-- Returns {0, us of the start, 1}, or {ms to wait, us of its turn, 1: it has that turn, 0: that is too late}.
+-- Only starts count: a turn is reserved for an owner that is on time, and no start exceeds the window.
+-- Starts are kept for two windows of the longest one in recent use, which is the TTL of their key. So two limits with one name,
+-- as during a deploy, do not delete each other's starts.
 local now = clock_us()
 local owner, most, window, late, longest = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 follow_clock(KEYS, now, longest)

@@ -1,4 +1,4 @@
--- Nobody will send again what was sent: how often it was taken need not be known any more, unless it was sent twice before.
+-- These jobs were sent and will not be sent again: forget how often they were taken, unless they had been sent twice before.
 -- resent: the key   from: where in ARGV the digests begin
 local function came_through(resent, from)
   for k = from, #ARGV do

@@ -1,10 +1,10 @@
 -- The failed store, put in front of the scripts that write it: a hash id -> record, newline, raw payload; and its index, a
 -- sorted set by time. Three members of the index are counters, with negative scores:
 --   bytes        size of all records
---   dropped      records that were deleted to make room for newer ones (too old is not dropped)
---   dropped_at   unix seconds of the last of those; aged.lua deletes both counters once that is longer ago than `keep`
+--   dropped      records deleted to make room for newer ones (not those deleted for their age)
+--   dropped_at   unix seconds of the last such deletion; aged.lua deletes both counters once it is longer ago than `keep`
 
--- How much is kept. If the index has no count yet (records of an older version, or of another program), all records are
+-- Size of the store. If the index has no count yet (records of an older version, or of another program), all records are
 -- measured, once.
 local function kept_bytes(failed, failed_at)
   local bytes = redis.call('ZSCORE', failed_at, 'bytes')
@@ -14,7 +14,7 @@ local function kept_bytes(failed, failed_at)
   return bytes
 end
 
--- Take these records away. bytes: how much is kept before.
+-- Delete these records. bytes: size of the store before.
 local function unbury(failed, failed_at, ids, bytes)
   for _, id in ipairs(ids) do bytes = bytes - redis.call('HSTRLEN', failed, id) end
   redis.call('HDEL', failed, unpack(ids))
@@ -29,9 +29,9 @@ local function count_dropped(failed_at, count, now)
   redis.call('ZADD', failed_at, before - count, 'dropped', string.format('%.3f', -now), 'dropped_at')
 end
 
--- Bounded by bytes, age and, if `most` is not '', number. A call deletes at most 100 of the oldest, so it stays short and
--- still wins. The new record stays, however large it is. most 0: nothing is kept.
--- What only looks comes first, and a write that adds nothing: when one of them is refused, no record was added.
+-- Limited by bytes, age and, if `most` is not '', number. A call deletes at most the 100 oldest records, so it is short and still
+-- catches up. The new record stays, however large it is. most 0: nothing is kept.
+-- Reads come first, and a write that adds nothing: if one of them is refused, no record was added.
 local function bury(failed, failed_at, id, record, raw, now, most, seconds, most_bytes)
   most, seconds, most_bytes = tonumber(most), tonumber(seconds), tonumber(most_bytes)
   if most == 0 then return end

@@ -1,6 +1,6 @@
--- Jobs that another server keeps, put in front of the scripts that answer them. There a job is a parcel: it has an id, and a
--- handle by which it is deleted. Here stands who has it in hand, and that it is answered, until it is deleted over there:
--- whoever is given it once more then deletes it, and runs nothing.
+-- Jobs that a broker keeps, put in front of the scripts that answer them. A delivery ("parcel") has an id, and a handle to
+-- delete it. This keyspace records its owner, and that it was answered until the broker has deleted it: a worker that receives
+-- an answered delivery again deletes it and does not run the job.
 --   taken    hash   id -> owner "<token>/<slot>"
 --   holding  hash   owner -> id, a space, handle
 --   ended    zset   id -> unix seconds at which it was answered
@@ -10,8 +10,7 @@ local function note_ended(ended, id)
   redis.call('ZADD', ended, string.format('%.3f', time[1] + time[2] / 1000000), id)
 end
 
--- What `owner` held is answered; that it holds it is to be taken away yet. Returns its id and handle, '' when nothing is known
--- of it.
+-- Mark the delivery that `owner` holds as answered; the caller deletes the ownership. Returns its id and handle, '' if unknown.
 local function note_answered(taken, holding, ended, owner)
   local parcel = redis.call('HGET', holding, owner)
   if not parcel then return '' end

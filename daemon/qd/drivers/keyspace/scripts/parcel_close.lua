@@ -1,8 +1,8 @@
 end
 
 -- The last three KEYS are taken, holding, ended; the first of ARGV is the owner.
--- Returns 0 when the lease was lost, else the id and the handle of the parcel ('' when it has none).
--- What may be refused comes first: the job would be put back, and its parcel still be taken for one to run.
+-- Returns 0 if the lease was lost, else the id and the handle of the delivery ('' if it has none).
+-- Commands that may be refused come first: otherwise the job would be put back while its delivery still counts as not answered.
 redis.call('HDEL', KEYS[#KEYS - 2], '')
 redis.call('HDEL', KEYS[#KEYS - 1], '')
 redis.call('ZREM', KEYS[#KEYS], '')

@@ -1,16 +1,16 @@
--- Put a reserved job back where its parcel stays over there, and is given out again with the same id: its text, which the
--- parcel cannot take, is kept here.
+-- Put a reserved job back whose delivery stays at the broker, which will deliver it again with the same id. The changed payload,
+-- which the delivery cannot carry, is kept here.
 -- KEYS reserved, owners, cancelled jobs, kept, taken, holding, those of effects
 -- ARGV owner, payload as reserved, payload as it goes back, seconds it is kept, effects (see effects.lua)
--- Returns 0 when the lease was lost, else the id and the handle of the parcel ('' when it has none).
-redis.call('ZREM', KEYS[1], '') -- the first write takes something away: see turn.lua
+-- Returns 0 if the lease was lost, else the id and the handle of the delivery ('' if it has none).
+redis.call('ZREM', KEYS[1], '') -- the first write deletes: see turn.lua
 local owner, member, text = ARGV[1], ARGV[2], ARGV[3]
 local mine = redis.call('HGET', KEYS[2], owner) == member
 if not redis.call('ZSCORE', KEYS[1], member) then
   if mine then redis.call('HDEL', KEYS[2], owner) end
   return 0
 end
--- Cancelled while it ran: so marked that the next worker drops it, as in release.lua.
+-- Cancelled while it ran: marked so that the next worker drops it, as in release.lua.
 local cancelled
 for _, mark in ipairs(redis.pcall('HKEYS', KEYS[3])) do
   local _, at = string.find(text, '"rsv":"' .. mark .. '.', 1, true)

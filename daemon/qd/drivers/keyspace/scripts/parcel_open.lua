@@ -1,2 +1,2 @@
--- Between this and parcel_close.lua stands the script that answers a job, as it is.
+-- The script that answers a job is placed between this and parcel_close.lua.
 local function answer()

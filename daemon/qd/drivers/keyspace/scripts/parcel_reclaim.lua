@@ -1,13 +1,13 @@
--- Leases that ran out: their jobs go to the outbox, and the parcels they came in are ended.
--- KEYS  1 cancelled jobs; then seven a queue: ready, reserved, notify, owners, taken, holding, ended
+-- Expired leases: their jobs go to the outbox, and their deliveries are marked as answered.
+-- KEYS  1 cancelled jobs; then seven per queue: ready, reserved, notify, owners, taken, holding, ended
 -- ARGV  1 last moment of this clock at which it may reclaim
--- Returns { jobs, then for each that had one: place of its queue (from 1), id and handle of its parcel }
+-- Returns { jobs, then for each with a delivery: index of its queue (from 1), id and handle of the delivery }
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 if now > tonumber(ARGV[1]) then return {0} end
 local said = {0}
 
--- One that was cancelled while it ran goes so marked that the next worker drops it: see beat.lua.
+-- A job that was cancelled while it ran gets a mark that makes the next worker drop it: see beat.lua.
 local function dropped(payload)
   for _, mark in ipairs(redis.pcall('HKEYS', KEYS[1])) do
     local _, at = string.find(payload, '"rsv":"' .. mark .. '.', 1, true)

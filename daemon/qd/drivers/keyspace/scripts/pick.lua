@@ -1,9 +1,9 @@
--- Which ready payload a worker takes, put in front of turn.lua. A Laravel object job is for PHP only and stays where it
--- is: taken and handed back, it would be back in qd's hands the moment it is due, while a PHP worker looks at the queue
--- only every few seconds (--sleep) and would never meet it.
+-- Which ready payload a worker takes, put in front of turn.lua. A Laravel object job is for PHP only and is not touched: if qd
+-- took it and handed it back, qd would take it again as soon as it is due, while a PHP worker polls only every few seconds
+-- (--sleep) and would never see it.
 
--- For certain one of PHP's: nothing was opened before this key, or nothing but the payload itself is closed behind it,
--- so it stands on the top level. In doubt it is taken, read and handed back.
+-- Certainly a job for PHP: no bracket opens before this key, or only the payload's own closes after it, so the key is on the
+-- top level. In doubt the job is taken, read and handed back.
 local function foreign(p)
   if not string.find(p, [[Illuminate\\Queue\\CallQueuedHandler@call"]], 1, true) then return false end -- the quick no
   local at = string.find(p, [["job":"Illuminate\\Queue\\CallQueuedHandler@call"]], 1, true)
@@ -12,8 +12,8 @@ local function foreign(p)
   return not opened or opened > at or string.find(p, '^[^{}%[%]]*}%s*$', at) ~= nil
 end
 
--- The first payload that may be ours, and whether it is the head. nil: none. When too many of PHP's stand in front (100
--- payloads, or 256 KB of them), their first is taken after all: its worker hands it back with a delay, and so clears the view.
+-- The first payload that may be for qd, and whether it is the head. nil: none. If too many jobs for PHP are in front (100, or
+-- 256 KB), the first of them is taken: its worker hands it back with a delay, which clears the head.
 local function pick(ready)
   local head = redis.call('LINDEX', ready, 0)
   if not head or not foreign(head) then return head, true end

@@ -1,10 +1,9 @@
--- Jobs that are tied to a lock or a key, put in front of turn.lua: what becomes of that when they are taken. Locks and entries
--- are named in the payload, so they are no KEYS.
---   "unique":"NAME"       its lock: held anew from now on; who holds it until the start only frees it once middleware is past
---   "key":"ISSUE NAME"    its entry under NAME. The entry has the same issue: it is taken, and can no longer be moved or
---                         cancelled; the payload says "taken" from now on. Another issue, or no entry: it was, and is dropped
+-- Taking jobs with a lock or a key, put in front of turn.lua. Locks and entries are named in the payload, so they are not KEYS.
+--   "unique":"NAME"       its lock is renewed from now on; a lock until the start is freed later, after the middleware
+--   "key":"ISSUE NAME"    its entry under NAME. If the entry has the same issue, the job is taken and can no longer be moved or
+--                         cancelled, and the payload says "taken". If not, it was moved or cancelled, and is dropped
 
--- qd writes ties last before the id, so the usual payload is known by one byte, with an id of 32 letters or a uuid.
+-- qd writes "qd" last before the id, so one byte identifies the usual payload, with an id of 32 letters or a uuid.
 local function may_be_tied(p)
   if string.sub(p, -27) == ',"attempts":0,"delay":null}' then
     return string.byte(p, #p - 67) == 125 or string.byte(p, #p - 71) == 125
@@ -14,8 +13,7 @@ end
 
 local QD = '"qd":{'
 
--- Of the keys "qd" from the one at `first` on, the last that is a key of the payload itself, and none inside of its
--- arguments: nothing but the payload is closed behind it. One walk over what stands there, whatever it is. nil: none is.
+-- The last top-level key "qd" at or after `first`: only the payload's own bracket closes after it. One scan. nil: none.
 local function on_top(p, first)
   local depth, s, seen = 0, first - 1, {}
   while true do
@@ -36,12 +34,12 @@ local function on_top(p, first)
   end
 end
 
--- The ties, and all that stands behind them. As a rule they are the last of their name, and little stands there.
+-- The value of "qd", and everything after it. Usually it is the last key of that name, with little after it.
 local function ties_of(p)
   local first, last, from = nil, nil, 0
   repeat
     from = string.find(p, QD, from + 1, true)
-    if from and string.byte(p, from - 1) ~= 92 then first, last = first or from, from end -- else it is in a text
+    if from and string.byte(p, from - 1) ~= 92 then first, last = first or from, from end -- else it is in a string
   until not from
   local at = last and (on_top(p, last) or first < last and on_top(p, first))
   return at and string.sub(p, at)
@@ -49,7 +47,7 @@ end
 
 local function renewed(p, ties, locks)
   local name = string.match(ties, '"unique":"([%w_.:@%%-]+)"')
-  if not name or locks == '' then return nil end -- on a cluster it stands elsewhere: cluster/queue.py
+  if not name or locks == '' then return nil end -- on a cluster it is in another slot: cluster/queue.py
   local lock = locks .. name
   local owner = redis.call('GET', lock)
   if not owner or not string.find(p, '"uuid":"' .. owner .. '"', 1, true) then return nil end
@@ -57,7 +55,7 @@ local function renewed(p, ties, locks)
   return function() redis.call('EXPIRE', lock, string.format('%.0f', math.ceil(hold))) end
 end
 
--- The payload as it is taken, and what to do once it is leased (nil: nothing). False: it was cancelled or moved.
+-- The payload to lease, and a function to call once it is leased (or nil). False: it was cancelled or moved.
 local function taken(p, entries, locks)
   local ties = ties_of(p)
   if not ties then return p, nil end

@@ -1,14 +1,14 @@
--- One turn of a worker: ack the job before, lease the next.
--- KEYS  eight a queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
--- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 jobs to move from delayed at most
---       4 records in the failed store at most, '' for any number   5 seconds it keeps them   6 bytes of them at most
---       7 bytes of a payload at most, 0: any   8 what the names of locks begin with
+-- One turn of a worker: ack the previous job, lease the next.
+-- KEYS  eight per queue, in order of priority: ready, reserved, delayed, notify, owners, paused, failed, failed_at
+-- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 maximum of jobs to move from delayed
+--       4 maximum of records in the failed store, '' for any number   5 seconds it keeps them   6 maximum of their bytes
+--       7 maximum of bytes of a payload, 0 for any   8 prefix of the names of locks
 --       9 mark base "<token>.<slot>.<turn>"   10 index of the queue of the job to ack, 0 for none   11 its payload
---       12 indexes of queues that nothing is taken from (" 2 3 "), '' for none: told as paused
+--       12 indexes of queues from which no job is taken (" 2 3 "), '' for none: returned as paused
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
 --           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
--- Add before remove, read before pop: whatever stops this script, every payload still stands somewhere.
+-- Add before remove, read before pop: wherever this script stops, every payload is still stored somewhere.
 
 local owner, most, locks, base, done = ARGV[1], tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local time = redis.call('TIME')
@@ -20,20 +20,20 @@ local function migrate(i)
   if #payloads == 0 then return end
   local tokens = {}
   for k = 1, #payloads do tokens[k] = '1' end
-  redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 1, 0) -- nothing yet: what may be refused comes before what adds
+  redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 1, 0) -- removes nothing: commands that may be refused come before those that add
   redis.call('RPUSH', KEYS[i + 3], unpack(tokens))
   redis.call('RPUSH', KEYS[i], unpack(payloads))
   redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)
 end
 
--- Out of ready, or an error: a user of the server who may not do it.
+-- Remove from ready. Returns an error if an ACL forbids it.
 local function pop(ready, p, head)
   if head then return redis.pcall('LPOP', ready) end
   return redis.pcall('LREM', ready, 1, p)
 end
 
--- From ready into reserved. A server that refuses one step (an ACL without it) has refused all: what was added is taken
--- back, or the job would be reserved again and again and still be ready.
+-- From ready into reserved. If the server refuses one command (an ACL), what was added is removed again: otherwise the job would
+-- be reserved again and again and still be ready.
 local function lease(i, p, head, text)
   redis.call('LPOP', KEYS[i + 3])
   redis.call('ZADD', KEYS[i + 1], now + ARGV[2], text)
@@ -45,7 +45,7 @@ local function lease(i, p, head, text)
   return step
 end
 
--- From ready into the failed store, as it is. No worker reads it.
+-- From ready into the failed store, unread.
 local function reject(i, p, head, reason)
   local id = base .. '.m' .. malformed
   local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now)
@@ -57,15 +57,14 @@ local function reject(i, p, head, reason)
   return step
 end
 
--- Out of ready, and nowhere else: it was cancelled or moved meanwhile.
+-- Remove from ready a job that was cancelled or moved meanwhile.
 local function drop(i, p, head)
   redis.call('LPOP', KEYS[i + 3])
   local step = pop(KEYS[i], p, head)
   return type(step) == 'table' and step or nil
 end
 
--- The first payload of the queue at KEYS[i] that can be read, leased. Those in front of it that cannot are buried. Or an
--- error.
+-- Lease the first readable payload of the queue at KEYS[i], and bury unreadable ones in front of it. May return an error.
 local function reserve(i)
   local ready = KEYS[i]
   for _ = 1, 100 do
@@ -93,8 +92,8 @@ local function reserve(i)
   end
 end
 
--- The first write takes something away, also when there is nothing to take: then a server at its maxmemory lets the
--- rest of the script pass, and a full queue can be worked off.
+-- The first write deletes, even if there is nothing to delete: then a server at its maxmemory executes the rest of the script,
+-- and workers can drain a full queue.
 if done > 0 then
   local i = (done - 1) * 8
   acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])
@@ -106,8 +105,8 @@ else
   redis.call('ZREM', KEYS[2], '')
   redis.call('HDEL', KEYS[5], '')
 end
--- One job at a time: who holds another one has gone on since this call was sent (it was late, and given up), or does not
--- know of it because it was reserved by such a call. Either way nothing is reserved, and the worker asks what is its own.
+-- One job at a time. If the worker holds another one, this call was late and the worker had abandoned it, or such a late call
+-- reserved that job. Nothing is reserved, and the worker queries what it owns.
 for i = 5, #KEYS, 8 do
   if i ~= free and redis.call('HGET', KEYS[i], owner) then return {-2, -1, 0, 0, '', '', 0, 0, ''} end
 end

@@ -1,12 +1,12 @@
--- The reserve's own text inside a payload, put in front of turn.lua. cjson is not used: it would turn [] into {} and cut
--- numbers at 14 digits. The unit stands where Laravel's top-level "attempts" stands:
+-- The reservation's fields in a payload (the unit), put in front of turn.lua. cjson is not used: it would turn [] into {} and
+-- cut numbers at 14 digits. The unit replaces Laravel's top-level "attempts":
 --   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
--- What a job saves stands behind it (checkpoint.lua), and is no part of it. In JSON the text "attempts" before a colon can
--- only be a key when its quote is not behind a backslash; only its depth is in question.
+-- A job's checkpoint comes after it (checkpoint.lua) and is not part of it. In JSON the text "attempts" before a colon is a key
+-- unless a backslash precedes its quote; only its depth must be determined.
 --   fresh_text   the usual payload, as Laravel and qd push it
---   other_text   any other; gathered() when another program has written it again
--- Both return the new payload, its mark, where the reserve wrote (from 0), how long that is, and what stood there: put
--- back, the pushed bytes are whole again. nil: no object, or attempts that are no count.
+--   other_text   any other; gathered() if another program has rewritten it
+-- Both return the new payload, its mark, where the reserve wrote (from 0), how many bytes, and which bytes it replaced, so that
+-- the pushed bytes can be restored. nil: not an object, or attempts is not a count.
 
 local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
 
@@ -21,14 +21,14 @@ local function fresh_text(p, base)
   return string.sub(p, 1, at) .. text .. rest, mark, at, #text, '"attempts":0'
 end
 
--- An integer from 0 to 2^53, nil for what is none. Compared as text: as numbers 2^53 and 2^53 + 1 are the same.
+-- An integer from 0 to 2^53, else nil. Compared as text: as numbers 2^53 and 2^53 + 1 are equal.
 local function count(digits)
   if #digits > 16 or #digits == 16 and digits > '9007199254740992' then return nil end
   if #digits > 1 and string.byte(digits) == 48 then return nil end
   return tonumber(digits)
 end
 
--- The unit that begins at `at`. nil when attempts is no count.
+-- The unit that begins at `at`. nil if attempts is not a count.
 local function unit_at(p, at)
   local _, to, digits = string.find(p, '^"attempts"%s*:%s*(%d+)%f[%s,}]', at)
   local unit = {from = at, to = to, attempts = digits and count(digits)}
@@ -43,10 +43,10 @@ local function unit_at(p, at)
   return unit
 end
 
--- Another program has written the payload again and scattered our keys: they are taken out, the last one first, and what
--- they said is kept. Returns the payload, its unit or nil, and {what they said, from, behind: where the first hole is and
--- how much stands behind the last, stays}. stays: one does not say what we write and is left as it is; then the unit must
--- stand behind it, for of two equal keys the last one counts. No payload: attempts that are no count.
+-- Another program has rewritten the payload and scattered qd's keys: cut them out, the last one first, and keep their values.
+-- Returns the payload, its unit or nil, and {values, from: position of the first hole, behind: length after the last, stays}.
+-- stays: a key has a value that qd does not write, and remains; then the unit must come after it, since the last of two equal
+-- keys counts. No payload: attempts is not a count.
 local function gathered(p)
   local MOST = 8
 
@@ -61,7 +61,7 @@ local function gathered(p)
     return e
   end
 
-  -- How many brackets are opened, less those that are closed, from i to before j; strings are passed over.
+  -- The number of opened minus closed brackets from i to before j, skipping strings.
   local function opened(i, j)
     local depth = 0
     while true do
@@ -89,8 +89,8 @@ local function gathered(p)
     return places
   end
 
-  -- Where the last "attempts" of the top level stands, and where the other keys of ours do. The depth of each is told from
-  -- the nearer end of the payload, so that large arguments are not walked through as long as no such key is in them.
+  -- Positions of the last top-level "attempts" and of qd's other keys. The depth is counted from the nearer end of the payload,
+  -- so that large arguments without such a key are not scanned.
   local function top_level()
     local places, on_top = keys_at({'attempts', 'rsv', unpack(COUNTS)}), {}
     local k, i, depth = 1, 1, 0
@@ -110,7 +110,7 @@ local function gathered(p)
     return at, ours
   end
 
-  -- The key of ours at s, where it ends and what it says. nil: not what we write there.
+  -- qd's key at s, its end and its value. nil: not a value that qd writes.
   local function said(s)
     local _, colon, key = string.find(p, '^"(%w+)"%s*:%s*', s)
     local _, e, value = string.find(p, '^' .. (key == 'rsv' and MARK or '(%d+)'), colon + 1)
@@ -119,7 +119,7 @@ local function gathered(p)
     return key, e, value
   end
 
-  -- Take the key from s to e out of p with one comma. Returns where the hole is.
+  -- Cut the key from s to e out of p with one comma. Returns the position of the hole.
   local function cut(s, e)
     local _, comma = string.find(p, '^%s*,', e + 1)
     local k = s - 1
@@ -151,8 +151,8 @@ local function gathered(p)
 end
 
 local function other_text(p, base)
-  -- The last "attempts" of the tail, when nothing is opened behind it: then it stands on the top level. What the job has
-  -- saved (88 KB at most) may stand between it and the end.
+  -- The last "attempts" near the end, if no bracket opens after it: then it is on the top level. The job's checkpoint (at most
+  -- 88 KB) may come between it and the end.
   local function in_tail()
     local saved = string.find(p, '","saved":"', math.max(1, #p - 90000), true)
     local at, from = nil, math.max(0, math.min(#p, saved or #p) - 512)
@@ -181,7 +181,7 @@ local function other_text(p, base)
     unit.from, unit.to, comma = close, close - 1, string.find(p, '^%s*{%s*}') and '' or ','
   end
 
-  -- A reservation that was never answered counts as a crash, and not as an attempt.
+  -- A reservation that was never answered counts as a crash, not as an attempt.
   local mark = unit.rsv or got.rsv
   local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
   if mark and string.match(mark, '%d*$') == attempts then crashes = crashes + 1
@@ -194,7 +194,7 @@ local function other_text(p, base)
   end
   text = text .. ',"rsv":"' .. mark .. '"'
 
-  -- What was written is one piece: from the first hole or the unit to the last hole or the unit.
+  -- The changed piece: from the first hole or the unit to the last hole or the unit.
   local from = math.min(got.from or unit.from, unit.from)
   local behind = math.min(got.behind or #p, #p - unit.to)
   p = string.sub(p, 1, unit.from - 1) .. text .. string.sub(p, unit.to + 1)
