@@ -348,9 +348,3 @@ class Span(click.ParamType[float]):
             return kinds.span(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-def version() -> str:
-    from qd import __version__
-
-    return __version__

@@ -144,7 +144,9 @@ def usage(error: click.ClickException) -> int:
 
 def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"qd {context.version()}")
+        from qd import __version__
+
+        click.echo(f"qd {__version__}")
         ctx.exit()
 
 

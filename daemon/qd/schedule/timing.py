@@ -315,14 +315,7 @@ class Cron:
         return None if found == math.inf else found
 
 
-@cache
-def _read(expression: str) -> str:
-    return read(expression)
-
-
-@cache
-def _ticks(expression: str, zone: str) -> Ticks:
-    return Ticks(expression, zone)
+_read, _ticks = cache(read), cache(Ticks)
 
 
 def zone_of(name: str) -> tzinfo:

@@ -19,7 +19,6 @@ FieldSweeper deletes fields that are no longer needed. Each scheduler looks once
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,17 +48,6 @@ BEHIND = 1000  # ms; ticks that are due for longer wait until all punctual ticks
 JUMP = 1.0  # seconds; a larger difference means that the server's clock was set, a smaller one is a slow reply
 GONE = 7 * 86400.0  # seconds without a sign of life after which a host is gone
 SIGN_PERIOD = 3600.0  # seconds between two signs of life of a host
-
-
-class Tokens:
-    """A unique token for each claim of a scheduler."""
-
-    def __init__(self) -> None:
-        self._base, self._count = secrets.token_hex(3), 0
-
-    def next(self) -> str:
-        self._count += 1
-        return f"{self._base}.{self._count:x}"
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from qd.schedule.entry import Missed
@@ -54,10 +55,10 @@ def decide(
         return Due(first)
     if missed == "all":
         kept = latest(next_after, last, before, MOST)
-        return Due(kept[0], missed=0 if kept[0] == first else counted(next_after, last, kept[0]))
+        return Due(kept[0], missed=0 if kept[0] == first else count(next_after, last, kept[0]))
     found = latest(next_after, last, before, 1)[0]
-    count = counted(next_after, last, before)
-    return Due(found, missed=count - 1) if missed == "once" else Due(found, runs=False, missed=count)
+    missed_count = count(next_after, last, before)
+    return Due(found, missed=missed_count - 1) if missed == "once" else Due(found, runs=False, missed=missed_count)
 
 
 def latest(next_after: Next, after: int, before: int, most: int) -> list[int]:
@@ -68,27 +69,22 @@ def latest(next_after: Next, after: int, before: int, most: int) -> list[int]:
     window = WINDOW
     while True:
         start = max(after, before - window)
-        found = ticks(next_after, start, before)
+        found = list(ticks(next_after, start, before))
         if len(found) >= most or start == after:
             return found[-most:]
         window *= 4
 
 
-def ticks(next_after: Next, after: int, before: int) -> list[int]:
-    found, at = list[int](), next_after(after)
+def ticks(next_after: Next, after: int, before: int) -> Iterator[int]:
+    at = next_after(after)
     while at is not None and at < before:
-        found.append(at)
+        yield at
         at = next_after(at)
-    return found
 
 
-def counted(next_after: Next, after: int, before: int) -> int:
+def count(next_after: Next, after: int, before: int) -> int:
     """The number of ticks between the two, at most MOST."""
-    count, at = 0, next_after(after)
-    while at is not None and at < before and count < MOST:
-        count += 1
-        at = next_after(at)
-    return count
+    return sum(1 for _ in islice(ticks(next_after, after, before), MOST))
 
 
 class TickCache:

@@ -34,7 +34,6 @@ from setproctitle import setproctitle
 from qd import events
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.keeper import dead_workers
 from qd.log import JobRecords, Log, WaitingLogWriter, cut
 from qd.process import fork, proc
 from qd.process.exit_codes import signal_name
@@ -413,16 +412,6 @@ def end_trees(pids: Collection[int]) -> None:
         stopped |= found
     for each in stopped:
         send(each, signal.SIGKILL)
-
-
-def end_marked(owner: str, began: int) -> None:
-    """SIGKILL processes with this QD_OWNER that started at `began` (monotonic ns) or later, whatever their parent."""
-    dead_workers.end_of_job(owner, began, lambda: None)
-
-
-def end_all_marked(token: str) -> None:
-    """SIGKILL the processes of all runs of this scheduler."""
-    dead_workers.end_of_runs(token, os.getpid(), lambda: None)
 
 
 def descendants(pids: Collection[int]) -> set[int]:

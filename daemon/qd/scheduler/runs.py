@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from qd.app import Qd
 from qd.config.settings import Settings
 from qd.errors import QdError
+from qd.keeper import dead_workers
 from qd.log import Log
 from qd.master.postmortem import OomKills
 from qd.process import fork
 from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Entry
 from qd.scheduler.overlaps import HeldOverlap, Overlaps
-from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_all_marked, end_marked, end_trees
+from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_trees
 from qd.store.base import Store
 
 HOOK_SECONDS = 60.0  # that the hooks and listeners before a function may take together; the same after it
@@ -76,7 +77,11 @@ class Runs:
         self.app, self.settings, self.log = app, settings, log
         self._forked, self._hook_seconds = forked, hook_seconds
         self._overlaps = Overlaps(
-            store, host or socket.gethostname(), settings.schedule.lease, self._lease_lost, self._lease_refused
+            store,
+            host or socket.gethostname(),
+            settings.schedule.lease,
+            lost=lambda name, reason: log.error("schedule.lease_lost", entry=name, reason=reason),
+            refused=lambda name, error: log.error("schedule.refused", entry=name, error=error),
         )
         self._runs: dict[int, Run] = {}
         self._failed_starts: list[Ended] = []
@@ -88,13 +93,9 @@ class Runs:
     # -- called by the scheduler
 
     def blocked_by(self, entry: Entry) -> str | None:
-        """None if the entry may run now, else why not. Takes the lease of a without_overlapping() entry: `start` or `forgo`
+        """None if the entry may run now, else why not. Takes the lease of a without_overlapping() entry: `start`
         must follow. Raises ConnectionLost."""
         return self._overlaps.take(entry) if entry.alone else None
-
-    def forgo(self, entry: Entry) -> None:
-        """Free the lease: the entry is not started."""
-        self._overlaps.forgo(entry.name)
 
     def start(self, entry: Entry, tick: float, owner: str) -> None:
         """Fork a run and return. owner: the master's token, or a text of the caller's; marks what the run starts. If fork
@@ -107,7 +108,11 @@ class Runs:
             pid = self._fork(run, runner.run)
         except OSError as error:
             run.record.close()
-            return self._not_started(entry, tick, error)
+            self._overlaps.forgo(entry.name)
+            reason = f"no process could be started for it: {error.strerror}"
+            self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=reason)
+            self._failed_starts.append(Ended(entry, tick, 0.0, None, reason, 0))
+            return
         run.held = self._overlaps.begun(entry.name, pid)
         self.log.info("schedule.started", entry=entry.name, at=moment(tick), pid=pid)
 
@@ -157,7 +162,7 @@ class Runs:
             ended += self.reap()
             time.sleep(0.002)
         if ended:
-            end_all_marked(self._token)
+            dead_workers.end_of_runs(self._token, os.getpid(), lambda: None)
         with suppress(QdError):
             self._overlaps.renew()
         return ended
@@ -188,12 +193,6 @@ class Runs:
         pid = fork.fork(in_run, own_group=False)
         self._runs[pid] = run
         return pid
-
-    def _not_started(self, entry: Entry, tick: float, error: OSError) -> None:
-        self._overlaps.forgo(entry.name)
-        reason = f"no process could be started for it: {error.strerror}"
-        self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=reason)
-        self._failed_starts.append(Ended(entry, tick, 0.0, None, reason, 0))
 
     # -- watching
 
@@ -226,7 +225,7 @@ class Runs:
             return None
         del self._runs[pid]
         if os.WIFSIGNALED(status) and not self._ending:
-            end_marked(run.owner, run.began)
+            dead_workers.end_of_job(run.owner, run.began, lambda: None)  # whatever their parent is now
         ended = None if run.aftermath else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:
             how = run.ended_for or describe_status(status)
@@ -267,12 +266,6 @@ class Runs:
         runner = self._runner(aftermath)
         with suppress(OSError):
             self._fork(aftermath, lambda: runner.aftermath(outcome))
-
-    def _lease_lost(self, name: str, reason: str) -> None:
-        self.log.error("schedule.lease_lost", entry=name, reason=reason)
-
-    def _lease_refused(self, name: str, error: str) -> None:
-        self.log.error("schedule.refused", entry=name, error=error)
 
 
 def moment(tick: float) -> str:

@@ -254,16 +254,14 @@ class Scheduler:
         if state.answered is not None:
             answered, state.answered = state.answered, None
             return answered
-        if state.early is not None and self._in_time(connection, state.early.due.at, now):
-            return state.early.due  # nothing has changed since the last tick
+        early = state.early and state.early.due
+        if early and now - connection.late <= early.at <= now and (self._until is None or early.at <= self._until):
+            return early  # nothing has changed since the last tick
         if not state.raw:  # no field: nothing earlier is due
             since = None if state.lost else self._since
             return Due(now if since is None else min(now, since - 1), runs=False)
         due = connection.decide(state, now)
         return None if due is not None and self._until is not None and due.at > self._until else due
-
-    def _in_time(self, connection: ScheduleConnection, at: int, now: int) -> bool:
-        return now - connection.late <= at <= now and (self._until is None or at <= self._until)
 
     # -- ended runs, and the history
 
@@ -274,16 +272,16 @@ class Scheduler:
         for ended in self.runs.reap():
             self._report.ended(ended, self._control.now / 1000)
             self._run_queue.ended(ended)
-        if self.runs.due_in <= 0:
-            self._renew()
+        self._renew()
 
     def _user_code(self, seconds: float) -> None:
         """User code follows in this process: renew leases that would expire meanwhile."""
-        if self.runs.due_in <= 0:
-            self._renew()
+        self._renew()
         self._beat(seconds)
 
     def _renew(self) -> None:
+        if self.runs.due_in > 0:
+            return
         if not self._control.up:
             return self.runs.postpone()
         try:

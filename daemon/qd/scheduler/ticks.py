@@ -16,16 +16,18 @@ RunQueue keeps two kinds of waiting runs:
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from qd.drivers.types import Answers, Claimed
 from qd.errors import ConnectionLost, ServerBusy
 from qd.schedule.entry import Entry
-from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim, Tokens
+from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import EntryJob, Guard, UserCodeFailed
 from qd.scheduler.filters import refusal
@@ -73,7 +75,8 @@ class TickTaker:
         self.report, self.flags, self.down = report, flags, False
         self.maintenance_reason = "maintenance mode"
         self.beat: Callable[..., None] = no_beat
-        self._guard, self._tokens = guard, Tokens()
+        base = secrets.token_hex(3)
+        self._guard, self._tokens = guard, (f"{base}.{number:x}" for number in count(1))  # one per claim
         self._refused: set[str] = set()
 
     def request(self, connection: ScheduleConnection, claims: Sequence[TickClaim]) -> ClaimRequest | None:
@@ -122,18 +125,15 @@ class TickTaker:
         if claim.skip:
             claim.message = claim.job = None
         elif state.job is not None and claim.message is None:
-            self._make(state.job, claim)
+            self.beat(HOLDS, state.entry.name)
+            try:
+                claim.message = state.job.message()
+                claim.job = state.job.outgoing(claim.message)
+            except UserCodeFailed as failure:
+                claim.error = f"its job could not be made: {failure}"
 
     def _after(self, claim: TickClaim) -> bytes:
-        return written_field(Field(claim.due.at, self._tokens.next(), claim.state.key[1]))
-
-    def _make(self, job: EntryJob, claim: TickClaim) -> None:
-        self.beat(HOLDS, claim.state.entry.name)
-        try:
-            claim.message = job.message()
-            claim.job = job.outgoing(claim.message)
-        except UserCodeFailed as failure:
-            claim.error = f"its job could not be made: {failure}"
+        return written_field(Field(claim.due.at, next(self._tokens), claim.state.key[1]))
 
     def make_early(self, state: EntryState, at: int) -> None:
         """Make the job of a future tick. Whether it runs is decided when it is due."""
