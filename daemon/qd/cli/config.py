@@ -102,7 +102,7 @@ def check() -> None:
     """
     found = context.settings()
     for pool in ["", *pools()]:
-        each = loaded(pool, _said(found))
+        each = loaded(pool, _url_of_code(found))
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
     _check_schedule(found)
@@ -110,7 +110,7 @@ def check() -> None:
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:
-        app = {"app": found.app or None, "app_imported": bool(_said(found))}
+        app = {"app": found.app or None, "app_imported": bool(_url_of_code(found))}
         output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
     else:
         output.say(output.clean(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}"))
@@ -118,7 +118,7 @@ def check() -> None:
 
 def _check_schedule(found: Settings) -> None:
     """Raises DeclarationError: an entry of the schedule cannot run."""
-    if not found.schedule.entries and not _said(found):
+    if not found.schedule.entries and not _url_of_code(found):
         return
     from qd.cli.schedule.state import fault
     from qd.schedule.declare import check as check_entry
@@ -128,7 +128,7 @@ def _check_schedule(found: Settings) -> None:
     for entry in found.schedule.entries:
         if why := fault(check_entry(entry, found)):
             raise mistake(entry, why)
-    for origin, why in _of_code(found) if _said(found) else ():
+    for origin, why in _of_code(found) if _url_of_code(found) else ():
         if why:
             raise wrong(origin, why)
 
@@ -152,10 +152,10 @@ def _of_app(found: Settings) -> str:
         return "; no app is named"
     imports = f"and the app {found.app} imports"
     not_ = f"the app {found.app} was not imported, `qd doctor` does that, and looks at the entries of its schedule"
-    return f", {imports}" if _said(found) else f"; {not_}"
+    return f", {imports}" if _url_of_code(found) else f"; {not_}"
 
 
-def _said(found: Settings) -> dict[str, object]:
-    """What Qd(...) said of the url, where it was asked at all."""
+def _url_of_code(found: Settings) -> dict[str, object]:
+    """The url of Qd(...), if the app was imported and names it."""
     default = found.connections[found.default]
     return {"url": default.url} if default.url_origin == "Qd(...)" else {}

@@ -60,7 +60,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     stamp = stamp_both(found, store, rolling) if tells_laravel(found) else controls.restart(store, rolling=rolling)
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if context.given().json:
-        output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": told(before, answers)})
+        output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
     elif seconds is None:
         output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
     else:
@@ -148,7 +148,7 @@ def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
     return len({each.pid for each in was.workers} - {each.pid for each in back.workers if each.job})
 
 
-def told(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
+def described(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
     if not answers:
         return [{"host": master.host, "pool": master.pool, "pid": master.pid} for master in before]
     return [
@@ -192,7 +192,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     notes = list[dict[str, Any]]()
     for place in places:
         store = context.store(found, place)
-        for name in asked(found, place, queues):
+        for name in chosen(found, place, queues):
             note = controls.pause(store, name, by=context.who(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if tells_laravel(found):
@@ -227,7 +227,7 @@ def resume(queues: tuple[str, ...]) -> None:
 def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:
     """The queues of one connection, each with whether it was paused."""
     store = context.store(found, place)
-    names = asked(found, place, queues) if queues or tells_laravel(found) else []
+    names = chosen(found, place, queues) if queues or tells_laravel(found) else []
     names = names if queues else list(dict.fromkeys([*masters.queues_held(store), *names]))
     # Laravel's keys first: keepers mirror them into ours as long as they are there.
     were = resume_laravel(found, place, queues, names) if tells_laravel(found) else dict.fromkeys(names, False)
@@ -241,7 +241,7 @@ def shown(note: dict[str, Any], places: list[str]) -> str:
     return output.clean(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
 
 
-def asked(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
+def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     """The queues named, else all known ones. Raises Refused if there are none."""
     reported = masters.queues_of(masters.masters(context.store(found, found.control))).get(place, [])
     known = list(dict.fromkeys([*context.queues_named(found, place), *reported]))

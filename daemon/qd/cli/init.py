@@ -68,15 +68,17 @@ def _write(files: Mapping[str, str]) -> None:
 def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
     """The configuration with the shared options, for one pool."""
     VARIABLES.begin()
-    asked = context.given()
-    flags = {"app": asked.app, "connection": asked.connection}
-    return configuration.load(Path(asked.config) if asked.config else None, flags=flags, pool=pool or None, code=code)
+    options = context.given()
+    flags = {"app": options.app, "connection": options.connection}
+    return configuration.load(
+        Path(options.config) if options.config else None, flags=flags, pool=pool or None, code=code
+    )
 
 
 def pools() -> list[str]:
     """The pools of the file."""
-    asked = context.given().config
-    file = find(Path(asked) if asked else None, os.environ)
+    options = context.given().config
+    file = find(Path(options) if options else None, os.environ)
     return list(file.section("pools")) if file else []
 
 

@@ -44,11 +44,11 @@ def migrate(dry_run: bool) -> int:
 
 def databases(settings: Settings) -> list[ConnectionSettings]:
     """Raises Refused if the connection of -c is no database."""
-    asked = context.given().connection
-    names = [context.connection_name(settings)] if asked else list(settings.connections)
+    wanted = context.given().connection
+    names = [context.connection_name(settings)] if wanted else list(settings.connections)
     found = [settings.connection(name) for name in names if settings.connections[name].url is not None]
-    if asked and found and found[0].driver != "database":
-        raise context.Refused(f"connection '{asked}' is not a database ({found[0].driver}): it needs no tables")
+    if wanted and found and found[0].driver != "database":
+        raise context.Refused(f"connection '{wanted}' is not a database ({found[0].driver}): it needs no tables")
     return [each for each in found if each.driver == "database"]
 
 

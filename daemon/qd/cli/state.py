@@ -252,7 +252,7 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
     does not, or this user may not try. Changes nothing: ZADD XX of a key that never exists, DELETE of no row. queues: on a
     cluster each may be on another node. Call only in doubt: a server logs each command that its user may not call."""
     try:
-        found = of_database(store.space) if hasattr(store.space, "link") else of_redis(store, queues)
+        found = of_database(store.space) if hasattr(store.space, "connection") else of_redis(store, queues)
     except (ServerBusy, ServerRefused) as error:
         found = [error]
     refused = [each for each in found if isinstance(each, ServerBusy | ServerRefused)]
@@ -323,8 +323,8 @@ def nodes_away(state: State) -> Iterator[Reason]:
 
 
 def refusals(state: State) -> Iterator[Reason]:
-    for place, said in state.refused.items():
-        yield Reason("refused", f"connection {place}: {refused(said)}")
+    for place, text in state.refused.items():
+        yield Reason("refused", f"connection {place}: {refused(text)}")
 
 
 def blind(state: State) -> bool:
@@ -332,12 +332,12 @@ def blind(state: State) -> bool:
     return not state.knows_masters or (state.control in state.refused and not living(state))
 
 
-def refused(said: str) -> str:
-    return f"the server refuses writes: {said.rstrip('.')}; {way_out(said)}"
+def refused(text: str) -> str:
+    return f"the server refuses writes: {text.rstrip('.')}; {way_out(text)}"
 
 
-def way_out(said: str) -> str:
-    return next((way for word, way in WAYS.items() if word in said), "see its log")
+def way_out(text: str) -> str:
+    return next((way for word, way in WAYS.items() if word in text), "see its log")
 
 
 # -- masters
@@ -399,8 +399,8 @@ def silence(master: MasterReport, now: float) -> str:
 
 
 def hung(master: MasterReport) -> str:
-    said = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
-    return f"{said}; kill -9 {master.pid} on {master.host}, its supervisor restarts it"
+    text = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
+    return f"{text}; kill -9 {master.pid} on {master.host}, its supervisor restarts it"
 
 
 def stale(master: MasterReport, now: float) -> bool:
@@ -455,8 +455,8 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     since = stuck_since(line, serving)
     stuck_for = 0.0 if since is None else state.now - since
     if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
-        said = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
-        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", said)
+        text = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
+        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", text)
     if not serving and (line.php or line.theirs):
         return Untaken("", "only PHP workers serve it", "add PHP workers")
     if not serving:
@@ -496,12 +496,12 @@ def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
     way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
     at = line.failed.dropped_at
     if at is not None and now - at < RECENT:
-        said = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"
-        yield f"{said}, the last {ago(max(0.0, now - at))}", way
+        text = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"
+        yield f"{text}, the last {ago(max(0.0, now - at))}", way
     elif line.full >= FULL:
         used = f"{line.sizes.failed} of them, {line.failed.bytes / (1 << 20):.1f} MB"
-        said = f"the failed jobs of queue '{line.name}' use {line.full:.0%} of their limits ({used})"
-        yield f"{said}; beyond them the oldest are dropped", way
+        text = f"the failed jobs of queue '{line.name}' use {line.full:.0%} of their limits ({used})"
+        yield f"{text}; beyond them the oldest are dropped", way
 
 
 def shut(line: QueueLine, state: State) -> bool:

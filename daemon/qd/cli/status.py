@@ -67,8 +67,8 @@ def say_paused_entries(state: State) -> None:
     for name, note in state.paused_entries.items():
         what, named = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
         are = "is" if named else "are"
-        said = f"{what} of the schedule {are} paused{by_whom(note, state.now)}; `qd schedule resume{named}` ends it"
-        output.say(output.clean(said))
+        value = f"{what} of the schedule {are} paused{by_whom(note, state.now)}; `qd schedule resume{named}` ends it"
+        output.say(output.clean(value))
     if state.paused_entries:
         output.say()
 
@@ -158,8 +158,8 @@ def warnings(state: State) -> Iterable[str]:
         yield output.clean(reason.text)
     for master in state.masters:
         if master.silent(state.now):
-            said = output.duration(state.now - master.seen_at)
-            yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {said}")
+            value = output.duration(state.now - master.seen_at)
+            yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {value}")
             continue
         if master.hangs:
             yield output.clean(f"{title_of(master)} (pid {master.pid}): {hung(master)}")
@@ -168,8 +168,8 @@ def warnings(state: State) -> Iterable[str]:
     for line in state.queues:
         if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
             yield output.clean(f"no qd worker serves {line.name}, where {waiting(line)}")
-        for said, way in of_failed(line, state.now):
-            yield output.clean(f"{said}; {way}")
+        for value, way in of_failed(line, state.now):
+            yield output.clean(f"{value}; {way}")
         if line.php:
             yield output.clean(
                 f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"

@@ -94,8 +94,8 @@ class TickCache:
         self._last: dict[tuple[str, str], tuple[int, int | None]] = {}
 
     def next_after(self, timing: Timing, key: tuple[str, str], at: int) -> int | None:
-        asked, answer = self._last.get(key, (-1, None))
-        if asked != at:
+        last, answer = self._last.get(key, (-1, None))
+        if last != at:
             found = timing.next_after(at / 1000)
             answer = None if found is None else round(found * 1000)
             self._last[key] = (at, answer)

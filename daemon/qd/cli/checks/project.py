@@ -159,9 +159,9 @@ def connections(project: Project) -> dict[str, Settings]:
     for found in project.pools.values():
         for name in (found.work.connection, found.default, *sent_to(found.default, found.connections), found.control):
             used.setdefault(name, found)
-    asked = context.given().connection
-    if asked is not None:
-        used = {name: found for name, found in used.items() if name in with_home(asked, found)}
+    wanted = context.given().connection
+    if wanted is not None:
+        used = {name: found for name, found in used.items() if name in with_home(wanted, found)}
     return {name: found for name, found in used.items() if name not in project.unusable}
 
 

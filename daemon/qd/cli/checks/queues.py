@@ -140,12 +140,12 @@ def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
     what, each = f"queue {queue}", "give each language its own queue"
     objects = sum(map(is_object_job, sample.ready))
     if sample.shared:
-        said = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
-        yield warn(what, said, each)
+        value = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
+        yield warn(what, value, each)
     elif objects:
         are = "is an object job" if objects == 1 else "are object jobs"
-        said = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
-        yield warn(what, said, f"start `php artisan queue:work --queue={queue}`, or {each}")
+        value = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
+        yield warn(what, value, f"start `php artisan queue:work --queue={queue}`, or {each}")
 
 
 # -- jobs of dead masters
@@ -218,22 +218,22 @@ def line_of(settings: Settings, place: str, name: str) -> QueueLine:
 
 def held(line: QueueLine, now: float) -> Iterator[Finding]:
     if line.paused is not None:
-        said = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
-        yield warn(f"work on {line.name}", said, f"qd resume {line.name}")
+        value = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
+        yield warn(f"work on {line.name}", value, f"qd resume {line.name}")
 
 
 def waits(line: QueueLine, state: State) -> Iterator[Finding]:
     for reason in of_queue(line, state):
         if reason.kind in WAITS:
-            said, _, way = reason.text.removeprefix(f"queue '{line.name}': ").partition("; ")
-            yield warn(f"work on {line.name}", said, way)
+            value, _, way = reason.text.removeprefix(f"queue '{line.name}': ").partition("; ")
+            yield warn(f"work on {line.name}", value, way)
 
 
 def failed(line: QueueLine, now: float) -> Iterator[Finding]:
     """Kept failed jobs are no reason to warn; dropped ones are, and those that will be dropped soon."""
     warned = False
-    for said, way in of_failed(line, now):
+    for value, way in of_failed(line, now):
         warned = True
-        yield warn(f"failed {line.name}", said, way)
+        yield warn(f"failed {line.name}", value, way)
     if line.sizes.failed and not warned:
         yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {line.name}")

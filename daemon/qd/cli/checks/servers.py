@@ -123,11 +123,11 @@ def configured(connection: RedisConnection, name: str) -> str | None:
 def latency(space: Keyspace, where: str, pings: Callable[[Any], float] | None = None) -> Finding:
     times = sorted((pings or ping)(space) for _ in range(PINGS))
     p50, p99 = times[PINGS // 2], times[int(PINGS * 0.99)]
-    said = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
+    text = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
     if p50 > SLOW or p99 > JERKY:
         way = "run workers nearer to it; see what keeps it busy (SLOWLOG GET)"
-        return warn(f"{where}.latency", f"{said}: a worker does at most {1 / max(p50, 1e-6):.0f} jobs a second", way)
-    return ok(f"{where}.latency", said)
+        return warn(f"{where}.latency", f"{text}: a worker does at most {1 / max(p50, 1e-6):.0f} jobs a second", way)
+    return ok(f"{where}.latency", text)
 
 
 def ping(space: Keyspace) -> float:
@@ -140,20 +140,20 @@ def skew(space: Keyspace, where: str) -> Finding:
     before = clock()
     seconds, micros = space.call("TIME")
     between = (before + clock()) / 2 - (int(seconds) + int(micros) / 1e6)
-    said = f"this clock is {abs(between):.1f} s {'ahead of' if between > 0 else 'behind'} the server's"
+    text = f"this clock is {abs(between):.1f} s {'ahead of' if between > 0 else 'behind'} the server's"
     way = "synchronize both clocks (timedatectl set-ntp true): retry_for and job ages depend on them"
     if abs(between) > SKEW:
-        return (fail if abs(between) > FAR else warn)(f"{where}.clock", said, way)
+        return (fail if abs(between) > FAR else warn)(f"{where}.clock", text, way)
     return ok(f"{where}.clock", f"within {SKEW:g} s of the server's")
 
 
 def version(where: str, facts: Facts) -> Finding:
     name = "Valkey" if "valkey_version" in facts else "Redis"
-    said = facts.get("valkey_version") or facts.get("redis_version", "?")
-    parts = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+    text = facts.get("valkey_version") or facts.get("redis_version", "?")
+    parts = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     if parts < OLDEST:
-        return fail(f"{where}.version", f"{name} {said}", "use Redis 6.2 or later, or any Valkey")
-    return ok(f"{where}.version", f"{name} {said}")
+        return fail(f"{where}.version", f"{name} {text}", "use Redis 6.2 or later, or any Valkey")
+    return ok(f"{where}.version", f"{name} {text}")
 
 
 def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:
@@ -174,13 +174,13 @@ def memory(where: str, facts: Facts) -> Iterator[Finding]:
     if not most:
         yield ok(f"{where}.memory", f"{used >> 20}M used, without a limit of its own")
         return
-    said = f"{used / most:.0%} of {size_text(most)} used"
+    text = f"{used / most:.0%} of {size_text(most)} used"
     way = "raise it (CONFIG SET maxmemory ...), or find what fills it (redis-cli --bigkeys, `qd status`)"
     if used > most * NEARLY:
         grade = fail if used > most * FULL else warn
-        yield grade(f"{where}.memory", f"{said}: when it is full no job can be sent", way)
+        yield grade(f"{where}.memory", f"{text}: when it is full no job can be sent", way)
     else:
-        yield ok(f"{where}.memory", said)
+        yield ok(f"{where}.memory", text)
 
 
 def eviction(what: str, policy: str, most: int) -> Finding:
@@ -232,20 +232,20 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     missing = sorted(acl.missing(connection, prefix, queues[0] if queues else "default"))
     closed = [name for name in key_names(prefix, queues) if of_key(connection.call_many([("EXISTS", name)])[0])]
     if closed:
-        said = f"user {user} may not touch {', '.join(closed[:3])}"
-        yield fail(what, said, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
+        text = f"user {user} may not touch {', '.join(closed[:3])}"
+        yield fail(what, text, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
     elif missing:
-        said = f"user {user} may not {', '.join(word.upper() for word in missing)}: workers cannot work"
-        yield fail(what, said, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
+        text = f"user {user} may not {', '.join(word.upper() for word in missing)}: workers cannot work"
+        yield fail(what, text, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
     else:
         yield ok(what, f"user {user} has all rights that workers need")
     lacks = sorted(refused(connection, steer_tries(prefix)) - set(missing))
     if lacks and not missing:
-        said = (
+        text = (
             f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and similar commands fail"
         )
         way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
-        yield warn(what, said, way)
+        yield warn(what, text, way)
 
 
 def key_names(prefix: str, queues: Sequence[str]) -> list[str]:
@@ -310,14 +310,14 @@ def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:
 
 def postgres(link: DatabaseConnection, what: str) -> Finding:
     for name in ("fsync", "synchronous_commit"):
-        if said(link, f"SHOW {name}") == "off":
+        if query(link, f"SHOW {name}") == "off":
             way = f"ALTER SYSTEM SET {name} = on"
             return warn(what, f"{name} is off: a crash of its host loses the last jobs", way)
     return ok(what, "each commit is on disk")
 
 
 def mysql(link: DatabaseConnection, what: str) -> Finding:
-    found = said(link, "SELECT @@innodb_flush_log_at_trx_commit")
+    found = query(link, "SELECT @@innodb_flush_log_at_trx_commit")
     if found != "1":
         way = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and the same in its configuration"
         return warn(what, f"innodb_flush_log_at_trx_commit is {found}: a crash of its host loses a second of jobs", way)
@@ -325,7 +325,7 @@ def mysql(link: DatabaseConnection, what: str) -> Finding:
 
 
 def sqlite(link: DatabaseConnection, what: str) -> Finding:
-    found = said(link, "PRAGMA journal_mode")
+    found = query(link, "PRAGMA journal_mode")
     if found != "wal":
         way = "keep the file on a local disk: network file systems do not support WAL"
         return warn(what, f"its journal is '{found}': readers and writers wait for each other", way)
@@ -333,14 +333,14 @@ def sqlite(link: DatabaseConnection, what: str) -> Finding:
 
 
 def packet(link: DatabaseConnection, what: str) -> Finding:
-    most = int(said(link, "SELECT @@max_allowed_packet"))
+    most = int(query(link, "SELECT @@max_allowed_packet"))
     if most < LARGE:
         way = f"SET GLOBAL max_allowed_packet = {LARGE}, and the same in its configuration"
         return warn(what, f"max_allowed_packet is {size_text(most)}: larger jobs are refused, or cannot be kept", way)
     return ok(what, f"jobs of up to {size_text(most)}")
 
 
-def said(link: DatabaseConnection, statement: str) -> str:
+def query(link: DatabaseConnection, statement: str) -> str:
     return str(link.query(statement).scalar())
 
 
@@ -352,17 +352,17 @@ def check_sentinels(connection: RedisConnection, where: str) -> Iterator[Finding
     target = connection.target
     if not isinstance(target, Primary):
         return
-    said = {shown(each): named_by(target, each) for each in target.sentinels}
+    text = {shown(each): named_by(target, each) for each in target.sentinels}
     here = f"{target.host}:{target.port}"
-    wrong = [f"{name} {told}" for name, told in said.items() if told != here]
+    wrong = [f"{name} {primary}" for name, primary in text.items() if primary != here]
     if wrong:
         way = "start it, or remove it from the url; `SENTINEL RESET` if it names a server that no longer exists"
         yield warn(f"{where}.sentinels", f"the primary is {here}, and {'; '.join(wrong)}", way)
-    elif len(said) < FEWEST:
+    elif len(text) < FEWEST:
         way = "name all of them in the url; with less than three, none may be lost"
-        yield warn(f"{where}.sentinels", f"{len(said)} in the url, all name {here}", way)
+        yield warn(f"{where}.sentinels", f"{len(text)} in the url, all name {here}", way)
     else:
-        yield ok(f"{where}.sentinels", f"all {len(said)} name {here}")
+        yield ok(f"{where}.sentinels", f"all {len(text)} name {here}")
     if configured(connection, "min-replicas-to-write") == "0":
         way = "min-replicas-to-write 1 and min-replicas-max-lag 10 in redis.conf, on all of them"
         yield warn(f"{where}.replicas", "a primary that is cut off keeps taking jobs, which a failover loses", way)

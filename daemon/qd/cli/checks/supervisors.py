@@ -153,8 +153,8 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
 def judged(program: Started, keys: Keys) -> Iterator[Finding]:
     rules = (stop_patience, restarts, startup, kills_group, stop_signal, no_root)
     bad = [found for rule in rules if (found := rule(program, keys)) is not None]
-    said = f"stopwaitsecs={waits(keys):g}, autorestart={keys.get('autorestart', 'unexpected')}"
-    yield from bad or [ok(program.what, said)]
+    value = f"stopwaitsecs={waits(keys):g}, autorestart={keys.get('autorestart', 'unexpected')}"
+    yield from bad or [ok(program.what, value)]
 
 
 def waits(keys: Keys) -> float:
@@ -166,15 +166,15 @@ def stop_patience(program: Started, keys: Keys) -> Finding | None:
     if waits(keys) >= (program.stop_timeout + MARGIN if program.stop_timeout else need):
         return None
     limit = f"for {program.stop_timeout:g} s" if program.stop_timeout else "forever"
-    said = f"stopwaitsecs={waits(keys):g}, but running jobs may continue {limit}: supervisord kills qd earlier"
-    return fail(program.what, said, f"stopwaitsecs={need}")
+    value = f"stopwaitsecs={waits(keys):g}, but running jobs may continue {limit}: supervisord kills qd earlier"
+    return fail(program.what, value, f"stopwaitsecs={need}")
 
 
 def restarts(program: Started, keys: Keys) -> Finding | None:
-    said = keys.get("autorestart", "unexpected").lower()
-    if said in YES or program.once:
+    value = keys.get("autorestart", "unexpected").lower()
+    if value in YES or program.once:
         return None
-    why = f"autorestart={said}: after `qd restart`, which exits with 0, it stays down"
+    why = f"autorestart={value}: after `qd restart`, which exits with 0, it stays down"
     return fail(program.what, why, "autorestart=true")
 
 
@@ -182,31 +182,31 @@ def startup(program: Started, keys: Keys) -> Finding | None:
     least, start = program.min_uptime or LINGER, seconds(keys.get("startsecs", ""), 1.0)
     if start < least or program.once:
         return None
-    said = (
+    value = (
         f"startsecs={start:g}, but qd may exit by itself after {least:g} s: supervisord counts that as a failed start"
     )
-    return fail(program.what, said, f"startsecs=1, or add --min-uptime {start + 0.5:g} to the command")
+    return fail(program.what, value, f"startsecs=1, or add --min-uptime {start + 0.5:g} to the command")
 
 
 def kills_group(program: Started, keys: Keys) -> Finding | None:
     if keys.get("killasgroup", "false").lower() in YES:
         return None
-    said = "killasgroup=false: when supervisord kills qd, processes started by jobs stay"
-    return warn(program.what, said, "killasgroup=true")
+    value = "killasgroup=false: when supervisord kills qd, processes started by jobs stay"
+    return warn(program.what, value, "killasgroup=true")
 
 
 def stop_signal(program: Started, keys: Keys) -> Finding | None:
-    said = keys.get("stopsignal", "TERM").upper().removeprefix("SIG")
-    if said in ("TERM", "INT", "QUIT"):
+    value = keys.get("stopsignal", "TERM").upper().removeprefix("SIG")
+    if value in ("TERM", "INT", "QUIT"):
         return None
-    return fail(program.what, f"stopsignal={said} does not stop qd gracefully", "stopsignal=TERM")
+    return fail(program.what, f"stopsignal={value} does not stop qd gracefully", "stopsignal=TERM")
 
 
 def no_root(program: Started, keys: Keys) -> Finding | None:
     if keys.get("user", "root") != "root":
         return None
-    said = "no user=: if supervisord runs as root, so do jobs"
-    return warn(program.what, said, "user=NAME, its own user", topic="root")
+    value = "no user=: if supervisord runs as root, so do jobs"
+    return warn(program.what, value, "user=NAME, its own user", topic="root")
 
 
 # -- systemd
@@ -242,10 +242,10 @@ def of_systemctl(project: Project) -> Iterator[Finding]:
     """The loaded units whose names begin with qd, as systemd understood them, including drop-ins."""
     command = ["systemctl", "show", "qd*.service", f"--property={SHOWN}", "--no-pager"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+        value = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return
-    for block in said.split("\n\n"):
+    for block in value.split("\n\n"):
         keys = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         argv = re.search(r"argv\[\]=(.*?) ; ", keys.get("ExecStart", ""))
         words = words_of(argv[1]) if argv else None
@@ -265,18 +265,18 @@ def ends_one(unit: Started, keys: Keys) -> Finding | None:
     kill = keys.get("KillMode", "control-group")
     if kill == "mixed":
         return None
-    said = {
+    value = {
         "process": "processes started by jobs stay when qd is killed",
         "none": "a stop ends nothing",
     }.get(kill, "a stop sends TERM to every process, also to those started by running jobs")
-    return (warn if kill == "process" else fail)(unit.what, f"KillMode={kill}: {said}", "KillMode=mixed")
+    return (warn if kill == "process" else fail)(unit.what, f"KillMode={kill}: {value}", "KillMode=mixed")
 
 
 def notifies(unit: Started, keys: Keys) -> Finding | None:
     if keys.get("Type", "").startswith("notify"):
         return None
-    said = f"Type={keys.get('Type') or 'simple'}: systemd does not know when workers have booted"
-    return warn(unit.what, said, "Type=notify")
+    value = f"Type={keys.get('Type') or 'simple'}: systemd does not know when workers have booted"
+    return warn(unit.what, value, "Type=notify")
 
 
 def unit_patience(unit: Started, keys: Keys) -> Finding | None:
@@ -285,22 +285,22 @@ def unit_patience(unit: Started, keys: Keys) -> Finding | None:
     if keys.get("Type", "").startswith("notify") or wait >= (unit.stop_timeout + MARGIN if unit.stop_timeout else need):
         return None
     limit = f"for {unit.stop_timeout:g} s" if unit.stop_timeout else "forever"
-    said = f"{STOP}={wait:g}, but running jobs may continue {limit}: systemd kills qd earlier"
-    return fail(unit.what, said, f"{STOP}={need}")
+    value = f"{STOP}={wait:g}, but running jobs may continue {limit}: systemd kills qd earlier"
+    return fail(unit.what, value, f"{STOP}={need}")
 
 
 def unit_restarts(unit: Started, keys: Keys) -> Finding | None:
-    said = keys.get("Restart", "no")
-    if said == "always" or unit.once:
+    value = keys.get("Restart", "no")
+    if value == "always" or unit.once:
         return None
-    return fail(unit.what, f"Restart={said}: after `qd restart`, which exits with 0, it stays down", "Restart=always")
+    return fail(unit.what, f"Restart={value}: after `qd restart`, which exits with 0, it stays down", "Restart=always")
 
 
 def unlimited(unit: Started, keys: Keys) -> Finding | None:
     if not unit_seconds(keys.get(LIMIT, "10")) or unit.once:
         return None
-    said = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
-    return warn(unit.what, said, f"{LIMIT}=0 in [Unit]")
+    value = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
+    return warn(unit.what, value, f"{LIMIT}=0 in [Unit]")
 
 
 def unit_no_root(unit: Started, keys: Keys) -> Finding | None:
@@ -309,9 +309,9 @@ def unit_no_root(unit: Started, keys: Keys) -> Finding | None:
     return warn(unit.what, "no User=: jobs run as root", "User=NAME, its own user", topic="root")
 
 
-def unit_seconds(said: str) -> float:
+def unit_seconds(value: str) -> float:
     """`90`, `1min 30s`, `infinity`, as systemd writes durations; 0 for an empty text."""
-    if said.strip() == "infinity":
+    if value.strip() == "infinity":
         return float("inf")
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", said)
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value)
     return sum(float(number) * UNITS.get(unit, 1.0) for number, unit in parts)
