@@ -119,7 +119,7 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
     assert "Usage: qd" in flask(shop, "--app", "shop:create_app", "qd", "work", "--help").stdout.replace(
         "python -m ", ""
     )
-    assert "Work on background jobs" in flask(shop, "--app", "shop:create_app", "qd").stdout
+    assert "Run background jobs" in flask(shop, "--app", "shop:create_app", "qd").stdout
 
 
 def test_an_unknown_key_is_refused_by_name(shop: Framed):

@@ -133,4 +133,4 @@ def test_one_that_cannot_know_who_reserves_is_not_worked_on(project: MakeProject
     shop.config(f'[connections.own]\ndriver = "sends"\nurl = "{shop.url}"\n')
     done = shop.qd("work", "-w", "1", "-c", "own")
     assert done.returncode == 78
-    assert "driver 'sends' of connection 'own' only sends: to be worked on" in done.stderr
+    assert "driver 'sends' of connection 'own' only sends: for workers" in done.stderr

@@ -160,9 +160,9 @@ def test_figures_are_given_or_declared_and_never_both_ways(app: Qd):
     with pytest.raises(DeclarationError, match="lets nothing run"):
         app.limiter("other", 0, per=60)
     for odd in (True, 1.5, "5"):
-        with pytest.raises(DeclarationError, match=r"the limit 'other' of .* per 60 s is no whole number of starts"):
+        with pytest.raises(DeclarationError, match=r"the limit 'other' of .* per 60 s is not a whole number of starts"):
             app.limiter("other", odd, per=60)  # type: ignore[arg-type]
-        with pytest.raises(DeclarationError, match=r"is no whole number of starts"):
+        with pytest.raises(DeclarationError, match=r"is not a whole number of starts"):
             app.limit("other", odd, per=60)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"the name of the limiter 'a\{b\}' has a '\{'"):
         app.limiter("a{b}", 1, per=60)

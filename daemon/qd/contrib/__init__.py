@@ -1,1 +1,1 @@
-"""qd inside other frameworks, a module each. They import the framework, and nothing of qd imports them."""
+"""Integrations, one module per framework. They import the framework; no other part of qd imports them."""

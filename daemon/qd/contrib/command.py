@@ -1,7 +1,7 @@
-"""`manage.py qd ...` and `flask qd ...`: the process becomes `qd ...`, told where the framework's app is.
+"""`manage.py qd ...` and `flask qd ...`: replace the process by `qd ...` with the framework's app.
 
-It is an exec and no call, because the master of `qd work` knows no user code, and a framework's command has imported all
-of it. So the pid, the terminal, the signals and the exit code are qd's own.
+An exec, not a call: the master of `qd work` must not load user code, and a framework's command has already imported all of
+it. So pid, terminal, signals and exit code are those of qd.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qd.errors import ConfigError
 
 
 def become_qd(words: Sequence[str], app: str) -> NoReturn:
-    """Go on as `qd WORDS...`, with `app` (MODULE:ATTRIBUTE) where neither --app, QD_APP nor the file names one."""
-    if not named():
+    """Replace this process by `qd WORDS...`, with `app` (MODULE:ATTRIBUTE) if neither QD_APP nor the file names one."""
+    if not app_is_named():
         os.environ["QD_APP"] = app
     os.environ["PYTHONPATH"] = os.pathsep.join(own_folders())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as Django's own reloader does
@@ -29,8 +29,8 @@ def become_qd(words: Sequence[str], app: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *flags, "-m", "qd", *words])
 
 
-def named() -> bool:
-    """Whether the environment or the file names an app. What is wrong with them is told by qd itself."""
+def app_is_named() -> bool:
+    """Whether the environment or the file names an app. True for an invalid configuration, which qd then reports."""
     try:
         return bool(config.load().app)
     except ConfigError:
@@ -38,7 +38,7 @@ def named() -> bool:
 
 
 def own_folders() -> list[str]:
-    """The folders of sys.path that belong to the project: the next interpreter finds Python's own by itself."""
+    """The folders of sys.path without those of Python itself, which the next interpreter finds anyway."""
     ours = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     found = [Path(entry or os.curdir).absolute() for entry in sys.path if not entry.endswith(zipped)]

@@ -1,4 +1,4 @@
-"""qd inside FastAPI (and Starlette): a lifespan that checks the configuration first and closes the connections last.
+"""qd with FastAPI (and Starlette): a lifespan that checks the configuration first and closes the connections last.
 
 app = FastAPI(lifespan=lifespan(queue))
 async def endpoint(queue: Annotated[Qd, Depends(get_qd)]): await welcome.adispatch(...)
@@ -22,8 +22,8 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 def lifespan(qd: Qd, inner: Lifespan | None = None) -> Lifespan:
     """For FastAPI(lifespan=...). inner: your own lifespan, which runs inside this one.
 
-    At the start the settings are read: the server does not start with a broken configuration (ConfigError). At the end the
-    connections of all threads are closed.
+    Reads the settings at the start, so that the server does not start with an invalid configuration (ConfigError). Closes
+    the connections of all threads at the end.
     """
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
-"""qd inside Flask: jobs run in the app's context, `app.config["QD"]` says where the server is, `flask qd work` works.
+"""qd with Flask: jobs run in the app's context, `app.config["QD"]` sets the server's url, `flask qd` runs qd.
 
-ext = QdFlask()                    ext.qd is the Qd whose jobs are declared
+ext = QdFlask()                    ext.qd is the Qd that declares jobs
 ext.init_app(app)                  in the factory
 flask qd work                      becomes `qd work` with --app qd.contrib.flask:found
 """
@@ -28,7 +28,7 @@ KEYS = ("url", "imports")
 
 
 class QdFlask:
-    """The extension. qd: your own Qd, else one is made; app: as in `init_app`, which a factory calls later."""
+    """The extension. qd: your own Qd; None: a new one. app: as in `init_app`, which a factory calls later."""
 
     def __init__(self, app: Flask | None = None, qd: Qd | None = None) -> None:
         self.qd = qd or Qd()
@@ -38,9 +38,9 @@ class QdFlask:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Read app.config["QD"], add `flask qd`. Called again, the last app is the one whose context jobs run in.
+        """Read app.config["QD"] and add `flask qd`. Jobs run in the context of the app of the last call.
 
-        Raises ConfigError: a key of it is not known.
+        Raises ConfigError for an unknown key.
         """
         configure(self.qd, app.config.get("QD", {}))
         self._app = app
@@ -48,40 +48,40 @@ class QdFlask:
         app.cli.add_command(command)
 
     def _in_context(self, job: RunningJob, call_next: Callable[[], object]) -> object:
-        """Middleware: a context of its own for each attempt, so that teardown functions run after it."""
+        """Middleware: a new context for each attempt, so that teardown functions run after it."""
         if self._app is None or has_app_context():  # run() in a request shares the request's
             return call_next()
         with self._app.app_context():
             return call_next()
 
 
-def configure(qd: Qd, said: Mapping[str, Any]) -> None:
-    """Put app.config["QD"] into effect: it counts as what Qd(...) was given."""
-    for key in said:
+def configure(qd: Qd, options: Mapping[str, Any]) -> None:
+    """Apply app.config["QD"] like arguments of Qd(...)."""
+    for key in options:
         if key not in KEYS:
             near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
             raise ConfigError(f"unknown key '{key}' in QD of the Flask app's config{near}; all else is for qd.toml")
-    qd.url = said.get("url", qd.url)
-    qd.imports = tuple(said.get("imports", qd.imports))
+    qd.url = options.get("url", qd.url)
+    qd.imports = tuple(options.get("imports", qd.imports))
 
 
 @click.command(
     "qd",
-    short_help="Work on background jobs: `flask qd work`, `flask qd status`, ...",
+    short_help="Run background jobs: `flask qd work`, `flask qd status`, ...",
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @pass_script_info
 def command(script: ScriptInfo, words: tuple[str, ...]) -> None:
-    """Every word goes to `qd`, which ends with its own exit code."""
+    """Pass all arguments to `qd`, which sets the exit code."""
     if script.app_import_path:  # flask --app shop qd work
         os.environ["FLASK_APP"] = script.app_import_path
     become_qd(words or ("--help",), "qd.contrib.flask:found")
 
 
 def __getattr__(name: str) -> Qd:
-    """`found`: the Qd of the Flask app that the `flask` command would find. Made when asked for, by a worker as a rule."""
+    """`found`: the Qd of the Flask app that the `flask` command would find. Usually loaded by a worker."""
     if name != "found":
         raise AttributeError(f"module 'qd.contrib.flask' has no attribute '{name}'")
     flask_app = ScriptInfo(app_import_path=os.environ.get("FLASK_APP"), set_debug_flag=False).load_app()

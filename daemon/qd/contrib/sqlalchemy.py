@@ -1,12 +1,12 @@
 """qd with SQLAlchemy: no connection survives a fork, and what waits for a commit is sent after it.
 
     install(app, engine, session=Session)
-      after a fork                 engine.dispose(close=False): the child has a pool of its own
+      after a fork                 engine.dispose(close=False): the child has its own pool
       .using(after_commit=True)    kept with the session's transaction: sent after COMMIT, dropped by a rollback
-      def pay(order: Order, session: Session = provided())    loaded in the one session of the job, committed at its end
+      def pay(order: Order, session: Session = provided())    loaded in the job's session, which is committed at its end
 
-The session is the one whose transaction began last in this thread or task. A savepoint is a transaction of its own: rolled
-back, it drops what was dispatched inside it; released, that goes to the one around it.
+The session is the one whose transaction began last in this thread or task. A savepoint counts as a transaction: a rollback
+drops what was dispatched inside it; a release passes that on to the surrounding one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 Act = Callable[[], object]
 
-WAITING = "qd.waiting"  # key of Session.info: {transaction: what waits for it}
-COMMITTED = "qd.committed"  # key of Session.info: what is to be done once the committed transaction has ended
+WAITING = "qd.waiting"  # key of Session.info: transaction -> acts that wait for its commit
+COMMITTED = "qd.committed"  # key of Session.info: acts to call once the committed transaction has ended
 
 _begun: ContextVar[tuple[ReferenceType[Session], ...]] = ContextVar("qd_sessions_begun", default=())
 
 
 def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Session] | None = None) -> None:
-    """Look after `engines` when a process forks, and let jobs of `app` wait for the commit of any session.
+    """Make `engines` safe to fork, and let jobs of `app` wait for the commit of any session.
 
-    session: a sessionmaker. With it, jobs may take a Session, and mapped objects, which travel as their key.
+    session: a sessionmaker. With it, jobs may take a Session, and mapped objects, which are sent as their keys.
     """
     for engine in engines:
         leave_behind(engine if isinstance(engine, Engine) else engine.sync_engine)
@@ -65,7 +65,7 @@ def of_a_job(make: Callable[[], Session]) -> Iterator[Session]:
 
 
 class MappedObjects:
-    """The serializer of mapped classes, see qd.arguments.Serializer. They are loaded in the job's session."""
+    """The serializer of mapped classes, see qd.arguments.Serializer. It loads them in the job's session."""
 
     def recognizes(self, kind: type) -> bool:
         return isinstance(inspect(kind, raiseerr=False), Mapper)
@@ -74,7 +74,7 @@ class MappedObjects:
         return kind.__name__
 
     def pack(self, thing: Any) -> Any:
-        """The primary key, of several columns a list. None: it was not flushed yet."""
+        """The primary key; a list if it has several columns. None: not flushed yet."""
         identity = inspect(thing).identity
         if identity is None:
             return None
@@ -89,7 +89,7 @@ class MappedObjects:
 
 
 def as_in(column: ColumnElement[Any], value: int | str) -> object:
-    """A part of a key as its column takes it: JSON has no UUID."""
+    """A part of a key as its column needs it: JSON has no UUID."""
     is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid
     return UUID(value) if is_uuid and isinstance(value, str) else value
 
@@ -98,7 +98,7 @@ def as_in(column: ColumnElement[Any], value: int | str) -> object:
 
 
 def leave_behind(engine: Engine) -> None:
-    """A child drops the parent's pooled connections without closing them: to close them is the parent's right."""
+    """Let a forked child drop the parent's pooled connections without closing them, since the parent still uses them."""
     dispose = WeakMethod(engine.dispose)
 
     def in_child() -> None:
@@ -121,8 +121,8 @@ def wait_for_commit(act: Act) -> bool:
 
 
 def after_commit(session: Session, act: Act) -> None:
-    """Call `act` once the transaction that is open on `session`, begun now if need be, has been committed; never when it is
-    rolled back or the session closed before."""
+    """Call `act` once the open transaction of `session` (begun now if there is none) is committed; never if it is rolled
+    back or the session is closed first."""
     if not session.in_transaction():
         session.begin()
     session.info.setdefault(WAITING, {}).setdefault(innermost(session), []).append(act)
@@ -137,7 +137,7 @@ def newest() -> Session | None:
 
 
 def innermost(session: Session) -> SessionTransaction:
-    """The savepoint that is open on it, else its transaction."""
+    """The open savepoint of the session, else its transaction."""
     found = session.get_nested_transaction() or session.get_transaction()
     assert found is not None
     return found
@@ -145,7 +145,7 @@ def innermost(session: Session) -> SessionTransaction:
 
 @cache
 def watch_sessions() -> None:
-    """Hear of every session's transactions, once a process."""
+    """Listen to the transactions of all sessions. Once per process."""
     event.listen(Session, "after_transaction_create", begun)
     event.listen(Session, "after_commit", committed)
     event.listen(Session, "after_transaction_end", ended)
@@ -158,7 +158,7 @@ def begun(session: Session, transaction: SessionTransaction) -> None:
 
 
 def committed(session: Session) -> None:
-    """Of a savepoint, too. SQLAlchemy calls it before the transaction's connections are given back: nothing is sent yet."""
+    """Called for savepoints, too, and before the transaction's connections are returned: send nothing yet."""
     waiting: dict[Any, list[Act]] = session.info.get(WAITING, {})
     transaction = innermost(session)
     acts = waiting.pop(transaction, [])
@@ -171,7 +171,7 @@ def committed(session: Session) -> None:
 
 
 def around(transaction: SessionTransaction) -> SessionTransaction:
-    """The savepoint or the transaction in which a savepoint was set."""
+    """The savepoint or transaction that contains a savepoint."""
     found = transaction.parent
     while found is not None and found.parent is not None and not found.nested:
         found = found.parent
@@ -180,14 +180,14 @@ def around(transaction: SessionTransaction) -> SessionTransaction:
 
 
 def ended(session: Session, transaction: SessionTransaction) -> None:
-    """Whatever still waits for it was rolled back."""
+    """What still waits for the transaction was rolled back."""
     session.info.get(WAITING, {}).pop(transaction, None)
     if transaction.parent is None:
         do(session.info.pop(COMMITTED, ()))
 
 
 def do(acts: list[Act] | tuple[()]) -> None:
-    """All of them, also when one raises. The first error comes out of the session's commit(): the data is committed then."""
+    """Call all, even if one raises. The session's commit() then raises the first error, with the data committed."""
     errors = []
     for act in acts:
         try:

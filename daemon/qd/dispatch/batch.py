@@ -131,7 +131,7 @@ class Batch(Handle[None]):
         with shield:
             state = self._kept.state(self.id)
         if state is None:
-            raise UnknownBatch(f"batch '{self.id}' does not exist (a finished one is kept for a day)")
+            raise UnknownBatch(f"no batch '{self.id}' exists (a finished one is kept for a day)")
         return state
 
     def status(self) -> Status:

@@ -454,5 +454,5 @@ class MemoryBatches:
 
     def _of(self, id: str) -> Kept:
         if id not in self.kept:
-            raise UnknownBatch(f"batch '{id}' does not exist")
+            raise UnknownBatch(f"no batch '{id}' exists")
         return self.kept[id]

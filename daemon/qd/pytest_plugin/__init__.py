@@ -1,6 +1,6 @@
-"""pytest's way in: the fixtures `qd_app`, `qd_fake`, `qd_inline` and `qd_worker`. Found by pytest through its entry point.
+"""The fixtures `qd_app`, `qd_fake`, `qd_inline` and `qd_worker`; pytest finds them through an entry point.
 
-Loaded in every run of pytest where qd is installed, so nothing of qd is imported before a fixture is asked for.
+Loaded in every run of pytest where qd is installed, so qd itself is imported only when a fixture is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Where a project's app and configuration are, as its tests see them.
+"""The fixture `qd_worker`: an app pointed at a scratch server, and the real `qd work` on it.
 
-A server and a worker for the length of a test. Neither outlives the process that started it, however that ends.
-
-The fixture `qd_worker`: an app pointed at a scratch server, and the real `qd work` on it.
+Server and worker live for one test, and end with the process that started them even if it is killed.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ def file_of(root: Path) -> Path | None:
     return project if project.is_file() and "[tool.qd" in project.read_text(encoding="utf-8") else None
 
 
-# Ends the program when its own stdin is closed, which the kernel does for whoever started it and was killed; then takes
-# the folder away that is the first word, where that is one.
+# Ends the program when stdin is closed, which the kernel does if the parent is killed; then deletes the folder given as the
+# first argument, unless that is empty.
 HELD = """
 folder=$1; shift
 exec 3<&0
@@ -75,9 +73,9 @@ kill "$reader" 2>/dev/null
 exit "$code"
 """
 NOT_INHERITED = ("QD_OWNER", "NOTIFY_SOCKET", "WATCHDOG_", "INVOCATION_ID", "SUPERVISOR_", "SYSTEMD_EXEC_PID")
-LOOK_AGAIN = 0.02
+LOOK_AGAIN = 0.02  # seconds between two checks
 START_WAIT = 20.0  # seconds
-STOP_WAIT = 40.0  # seconds: qd work ends by itself what is over its --stop-timeout of 25
+STOP_WAIT = 40.0  # seconds: longer than the --stop-timeout of qd work (25)
 DATABASES = 64
 
 
@@ -163,7 +161,7 @@ class Server:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what is meant for this process, by whoever supervises it or the worker that it runs in."""
+    """Without the variables that a supervisor or worker has set for this process."""
     return {name: value for name, value in environ.items() if not name.startswith(NOT_INHERITED)}
 
 

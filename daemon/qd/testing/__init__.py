@@ -1,4 +1,4 @@
-"""For the tests of those who use qd: `app.fake()` writes down what would be sent. Loaded only where it is asked for."""
+"""For tests of apps: `app.fake()` records what would be sent."""
 
 from __future__ import annotations
 

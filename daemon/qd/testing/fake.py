@@ -1,11 +1,7 @@
-"""What a test reads: plain records made of what would have been sent.
+"""`app.fake()`: records what would have been sent, and returns it as plain records.
 
-`app.fake()`: what would have been sent is written down instead, and read back as plain records.
-
-Everything before the connection is as in production: arguments are bound, encoded and checked, delays read, payloads made
-and measured. Only the way out is another one, and the settings are those that are built in.
-
-What an app is given in place of its own for the length of a block: settings, connections, the way out.
+Everything before the connection is as in production: arguments are bound, encoded and checked, delays read, payloads built
+and measured. staged() replaces the connections and the settings of the app, which are the built-in defaults.
 """
 
 from __future__ import annotations
@@ -40,9 +36,9 @@ from qd.testing.queue import MemoryLocks, Waiting
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """A job that was dispatched. arguments: by name, as the worker would get them; defaults do not travel.
+    """A job that was dispatched. arguments: by name, as the worker would get them, without defaults. id: of its handle.
 
-    options: what the declaration and using() say; durations in seconds, a moment as it was given. id: the handle's.
+    options: those of the declaration and using(); durations in seconds, a datetime unchanged.
     """
 
     arguments: dict[str, Any]
@@ -53,7 +49,7 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What app.queue(...) was given. push_raw: job is "", and data the bytes. delay: seconds, 0 for at once."""
+    """A job sent by app.queue(...). push_raw: job is "", and data the bytes. delay: seconds."""
 
     queue: str
     job: str
@@ -63,7 +59,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """A chain that was dispatched: its jobs in order, and what is sent when one of them fails."""
+    """A chain that was dispatched: its jobs in order, and the job that is sent when one of them fails."""
 
     jobs: list[Dispatched]
     catch: Dispatched | None
@@ -71,7 +67,7 @@ class Chained:
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """A batch that was dispatched: its jobs in order, and what is sent when they have ended."""
+    """A batch that was dispatched: its jobs in order, and its callbacks."""
 
     jobs: list[Dispatched]
     then: Dispatched | None
@@ -119,21 +115,18 @@ def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
 
 
 def options(plan: Plan) -> SendOptions:
-    said = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
+    found = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
+    found |= {name: value for name in ("key", "after_commit") if (value := getattr(plan, name)) is not None}
     if plan.delay is not None:
-        said["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
-    if plan.key is not None:
-        said["key"] = plan.key
-    if plan.after_commit is not None:
-        said["after_commit"] = plan.after_commit
-    return cast(SendOptions, said)
+        found["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
+    return cast(SendOptions, found)
 
 
 AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
 
 
 class Fake:
-    """What would have been sent since the block began, in order. Asking changes nothing. May be used from any thread."""
+    """The jobs that would have been sent since the block began, in order. May be used from any thread."""
 
     def __init__(self, services: Services) -> None:
         self._registry, self._handlers = services.registry, services.handlers
@@ -143,9 +136,9 @@ class Fake:
         self._kept = MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
-        """The calls of this job, or of the handler of commands of this class, that are sent now: of a chain only the first.
+        """The dispatched calls of this job, or of the handler of this command class; of a chain only the first.
 
-        Raises ArgumentError: it is no job of this app.
+        Raises ArgumentError if it is not a job of this app.
         """
         declared = self._declared(job)
         return [
@@ -158,7 +151,7 @@ class Fake:
 
     @property
     def chains(self) -> list[Chained]:
-        """The chains, of at least two jobs or with something that catches."""
+        """The chains that have at least two jobs or a `catch` job."""
         return [
             chained(each, *self._behind(each))
             for each in self._waiting.all()
@@ -167,11 +160,11 @@ class Fake:
 
     @property
     def batches(self) -> list[Batched]:
-        """The batches, each with all the jobs that were sent with it and added to it."""
+        """The batches, each with all jobs that were sent in it or added to it."""
         return [self._batched(kept.new) for kept in self._kept.kept.values()]
 
     def pushed(self, queue: str) -> list[Pushed]:
-        """What app.queue(queue).push and push_raw were given."""
+        """The jobs sent by app.queue(queue).push and push_raw."""
         return [pushed(each) for each in self._waiting.all() if each.plan is None and each.queue == queue]
 
     def clear(self) -> None:
@@ -180,7 +173,7 @@ class Fake:
         self._kept.kept.clear()
 
     def _submit_now(self, messages: Sequence[Message], push: Push | None = None) -> list[str]:
-        """push: of a batch, which is kept in memory instead."""
+        """push: stores a batch in memory."""
         if push is not None:
             push(messages)
         self._waiting.add(messages)
@@ -191,7 +184,7 @@ class Fake:
             self._made[message.id] = message
 
     def _behind(self, message: Message) -> tuple[list[Message], list[Message]]:
-        """What comes after it has succeeded, and what after one of them has failed."""
+        """The next jobs of its chain, and the job that is sent when one of them fails."""
         relations = message.relations or Relations()
         return [self._linked(link) for link in relations.chain], [self._linked(link) for link in relations.catch]
 
@@ -231,15 +224,15 @@ def declared_of(job: object) -> Declared | None:
 
 @contextmanager
 def faked(services: Services) -> Iterator[Fake]:
-    """In the block the app's jobs go to the Fake, whichever thread sends them. A block in a block has a Fake of its own,
-    and the outer one hears nothing meanwhile."""
+    """In the block the app's jobs go to the Fake, from any thread. A nested block has its own Fake, and the outer one
+    records nothing meanwhile."""
     fake = Fake(services)
     with staged(services, fake._submit_now, fake._remember, fake._waiting, fake._kept):
         yield fake
 
 
 class Unread(Settings):
-    """Settings that were read nowhere: every connection is there, and its queue is "default"."""
+    """Settings that are not read from anywhere: every connection exists, with the queue "default"."""
 
     __slots__ = ()
 
@@ -248,7 +241,7 @@ class Unread(Settings):
 
 
 class Stored(Lenient):
-    """app.lock() is kept in memory; places of middleware and limits let everything through."""
+    """Keeps app.lock() in memory; limits of middleware let every job through."""
 
     def __init__(self) -> None:
         self._locks = MemoryLocks()
@@ -260,7 +253,7 @@ class Stored(Lenient):
 
 
 class Nowhere(LocalConnection):
-    """A connection without a server: it has the jobs and the batches of a fake, and a store in which only locks stand."""
+    """A connection without a server: it has the jobs and batches of a fake, and a store with locks only."""
 
     def __init__(self, jobs: Waiting, batches: MemoryBatches, store: Stored) -> None:
         super().__init__(batches)
@@ -284,8 +277,8 @@ def staged(
     jobs: Waiting,
     batches: MemoryBatches,
 ) -> Iterator[None]:
-    """In the block no file and no variable is read and no server asked, whatever thread sends. post: takes what is sent,
-    with after_commit=True when that would have been. note: sees each job that is made, to be sent now or later."""
+    """In the block no thread reads a file or variable, or connects to a server. post: receives the messages when they would
+    have been sent, also after a commit. note: receives each message that is built, to be sent now or later."""
     send: Any = services.dispatcher
     before = services.connections.make, send._submit_now, send.prepare, send._hand_over
     store = Stored()

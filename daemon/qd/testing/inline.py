@@ -1,7 +1,7 @@
-"""`app.inline()`: what is dispatched runs at once, in the thread that dispatches it, through conversion and events.
+"""`app.inline()`: each job runs when it is dispatched, in that thread, with conversion, middleware and events.
 
-Nothing waits: a delay is passed over, and a job that releases itself runs again. An error is the end of the job, as in
-run(): it comes out of dispatch() once failed(), the listeners and what catches a chain have run.
+A delay is ignored, and a job that releases itself runs again. An error ends the job, as in run(): dispatch() raises it after
+failed(), the listeners and the `catch` job of a chain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qd.testing.fake import Fake, staged
 
 
 class InlinePolicy:
-    """A job that releases itself runs again at once, as often as its tries say. An error is the end of it."""
+    """A job that releases itself runs again immediately, up to its tries. An error ends it."""
 
     def __init__(self, plan: Plan) -> None:
         self._name, self._tries = plan.declared.name, plan.options.tries or MOST_RUNS
@@ -47,8 +47,8 @@ class InlinePolicy:
 
 
 class Inline(Fake):
-    """Runs each job that it is given, and writes it down as a Fake does. A job that is not declared here, PHP's for
-    example, is only written down."""
+    """Runs each job, and records it as a Fake does. A job that is not declared here (of PHP, for example) is only
+    recorded."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -70,7 +70,7 @@ class Inline(Fake):
         return sent
 
     def _unexpected(self, message: Message, error: Exception) -> list[Exception]:
-        """The error of a job of a batch; none where it allows failures."""
+        """The error of a job of a batch, unless the batch allows failures."""
         kept = self._kept.kept[message.relations.batch or ""] if message.relations else None
         return [] if kept and kept.new.allow_failures else [error]
 
@@ -112,7 +112,7 @@ class Inline(Fake):
         return replace(self._made[payload.id or ""], body=effect.payload, relations=payload.qd)
 
     def _done(self, effects: Sequence[Effect]) -> list[Exception]:
-        """Write down what a server would do. Returns the errors of callbacks."""
+        """Apply the effects in memory. Returns the errors of callbacks."""
         errors = list[Exception]()
         for kept in effects:
             if isinstance(kept, Keep):  # first: a callback may ask for the result
@@ -136,14 +136,14 @@ class Inline(Fake):
         return errors
 
     def _teller(self, message: Message) -> Callable[[float], None] | None:
-        """Where progress is told. None: it keeps no record."""
+        """Records progress. None: the job has no result_ttl."""
         ttl = message.relations and message.relations.result
         return (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
 
 
 @contextmanager
 def inlined(services: Services) -> Iterator[Fake]:
-    """In the block the app's jobs run where they are dispatched. Blocks may stand in each other, as those of fake()."""
+    """In the block the app's jobs run where they are dispatched. Blocks may be nested, as those of fake()."""
     inline = Inline(services)
     with staged(services, inline._submit_now, inline._remember, inline._waiting, inline._kept):
         yield inline

@@ -1,7 +1,7 @@
-"""The jobs that were sent in a fake, as a server would have them: found by id, moved and cancelled by key, with what is kept
-of them. A job that was cancelled is not there any more.
+"""In place of a server in tests.
 
-Locks without a server, for tests: what the scripts of a Mutex do, in this process and for its threads alone.
+Waiting        the jobs sent in a fake: found by id, moved and cancelled by key, with their results
+MemoryLocks    what the scripts of a Mutex do, for the threads of this process
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qd.payload.format import read
 
 
 class Waiting:
-    """The parts of a connection that ask for single jobs (base.Jobs, and a Connector's keyed ones). Any thread."""
+    """The methods of a connection for single jobs (base.Jobs, and a Connector's keyed ones). For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,7 +38,7 @@ class Waiting:
             self._messages.clear()
 
     def add(self, messages: Sequence[Message]) -> None:
-        """A job under a key takes the place of the one that waits under it."""
+        """A job with a key replaces the one that waits under it."""
         with self._lock:
             for message in messages:
                 if name := key_name(message):
@@ -101,12 +101,12 @@ class Waiting:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)
 
     def _first(self, fits: Callable[[Message], bool]) -> Message | None:
-        """Of those that wait."""
+        """The first waiting job that fits."""
         with self._lock:
             return next((each for each in self._messages if each.id not in self._begun and fits(each)), None)
 
     def _change(self, message: Message | None, new: Message | None) -> bool:
-        """new: what takes its place, None: nothing does. False: it is not there any more."""
+        """Replace a message by `new`, or delete it (None). False: it no longer exists."""
         with self._lock:
             if message not in self._messages or message is None:
                 return False
@@ -116,12 +116,12 @@ class Waiting:
 
 
 def key_name(message: Message) -> str:
-    """The name that it waits under; "": it has no key."""
+    """The key that it waits under; "": none."""
     return ((message.relations and message.relations.key) or "").rpartition(" ")[2]
 
 
 class MemoryLocks:
-    """The part of the Store contract that a Mutex asks, with the extending of its Lease. May be used from any thread."""
+    """The part of the Store contract that a Mutex and its Lease use. May be used from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -145,7 +145,7 @@ class MemoryLocks:
             return [owner.encode() if (owner := self._owner(name)) else None for name in names]
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """wake is looked at when it is over: half a second at most, as a Mutex asks."""
+        """Does not watch `wake`: a Mutex waits half a second at most."""
         with self._changed:
             came = self._changed.wait_for(lambda: name in self._tokens, seconds)
             self._tokens.discard(name)
@@ -195,7 +195,7 @@ class MemoryLocks:
         return 1
 
     def _there(self, lock: str) -> dict[str, float]:
-        """Its line, without those that do not ask any more."""
+        """Its line, without waiters that have stopped calling."""
         line = self._lines.setdefault(lock, {})
         for waiter in [each for each, until in line.items() if time.monotonic() >= until]:
             del line[waiter]

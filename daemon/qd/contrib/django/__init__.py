@@ -1,7 +1,7 @@
-"""qd inside Django: `INSTALLED_APPS += ["qd.contrib.django"]`, a Qd that `app()` gives, `manage.py qd work`.
-A Qd of your own gets the same from `install(app)`.
+"""qd with Django: `INSTALLED_APPS += ["qd.contrib.django"]`, a Qd from `app()`, `manage.py qd work`.
+`install(app)` adds the same to your own Qd.
 
-Nothing of the project is read when this is imported or `app()` is called: that waits for the first use, as in any Qd.
+Importing this or calling `app()` reads nothing of the project; the first use of the Qd does.
 """
 
 from __future__ import annotations

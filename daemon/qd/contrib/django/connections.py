@@ -1,7 +1,7 @@
-"""Django's database connections around each job, and what waits for their transactions.
+"""Django's database connections around each job, and jobs that wait for their transactions.
 
-A request closes what is broken or older than CONN_MAX_AGE before and after it (django.db.close_old_connections), and so does
-a job. One that runs inside somebody's transaction, as run() in a view may, leaves the connection alone.
+Before and after a job, as around a request, broken connections and those older than CONN_MAX_AGE are closed
+(django.db.close_old_connections), except one with an open transaction, as for run() in a view.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def watch(app: Qd) -> None:
-    """Have the connections looked after in every job of `app`, and let its jobs wait for commits."""
+    """Close old connections around every job of `app`, and let its jobs wait for commits."""
 
     def around(job: RunningJob, call_next: Callable[[], object]) -> object:
         declared = app._registry.get(job.name)
@@ -45,14 +45,14 @@ def close_old() -> None:
 
 
 def close_both() -> None:
-    """Also those of the thread in which an async job asks the database: the one of sync_to_async."""
+    """Also those of the thread in which an async job uses the database: that of sync_to_async."""
     import asyncio
 
     from asgiref.sync import sync_to_async
 
     close_old()
     if asyncio._get_running_loop() is not None:
-        return  # run() of an async job refuses to be called here, and says so itself
+        return  # run() of an async job raises in a running loop anyway
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(sync_to_async(close_old)())

@@ -1,10 +1,10 @@
-"""Models as arguments: `def pay(order: Order)` travels as {"model": "shop.Order", "key": 42} and is loaded on the worker.
+"""The Qd of a Django project: configured by settings.QD; workers import `jobs.py` of each installed app.
 
-The Qd of a Django project: settings.QD says where the server is, and each installed app's `jobs.py` is imported.
+app()          shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`; not needed with manage.py
+install(app)   adds Django's features to the project's own app: models, transactions, database connections, loading
+loading        in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
 
-app()          shop/qd.py: app = qd.contrib.django.app()       `[qd] app = "shop.qd:app"`, or nothing at all with manage.py
-install(app)   gives an app that the project has made itself the same: models, transactions, database connections, load()
-load()         in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
+Models are sent as keys: `def pay(order: Order)` as {"model": "shop.Order", "key": 42}, and loaded on the worker.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Models:
         return str(kind._meta.label)
 
     def pack(self, thing: Any) -> Any:
-        """The primary key, of several columns a list. None: not saved yet, or deleted."""
+        """The primary key; a list if it has several columns. None: not saved yet, or deleted."""
         key = thing.pk
         return list(key) if isinstance(key, tuple) else key
 
     def load(self, kind: Any, key: Key, given: Provided) -> object | None:
-        """By the base manager: one that hides rows (soft deletes) hides none from a job they were sent to."""
+        """With the base manager, so that a manager that hides rows (soft deletes) does not hide them from jobs."""
         found: object | None = kind._base_manager.filter(pk=tuple(key) if isinstance(key, list) else key).first()
         return found
 
@@ -54,7 +54,7 @@ MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
 
 
 class DjangoQd(Qd):
-    """A Qd that is configured by Django's settings and imports what the installed apps declare."""
+    """A Qd that is configured by Django's settings and imports the jobs of the installed apps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class DjangoQd(Qd):
 
     @property
     def _code_settings(self) -> dict[str, object]:
-        """settings.QD counts as what Qd(...) was given. Raises ConfigError."""
+        """settings.QD, in place of arguments of Qd(...). Raises ConfigError."""
         asked = asked_for()
         return {key: asked[key] for key in ("url", "imports") if asked.get(key)}
 
@@ -89,8 +89,8 @@ def install(app: Qd) -> None:
 
 @contextmanager
 def around_load() -> Iterator[None]:
-    """Django is ready before the app imports its modules; those of the installed apps are imported after them. Raises
-    ConfigError, and whatever the imports raise."""
+    """Set up Django before the app imports its modules, then import those of the installed apps. Raises ConfigError, and
+    what the imports raise."""
     import django
     from django.apps import apps
 
@@ -119,7 +119,7 @@ def made() -> DjangoQd:
 
 
 def app(settings: str | None = None) -> DjangoQd:
-    """The project's Qd, at each call the same. settings: DJANGO_SETTINGS_MODULE where the environment has none."""
+    """The project's Qd, the same at each call. settings: DJANGO_SETTINGS_MODULE if the environment has none."""
     if settings is not None:
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
     return made()
@@ -139,7 +139,7 @@ def asked_for() -> Mapping[str, Any]:
 
 
 def chosen() -> str:
-    """MODULE:ATTRIBUTE of the project's Qd: settings.QD["app"], else the one of here."""
+    """MODULE:ATTRIBUTE of the project's Qd: settings.QD["app"], else that of `app()`."""
     return str(asked_for().get("app") or HERE)
 
 

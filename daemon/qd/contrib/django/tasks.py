@@ -3,9 +3,9 @@
     TASKS = {"default": {"BACKEND": "qd.contrib.django.tasks.QdBackend", "QUEUES": ["default", "mail"], "OPTIONS": {...}}}
     @task def welcome(to)        becomes a raw job of the project's Qd, under its module path, when its module is imported
     welcome.enqueue("a@b.c")     its data: {"args": ["a@b.c"], "kwargs": {}, "backend": "default", "at": unix seconds}
-    get_result(id)               made of the record of its end, or of the job itself:
-        kept    a task that ended well has returned its record (Attempt.ended), which result_ttl keeps
-        found   else the job is looked for: it waits, it runs, or it is in the failed store
+    get_result(id)               made from the record of its end, or from the job itself:
+        kept    a successful task has returned its record (Attempt.ended), which result_ttl keeps
+        found   else the job is searched for: it waits, runs, or is in the failed store
 
 OPTIONS: those of a job (tries, timeout, backoff, result_ttl, connection ...), `after_commit`, and `app` ("shop.qd:app").
 """
@@ -53,12 +53,12 @@ else:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 
-RESULT_TTL = 86_400.0  # seconds for which a result is kept where OPTIONS do not say
+RESULT_TTL = 86_400.0  # seconds for which a result is kept, unless OPTIONS set result_ttl
 LAST_LINE = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
 STATUS = {"ready": TaskResultStatus.READY, "delayed": TaskResultStatus.READY, "running": TaskResultStatus.RUNNING}
 
 declared: dict[str, Task[..., Any]] = {}  # by module path
-hearing: set[int] = set()  # the apps whose failures are told to Django's signals
+hearing: set[int] = set()  # ids of the apps whose failures are sent to Django's signals
 
 
 class QdBackend(BaseTaskBackend):
@@ -77,7 +77,7 @@ class QdBackend(BaseTaskBackend):
             self.app.on(JobFailed)(tell_failed)
 
     def validate_task(self, task: Task[..., Any]) -> None:
-        """Also declares it: a Task is validated when it is made, and so is known to whatever has imported its module."""
+        """Also declares it: Django validates a Task when its module is imported."""
         super().validate_task(task)
         self.job_of(task)
 
@@ -108,7 +108,7 @@ class QdBackend(BaseTaskBackend):
         return found
 
     def get_result(self, result_id: str) -> TaskResult[Any]:
-        """Raises TaskResultDoesNotExist: nothing is known of it any more, or it is none of a task."""
+        """Raises TaskResultDoesNotExist if the result is unknown (any more), or is not that of a task."""
         if not self.supports_get_result:
             return super().get_result(result_id)
         found = find_result(self, str(result_id))
@@ -117,7 +117,7 @@ class QdBackend(BaseTaskBackend):
         return found
 
     def task_named(self, path: str) -> Task[..., Any] | None:
-        """A declared task. The modules of the installed apps are imported when it is not known; its path never is."""
+        """A declared task. If it is unknown, imports the modules of the installed apps, but never the path itself."""
         if path not in declared:
             project.import_declared()
         return declared.get(path)
@@ -127,7 +127,7 @@ jobs: dict[tuple[Qd, str], JobFunction[..., Any, Any]] = {}
 
 
 def declared_as(app: Qd, task: Task[..., Any]) -> None:
-    """Its place is that of the task, not of the line here that declares all of them."""
+    """Show the place of the task as that of the declaration, which is in this file."""
     code = getattr(inspect.unwrap(task.func), "__code__", None)
     found = app._registry.get(task.module_path)
     if code is not None and found is not None:
@@ -158,7 +158,7 @@ def running_async(path: str) -> Any:
 
 
 class Attempt:
-    """One attempt of a task, as Django's signals and TaskContext are told of it."""
+    """One attempt of a task, for Django's signals and TaskContext."""
 
     def __init__(self, task: Task[..., Any], data: Mapping[str, Any]) -> None:
         job = current_job()
@@ -181,7 +181,7 @@ class Attempt:
         task_started.send(type(backend), task_result=self.result)
 
     def ended(self, value: object) -> dict[str, Any]:
-        """The record that is kept of it. Raises TypeError: JSON cannot carry what it returned."""
+        """The record to keep. Raises TypeError if JSON cannot represent the returned value."""
         found = self.result
         object.__setattr__(found, "_return_value", normalize_json(value))
         object.__setattr__(found, "finished_at", datetime.now(UTC))
@@ -191,7 +191,7 @@ class Attempt:
 
 
 def tell_failed(event: JobFailed) -> None:
-    """Django's task_finished of a task that has failed for good."""
+    """Send Django's task_finished for a task that has failed permanently."""
     job = event.job
     if job.name not in declared:
         return
@@ -225,7 +225,7 @@ def task_result(
     workers: Sequence[str] = (),
     errors: Sequence[Any] = (),
 ) -> TaskResult[Any]:
-    """Moments are unix seconds."""
+    """Times are unix seconds."""
     return TaskResult(
         task=task,
         id=id,
@@ -246,11 +246,11 @@ def moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-# -- of one that has ended well
+# -- results of successful tasks
 
 
 def record_of(found: TaskResult[Any]) -> dict[str, Any]:
-    """What a task leaves of itself, for `find_result`."""
+    """The record of a successful task, for `find_result`."""
     assert found.enqueued_at is not None
     assert found.started_at is not None
     return {
@@ -267,7 +267,7 @@ def record_of(found: TaskResult[Any]) -> dict[str, Any]:
 
 
 def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
-    """None: nothing is known of it."""
+    """None: it is unknown."""
     queue = backend.app.connections.get(backend.app.settings.connection(backend.sending.get("connection")).name)
     kept = queue.jobs.kept(id)
     if kept is not None and kept.status == "done":
@@ -284,7 +284,7 @@ def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[An
         told = json.loads(value)
         task = backend.task_named(told["task"])
     except (ValueError, LookupError, TypeError):
-        return None  # the job of that id is no task
+        return None  # the job with this id is not a task
     if task is None:
         return None
     found = task_result(
@@ -303,11 +303,11 @@ def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[An
     return found
 
 
-# -- of one that waits, runs or has failed
+# -- results of tasks that wait, run or have failed
 
 
 def data_of(raw: bytes) -> dict[str, Any] | None:
-    """The data of a task's payload. None: it is none of ours."""
+    """The data of a task's payload. None: it is not a task."""
     try:
         data = json.loads(raw)
         return data if {"args", "kwargs", "backend", "at"} <= set(data) else None
@@ -334,7 +334,7 @@ def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] 
 
 
 def path_of(said: Mapping[str, Any]) -> str:
-    """The import path of the error's class: the traceback's last line has the module, the record the name alone."""
+    """The import path of the error's class: the record has only its name, the last line of the traceback its module."""
     name = str(said.get("error") or "Exception")
     named = [path for path in LAST_LINE.findall(said.get("trace") or "") if path.rpartition(".")[2] == name]
     path = named[-1] if named else name
@@ -344,7 +344,7 @@ def path_of(said: Mapping[str, Any]) -> str:
 def failed_result(
     task: Task[..., Any], id: str, data: Mapping[str, Any], error: BaseException, attempts: int
 ) -> TaskResult[Any]:
-    """Of one that fails now."""
+    """The result of a task that has just failed."""
     kind = type(error)
     told = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
     return task_result(

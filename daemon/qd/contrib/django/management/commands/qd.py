@@ -1,4 +1,4 @@
-"""`manage.py qd work`, `manage.py qd status`, ...: every word goes to `qd`, which ends with its own exit code."""
+"""`manage.py qd work`, `manage.py qd status`, ...: passes all arguments to `qd`, which sets the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qd.contrib.django.project import chosen
 from qd.errors import ConfigError
 from qd.process.exit_codes import Exit
 
-DJANGOS = ("--settings", "--pythonpath")  # manage.py has obeyed them already
+DJANGOS = ("--settings", "--pythonpath")  # already handled by manage.py
 
 
 class Command(BaseCommand):
@@ -45,7 +45,7 @@ class Command(BaseCommand):
 
 
 def without(words: list[str], flags: tuple[str, ...] = DJANGOS) -> list[str]:
-    """The words that are qd's: `--settings X` and `--settings=X` are Django's."""
+    """The arguments of qd: without Django's `--settings X` and `--settings=X`."""
     kept, skip = [], False
     for word in words:
         if skip:
