@@ -311,7 +311,9 @@ def test_restart_drains_a_worker_and_a_rolling_one_comes_back(project: Projects)
     shop = project(JOBS)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")
-    eventually(lambda: json.loads(shop.qd("status", "--json").stdout)["masters"], 20)
+    eventually(
+        lambda: any(master["workers"] for master in json.loads(shop.qd("status", "--json").stdout)["masters"]), 20
+    )
     back = shop.qd("restart", "--rolling", "--wait", "40s")
     assert (back.returncode, back.stderr) == (0, ""), back.stdout
     assert re.fullmatch(rf"\S+: 1 worker replaced after \S+, pid {work.pid} stays\n", back.stdout)

@@ -186,9 +186,10 @@ def test_a_delivery_that_was_reserved_too_long_ago_is_not_run_once_more(
         client.put(make("quick", b'{"n":1}', created_at=1), ttr=1)
     late.turn(None, ("other",))  # it asks which queues are paused
     left_with_a_delivery(late, monkeypatch)
-    other.turn(None, ("mail",))
-    other.wait(("mail",), 20.0, -1)
-    job = other.turn(None, ("mail",)).reserved
+    job = other.turn(None, ("mail",)).reserved  # its time to run has passed already on a slow machine
+    if job is None:
+        other.wait(("mail",), 20.0, -1)
+        job = other.turn(None, ("mail",)).reserved
     assert number(job) == 1
     assert rest(other, job) == []
     assert late.held(("mail",)) is None

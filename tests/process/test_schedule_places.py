@@ -9,7 +9,7 @@ import pytest
 
 from qd import Qd
 from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Open, hourly, moment_of
+from tests.support.scheduling import HOUR, HalfAnHourAgo, Open, hourly, moment_of
 from tests.support.server import Server
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
@@ -62,7 +62,11 @@ def test_an_entry_that_a_deploy_changes_takes_each_tick_once_beside_the_old_code
     old.schedule(task, every=HOUR, name="moves", missed="all")
     app.schedule(report.bind(1).using(queue="new"), every=HOUR, name="moves", missed="all")
     redis.call("HSET", "qd:ticks", "moves", f"{round((time.time() - 9 * HOUR) * 1000)} x hourly")
-    hosts = [open_host("web1", app=old, entries=hourly(old)), open_host("web2", entries=hourly(app))]
+    timing = HalfAnHourAgo()
+    hosts = [
+        open_host("web1", app=old, entries=hourly(old, timing)),
+        open_host("web2", entries=hourly(app, timing)),
+    ]
 
     def told() -> list[str]:
         lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]

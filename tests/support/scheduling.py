@@ -93,7 +93,8 @@ class HalfAnHourAgo:
         return self.base + ((at - self.base) // HOUR + 1) * HOUR
 
 
-def hourly(app: Qd) -> list[Entry]:
-    """The app's entries, so timed: a test that begins on the hour is no other."""
-    timing = HalfAnHourAgo()
+def hourly(app: Qd, timing: HalfAnHourAgo | None = None) -> list[Entry]:
+    """The app's entries, so timed: a test that begins on the hour is no other. Two apps need the same `timing`: between two
+    calls a second may end."""
+    timing = timing or HalfAnHourAgo()
     return [replace(entry, timing=timing) for entry in app.schedule.entries()]
