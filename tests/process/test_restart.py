@@ -79,7 +79,8 @@ def test_a_rolling_restart_keeps_the_master_and_moves_its_boot_time(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = idle(shop, workers=2)
-    (before,) = eventually(lambda: masters(shop))
+    # A report may be a second old: wait until it has both workers.
+    (before,) = eventually(lambda: [each for each in masters(shop) if str(each["workers"]).count("'pid'") == 2])
     old = {child.pid for child in work.children("qd: worker")}
     done = shop.qd("restart", "--rolling", "--wait", "40s")
     assert done.returncode == 0, done.stdout
