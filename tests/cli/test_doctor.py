@@ -161,7 +161,7 @@ def test_a_thread_and_a_connection_that_the_import_leaves(shop: Project, server:
 
 
 def test_a_variable_that_nothing_reads(shop: Project) -> None:
-    assert "QD_TIMOUT in the environment is read by nothing" in doctor(shop, QD_TIMOUT="3").line("environment").value
+    assert "QD_TIMOUT in the environment is not used by qd" in doctor(shop, QD_TIMOUT="3").line("environment").value
 
 
 @pytest.mark.parametrize(("mode", "who"), [(0o640, "its group"), (0o644, "every user")])

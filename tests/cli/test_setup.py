@@ -232,7 +232,7 @@ def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
     monkeypatch.setitem(os.environ, "QD_TIMOUT", "3")
     done = qd("config", "check")
     assert done.exit_code == 0
-    assert "QD_TIMOUT in the environment is read by nothing (did you mean 'QD_TIMEOUT'?)" in done.stderr
+    assert "QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)" in done.stderr
 
 
 def test_a_file_that_is_not_there_is_78(folder):

@@ -48,7 +48,7 @@ URLS = [
     ('url = "sqlite://"', "an in-memory SQLite database is private to one connection"),
     ('url = "sqlite:////nowhere/x.sqlite"', "the folder /nowhere of this SQLite file does not exist"),
     ('url = "sqlite:///x.sqlite?mode=ro"', "unknown option 'mode' in a SQLite url"),
-    ('driver = "redis"\nurl = "sqs://eu-west-1"', "driver 'redis' does not fit a url of kind 'sqs:'"),
+    ('driver = "redis"\nurl = "sqs://eu-west-1"', "driver 'redis' does not match a url of kind 'sqs:'"),
     ('driver = "redis"', "connection 'x' has no url: set QD_X_URL"),
     ('driver = "kafka"', "unknown driver 'kafka' of connection 'x' (known: redis, "),
     ('driver = "sync"', "`qd work` on connection 'x' (sync): it runs each job where it is dispatched"),
@@ -56,7 +56,7 @@ URLS = [
     ('driver = "failover"\nconnections = ["control"]', "(failover): it is for sending; work on control"),
     ('driver = "failover"', "connection 'x' (failover) has no connections"),
     ('driver = "failover"\nconnections = ["y"]', "unknown connection 'y' in connections of 'x'"),
-    ('driver = "failover"\nconnections = ["x"]', "goes round in a circle"),
+    ('driver = "failover"\nconnections = ["x"]', "contains itself"),
     ('driver = "mine"', "driver 'mine' of connection 'x' made int, which is no connector: it lacks "),
 ]
 

@@ -123,7 +123,7 @@ def test_a_driver_of_the_apps_own_is_worked_on(project: MakeProject, redis: Clie
     (line,) = json.loads(shop.qd("status", "-c", "own", "--json").stdout)["queues"]
     assert (line["connection"], bool(line["paused"])) == ("own", True)
     done = shop.qd("config", "check")
-    assert "driver 'shelf' of connection 'own' is none of qd's" in done.stderr
+    assert "driver 'shelf' of connection 'own' is not one of qd's" in done.stderr
     assert done.returncode == 0
     redis.call("FLUSHALL")
 

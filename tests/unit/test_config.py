@@ -302,7 +302,7 @@ def test_a_file_of_sqlite_stands_beside_the_configuration(write, tmp_path, monke
 
 def test_a_driver_that_does_not_fit_the_url_is_refused(write):
     write('[connections.redis]\ndriver = "sqs"\nurl = "mysql://u:secret@h/shop"\n')
-    assert refused() == ("qd.toml:2: driver 'sqs' does not fit a url of kind 'mysql:' (it takes sqs)")
+    assert refused() == ("qd.toml:2: driver 'sqs' does not match a url of kind 'mysql:' (it takes sqs)")
 
 
 def test_what_is_no_word_of_a_driver_is_refused_with_the_known_ones(write):
@@ -334,7 +334,7 @@ def test_a_lease_of_zero_is_refused(write):
         ("worker = 5\n", "worker in qd.toml:1 must be a table of keys, written [worker]"),
         ('[worker]\ntimeout = "soon"\n', "timeout in qd.toml:2 [worker]: 'soon' is not a duration"),
         ('[failed]\ndatabase = "oracle://h"\n', "database in qd.toml:2 [failed]: not the url of a database"),
-        ('[failed]\ndatabase = "sqlite:///x"\nenabled = false\n', "is a copy of what enabled = false does not keep"),
+        ('[failed]\ndatabase = "sqlite:///x"\nenabled = false\n', "there are no failed jobs to copy to database"),
         ('[laravel]\ncache_prefix = "x"\n', "[laravel] in qd.toml has no cache_url"),
         ("[worker]\n\ntimeout 5\n", "qd.toml:3:9: Expected '='"),
         ("[failed]\nmax_count = 0\n", "0 is too small (at least 1)"),
@@ -474,7 +474,7 @@ def test_variables_that_nothing_reads_are_named(write):
     write("[connections.redis]\n[connections.reports]\n")
     environ = {"QD_TIMOUT": "5", "QD_REPORTS_URL": "redis://h/0", "QD_OWNER": "x", "QD_TRIES": "1", "PATH": "/bin"}
     assert config.strangers(load(environ=environ), environ) == [
-        "QD_TIMOUT in the environment is read by nothing (did you mean 'QD_TIMEOUT'?)"
+        "QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)"
     ]
 
 

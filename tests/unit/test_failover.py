@@ -136,11 +136,11 @@ REFUSED = [
     ("[connections.x]\ndriver = 'failover'", "connection 'x' (failover) has no connections"),
     ("[connections.x]\ndriver = 'failover'\nconnections = []", "'x' (failover) has no connections"),
     ("[connections.x]\ndriver = 'failover'\nconnections = ['a', 'q']", "unknown connection 'q' in connections of 'x'"),
-    ("[connections.x]\ndriver = 'failover'\nconnections = ['x']", "'x' (failover) goes round in a circle"),
+    ("[connections.x]\ndriver = 'failover'\nconnections = ['x']", "'x' (failover) contains itself"),
     (
         "[connections.x]\ndriver = 'failover'\nconnections = ['y']\n"
         "[connections.y]\ndriver = 'failover'\nconnections = ['x']",
-        "goes round in a circle",
+        "contains itself",
     ),
 ]
 

@@ -1,18 +1,8 @@
-"""[schedule.entries.NAME] -> EntrySettings. Only the file says them: no variable, no flag.
+"""Files, environment, code and flags -> Settings. Called once each by app.py, daemon.py and the commands.
 
-Every value by the first layer that has it: flags > environment > code > [pools.NAME] > [worker] > built in.
+    flags > environment > code > [pools.NAME] > [worker] > built in: each value comes from the first layer that has it
 
-Which connections are configured, and which of them is the default one and the control connection. See load.py.
-
-The keys that sign payloads, ID:SECRET, also where the secret stands in a file.
-
-Files, environment, code and flags -> Settings. Called by app.py, daemon.py and the commands, once each.
-
-layers.py        one value: who has it first, and where it came from
-connections.py   [connections.NAME], the default one and the control connection
-here             everything else
-
-What is set and means nothing here: a typing error, most likely. For `qd config check`.
+Entries of the schedule ([schedule.entries.NAME]) come from the file only.
 """
 
 from __future__ import annotations
@@ -45,15 +35,21 @@ from qd.options.kinds import did_you_mean
 from qd.options.tables import WORK, Option, WorkOptions
 
 SECTION = ("schedule", "entries")
+SCHEDULE = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
+FROM_FILE = "file:"
+SHORTEST = 16  # characters of a signing key
+LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
+RESOLVED = ("connection", "queues", "workers", "min_uptime")  # their built-in values depend on other settings
+OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}  # variables that are not in a table
 
 
 def entries_of(file: ConfigFile) -> tuple[EntrySettings, ...]:
-    """In the order of the file, each with the line where it begins. The file has checked key by key."""
+    """In the order of the file, each with its line. The file has checked every key."""
     return tuple([_entry(file, name, keys) for name, keys in file.section(*SECTION).items()])
 
 
 def origins_of(file: ConfigFile) -> dict[str, str]:
-    """`schedule.entries.cleanup.cron` -> "qd.toml:12", for the keys that are given."""
+    """`schedule.entries.cleanup.cron` -> "qd.toml:12", for the keys that are set."""
     each = file.section(*SECTION).items()
     given = [".".join((*SECTION, name, key)) for name, keys in each for key in keys]
     return {dotted: file.where(dotted) for dotted in given}
@@ -62,18 +58,11 @@ def origins_of(file: ConfigFile) -> dict[str, str]:
 def _entry(file: ConfigFile, name: str, keys: Mapping[str, Any]) -> EntrySettings:
     held = {key: ENTRY[key].read(value) for key, value in keys.items()}
     if "args" in held:
-        held["args"] = _json(held["args"])
+        import json  # only if there are arguments
+
+        # a TOML datetime is sent as ISO 8601, like every datetime
+        held["args"] = json.dumps(held["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
     return EntrySettings(name, file.shown, file.line(".".join((*SECTION, name))), **held)
-
-
-def _json(arguments: dict[str, Any]) -> str:
-    """A moment of TOML travels as every moment does: as ISO 8601 says it."""
-    import json  # only where there are some
-
-    return json.dumps(arguments, default=lambda moment: moment.isoformat(), ensure_ascii=False)
-
-
-SCHEDULE = "schedule"  # the pool of `qd schedule work` where none is named; it need not be in the file
 
 
 class Found(NamedTuple):
@@ -82,7 +71,7 @@ class Found(NamedTuple):
 
 
 class Layers:
-    """origins: where each value came from, by its dotted name; grows with each that is asked."""
+    """The layers of configuration. origins: the source of each value by its dotted name; grows with each lookup."""
 
     def __init__(
         self,
@@ -95,7 +84,7 @@ class Layers:
         self.origins: dict[str, str] = {}
 
     def value(self, dotted: str, option: Option, code: str = "", connection: str = "", built_in: object = None) -> Any:
-        """The value of one key by the first layer that has it, noted with its origin."""
+        """The value of one key from the first layer that has it; records its origin."""
         places = self._layers(dotted, option, code, connection)
         found = next(places, Found(option.default if built_in is None else built_in, "built in"))
         self.origins[dotted] = found.origin
@@ -111,7 +100,7 @@ class Layers:
         if section in ("worker", "qd") and key in self.flags:
             yield Found(self.flags[key], f"flag {option.flag}" if option.flag else "command line")
         for name in _variables(option, connection):
-            if self.environ.get(name):  # an empty one counts as not set, as in most programs
+            if self.environ.get(name):  # empty counts as not set, as in most programs
                 yield Found(self.environ[name], f"environment {name}")
         if code in self.code:
             yield Found(self.code[code], "Qd(...)")
@@ -145,13 +134,13 @@ class Layers:
 
 
 def _variables(option: Option, connection: str) -> list[str]:
-    """The environment variables of a row, the first one first."""
+    """The environment variables of a row, in order of precedence."""
     names = [table.environ_name(option, connection)] if option.environ else []
     return [*names, "REDIS_URL"] if connection == "redis" and option.name == "url" else names
 
 
 class Configured(NamedTuple):
-    """default, control: their names."""
+    """The connections, and the names of the default and the control connection."""
 
     connections: dict[str, ConnectionSettings]
     default: str
@@ -159,7 +148,7 @@ class Configured(NamedTuple):
 
 
 def configured(layers: Layers) -> Configured:
-    """Raises ConfigError. A url that is missing is none before it is asked for."""
+    """Raises ConfigError. A missing url is an error only when the connection is used."""
     names = list(layers.section("connections")) or [unnamed(layers)]
     default = connection_name(layers, "default", names, only(names))
     connections = {name: connection_of(layers, name, name == default) for name in names}
@@ -168,7 +157,7 @@ def configured(layers: Layers) -> Configured:
 
 
 def unnamed(layers: Layers) -> str:
-    """The one connection where no file names any: called as the driver is that the url in Qd(url) asks for."""
+    """The name of the only connection if no file names one: the driver of the url of Qd(url)."""
     url = layers.code.get("url")
     return SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"
 
@@ -200,27 +189,27 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
 
 
 def check_credentials(where: str, driver: str, url: str) -> None:
-    """Raises ConfigError: such a url has no place for them."""
+    """Raises ConfigError for a url that takes no credential provider."""
     if driver != "redis" or scheme_of(url) == "embedded":
         raise ConfigError(f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)")
     if other := provider_of(url):
         raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
 
 
-def driver_of(layers: Layers, section: str, said: str, url: str | None) -> str:
-    """That of the url, unless one is said; both must mean the same."""
+def driver_of(layers: Layers, section: str, named: str, url: str | None) -> str:
+    """The driver of the url, or the one named; both must agree."""
     by_url = SCHEMES[scheme_of(url)] if url else ""
-    if said in DRIVERS and by_url and said != by_url:
+    if named in DRIVERS and by_url and named != by_url:
         where = layers.origins[f"{section}.driver"]
-        kinds = ", ".join(scheme for scheme, driver in SCHEMES.items() if driver == said) or "no url"
+        kinds = ", ".join(scheme for scheme, driver in SCHEMES.items() if driver == named) or "no url"
         raise ConfigError(
-            f"{where}: driver '{said}' does not fit a url of kind '{scheme_of(url or '')}:' (it takes {kinds})"
+            f"{where}: driver '{named}' does not match a url of kind '{scheme_of(url or '')}:' (it takes {kinds})"
         )
-    return said or by_url or "redis"
+    return named or by_url or "redis"
 
 
 def check_parts(layers: Layers, connections: Mapping[str, ConnectionSettings]) -> None:
-    """What connections of failover are made of: there, and not of themselves."""
+    """Check that the connections of failover connections exist and do not contain themselves."""
     mixed = {name: found for name, found in connections.items() if found.driver == "failover"}
     for name, found in mixed.items():
         where = layers.origins[f"connections.{name}.connections"]
@@ -233,11 +222,11 @@ def check_parts(layers: Layers, connections: Mapping[str, ConnectionSettings]) -
     for name in mixed:
         if name in parts_of(name, mixed):
             where = layers.origins[f"connections.{name}.connections"]
-            raise ConfigError(f"{where}: connection '{name}' (failover) goes round in a circle: it is a part of itself")
+            raise ConfigError(f"{where}: connection '{name}' (failover) contains itself")
 
 
 def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:
-    """All that a connection of failover is made of, the parts of its parts too."""
+    """All parts of a failover connection, including parts of parts."""
     found, ahead = set[str](), [name]
     while ahead:
         for part in mixed[ahead.pop()].connections:
@@ -248,31 +237,27 @@ def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:
 
 
 def from_root(url: str, root: Path) -> str:
-    """The same; a file of SQLite that is named without a folder stands in that of qd.toml, wherever a program starts."""
+    """The url; a relative path of an SQLite file is relative to the folder of qd.toml."""
     kind, slashes, path = url.partition(":///")
     if scheme_of(url) != "sqlite" or not path or path.startswith(("/", ":memory:")):
         return url
     return f"{kind}{slashes}{root.resolve() / path}"
 
 
-FROM_FILE = "file:"
-SHORTEST = 16  # characters of a signing key
-
-
 def with_secret(key: str, root: Path, origin: str) -> str:
-    """ID:SECRET, also where the secret is in a file. Raises ConfigError, which never shows it."""
+    """ID:SECRET, with the secret read from its file if it has one. Raises ConfigError, which never shows it."""
     id, _, secret = key.partition(":")
     path = secret_file(key, root)
     if path is not None:
         try:
             secret = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
     if len(secret) < SHORTEST or not secret.isprintable():
         raise ConfigError(
-            f"{origin}: the signing key {id} is too short to be one (at least {SHORTEST} characters; "
-            "`openssl rand -hex 32` makes one)"
+            f"{origin}: the signing key {id} is too short (at least {SHORTEST} characters; "
+            "`openssl rand -hex 32` generates one)"
         )
     return f"{id}:{secret}"
 
@@ -280,10 +265,6 @@ def with_secret(key: str, root: Path, origin: str) -> str:
 def secret_file(key: str, root: Path) -> Path | None:
     secret = key.partition(":")[2]
     return root / secret.removeprefix(FROM_FILE) if secret.startswith(FROM_FILE) else None
-
-
-LINGER = 1.5  # seconds a whole `qd work` stays up at least where its supervisor takes a quick exit for a failed start
-RESOLVED = ("connection", "queues", "workers", "min_uptime")  # what is built in depends on something else
 
 
 def load(
@@ -294,11 +275,11 @@ def load(
     pool: str | None = None,
     code: Mapping[str, object] | None = None,
 ) -> Settings:
-    """Everything that was configured.
+    """The whole configuration.
 
-    path: `--config`. environ: os.environ when None. flags: those really given, by the option's long name; "app" too.
-    code: what Qd(...) was given, "url" and "imports". None, () and [] are not given. Nothing is connected or imported.
-    Raises ConfigError naming the value, its place and the way out; a missing url is first one in `Settings.connection`.
+    path: `--config`. environ: os.environ if None. flags: those given, by their long names, and "app". code: the arguments
+    of Qd(...), "url" and "imports". None, () and [] count as not given. Nothing is connected or imported. Raises ConfigError
+    naming the value, its origin and a solution; a missing url is reported by `Settings.connection`.
     """
     environ = os.environ if environ is None else environ
     file = find(path, environ)
@@ -308,7 +289,7 @@ def load(
 
 
 def unread(code: Mapping[str, object]) -> Settings:
-    """What is built in and what Qd(...) was given: no file is read, no variable looked at. For tests."""
+    """The built-in values and the arguments of Qd(...), without file and environment. For tests."""
     return settings_of(Layers(None, {}, {"workers": 1}, given(code)))
 
 
@@ -343,7 +324,9 @@ def failed_of(layers: Layers) -> FailedSettings:
     found = FailedSettings(**{**held, "database": from_root(held["database"], layers.root)})
     if found.database and not found.enabled:
         where = layers.origins["failed.database"]
-        raise ConfigError(f"{where}: database is a copy of what enabled = false does not keep: leave one of them out")
+        raise ConfigError(
+            f"{where}: with enabled = false there are no failed jobs to copy to database: remove one of them"
+        )
     return found
 
 
@@ -389,22 +372,23 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
     held["connection"] = layers.value("worker.connection", WORK["connection"], built_in=found.default)
     check_connection(held["connection"], found.connections, f" ({layers.origins['worker.connection']})")
     if layers.only_schedule and found.connections[held["connection"]].driver in BARE:
-        held["connection"] = found.control  # nothing is kept there: the scheduler's keeper looks after what it shares
+        held["connection"] = found.control  # it stores no jobs; the keeper serves the control connection instead
     own_queue = found.connections[held["connection"]].queue
     held["queues"] = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
     held["in_turn"] = layers.origins["worker.queues"] == "built in"
     held["pooled"] = pooled(layers, found, held["connection"])
     held["workers"] = workers_of(layers.value("worker.workers", WORK["workers"], built_in="auto"))
-    if held["once"]:  # one job is for one worker
+    if held["once"]:  # one job needs one worker
         held["workers"] = min(held["workers"], 1)
     if layers.only_schedule:
         held |= {"only_schedule": True, "workers": 0, "pool": layers.pool}
-    held["min_uptime"] = min_uptime(layers, layers.value("worker.min_uptime", WORK["min_uptime"], built_in="auto"))
+    uptime = layers.value("worker.min_uptime", WORK["min_uptime"], built_in="auto")
+    held["min_uptime"] = (LINGER if supervised(layers.environ) else 0.0) if isinstance(uptime, str) else uptime
     return WorkOptions(**held)
 
 
 def pooled(layers: Layers, found: Configured, connection: str) -> tuple[str, ...]:
-    """The queues of this connection that other pools of the file name. Raises ConfigError."""
+    """The queues of this connection that other pools in the file serve. Raises ConfigError."""
     queues = list[str]()
     for name, held in layers.section("pools").items():
         place = held.get("connection") or layers.section("worker").get("connection") or found.default
@@ -426,12 +410,6 @@ def check_pool(layers: Layers) -> None:
     raise ConfigError(f"unknown pool '{layers.pool}'{where}{did_you_mean(layers.pool, pools)}{known}")
 
 
-def min_uptime(layers: Layers, value: float | str) -> float:
-    if not isinstance(value, str):
-        return value
-    return LINGER if supervised(layers.environ) else 0.0
-
-
 def workers_of(value: int | str) -> int:
     from qd.process.proc import cpus_granted  # producers do not need it
 
@@ -439,34 +417,31 @@ def workers_of(value: int | str) -> int:
 
 
 def supervised(environ: Mapping[str, str]) -> bool:
-    """Did supervisord or systemd start this program? SYSTEMD_EXEC_PID is inherited by what a desktop's terminal starts,
-    so it counts only where it names this process, or its parent: the template asks too."""
+    """Whether supervisord or systemd started this program. A desktop's terminal passes SYSTEMD_EXEC_PID on, so it counts
+    only if it names this process or its parent: the template calls this too."""
     if environ.get("SUPERVISOR_ENABLED") or environ.get("NOTIFY_SOCKET"):
         return True
     return environ.get("SYSTEMD_EXEC_PID") in (str(os.getpid()), str(os.getppid()))
 
 
-OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}
-
-
 def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """One line for each QD_ variable that nothing here reads: a typing error, most likely."""
+    """One line per QD_ variable that qd does not read: most likely a typo."""
     rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING, table.SCHEDULE)
     fixed = [option for each in rows for option in each.values()]
     known = {table.environ_name(option) for option in fixed if option.environ} | OTHERS
     known |= {table.environ_name(option, name) for option in table.CONNECTION.values() for name in settings.connections}
     return [
-        f"{name} in the environment is read by nothing{did_you_mean(name, known)}"
+        f"{name} in the environment is not used by qd{did_you_mean(name, known)}"
         for name in sorted(environ)
         if name.startswith("QD_") and name not in known
     ]
 
 
 def strange_drivers(settings: Settings) -> list[str]:
-    """One line for each driver that is none of ours: only the app knows whether it is one of its own."""
+    """One line per driver that is not qd's own: only the app knows whether it is one of the app's."""
     known = ", ".join(DRIVERS)
     return [
-        f"driver '{found.driver}' of connection '{found.name}' is none of qd's (known: {known})"
+        f"driver '{found.driver}' of connection '{found.name}' is not one of qd's (known: {known})"
         f"{did_you_mean(found.driver, DRIVERS)}: only the app knows whether it is one of its own (app.extend)"
         for found in settings.connections.values()
         if found.driver not in DRIVERS
