@@ -20,7 +20,7 @@ from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.payload.build import make
 from tests.cli.conftest import report
-from tests.cli.test_look import on_a_terminal
+from tests.cli.test_status import on_a_terminal
 from tests.support import warm
 from tests.support.certificates import Certificates
 from tests.support.clock import eventually

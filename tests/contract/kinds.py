@@ -1,5 +1,5 @@
 """The connectors under test, and how each is declared, mistreated and looked at. One suite asks them all the same
-(test_every_connector.py, test_every_worker.py); what one cannot do is said here and must be what it declares itself."""
+(test_every_driver.py, test_every_worker.py); what one cannot do is said here and must be what it declares itself."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from qd.drivers.types import Released, Reserved, Turn
 from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, saving
-from tests.contract.test_queue import job
+from tests.contract.keyspace.test_queue import job
 from tests.support.beat import beat
 from tests.support.resp import Client
 

@@ -31,7 +31,7 @@ def start(shop: Project) -> Start:
 
 @pytest.fixture
 def step(app: Qd) -> Any:
-    """The job that a chain or batch in test_tied.SHOP is made of, of a file's own app."""
+    """The job that a chain or batch in test_batches_and_chains.SHOP is made of, of a file's own app."""
 
     @app.job("step", tries=1)
     def step(run: int, name: str, fails: bool = False) -> None: ...

@@ -1,6 +1,6 @@
 """On a cluster a worker is killed at lines of qd that it runs while the end of its job does something on other nodes: the
 next of a chain, the count of a batch and its callbacks, a lock. What was sent twice would be found twice with the same count
-of crashes: see test_tied.py."""
+of crashes: see test_batches_and_chains.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from qd import Qd
 from qd.drivers.cluster.queue import ClusterQueue
-from tests.faults.test_tied import SHOP
+from tests.faults.test_batches_and_chains import SHOP
 from tests.support.clock import eventually
 from tests.support.linekill import LineKill
 from tests.support.project import MakeProject

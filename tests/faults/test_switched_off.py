@@ -33,12 +33,12 @@ MECHANISMS = {
     ),
     "owner mark": Named(
         "a reservation says in Redis whose it is",
-        "process/test_deaths.py::test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again",
+        "process/master/test_deaths.py::test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again",
         "2 x 'start' in the witness file",
     ),
     "read before pop": Named(
         "a payload is read and reserved before it is taken from the list",
-        "contract/test_refusals.py::test_a_foreign_key_in_the_way_is_told_and_costs_no_job[reserved]",
+        "contract/redis/test_refusals.py::test_a_foreign_key_in_the_way_is_told_and_costs_no_job[reserved]",
         "'id2'",
     ),
     "ask after a broken call": Named(
@@ -53,38 +53,41 @@ MECHANISMS = {
     ),
     "end with the master": Named(
         "the kernel ends workers when their master dies",
-        "process/test_deaths.py::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",
+        "process/master/test_deaths.py"
+        "::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",
         "no orphan",
     ),
     "hard kill": Named(
         "a job over its timeout is killed from outside",
-        "process/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told[mutex]",
+        "process/worker/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told[mutex]",
         "no stuck worker",
     ),
     "end of the group": Named(
         "what a job has started in its session ends with it",
-        "process/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
+        "process/master/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
         "no subprocess left",
     ),
     "end of what left the group": Named(
         "if the job is killed, also what has made a session of its own, before the job runs again",
-        "process/test_leftover.py::test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_again[kill -9]",
+        "process/master/test_leftovers.py"
+        "::test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_again[kill -9]",
         "again 2",
     ),
     "pid namespace": Named(
         "a master in another container is not judged by pids of this one",
-        "process/test_other_places.py::test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone"
+        "process/master/test_containers.py::test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone"
         "[the container's job]",
         "assert 2 == 1",
     ),
     "signs of life": Named(
         "a worker that gives no sign of life between two jobs is killed and replaced",
-        "process/test_silence.py::test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack",
+        "process/master/test_heartbeats.py::test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack",
         "stopped answering",
     ),
     "a slower and slower start": Named(
         "workers that die again and again before any job are replaced ever more slowly",
-        "process/test_slow_starts.py::test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly",
+        "process/master/test_slow_starts.py"
+        "::test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly",
         "worker.crash_loop",
     ),
     "hand-back": Named(
@@ -99,17 +102,17 @@ MECHANISMS = {
     ),
     "a lock is its job's": Named(
         "the job of a killed worker has its own lock again, and nobody else passes",
-        "process/test_places.py::test_a_killed_job_has_its_own_lock_again",
+        "process/worker/test_middleware_locks.py::test_a_killed_job_has_its_own_lock_again",
         "2 x 'killed 1'",
     ),
     "a window that slides": Named(
         "a rate holds in any window, wherever it begins",
-        "process/test_places.py::test_never_over_the_rate_in_any_window_of_the_servers_clock",
+        "process/worker/test_middleware_locks.py::test_never_over_the_rate_in_any_window_of_the_servers_clock",
         ">= (0.5 - 1e-06)",
     ),
     "put back at no cost": Named(
         "a job that middleware puts back keeps its attempt",
-        "process/test_middleware.py::test_a_release_by_middleware_costs_no_attempt_and_says_why",
+        "process/worker/test_middleware.py::test_a_release_by_middleware_costs_no_attempt_and_says_why",
         "attempt 1",
     ),
 }

@@ -1,0 +1,811 @@
+"""Queues in Laravel's table of jobs: what stands in its rows, and what a database alone can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+import sqlalchemy as sql
+from sqlalchemy.orm import Session
+
+from qd import Qd
+from qd.config.settings import ConnectionSettings
+from qd.contrib.sqlalchemy import install
+from qd.drivers.base import ClientIdentity
+from qd.drivers.database import connection as listening
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.joined import inside
+from qd.drivers.database.migrations import migrate
+from qd.drivers.database.queue import DatabaseQueue, look, open_space
+from qd.drivers.types import BeatRequest, Outgoing, Released, Reserved
+from qd.drivers.urls import check, with_hosts_as_options
+from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
+from qd.payload.format import read
+from qd.payload.reservation import answered, original, saving
+from qd.store.failed_jobs_table import FailedJobs
+from tests.support.clock import eventually
+
+T = TypeVar("T")
+TOKEN = "Tok3nTok3n"
+PAGE = Path(__file__).parents[3] / "docs" / "database.md"
+KINDS = ("sqlite", "postgres", "mariadb")
+Connect = Callable[..., DatabaseQueue]
+pytestmark = pytest.mark.xdist_group("databases")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The url of one with its tables."""
+    if request.param == "sqlite":
+        url, drop = f"sqlite:///{tmp_path_factory.mktemp('database') / 'jobs.sqlite'}", lambda _: None
+    else:
+        server = request.getfixturevalue(request.param)
+        url, drop = server.fresh_database(), server.drop
+    link = DatabaseConnection(url)
+    migrate(link, "jobs")
+    link.close()
+    yield url
+    drop(url)
+
+
+@pytest.fixture
+def url(database: str) -> str:
+    """Nothing stands in its tables."""
+    link = DatabaseConnection(database)
+    for each in ("jobs", "qd_reserved", "qd_names", "qd_items"):
+        link.query(f"DELETE FROM {each}").close()
+    link.close()
+    return database
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """connect(slot=1, token=...): a connection that reserves for this slot; closed at the end."""
+    opened: list[DatabaseQueue] = []
+
+    def make(slot: int = 1, lease: float = 30.0, *, token: str = TOKEN) -> DatabaseQueue:
+        at = ConnectionSettings(name="db", driver="database", url=url, retry_after=lease)
+        opened.append(DatabaseQueue(at, open_space(at, "", 20.0), ClientIdentity(token, slot)))
+        return opened[-1]
+
+    yield make
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def queue(connect: Connect) -> DatabaseQueue:
+    return connect()
+
+
+class Table:
+    """What another program sees, and does, in the table of jobs."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = DatabaseConnection(url)
+
+    def rows(self, columns: str = "*", table: str = "jobs") -> list[Any]:
+        return list(
+            self.connection.query(f"SELECT {columns} FROM {table} ORDER BY {'id' if table == 'jobs' else 1}").all()
+        )
+
+    def do(self, text: str, **values: object) -> None:
+        self.connection.execute(sql.text(text), values).close()
+
+    def now(self) -> int:
+        return int(self.connection.query(f"SELECT {self.connection.server.clock}").scalar_one()) // 1_000_000
+
+
+@pytest.fixture
+def table(url: str) -> Iterator[Table]:
+    found = Table(url)
+    yield found
+    found.connection.close()
+
+
+def job(n: int, **more: object) -> bytes:
+    said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def from_php(n: int) -> bytes:
+    """As PHP's database driver pushes it: how often it was tried stands in the row only."""
+    return b'{"uuid":"u%d","displayName":"t","job":"t","maxTries":null,"data":{"n":%d}}' % (n, n)
+
+
+def take(queue: DatabaseQueue, *queues: str) -> Reserved:
+    found = queue.turn(None, queues or ("a",)).reserved
+    assert found is not None
+    return found
+
+
+def ids(queue: DatabaseQueue, *queues: str) -> list[str | None]:
+    """Of all that is ready, each acked with the next."""
+    found, done = [], None
+    while (turn := queue.turn(done, queues or ("a",))).reserved is not None:
+        done = turn.reserved
+        found.append(read(done.member).id)
+    return found
+
+
+def beat(queue: DatabaseQueue, lease: float = 30.0, until: float = 2.0**40, slots: tuple[int, ...] = (1,)) -> Any:
+    return queue.beat(["a", "b"], BeatRequest(TOKEN, "", lease, True, until, slots))
+
+
+# -- the rows
+
+
+def test_a_push_is_the_row_that_laravel_would_write(queue, table):
+    queue.push("a", job(1))
+    queue.later("b", job(2), 10.0)
+    (first, second), now = table.rows(), table.now()
+    assert (first.queue, first.payload, first.attempts, first.reserved_at) == ("a", job(1).decode(), 0, None)
+    assert first.available_at == first.created_at <= now
+    assert 10 <= second.available_at - second.created_at <= 11
+
+
+def test_a_reservation_counts_in_the_row_and_leaves_the_payload_as_it_was(queue, table):
+    queue.push("a", job(1))
+    held = take(queue)
+    (row,) = table.rows()
+    assert (row.attempts, row.payload) == (1, job(1).decode())
+    assert row.reserved_at is not None
+    (mine,) = table.rows(table="qd_reserved")
+    assert (mine.owner, f"{mine.mark}.1", mine.attempts) == (f"{TOKEN}/1", held.mark, 1)
+    assert queue.held(["b", "a"]) == held
+    assert queue.ack(held)
+    assert (table.rows(), table.rows(table="qd_reserved")) == ([], [])
+    assert queue.ack(held) is False
+
+
+def test_jobs_are_taken_in_order_and_acked_with_the_next(queue):
+    queue.push("a", job(1))
+    queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
+    assert ids(queue, "b", "a") == ["id3", "id1", "id2", "id4"]
+    assert queue.sizes("a").reserved == 0
+
+
+def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, table):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    assert queue.release(held, Released(answered(held.member, held.mark, attempts=0), head=True))
+    assert table.rows("id, attempts, reserved_at")[0][1:] == (0, None)
+    assert ids(queue) == ["id1", "id2"]
+
+
+def test_one_that_is_released_goes_to_the_tail_with_its_counts(queue, table):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    assert queue.release(held, Released(answered(held.member, held.mark, exceptions=1)))
+    assert [row.attempts for row in table.rows()] == [0, 1]
+    assert queue.ack(take(queue))
+    again = take(queue)
+    assert (read(again.member).attempts, read(again.member).exceptions) == (2, 1)
+    assert queue.release(again, Released(answered(again.member, again.mark), 500))
+    due = queue.turn(None, ["a"]).next_due
+    assert due is not None
+    assert 470 < due <= 501
+
+
+def test_a_delay_is_never_early(queue, table):
+    queue.later("a", job(1), 0.3)
+    (row,) = table.rows()
+    held = eventually(lambda: queue.turn(None, ["a"]).reserved, every=0.005)
+    assert table.now() >= row.available_at >= row.created_at + 1
+    assert queue.ack(held)
+
+
+# -- leases and PHP
+
+
+def test_attempts_of_php_count_and_a_crash_of_ours_is_none(queue, table):
+    table.do(
+        "INSERT INTO jobs (queue, payload, attempts, available_at, created_at) VALUES ('a', :payload, 2, 1, 1)",
+        payload=from_php(7).decode(),
+    )
+    held = take(queue)
+    assert read(held.member).attempts == 3
+    assert original(held.member, held.start, held.length, held.before) == from_php(7)
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))  # its worker died
+    assert table.rows()[0].attempts == 2  # what a worker of PHP goes on from
+    again = take(queue)
+    assert (read(again.member).attempts, read(again.member).crashes) == (3, 1)
+    assert bytes(read(again.member).data) == b'{"n":7}'
+
+
+def test_a_lease_that_ran_out_is_a_crash_for_the_next_and_lost_for_the_first(connect, table):
+    first, second = connect(1, 1.0), connect(2)
+    first.push("a", job(1))
+    held = take(first)
+    eventually(lambda: beat(second, slots=()).reclaimed, what="the end of a lease")
+    assert table.rows(table="qd_reserved") == []
+    again = take(second)
+    assert (read(again.member).attempts, read(again.member).crashes) == (1, 1)
+    assert first.ack(held) is False
+    assert first.release(held, Released(answered(held.member, held.mark))) is False
+    assert first.checkpoint(held, saving(held.member, held.mark, b"1")) is False
+    assert first.held(["a"]) is None
+    assert second.ack(again)
+
+
+def test_a_renewed_lease_is_what_php_looks_at_and_is_not_reclaimed(connect, table):
+    queue = connect(1, 1.0)
+    queue.push("a", job(1))
+    held, before = take(queue), table.rows()[0].reserved_at
+    eventually(lambda: beat(queue, 1.0).reclaimed or table.rows()[0].reserved_at >= before + 3, what="three seconds")
+    assert queue.ack(held)
+
+
+def test_a_job_that_php_has_taken_over_is_lost_and_stays_his(queue, table):
+    queue.push("a", job(1))
+    held = take(queue)
+    table.do("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1")  # its pop
+    answer = beat(queue, until=0.0)
+    assert answer.lost == [(1, 1)]
+    assert queue.ack(held) is False
+    (row,) = table.rows()
+    assert (row.attempts, table.rows(table="qd_reserved")) == (2, [])
+
+
+def test_a_reservation_of_php_that_ran_out_has_cost_an_attempt(queue, table):
+    table.do(
+        "INSERT INTO jobs (queue, payload, attempts, reserved_at, available_at, created_at)"
+        " VALUES ('a', :payload, 1, :at, 1, 1)",
+        payload=from_php(1).decode(), at=table.now() - 10,
+    )  # fmt: skip
+    assert queue.turn(None, ["a"]).reserved is None
+    assert beat(queue).reclaimed == 0
+    assert beat(queue, lease=5.0).reclaimed == 1
+    held = take(queue)
+    assert (read(held.member).attempts, read(held.member).crashes) == (2, 0)
+
+
+def test_an_object_job_of_php_stays_where_it_is_and_holds_nothing_up(queue, table):
+    php = json.dumps({"displayName": "App\\Jobs\\X", "job": "Illuminate\\Queue\\CallQueuedHandler@call", "data": {}})
+    inside = job(2, data={"job": "Illuminate\\Queue\\CallQueuedHandler@call"})
+    queue.push_many([("a", php.replace(": ", ":").encode(), None), ("a", inside, None)])
+    assert ids(queue) == ["id2"]
+    assert len(table.rows()) == 1
+
+
+# -- answers that meet the keeper
+
+SERVERS = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)  # SQLite has one writer at a time
+WAITS = {
+    "postgresql": "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+    "mysql": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+ANSWERS: dict[str, Callable[[DatabaseQueue, Reserved], object]] = {
+    "a turn": lambda queue, held: queue.turn(held, ["a"]).acked,
+    "an ack": lambda queue, held: queue.ack(held),
+    "a release": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark))),
+    "a release to the head": lambda queue, held: queue.release(held, Released(held.member, head=True)),
+    "a burial": lambda queue, held: queue.bury(held, b'{"id":"x"}', job(1)),
+    "a checkpoint": lambda queue, held: queue.checkpoint(held, saving(held.member, held.mark, b"1")),
+    "the keeper": lambda queue, held: queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member)),
+}
+
+
+def meets(table: Table, other: DatabaseQueue, first: Callable[[], object], then: Callable[[], T]) -> T:
+    """What `then` returns if it waits for the rows that `first` has locked on `other` in a transaction of its own."""
+    waits = f"SELECT count(*) FROM {WAITS[table.connection.kind]}"
+    with ThreadPoolExecutor(1) as pool:
+        with other.connection.transaction():
+            first()
+            found = pool.submit(then)
+            # MariaDB shows what it knew before to whoever asks again within 0.1 s.
+            eventually(
+                lambda: found.done() or table.connection.query(waits).scalar_one() > 0, every=0.15, what="a lock wait"
+            )
+            assert not found.done(), "it has not waited"
+        return found.result()
+
+
+@SERVERS
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_that_meets_the_renewal_of_its_lease_counts(connect, table, answer):
+    """The renewal changes reserved_at of both rows. A statement that begins before its commit must not compare the new
+    reservation with the old job."""
+    worker, keeper = connect(), connect()
+    worker.push("a", job(1))
+    held = take(worker)
+    for each in ("jobs", "qd_reserved"):
+        table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5")
+    assert meets(table, keeper, lambda: beat(keeper), lambda: ANSWERS[answer](worker, held))
+    left = {"a release": 1, "a release to the head": 1, "a checkpoint": 1, "the keeper": 1}.get(answer, 0)
+    assert (len(table.rows()), len(table.rows(table="qd_reserved"))) == (left, answer == "a checkpoint")
+
+
+@SERVERS
+@pytest.mark.parametrize("answer", ["a turn", "an ack"])
+def test_an_answer_that_meets_a_take_over_by_php_is_late(connect, table, answer):
+    worker, other = connect(), connect()
+    worker.push("a", job(1))
+    held = take(worker)
+    assert meets(table, other, lambda: pop(other), lambda: ANSWERS[answer](worker, held)) is False
+    assert [row.attempts for row in table.rows()] == [2]
+
+
+@SERVERS
+def test_a_renewal_that_meets_a_take_over_by_php_finds_the_lease_lost(connect, table):
+    worker, other = connect(), connect()
+    worker.push("a", job(1))
+    take(worker)
+    table.do("UPDATE jobs SET reserved_at = reserved_at - 5")
+    table.do("UPDATE qd_reserved SET reserved_at = reserved_at - 5")
+    (before,) = table.rows()
+    assert meets(table, other, lambda: pop(other), lambda: beat(worker).lost) == [(1, 1)]
+    assert [(row.attempts, row.reserved_at) for row in table.rows()] == [(2, before.reserved_at + 1)]
+
+
+def pop(queue: DatabaseQueue) -> None:
+    """As PHP takes over a job whose reservation it finds expired."""
+    queue.connection.query("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1").close()
+
+
+@SERVERS
+def test_a_worker_that_asks_what_it_holds_keeps_what_becomes_its_own_meanwhile(connect, table):
+    """The job belongs to another program until a transaction gives it back to this reservation."""
+    worker, other = connect(), connect()
+    worker.push("a", job(1))
+    held = take(worker)
+    table.do("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = 2")
+
+    def again() -> None:
+        for each in ("jobs", "qd_reserved"):
+            other.connection.query(f"UPDATE {each} SET attempts = 1, reserved_at = 1")
+
+    assert meets(table, other, again, lambda: worker.held(["a"])) in (held, None)
+    assert len(table.rows(table="qd_reserved")) == 1
+    assert worker.ack(held)
+
+
+# -- what a worker saves, and late answers
+
+
+def test_what_a_job_saves_stands_in_its_row_and_an_older_text_answers_nothing(queue):
+    queue.push("a", job(1))
+    held = take(queue)
+    new = held._replace(member=saving(held.member, held.mark, b'{"row":7}'))
+    assert queue.checkpoint(held, new.member)
+    assert queue.held(["a"]) is not None
+    assert queue.owned("a", f"{TOKEN}/1") == new.member
+    assert queue.checkpoint(held, saving(held.member, held.mark, b'"late"')) is False
+    assert queue.ack(held) is False
+    assert queue.give_back("a", f"{TOKEN}/1", new.member, Released(new.member))
+    again = take(queue)
+    assert (read(again.member).crashes, read(again.member).checkpoint) == (1, b'{"row":7}')
+
+
+def test_a_worker_has_one_job_at_a_time(queue):
+    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    held = take(queue)
+    with pytest.raises(ConnectionLost, match="given up before"):
+        queue.turn(None, ["a"])
+    assert queue.held(["a"]) == held
+    assert queue.sizes("a").ready == 1
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    held, sent, raw = take(queue), list[str](), queue.connection.raw
+    send = raw._execute_command
+
+    def counted(command: int, text: str) -> None:
+        sent.append(text)
+        send(command, text)
+
+    monkeypatch.setattr(raw, "_execute_command", counted)
+    turn = queue.turn(held, ["a"])
+    assert (turn.acked, turn.reserved is not None, len(sent)) == (True, True, 2)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_those_that_php_has_are_found_by_the_index_in_its_order(queue):
+    """Sorted otherwise, 500,000 jobs that wait were gone through at each beat."""
+    text = str(queue.sql.many("foreign")).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")
+    (plan, *_) = queue.connection.execute(sql.text(f"EXPLAIN {text}"), {"before": 1, "most": 100}).all()
+    assert (plan.key, "filesort" in plan.Extra) == ("jobs_qd_ready", False)
+
+
+# -- what is no job, what is tied, what is paused
+
+
+def test_what_is_no_job_is_kept_as_it_was_and_holds_nothing_up(queue, table):
+    queue.push_many([("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
+    turn = queue.turn(None, ["a"])
+    assert turn.malformed == 3
+    assert turn.reserved is not None
+    assert (queue.sizes("a").failed, len(table.rows())) == (3, 1)
+
+
+STRANGE = {  # text that only another program can have written
+    "sqlite": "CAST(x'7b22c3286a' AS TEXT)",
+    "mysql": """CONCAT('{"job":"t', CHAR(0), '"}')""",
+    "postgresql": """'{"job'""",
+}
+
+
+def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_died(queue, table):
+    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    take(queue)
+    table.do(f"UPDATE jobs SET payload = {STRANGE[table.connection.kind]} WHERE reserved_at IS NOT NULL")
+    if table.connection.kind == "sqlite":  # its columns take anything
+        table.do("UPDATE jobs SET attempts = 'x', payload = CAST(payload AS BLOB) WHERE reserved_at IS NULL")
+    table.do("UPDATE qd_reserved SET leased_until = 1")
+    queue.push("a", job(3))
+    assert beat(queue, slots=()).reclaimed == 1
+    assert ids(queue) == ["id2", "id3"]
+    assert queue.sizes("a").failed == 1
+
+
+def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
+    link = DatabaseConnection(url)
+    schema = {"sqlite": "main", "postgresql": "public", "mysql": link.url.database}[link.kind]
+    at = ConnectionSettings(name="db", driver="database", url=url, table=f"{schema}.work")
+    assert {f"made table {schema}.work", f"made table {schema}.qd_reserved_work"} <= set(migrate(link, at.table))
+    assert migrate(link, at.table) == []
+    with closing(DatabaseQueue(at, open_space(at, "", 20.0), ClientIdentity(TOKEN, 1))) as queue:
+        queue.push("a", job(1))
+        assert ids(queue) == ["id1"]
+    for name in ("work", "qd_reserved_work"):
+        link.query(f"DROP TABLE {name}").close()
+    link.close()
+
+
+def looked(url: str) -> list[str]:
+    return look(ConnectionSettings(name="db", driver="database", url=url), ["a"], 1)
+
+
+def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, tmp_path):
+    there = DatabaseConnection(url)
+    missing = there.url.set(database=str(tmp_path / "no" / "x.sqlite") if there.kind == "sqlite" else "nowhere")
+    with pytest.raises(ConfigError, match="does not exist, or cannot be opened"):
+        looked(missing.render_as_string(hide_password=False))
+    if there.kind == "sqlite":
+        with pytest.raises(ConfigError, match="may not write the database"):
+            looked(f"sqlite:///file:{there.url.database}?mode=ro&uri=true")
+    assert looked(url) == []
+    there.close()
+
+
+def test_a_job_that_differs_in_case_only_is_another(queue):
+    queue.push_many([("a", job(1, id=name), None) for name in ("ann", "Ann", "ANN")])
+    assert queue.space.call("LREM", "queues:a", 0, job(1, id="Ann")) == 1
+    assert ids(queue) == ["ann", "ANN"]
+
+
+def test_a_name_that_is_no_text_is_refused(queue):
+    with pytest.raises(ServerRefused, match="keeps text"):
+        queue.push("\udcff", job(1))
+
+
+@pytest.mark.parametrize("raw", [b"\xff{}", b'{"job":"\x00"}'])
+def test_what_a_column_of_text_cannot_keep_is_refused(queue, table, raw):
+    with pytest.raises(ServerRefused, match="a table of jobs cannot store"):
+        queue.push("a", raw)
+    assert table.rows() == []
+
+
+def test_a_keyed_job_that_was_moved_runs_once_and_says_so(queue):
+    tie = {"key": "00000.abcdefgh order:1"}
+    queue.post([Outgoing("a", job(1, qd=tie, id="x"), 0.0, key=tie["key"])])
+    assert queue.move_keyed("a", "order:1", 0.0)
+    held = take(queue)
+    assert b'"key":"taken.abcdefgh order:1"' in held.member
+    assert queue.turn(held, ["a"]).reserved is None
+    assert queue.sizes("a").ready == 0
+    assert queue.cancel_keyed("a", "order:1") is False
+
+
+def test_a_paused_queue_gives_nothing_and_is_told(queue):
+    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    queue.space.call("SET", "queues:a:paused", "{}")
+    turn = queue.turn(None, ["a", "b"])
+    assert (turn.paused, turn.reserved.queue) == (("a",), "b")
+    shut = queue.turn(turn.reserved, ["a", "b"], shut=["b"])
+    assert (shut.acked, shut.paused, shut.reserved) == (True, ("a", "b"), None)
+    queue.space.call("DEL", "queues:a:paused")
+    assert ids(queue) == ["id1"]
+
+
+def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
+    queue.push("a", job(1))
+    held = take(queue)
+    found = queue.jobs.find("a", "id1")
+    assert found is not None
+    assert queue.jobs.stop(found)
+    assert beat(queue).cancelled == [(1, 1)]
+    assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))
+    assert b'.c"' in take(queue).before
+    assert beat(queue).cancelled == []
+
+
+# -- idle workers
+
+
+def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_times(queue, monkeypatch):
+    pauses = list[float]()
+    monkeypatch.setattr(queue.connection, "wait_notified", lambda seconds, wake: pauses.append(seconds))
+
+    def slept(fds: object, seconds: float) -> list[int]:
+        pauses.append(seconds)
+        return []
+
+    monkeypatch.setattr(listening, "ready_of", slept)
+    for _ in range(30):
+        queue.wait(["a"], 60.0, -1)
+    assert pauses[-1] == (1.0 if queue.connection.kind == "postgresql" else 0.3)
+    queue.push("a", job(1))
+    held = take(queue)
+    queue.wait(["a"], 60.0, -1)
+    assert pauses[-1] == (1.0 if queue.connection.kind == "postgresql" else 0.01)
+    assert queue.ack(held)
+
+
+# -- several hosts
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("ports", ["{away}, {there}", "{there}, {away}"])
+def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url, table, tmp_path, monkeypatch, ports):
+    there = table.connection.url
+    with closing(socket.socket()) as closed:  # bound and not listening: it refuses
+        closed.bind(("127.0.0.1", 0))
+        first, second = ports.format(away=closed.getsockname()[1], there=there.port).split(", ")
+        (written,) = re.findall(r'url = "(postgresql://.*,.*)"', PAGE.read_text())
+        several = written.replace("shop:secret", str(there.username)).replace("/shop", f"/{there.database}")
+        several = several.replace("db1.example.org:5432", f"127.0.0.1:{first}")
+        several = several.replace("db2.example.org:5432", f"127.0.0.1:{second}")
+        (tmp_path / "qd.toml").write_text(f'[connections.redis]\nurl = "{several}"\n[failed]\ndatabase = "{several}"\n')
+        monkeypatch.chdir(tmp_path)
+        assert looked(several) == []
+        app = Qd()
+        app.queue("a").push("x", {"n": 1})
+        with closing(DatabaseConnection(several)) as link:
+            assert link.place == f"postgresql://{there.username}@127.0.0.1:{first},127.0.0.1:{second}/{there.database}"
+        assert FailedJobs(several).there(["u1"]) == set()
+        app.connections.close()
+    assert len(table.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    {
+        "postgresql://u:a,b@h:1/db": "postgresql://u:a,b@h:1/db",
+        "postgresql://u:p@h1,h2:2/db": "postgresql://u:p@/db?host=h1,h2&port=,2",
+        "postgres://h1:1,h2:2": "postgres://?host=h1,h2&port=1,2",
+        "postgresql+psycopg://[::1]:1,[::2]:2/db?a=b": "postgresql+psycopg:///db?host=::1,::2&port=1,2&a=b",
+        "mysql://h1,h2/db": "mysql://h1,h2/db",
+    }.items(),
+)
+def test_several_hosts_of_a_url_are_given_to_sqlalchemy_as_options(written, read):
+    assert with_hosts_as_options(written) == read
+
+
+def test_a_host_among_several_whose_port_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match="number as port of each host"):
+        check("postgresql://u:p@h1:5432,h2:x/db")
+
+
+# -- inside of a caller's transaction
+
+
+class Sent(NamedTuple):
+    app: Qd
+    engine: sql.Engine
+
+
+@pytest.fixture
+def sent(url: str, table: Table) -> Iterator[Sent]:
+    app, engine = Qd(url), sql.create_engine(table.connection.url, poolclass=sql.NullPool)
+    app.job("t", unique="n:{n}", unique_for=60)(note)
+    app.job("plain")(note)
+    yield Sent(app, engine)
+    app.connections.close()
+    engine.dispose()
+
+
+def note(n: int) -> None: ...
+
+
+def send(app: Qd) -> None:
+    """A batch, one alone, several together, one that holds a lock, and one under a name. A step comes first: on SQLite a
+    row begins a transaction by itself, and a step does not."""
+    app.batch(app.call("t", b'{"n":5}').using(queue="a")).dispatch()
+    app.queue("a").push("x", {"n": 1})
+    app.dispatch(app.call("t", b'{"n":2}').using(queue="a"), app.call("t", b'{"n":3}').using(queue="a"))
+    app.call("plain", b'{"n":4}').using(queue="a", key="k", delay=60).dispatch()
+
+
+def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, table, queue):
+    with Session(sent.engine) as session:
+        session.execute(sql.text("SELECT 1"))
+        with sent.app.transaction(session):
+            send(sent.app)
+        assert table.rows() == []
+        session.rollback()
+    assert (table.rows(), table.rows("name", "qd_names")) == ([], [])
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        send(sent.app)
+    assert (queue.sizes("a").ready, queue.sizes("a").delayed) == (4, 1)
+    sent.app.queue("a").push("x", {"n": 1})  # outside of it again
+    assert queue.sizes("a").ready == 5
+
+
+def test_after_commit_inside_app_transaction_belongs_to_that_transaction(sent, table):
+    """A commit inside the block: nothing is left in the transaction that begins after it, which nobody commits."""
+    install(sent.app)
+    plain = sent.app.call("plain", b'{"n":1}').using(queue="a")
+    with Session(sent.engine) as session:
+        session.begin()
+        plain.using(after_commit=True).dispatch()  # waits
+        with sent.app.transaction(session):
+            plain.using(after_commit=True).dispatch()  # stands in the transaction
+            assert table.rows() == []
+            session.commit()
+            assert len(table.rows()) == 2
+    assert len(table.rows()) == 2
+
+
+def test_what_is_sent_inside_a_savepoint_goes_with_it(sent, queue):
+    plain, single = (sent.app.call(name, b'{"n":1}').using(queue="a") for name in ("plain", "t"))
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        plain.dispatch()
+        with suppress(KeyError), session.begin_nested():
+            assert [plain.dispatch(), single.dispatch()]
+            raise KeyError
+        assert single.dispatch().id
+    assert queue.sizes("a").ready == 2
+
+
+def test_threads_that_send_in_one_transaction_do_it_one_after_the_other(sent, queue):
+    async def send() -> None:
+        calls = [sent.app.call("t", b'{"n":%d}' % n).using(queue="a") for n in range(20)]
+        await asyncio.gather(*(call.adispatch() for call in calls))
+
+    with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
+        asyncio.run(send())
+    assert queue.sizes("a").ready == 20
+
+
+def test_a_step_in_a_transaction_sees_what_has_come_since_it_began(sent):
+    single = sent.app.call("t", b'{"n":2}').using(queue="a")
+    with Session(sent.engine) as session, session.begin():
+        session.execute(sql.text("SELECT name FROM qd_names")).all()  # MySQL reads as of now until the end
+        outside = single.dispatch().id
+        with sent.app.transaction(session):
+            assert single.dispatch().id == outside
+
+
+SENT: dict[str, Callable[[Qd], object]] = {
+    "a unique job": lambda app: app.call("t", b'{"n":2}').using(queue="a").dispatch(),
+    "the same key": lambda app: app.call("plain", b'{"n":2}').using(queue="a", key="k", delay=60).dispatch(),
+    "many rows": lambda app: app.connections.get(None).kept[0].call("RPUSH", "l", *map(str, range(1000))),
+}
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", SENT)
+def test_what_another_transaction_has_sent_meanwhile_is_a_serialization_failure(sent, queue, caplog, level, what):
+    """A retry loop for SQLAlchemy catches it: the second run sees what the other one has sent."""
+    send, errors = SENT[what], list[sql.exc.OperationalError]()
+    with Session(sent.engine.execution_options(isolation_level=level)) as session:
+        while len(errors) < 3:
+            session.execute(sql.text("SELECT name FROM qd_names")).all()  # from here on it reads as of now
+            if not errors:
+                send(sent.app)
+            try:
+                with sent.app.transaction(session):
+                    send(sent.app)
+                session.commit()
+                break
+            except sql.exc.OperationalError as error:
+                errors.append(error)
+                session.rollback()
+    (raised,) = errors
+    assert (getattr(raised.orig, "sqlstate", None), isinstance(raised, ServerBusy)) == ("40001", True)
+    assert "roll this transaction back and run it again" in str(raised)
+    assert [record for record in caplog.records if record.name == "psycopg"] == []
+    assert queue.sizes("a").ready + queue.sizes("a").delayed == (0 if what == "many rows" else 1)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(sent, queue):
+    with Session(sent.engine) as session:
+        joined = inside(queue, session)
+        assert isinstance(joined, DatabaseQueue)
+        with pytest.raises(ServerBusy, match="run it again") as told:
+            joined.connection.query("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
+    assert isinstance(told.value, sql.exc.OperationalError)
+    assert str(told.value.orig).startswith("(1213,")
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_a_push_that_waits_too_long_for_the_next_number_of_a_job_can_be_sent_again(queue, connect, table):
+    """An INSERT ... SELECT of another program holds the lock on the numbers, here for as long as it waits for a row."""
+    queue.connection.query("SET innodb_lock_wait_timeout = 1").close()
+    rows = "SELECT 'b', '{}', 0, 1, 1 FROM qd_locks WHERE bucket IN (1, 2) ORDER BY bucket FOR UPDATE"
+    insert = f"INSERT INTO jobs (queue, payload, attempts, available_at, created_at) {rows}"
+    waits, other, holder = f"SELECT count(*) FROM {WAITS['mysql']}", connect(2).connection, connect(3).connection
+    with ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            holder.query("SELECT bucket FROM qd_locks WHERE bucket = 2 FOR UPDATE").close()
+            inserted = pool.submit(lambda: other.query(insert).rowcount)
+            eventually(lambda: table.connection.query(waits).scalar_one() > 0, every=0.15, what="a lock wait")
+            with pytest.raises(ServerBusy, match="1467"):
+                queue.push("a", job(1))
+        assert inserted.result() == 2
+    queue.push("a", job(1))
+    assert ids(queue) == ["id1"]
+
+
+def test_a_session_that_commits_each_statement_is_refused(sent, table):
+    each = sent.engine.execution_options(isolation_level="AUTOCOMMIT")
+    told = pytest.raises(ConfigError, match="commits each statement by itself")
+    with Session(each) as session, told, sent.app.transaction(session):
+        send(sent.app)
+    assert table.rows() == []
+    with sent.engine.connect() as connection, sent.app.transaction(connection):
+        sent.app.call("t", b'{"n":1}').dispatch()
+        connection.commit()
+    assert len(table.rows()) == 1
+
+
+def test_a_transaction_of_another_database_is_refused(sent, table):
+    other = sql.create_engine("sqlite://")
+    told = pytest.raises(ConfigError, match="not in the database of connection")
+    with Session(other) as session, told, sent.app.transaction(session):
+        send(sent.app)
+    other.dispose()
+    assert table.rows() == []
+
+
+def test_what_is_no_session_and_what_is_no_database_is_told():
+    app = Qd("redis://localhost:1")
+    other = sql.create_engine("sqlite://")
+    told = pytest.raises(ConfigError, match=r"is not a database \(redis\).*after_commit")
+    with Session(other) as session, told, app.transaction(session):
+        pass
+    with pytest.raises(ConfigError, match="str is neither a Session nor"), app.transaction("x"):
+        pass
+    other.dispose()
+
+
+# -- several at once
+
+
+def test_four_workers_at_once_take_each_job_once(connect, table):
+    """Each over a connection of its own; some of the jobs go back once."""
+    connect(9).push_many([("a", job(n), None) for n in range(200)])
+    done: list[list[str]] = [[] for _ in range(4)]
+
+    def work(slot: int) -> None:
+        queue = connect(slot)
+        acked: Reserved | None = None
+        while (turn := queue.turn(acked, ["a"])).reserved is not None:
+            held, acked = turn.reserved, None
+            payload = read(held.member)
+            if payload.attempts == 1 and payload.id in ("id7", "id77", "id177"):
+                assert queue.release(held, Released(answered(held.member, held.mark)))
+            else:
+                done[slot].append(str(payload.id))
+                acked = held
+        queue.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(work, slot) for slot in range(4)]:
+            each.result()
+    assert Counter(name for some in done for name in some) == Counter(f"id{n}" for n in range(200))
+    assert (table.rows(), table.rows(table="qd_reserved")) == ([], [])

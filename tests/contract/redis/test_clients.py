@@ -1,0 +1,154 @@
+"""Qd(redis=client): jobs go where the client's own commands go, over TCP, TLS, a unix socket, Sentinel and a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+from redis.cluster import ClusterNode
+from redis.credentials import CredentialProvider
+from redis.sentinel import Sentinel as Sentinels
+
+from qd import Qd, config
+from qd.drivers.base import Connector
+from tests.contract.keyspace.test_queue import job
+from tests.support.certificates import Certificates
+from tests.support.peers import missing
+from tests.support.resp import Client
+from tests.support.server import Server, free_port
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.sentinel import SERVICE, Sentinel
+
+PASSWORD = "s3cret/with:all@kinds?"
+
+
+class Rotating(CredentialProvider):
+    """Gives what is its password now, and counts who asks."""
+
+    def __init__(self, password: str) -> None:
+        self.password, self.asked = password, 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        return "default", self.password
+
+
+def opened(client: Any) -> Connector:
+    app = Qd(redis=client)
+    app.settings = config.unread(app._code_settings)
+    return app.connections.get(None)
+
+
+def carries_a_job(queue: Connector) -> None:
+    queue.push("a", job(1))
+    assert queue.sizes("a").ready == 1
+    assert queue.clear("a") == 1
+
+
+@pytest.fixture
+def locked() -> Iterator[Server]:
+    with Server() as server, server.client() as client:
+        client.call("CONFIG", "SET", "requirepass", PASSWORD)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Certificates]]:
+    """The port of a server that wants a client's certificate, and certificates."""
+    made, port = Certificates(tmp_path_factory.mktemp("certificates")), free_port()
+    options = ["--tls-port", str(port)]
+    for option, name in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt")):
+        options += [f"--tls-{option}-file", made.path(name)]
+    server = Server(*options)
+    try:
+        server.start()
+    except RuntimeError as error:
+        server.stop()
+        missing(f"a redis-server built with TLS ({error})")
+    yield port, made
+    server.stop()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool) -> None:
+    client = redis_py.Redis("127.0.0.1", locked.port, 3, password=PASSWORD, decode_responses=decode, socket_timeout=9)
+    queue = opened(client)
+    queue.push("a", job(1))
+    assert client.llen("queues:a") == 1
+    client.close()
+    queue.close()
+
+
+def test_over_a_unix_socket(server: Server, redis: Client) -> None:
+    queue = opened(redis_py.Redis(unix_socket_path=str(server.socket)))
+    carries_a_job(queue)
+    queue.close()
+
+
+def test_over_tls_with_a_client_certificate(tls: tuple[int, Certificates]) -> None:
+    port, made = tls
+    files = {"ssl_ca_certs": made.path("ca.crt"), "ssl_certfile": made.path("client.crt")}
+    client = redis_py.Redis("127.0.0.1", port, ssl=True, ssl_keyfile=made.path("client.key"), **files)  # type: ignore[arg-type]
+    queue = opened(client)
+    carries_a_job(queue)
+    queue.close()
+
+
+def test_over_sentinels(sentinel: Sentinel) -> None:
+    client = Sentinels([("127.0.0.1", each.port) for each in sentinel.watchers]).master_for(SERVICE)
+    queue = opened(client)
+    carries_a_job(queue)
+    queue.close()
+
+
+def test_over_a_cluster(cluster: Cluster) -> None:
+    host, port = cluster.addresses[0].split(":")
+    with redis_py.RedisCluster(startup_nodes=[ClusterNode(host, int(port))]) as client:
+        queue = opened(client)
+        for name in ("a", "b", "c"):
+            queue.push(name, job(1))
+            assert client.llen(f"queues:{{{name}}}") == 1 or queue.sizes(name).ready == 1
+            queue.clear(name)
+        queue.close()
+
+
+def test_the_client_itself_is_not_used(server: Server, redis: Client) -> None:
+    client = redis_py.Redis(unix_socket_path=str(server.socket))
+    queue = opened(client)
+    carries_a_job(queue)
+    assert client.connection_pool.connection_kwargs["path"] == str(server.socket)
+    assert not client.connection_pool._available_connections
+    client.close()
+    carries_a_job(queue)
+    queue.close()
+
+
+def test_a_provider_is_asked_at_each_connect(locked: Server) -> None:
+    provider = Rotating(PASSWORD)
+    queue = opened(redis_py.Redis("127.0.0.1", locked.port, credential_provider=provider))
+    carries_a_job(queue)
+    carries_a_job(queue)
+    assert provider.asked == 1
+    with locked.client() as client:
+        client.call("AUTH", PASSWORD)
+        client.call("CONFIG", "SET", "requirepass", "another-one")
+    provider.password = "another-one"
+    queue.close()
+    carries_a_job(queue)
+    assert provider.asked == 2
+    queue.close()
+
+
+def test_a_provider_is_asked_for_each_server_of_a_cluster(cluster: Cluster) -> None:
+    provider = Rotating("")
+    provider.get_credentials = lambda: ("default", "any: this user has no password")  # type: ignore[method-assign]
+    queue = opened(_cluster_client(cluster, provider))
+    carries_a_job(queue)
+    queue.close()
+
+
+def _cluster_client(cluster: Cluster, provider: CredentialProvider) -> redis_py.RedisCluster:
+    host, port = cluster.addresses[0].split(":")
+    return redis_py.RedisCluster(startup_nodes=[ClusterNode(host, int(port))], credential_provider=provider)

@@ -1,0 +1,303 @@
+"""A server that refuses: full, read-only, no disk, busy. Nothing is changed, the caller is told why and goes on after."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qd.config.settings import ConnectionSettings
+from qd.drivers.base import ClientIdentity
+from qd.drivers.keyspace.base import script
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import Released, Reserved
+from qd.errors import ServerBusy, ServerRefused
+from qd.payload.reservation import answered, saving
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Places, Rate, Strikes
+from tests.contract.keyspace.test_queue import job, take
+from tests.support.beat import beat
+from tests.support.clock import eventually
+from tests.support.resp import Client
+from tests.support.seen import Seen
+from tests.support.server import Server, free_port
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    with Server("--dbfilename", "dump.folder") as server:
+        yield server
+
+
+@pytest.fixture
+def admin(own: Server) -> Iterator[Client]:
+    with own.client() as client:
+        client.call("FLUSHALL")
+        yield client
+
+
+@pytest.fixture
+def seen(own: Server) -> Iterator[Seen]:
+    with own.client() as client:
+        yield Seen(client)
+
+
+@pytest.fixture
+def queue(own: Server) -> Iterator[RedisQueue]:
+    made = RedisQueue(
+        ConnectionSettings(name="redis", url=own.tcp_url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
+    """A job in hand; and one of each that waits: ready, due, later, expired."""
+    queue.push_many([("a", job(n), None) for n in (1, 2)] + [("a", job(3), 60.0), ("a", job(4), 60.0)])
+    seen.call("ZADD", "a", "delayed", 1, job(3))
+    seen.call("ZADD", "a", "reserved", 1, job(5))
+    job_in_hand = take(queue)
+    queue.turn(None, ["b"])
+    beat(queue, "b", report="{}")
+    return job_in_hand
+
+
+def turns(queue: RedisQueue, *slots: int) -> None:
+    """Of other workers, who have nothing in hand."""
+    for slot in slots:
+        other = RedisQueue(queue.settings, ClientIdentity("Tok3nTok3n", slot))
+        other.connection = queue.connection
+        other.turn(None, ["a"])
+
+
+def store_of(queue: RedisQueue) -> KeyspaceStore:
+    return KeyspaceStore(queue.connection)
+
+
+Operation = Callable[[RedisQueue, Reserved], object]
+PUSHES: dict[str, Operation] = {
+    "push": lambda queue, held: queue.push("a", job(9)),
+    "push_many": lambda queue, held: queue.push_many([("a", job(9), None), ("a", job(10), 5)]),
+    "later": lambda queue, held: queue.later("a", job(9), 5),
+}
+OTHERS: dict[str, Operation] = {
+    "a turn": lambda queue, held: turns(queue, 2),
+    "a turn that moves what is due": lambda queue, held: turns(queue, 2, 3),
+    "a turn that acks": lambda queue, held: queue.turn(held, ["a"]),
+    "ack": lambda queue, held: queue.ack(held),
+    "release": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark))),
+    "release with a delay": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark), 5)),
+    "checkpoint": lambda queue, held: queue.checkpoint(held, saving(held.member, held.mark, b"7")),
+    "bury": lambda queue, held: queue.bury(held, b"{}", b"raw"),
+    "a beat": lambda queue, held: beat(queue, "a", slots=[1], report="{}"),
+    "clear": lambda queue, held: queue.clear("a"),
+    "a place": lambda queue, held: Places("qd:lock:x", 1, 60).take(store_of(queue), "id1", "m"),
+    "a start": lambda queue, held: Rate("x", 1, 60).start(store_of(queue), "id1", "m"),
+    "an error": lambda queue, held: Strikes("x", 2, 60, 60).count(store_of(queue), "m"),
+    "progress": lambda queue, held: queue.jobs.progress("id1", 50, 60),
+}
+
+
+def readonly(admin: Client) -> Callable[[], object]:
+    admin.call("REPLICAOF", "127.0.0.1", free_port())
+    return lambda: admin.call("REPLICAOF", "NO", "ONE")
+
+
+def masterdown(admin: Client) -> Callable[[], object]:
+    admin.call("CONFIG", "SET", "replica-serve-stale-data", "no")
+    admin.call("REPLICAOF", "127.0.0.1", free_port())
+    return lambda: (
+        admin.call("REPLICAOF", "NO", "ONE"),
+        admin.call("CONFIG", "SET", "replica-serve-stale-data", "yes"),
+    )
+
+
+def noreplicas(admin: Client) -> Callable[[], object]:
+    admin.call("CONFIG", "SET", "min-replicas-to-write", 1)
+    return lambda: admin.call("CONFIG", "SET", "min-replicas-to-write", 0)
+
+
+REFUSALS = {"READONLY": readonly, "MASTERDOWN": masterdown, "NOREPLICAS": noreplicas}
+
+
+@pytest.mark.parametrize("operation", [*PUSHES, *OTHERS])
+@pytest.mark.parametrize("word", REFUSALS)
+def test_a_server_that_takes_no_writes_changes_nothing_and_is_busy(queue, held, admin, seen, word, operation):
+    before = seen.dump()
+    restore = REFUSALS[word](admin)
+    try:
+        with pytest.raises(ServerBusy, match=word):
+            {**PUSHES, **OTHERS}[operation](queue, held)
+    finally:
+        restore()
+    assert seen.dump() == before
+    {**PUSHES, **OTHERS}[operation](queue, held)
+    assert seen.dump() != before
+
+
+def test_a_server_that_cannot_save_changes_nothing_and_is_busy(queue, held, admin, seen, own):
+    (own.folder / "dump.folder" / "in the way").mkdir(parents=True)
+    admin.call("CONFIG", "SET", "save", "3600 1")
+    admin.call("BGSAVE")
+    eventually(lambda: "rdb_last_bgsave_status:err" in admin.text("INFO", "persistence"), 20)
+    before = seen.dump()
+    try:
+        for operation in (*PUSHES.values(), *OTHERS.values()):
+            with pytest.raises(ServerBusy, match="MISCONF"):
+                operation(queue, held)
+    finally:
+        admin.call("CONFIG", "SET", "save", "")
+    assert seen.dump() == before
+    assert queue.ack(held)
+
+
+# -- at its maxmemory: what would add is refused, what moves and takes away is not
+
+
+@pytest.fixture
+def full(admin: Client, held: Reserved) -> Iterator[None]:
+    admin.call("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 1)
+    yield
+    admin.call("CONFIG", "SET", "maxmemory", 0)
+
+
+@pytest.mark.parametrize("operation", PUSHES)
+def test_a_full_server_refuses_pushes_and_says_which_limit(queue, held, full, admin, seen, operation):
+    before = seen.dump()
+    with pytest.raises(ServerBusy, match=r"Redis is full.*maxmemory"):
+        PUSHES[operation](queue, held)
+    assert seen.dump() == before
+    admin.call("CONFIG", "SET", "maxmemory", 0)
+    PUSHES[operation](queue, held)
+    assert job(9) in seen.everywhere("a")
+
+
+def ids(seen: Seen) -> set[str]:
+    return {f"id{n}" for n in range(1, 11) for text in seen.everywhere("a") if b'"id%d"' % n in text}
+
+
+@pytest.mark.parametrize("operation", OTHERS)
+def test_a_full_server_lets_workers_and_keepers_go_on(queue, held, full, seen, operation):
+    OTHERS[operation](queue, held)
+    gone = {"a turn that acks": {"id1"}, "ack": {"id1"}, "bury": {"id1"}, "clear": {"id2", "id3", "id4"}}
+    assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"} - gone.get(operation, set())
+
+
+def test_a_full_server_is_worked_off(queue, held, full, seen):
+    done, count = held, 0
+    beat(queue, "a", slots=[1])
+    while (turn := queue.turn(done, ["a"])).reserved is not None:
+        assert turn.acked
+        done, count = turn.reserved, count + 1
+    assert (count, ids(seen)) == (3, {"id4"})  # the delayed one waits
+
+
+def refusal_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except (ServerBusy, ServerRefused) as error:
+        return error
+    return None
+
+
+# -- busy, without its scripts, full of clients, with a foreign key in the way
+
+
+def test_a_server_in_a_long_script_is_busy_and_serves_after(queue, held, admin, own):
+    admin.call("CONFIG", "SET", "busy-reply-threshold", 1)
+
+    def block() -> None:
+        with own.client() as client, pytest.raises(Exception, match="killed"):
+            client.call("EVAL", "while true do end", 0)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    busy = eventually(lambda: refusal_of(lambda: queue.sizes("a")))
+    assert isinstance(busy, ServerBusy)
+    admin.call("SCRIPT", "KILL")
+    thread.join(10)
+    admin.call("CONFIG", "SET", "busy-reply-threshold", 5000)
+    assert queue.ack(held)
+
+
+def test_a_server_full_of_clients_is_busy(queue, held, admin, seen):
+    queue.close()
+    admin.call("CONFIG", "SET", "maxclients", 1)
+    try:
+        for _ in range(20):
+            with pytest.raises(ServerBusy, match="max number of clients"):
+                queue.sizes("a")
+    finally:
+        admin.call("CONFIG", "SET", "maxclients", 10_000)
+    assert queue.ack(held)
+
+
+@pytest.mark.parametrize("operation", [*PUSHES, *OTHERS])
+def test_scripts_that_the_server_has_forgotten_are_not_missed(queue, held, admin, seen, operation):
+    before = seen.dump()
+    admin.call("SCRIPT", "FLUSH")
+    {**PUSHES, **OTHERS}[operation](queue, held)
+    assert seen.dump() != before
+
+
+def test_scripts_forgotten_at_any_moment_are_not_missed(queue, admin, own):
+    stop = threading.Event()
+
+    def flush() -> None:
+        with own.client() as client:
+            while not stop.is_set():
+                client.call("SCRIPT", "FLUSH")
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        queue.push_many([("a", job(n), None) for n in range(300)])
+        done, count = None, 0
+        while (turn := queue.turn(done, ["a"])).reserved is not None:
+            assert turn.acked is not False
+            done, count = turn.reserved, count + 1
+    finally:
+        stop.set()
+        thread.join(10)
+    assert count == 300
+
+
+@pytest.mark.parametrize("kind", ["", "reserved", "delayed"])
+def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, kind):
+    key = seen.key("a", kind)
+    seen.client.call("RENAME", key, "aside")
+    seen.client.call("SET", key, "foreign")
+    calls = [lambda: turns(queue, 2), lambda: turns(queue, 3), lambda: beat(queue, "a", slots=[1])]
+    calls += [lambda: queue.checkpoint(held, saving(held.member, held.mark, b"7"))]
+    refusals = [str(error) for call in calls if (error := refusal_of(call)) is not None]
+    assert refusals
+    assert all("WRONGTYPE" in text for text in refusals)
+    seen.client.call("RENAME", "aside", key)
+    assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"}
+
+
+@pytest.mark.parametrize("kind", ["delayed", "reserved", "owners", "notify"])
+def test_a_foreign_key_in_one_queue_costs_no_lease_in_another(queue, held, seen, kind):
+    seen.call("ZADD", "a", "reserved", "XX", seen.now() + 1, held.member)
+    seen.call("SET", "0", kind, "somebody else's")
+    with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        beat(queue, "0", "a", slots=[1])
+    assert seen.reserved("a")[held.member] > seen.now() + 20
+
+
+def test_an_error_of_a_script_is_told_as_the_server_tells_it(queue, admin):
+    with pytest.raises(ServerRefused, match=r"ERR .* on @user_script"):
+        script("ack").call(queue.connection, ["x", "y"])
+
+
+def test_a_server_that_is_not_there_is_told_with_its_place(queue):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"redis://user:s3cret@127.0.0.1:{taken.getsockname()[1]}/2"
+        away = RedisQueue(ConnectionSettings(name="redis", url=url))
+        with pytest.raises(Exception, match=r"127\.0\.0\.1:\d+/2 does not answer: connection refused") as caught:
+            away.push("a", job(1))
+    assert "s3cret" not in str(caught.value)
