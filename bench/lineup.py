@@ -11,6 +11,8 @@ APPS = BENCH / "peers"
 VENV = ROOT / ".venv-bench"
 PEER_PYTHON = str(VENV / "bin" / "python")
 
+PYTHON_PEERS = {"celery", "rq"}  # they have an environment of their own, and need network to install it
+
 Argv = list[str]
 
 

@@ -31,7 +31,8 @@ Samples = dict[str, dict[str, list[Sample]]]
 def main() -> int:
     everyone = lineup.peers()
     asked = arguments(list(everyone))
-    lineup.install()
+    if lineup.PYTHON_PEERS & set(asked.peers):
+        lineup.install()
     peers = [everyone[name] for name in asked.peers if not missing(everyone[name])]
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as folder, Server(Path(folder)) as server:
         stage = Stage(Path(folder), server)
@@ -41,6 +42,7 @@ def main() -> int:
         if broken:
             print_logs(Path(folder))
     text = report.render(facts, samples)
+    RAW.parent.mkdir(exist_ok=True)
     RAW.write_text(json.dumps({"facts": facts, "samples": samples}, indent=1))
     print(text)
     if asked.write or (whole(asked, list(everyone)) and len(peers) == len(everyone) and not broken):
