@@ -74,6 +74,9 @@ class Cluster:
     def cpu(self) -> float:
         return sum(node.cpu() for node in self.nodes)
 
+    def round_trip(self, count: int) -> float:
+        return self.nodes[0].round_trip(count)
+
 
 class Node(Server):
     def __enter__(self) -> "Node":

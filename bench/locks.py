@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lineup import PEER_PYTHON, ROOT
+from lineup import ROOT
 
 MEASURES = {"pairs": 2000, "hand_over": 30}
 UNITS = {"pairs": "a second, taken and given back", "hand_over": "ms until the next one is inside"}
@@ -55,7 +55,7 @@ def main() -> None:
         try:
             while not socket.exists():
                 assert server.poll() is None
-            peers += [Peer("qd", sys.executable, socket), Peer("redis-py", PEER_PYTHON, socket)]
+            peers += [Peer("qd", sys.executable, socket), Peer("redis-py", sys.executable, socket)]
             compare(peers, rounds)
         finally:
             for peer in peers:
