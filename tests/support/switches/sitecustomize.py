@@ -114,8 +114,14 @@ def sure(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spending(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Whatever puts a job back, its attempt is spent."""
-    return lambda *args, **kwargs: real(*args, **kwargs | {"spends": True})
+    """A job that middleware releases spends its attempt."""
+
+    def by_job(*args: Any) -> Any:
+        from msgspec.structs import replace
+
+        return replace(real(*args), spends=True)
+
+    return by_job
 
 
 SCRIPTS = "qd.drivers.keyspace.base"
@@ -148,7 +154,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "a window that slides": [
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
-    "put back at no cost": [("qd.worker.outcome", replaced("Back", spending))],
+    "put back at no cost": [("qd.worker.outcome", replaced("Verdicts.by_job", spending))],
     "nothing": [],
 }
 
