@@ -15,6 +15,7 @@ from tests.support.procs import Procs
 from tests.support.project import MakeProject, Project
 from tests.support.proxy import Action, Proxy
 from tests.support.reliability import Figures
+from tests.support.resp import Client
 from tests.support.server import Server
 
 FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
@@ -50,16 +51,17 @@ def shop(project: MakeProject, proxy: Proxy) -> Project:
     return project(jobs=MORE, url=proxy.url)
 
 
-def waits(work: Procs) -> bool:
-    return bool(work.children("waiting on"))
+def waits(work: Procs, redis: Client) -> bool:
+    """The title comes before the first turn; a client that is blocked has made one."""
+    return bool(work.children("waiting on")) and "blocked_clients:1\r" in redis.text("INFO", "clients")
 
 
 @pytest.fixture
-def work(shop: Project, request: pytest.FixtureRequest) -> Procs:
+def work(shop: Project, redis: Client, request: pytest.FixtureRequest) -> Procs:
     """One worker, that has made a turn and waits. @pytest.mark.parametrize("lease", ...): its retry_after."""
     shop.config(f"retry_after = {getattr(request, 'param', 30)}")
     started = shop.work("-w", "1", "--sleep", "1", "--log-level", "debug")
-    eventually(lambda: waits(started), 20, what="a worker that waits")
+    eventually(lambda: waits(started, redis), 20, what="a worker that waits")
     return started
 
 
@@ -206,7 +208,7 @@ def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
             ledger.wait_start(n)
             fault = proxy.on(sha(name), action, byte)
         else:
-            eventually(lambda: waits(work))
+            eventually(lambda: waits(work, ledger.client))
             fault = proxy.on(sha(name), action, byte)
             (n,) = ledger.push(job=job)
         assert fault.done.wait(10)
