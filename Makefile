@@ -1,6 +1,7 @@
 # Every target sets up what it needs: Python 3.11 or newer and make are enough, the rest goes into .venv.
 #   make demo        a real queue, two workers and a few jobs, in twenty seconds
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
+#   make quick       those for the inner loop: unit, contract on one Redis, typing
 #   make faults      the tests of everything that can go wrong, one after the other, and their table in docs/reliability.md
 #   make soak        the long ones of them, and minutes idle under supervisord and under systemd
 #   make check       what CI runs: format, lint, types, floors, test
@@ -10,11 +11,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests wait for processes and servers more than they compute: two for each CPU.
-JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# Tests wait for processes and servers more than they compute: three for each CPU.
+JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo test compiled collected faults soak check static format lint types floors bench clean
+.PHONY: demo test quick compiled collected faults soak check static format lint types floors bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -30,6 +31,10 @@ demo: $(STAMP)
 
 test: compiled
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+quick: compiled
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup tests/unit tests/contract tests/typing \
+		-k "not (valkey or sentinel or cluster or postgres or mariadb or mysql or sqlite or beanstalkd or sqs)" $(ARGS)
 
 # Once, and not in each of the processes that tests start: those write no bytecode.
 compiled: $(STAMP)

@@ -103,7 +103,7 @@ def test_allowed_queues(qd: Run, redis: Client) -> None:
     assert document(qd("up", "--json"))["was_down"]["allow"] == ["mail", "hihg"]
     assert "names 17 queues, at most 16" in refused(qd, "--allow", ",".join(map(str, range(17))))
     assert "--allow" in refused(qd, "--allow", "mail,")
-    assert "ending of a key" in refused(qd, "--allow", "mail:notify")
+    assert "is a key of queue" in refused(qd, "--allow", "mail:notify")
 
 
 def test_down_twice_says_what_it_takes_the_place_of(qd: Run, redis: Client) -> None:

@@ -49,7 +49,7 @@ def test_what_laravel_signs_runs_and_what_was_changed_since_does_not(
     redis("RPUSH", f"{PREFIX}queues:q", changed)
     work = shop.work("q", "-w", "1", **signing.qd_env)
     ran = signing.wait_ran(4)
-    work.wait_line("job.failed .*SignatureRefused: its signature does not fit")
+    work.wait_line("job.failed .*SignatureRefused: its signature does not match")
     work.stop()
     assert [one.data for one in ran] == [{}, DATA[2], DATA[3], DATA[2]]
     assert redis("HLEN", f"{PREFIX}queues:q:failed") == 1

@@ -28,6 +28,8 @@ def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> 
     hint = f"what still runs then is {fate}; a second signal ends it now" if running and deadline else None
     linger = 0.0 if by_signal else state.started_at + state.plan.work.min_uptime
     state.stopping = StopClock(code, state.plan.work.stop_timeout, linger, by_signal)
+    if code is Exit.OK and not by_signal:  # --stop-when-empty may be done before all workers are ready
+        state.notifier.ready("")
     state.notifier.stopping()
     if state.codes.coming is not None and not state.codes.coming.imported:
         state.codes.give_up()

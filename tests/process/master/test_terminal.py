@@ -86,6 +86,7 @@ def terminal(shop: Project) -> Iterator[Callable[..., Terminal]]:
         each.end()
 
 
+@pytest.mark.leaves("qd:ticks")
 @pytest.mark.parametrize("command", ["work", "schedule work"])
 def test_a_closed_terminal_stops_it(terminal: Callable[..., Terminal], command: str, shop: Project) -> None:
     if command == "schedule work":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from qd.master import shutdown
+from qd.process import systemd
+from qd.process.exit_codes import Exit
 from qd.process.scoreboard import SlotState, W
 from tests.support.masters import MakeRig
 
@@ -62,3 +67,16 @@ def test_a_second_signal_tells_the_job_at_once_and_ends_it_a_moment_later(make_r
     assert rig.did == [("SIGTERM", worker.pid), ("SIGALRM", worker.pid)]
     rig.turn(1.6)
     assert rig.did[2:] == [("killed", worker.pid)]
+
+
+@pytest.mark.parametrize(("by_signal", "sent"), [(False, ["READY", "STOPPING"]), (True, ["STOPPING"])])
+def test_a_program_that_is_done_before_it_is_ready_has_not_failed_for_systemd(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, by_signal: bool, sent: list[str]
+) -> None:
+    """With --stop-when-empty, one worker may find the queues empty before the other has booted."""
+    told = list[str]()
+    monkeypatch.setattr(systemd.Notifier, "_send", lambda _, values: told.append(next(iter(values))))
+    rig = make_rig()
+    told.clear()
+    shutdown.begin(rig.state, "the queues are empty", Exit.OK, by_signal=by_signal)
+    assert told == sent
