@@ -6,7 +6,7 @@ broker         Common code of beanstalkd and SQS, servers that keep jobs and not
 cluster        A Redis Cluster: each queue in a slot of its own.
 connections    From a name to an open connection: driver table, opening, one connection per thread.
 database       Queues and the keyspace in tables of PostgreSQL, MySQL, MariaDB or SQLite.
-embedded       embedded:: a private Valkey for one project.
+embedded       The url embedded: starts a private Valkey for one project.
 keyspace       The base of every driver with workers: names of keys, and Lua scripts that work on them.
 redis          One Redis or Valkey, over redis-py.
 send_only      Drivers without workers: null and failover.
