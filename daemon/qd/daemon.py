@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -197,9 +198,13 @@ def announce(
     for queue, names in unserved.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)
-    if "ssl_cert_reqs=none" in (connection.url or ""):
+    url = connection.url or ""
+    if "ssl_cert_reqs=none" in url:
         hint = "the server's certificate is not verified: use ssl_ca_certs instead of ssl_cert_reqs=none"
-        log.warning("redis.unverified", url=mask_url(connection.url or ""), hint=hint)
+        log.warning("redis.unverified", url=mask_url(url), hint=hint)
+    elif re.search("ssl_check_hostname=(false|no|0)", url, re.IGNORECASE):
+        hint = "any certificate of the CA is accepted, for any host: remove ssl_check_hostname=false"
+        log.warning("redis.unverified", url=mask_url(url), hint=hint)
     if os.geteuid() == 0:
         hint = "set a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
         log.line("info" if proc.in_container() else "warning", "master.is_root", {"hint": hint})

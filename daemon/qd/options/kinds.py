@@ -196,6 +196,9 @@ def _url(value: object) -> str:
     scheme = scheme_of(text)
     if scheme in SCHEMES and (scheme == "embedded" or text.startswith("//", match.end())):
         return text
+    if scheme in SCHEMES:
+        example = "unix:///run/redis.sock" if scheme == "unix" else f"{match[1]}://..."
+        raise ValueError(f"a url of kind '{match[1]}:' needs two slashes (write {example})")
     near = did_you_mean(match[1], SCHEMES)
     raise ValueError(
         f"unknown kind of url '{match[1]}:'{near} (write redis://host:6379/0; known: {', '.join(SCHEMES)})"

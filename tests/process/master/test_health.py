@@ -43,10 +43,17 @@ def told(shop: Project, *words: str) -> tuple[int, str]:
     return found.returncode, found.stdout
 
 
-def test_a_server_without_a_checked_certificate_is_warned_of(project: Make) -> None:
-    shop = project(jobs=JOBS, url=f"rediss://127.0.0.1:{free_port()}/0?ssl_cert_reqs=none")
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("ssl_cert_reqs=none", "certificate is not verified"),
+        ("ssl_check_hostname=No", "any certificate of the CA is accepted"),
+    ],
+)
+def test_work_warns_about_a_server_whose_certificate_is_not_checked(project: Make, option: str, hint: str) -> None:
+    shop = project(jobs=JOBS, url=f"rediss://127.0.0.1:{free_port()}/0?{option}")
     work = shop.work("-w", "1")
-    work.wait_line("redis.unverified .*certificate is not verified")
+    work.wait_line(f"redis.unverified .*{hint}")
     work.stop()
 
 

@@ -219,7 +219,8 @@ def test_urls_that_are_known(url, folder):
         ("localhost:6379", "unknown kind of url 'localhost:'"),
         ("reddis://u:secret@h/0", "unknown kind of url 'reddis:' (did you mean 'redis'?)"),
         ("redis+clutser://h/0", "unknown kind of url 'redis+clutser:' (did you mean 'redis+cluster'?)"),
-        ("redis:secret", "unknown kind of url 'redis:'"),
+        ("redis:secret", "a url of kind 'redis:' needs two slashes (write redis://...)"),
+        ("unix:/run/secret.sock", "a url of kind 'unix:' needs two slashes (write unix:///run/redis.sock)"),
         ("secret", "not a url"),
     ],
 )
