@@ -11,8 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests wait for processes and servers more than they compute: two for each CPU.
-JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# Tests wait for processes and servers more than they compute: three for each CPU.
+JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
 .PHONY: demo test quick compiled collected faults soak check static format lint types floors bench clean

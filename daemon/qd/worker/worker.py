@@ -161,9 +161,11 @@ class Worker:
     # -- check whether it may take a job
 
     def _may_look(self) -> bool:
+        # Read before the shut queues: a new keeper writes these first, then its contact.
+        contact = self.board.header(H.KEEPER_CONTACT)
         if not self.shut_queues.look() or self.paused:
             return False
-        contact = self.board.header(H.KEEPER_CONTACT)  # without a keeper no lease is renewed
+        # Without a keeper no lease is renewed.
         if not contact or now() - contact > self.lease_ns // 2:
             return False
         return self.events.looping(self.settlement.flush)
