@@ -33,7 +33,7 @@ test: compiled
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
 quick: compiled
-	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup tests/unit tests/contract tests/typing \
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup tests/typing tests/contract tests/unit \
 		-k "not (valkey or sentinel or cluster or postgres or mariadb or mysql or sqlite or beanstalkd or sqs)" $(ARGS)
 
 # Once, and not in each of the processes that tests start: those write no bytecode.
