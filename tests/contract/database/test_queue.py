@@ -413,7 +413,7 @@ def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_those_that_php_has_are_found_by_the_index_in_its_order(queue):
     """Sorted otherwise, 500,000 jobs that wait were gone through at each beat."""
-    text = str(queue.sql.many("foreign")).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")
+    text = str(queue.sql["foreign"]).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")
     (plan, *_) = queue.connection.execute(sql.text(f"EXPLAIN {text}"), {"before": 1, "most": 100}).all()
     assert (plan.key, "filesort" in plan.Extra) == ("jobs_qd_ready", False)
 

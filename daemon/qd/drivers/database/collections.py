@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from qd.drivers.database import items
@@ -23,6 +22,7 @@ from qd.drivers.database.items import (
     real,
     score_text,
     whole,
+    with_scores,
 )
 from qd.drivers.database.transaction import Name, Step
 from qd.errors import ServerRefused
@@ -53,22 +53,9 @@ def hset(step: Step, words: Words) -> int:
     return items.put(step, step.change(words[0], HASH), {field: (0.0, value) for field, value in fields.items()})
 
 
-def hget(step: Step, words: Words) -> bytes | None:
-    return hmget(step, words[:2])[0]
-
-
 def hmget(step: Step, words: Words) -> list[bytes | None]:
     found = items.some(step, step.get(words[0], HASH), words[1:])
     return [found[field].value if field in found else None for field in words[1:]]
-
-
-def hexists(step: Step, words: Words) -> int:
-    return int(bool(items.some(step, step.get(words[0], HASH), words[1:2])))
-
-
-def hstrlen(step: Step, words: Words) -> int:
-    name = step.get(words[0], HASH)
-    return items.length(step, name, words[1]) if name.size else 0
 
 
 def hgetall(step: Step, words: Words) -> list[bytes | None]:
@@ -108,22 +95,17 @@ def sadd(step: Step, words: Words) -> int:
 # -- lists
 
 
-def rpush(step: Step, words: Words) -> int:
-    name = step.change(words[0], LIST)
-    last = items.ends(step, name)[1]
-    return pushed(step, name, {last + number: value for number, value in enumerate(words[1:], 1)})
+def push(*, head: bool) -> Run:
+    def run(step: Step, words: Words) -> int:
+        name = step.change(words[0], LIST)
+        first, last = items.ends(step, name)
+        places = [first - number if head else last + number for number in range(1, len(words))]
+        pairs = zip(places, words[1:], strict=True)
+        items.add(step, name, {b"%.0f" % place: (place, value) for place, value in pairs})
+        step.notify(name.name)
+        return name.size
 
-
-def lpush(step: Step, words: Words) -> int:
-    name = step.change(words[0], LIST)
-    first = items.ends(step, name)[0]
-    return pushed(step, name, {first - number: value for number, value in enumerate(words[1:], 1)})
-
-
-def pushed(step: Step, name: Name, values: dict[float, bytes]) -> int:
-    items.add(step, name, {b"%.0f" % place: (place, value) for place, value in values.items()})
-    step.notify(name.name)
-    return name.size
+    return run
 
 
 def lpop(step: Step, words: Words) -> bytes | None:
@@ -194,46 +176,35 @@ def zrank(step: Step, words: Words) -> int | None:
     return items.rank_of(step, name, found[words[1]]) if found else None
 
 
-def members_of(found: Iterable[Item], scores: bool) -> list[bytes]:
-    return [part for each in found for part in ((each.item, score_text(each.score)) if scores else (each.item,))]
-
-
 def zrange(step: Step, words: Words) -> list[bytes]:
     """ZRANGE name first last [WITHSCORES]"""
     rest = [each.upper() for each in words[3:]]
     if rest not in ([], [b"WITHSCORES"]):
         raise ServerRefused(SYNTAX)
-    return members_of(items.by_rank(step, step.get(words[0], ZSET), whole(words[1]), whole(words[2])), bool(rest))
+    found = items.by_rank(step, step.get(words[0], ZSET), whole(words[1]), whole(words[2]))
+    return with_scores(found) if rest else [each.item for each in found]
 
 
-def zrangebyscore(step: Step, words: Words) -> list[bytes]:
-    """ZRANGEBYSCORE name low high [WITHSCORES] [LIMIT first most]"""
-    return ranged(step, words[0], words[1], words[2], words[3:], down=False)
+def by_score(*, down: bool) -> Run:
+    """ZRANGEBYSCORE name low high [WITHSCORES] [LIMIT first most]; ZREVRANGEBYSCORE has high before low."""
 
+    def run(step: Step, words: Words) -> list[bytes]:
+        name, *bounds = words[:3]
+        low, high = map(bound, reversed(bounds) if down else bounds)
+        rest, scores, first, most = list(words[3:]), False, 0, None
+        while rest:
+            option = rest.pop(0).upper()
+            if option == b"WITHSCORES":
+                scores = True
+            elif option == b"LIMIT" and len(rest) > 1:
+                first, count = whole(rest.pop(0)), whole(rest.pop(0))
+                most = None if count < 0 else count
+            else:
+                raise ServerRefused(SYNTAX)
+        found = items.by_score(step, step.get(name, ZSET), low, high, first, most, down=down)
+        return with_scores(found) if scores else [each.item for each in found]
 
-def zrevrangebyscore(step: Step, words: Words) -> list[bytes]:
-    return ranged(step, words[0], words[2], words[1], words[3:], down=True)
-
-
-def ranged(step: Step, name: bytes, low: bytes, high: bytes, rest: Words, *, down: bool) -> list[bytes]:
-    scores, first, most = limits(rest)
-    found = items.by_score(step, step.get(name, ZSET), bound(low), bound(high), first, most, down=down)
-    return members_of(found, scores)
-
-
-def limits(words: Words) -> tuple[bool, int, int | None]:
-    """WITHSCORES, and the first place and number of LIMIT (None: all)."""
-    rest, scores, first, most = list(words), False, 0, None
-    while rest:
-        option = rest.pop(0).upper()
-        if option == b"WITHSCORES":
-            scores = True
-        elif option == b"LIMIT" and len(rest) > 1:
-            first, count = whole(rest.pop(0)), whole(rest.pop(0))
-            most = None if count < 0 else count
-        else:
-            raise ServerRefused(SYNTAX)
-    return scores, first, most
+    return run
 
 
 def zremrangebyscore(step: Step, words: Words) -> int:
@@ -248,15 +219,17 @@ def zremrangebyrank(step: Step, words: Words) -> int:
 
 def zscan(step: Step, words: Words) -> list[Any]:
     following, found = scanned(step, step.get(words[0], ZSET), words)
-    return [following, members_of(found, True)]
+    return [following, with_scores(found)]
 
 
 COMMANDS: Commands = {
     "HSET": RedisCommand(hset, True, 1, 3),
-    "HGET": RedisCommand(hget, False, 1, 2),
+    "HGET": RedisCommand(lambda step, words: hmget(step, words[:2])[0], False, 1, 2),
     "HMGET": RedisCommand(hmget, False, 1, 2),
-    "HEXISTS": RedisCommand(hexists, False, 1, 2),
-    "HSTRLEN": RedisCommand(hstrlen, False, 1, 2),
+    "HEXISTS": RedisCommand(
+        lambda step, words: len(items.some(step, step.get(words[0], HASH), words[1:2])), False, 1, 2
+    ),
+    "HSTRLEN": RedisCommand(lambda step, words: items.length(step, step.get(words[0], HASH), words[1]), False, 1, 2),
     "HDEL": RedisCommand(removal(HASH), True, 1, 2),
     "HGETALL": RedisCommand(hgetall, False),
     "HKEYS": RedisCommand(members(HASH), False),
@@ -267,8 +240,8 @@ COMMANDS: Commands = {
     "SREM": RedisCommand(removal(SET), True, 1, 2),
     "SCARD": RedisCommand(size_of(SET), False),
     "SMEMBERS": RedisCommand(members(SET), False),
-    "RPUSH": RedisCommand(rpush, True, 1, 2),
-    "LPUSH": RedisCommand(lpush, True, 1, 2),
+    "RPUSH": RedisCommand(push(head=False), True, 1, 2),
+    "LPUSH": RedisCommand(push(head=True), True, 1, 2),
     "LPOP": RedisCommand(lpop, True),
     "LLEN": RedisCommand(size_of(LIST), False),
     "LINDEX": RedisCommand(lindex, False, 1, 2),
@@ -281,8 +254,8 @@ COMMANDS: Commands = {
     "ZCARD": RedisCommand(size_of(ZSET), False),
     "ZRANK": RedisCommand(zrank, False, 1, 2),
     "ZRANGE": RedisCommand(zrange, False, 1, 3),
-    "ZRANGEBYSCORE": RedisCommand(zrangebyscore, False, 1, 3),
-    "ZREVRANGEBYSCORE": RedisCommand(zrevrangebyscore, False, 1, 3),
+    "ZRANGEBYSCORE": RedisCommand(by_score(down=False), False, 1, 3),
+    "ZREVRANGEBYSCORE": RedisCommand(by_score(down=True), False, 1, 3),
     "ZREMRANGEBYSCORE": RedisCommand(zremrangebyscore, True, 1, 3),
     "ZREMRANGEBYRANK": RedisCommand(zremrangebyrank, True, 1, 3),
     "ZSCAN": RedisCommand(zscan, False, 1, 2),

@@ -68,10 +68,6 @@ def delete(step: Step, words: Words) -> int:
     return sum([step.remove(name) for name in words])
 
 
-def type_(step: Step, words: Words) -> StatusReply:
-    return StatusReply(step.get(words[0]).kind.encode() or b"none")
-
-
 def expire(step: Step, words: Words) -> int:
     return pexpire(step, [words[0], b"%d" % (1000 * whole(words[1]))])
 
@@ -142,7 +138,7 @@ COMMANDS: Commands = {
     "EXISTS": RedisCommand(exists, False, -1),
     "DEL": RedisCommand(delete, True, -1),
     "UNLINK": RedisCommand(delete, True, -1),
-    "TYPE": RedisCommand(type_, False),
+    "TYPE": RedisCommand(lambda step, words: StatusReply(step.get(words[0]).kind.encode() or b"none"), False),
     "EXPIRE": RedisCommand(expire, True, 1, 2),
     "PEXPIRE": RedisCommand(pexpire, True, 1, 2),
     "PTTL": RedisCommand(pttl, False),
@@ -189,18 +185,17 @@ def known(words: Words) -> RedisCommand | None:
 
 def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
     """One reply per line. A refused command has its error as reply, and nothing of it was done."""
-    replies, kept = list[Any](), list[Any]()
-    inside = False
+    replies, queued = list[Any](), None
     for words in lines:
         word = words[0].upper()
         if word == b"MULTI":
-            inside = True
+            queued = list[Any]()
             replies.append(OK)
         elif word == b"EXEC":
-            replies.append(kept)
-            inside, kept = False, []
-        elif inside:
-            kept.append(reply_of(step, words))
+            replies.append(queued or [])
+            queued = None
+        elif queued is not None:
+            queued.append(reply_of(step, words))
             replies.append(StatusReply(b"QUEUED"))
         else:
             replies.append(reply_of(step, words))

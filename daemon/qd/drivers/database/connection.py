@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
@@ -70,34 +69,26 @@ class DatabaseConnection(Patience):
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
         """values: a mapping, or a list of them for many rows. Raises ConnectionLost, ServerBusy or ServerRefused. After the
         last two nothing was done; in a transaction, nothing of it remains."""
-        connection = self._ready()
-        try:
-            with self.server.quiet() if isinstance(values, list) else nullcontext():
-                result: sql.CursorResult[Any] = connection.execute(statement, values)
-        except BaseException as error:
-            self._failed(error)
-        self._report_progress()
-        return result
+        with self.server.quiet() if isinstance(values, list) else nullcontext():
+            return self._call(lambda connection: connection.execute(statement, values))
 
     def query(self, text: str) -> sql.CursorResult[Any]:
         """Execute one statement of plain text."""
+        text = text.replace("%", "%%") if self.kind != "sqlite" else text
+        return self._call(lambda connection: connection.exec_driver_sql(text))
+
+    def execute_together(self, statements: Sequence[Statement]) -> list[StatementResult]:
+        """Several statements in one round trip (MySQL and MariaDB). Raises the first error as `execute` does."""
+        return self._call(lambda connection: run_together(connection, statements))
+
+    def _call(self, act: Callable[[sql.Connection], T]) -> T:
         connection = self._ready()
         try:
-            result = connection.exec_driver_sql(text.replace("%", "%%") if self.kind != "sqlite" else text)
+            result = act(connection)
         except BaseException as error:
             self._failed(error)
         self._report_progress()
         return result
-
-    def execute_together(self, statements: Sequence[Statement]) -> list[StatementResult]:
-        """Several statements in one round trip (MySQL and MariaDB). Raises the first error as `execute` does."""
-        connection = self._ready()
-        try:
-            results = run_together(connection, statements)
-        except BaseException as error:
-            self._failed(error)
-        self._report_progress()
-        return results
 
     @contextmanager
     def transaction(self, *, explicit: bool = False) -> Iterator[None]:
@@ -137,21 +128,12 @@ class DatabaseConnection(Patience):
         """The tables that do not exist."""
         wanted = list(tables)
         schemas = {each.schema for each in wanted}
-        there = {name: self._inspected(partial(sql.Inspector.get_table_names, schema=name)) for name in schemas}
+        there = self._call(lambda each: {name: sql.inspect(each).get_table_names(schema=name) for name in schemas})
         return [each for each in wanted if each.name not in there[each.schema]]
 
     def indexes(self, table: sql.Table) -> set[str]:
-        found = self._inspected(lambda found: found.get_indexes(table.name, table.schema))
+        found = self._call(lambda connection: sql.inspect(connection).get_indexes(table.name, table.schema))
         return {str(index["name"]) for index in found}
-
-    def _inspected(self, query: Callable[[sql.Inspector], Any]) -> Any:
-        connection = self._ready()
-        try:
-            found = query(sql.inspect(connection))
-        except BaseException as error:
-            self._failed(error)
-        self._report_progress()
-        return found
 
     def _begin(self) -> None:
         try:
@@ -187,13 +169,14 @@ class DatabaseConnection(Patience):
             self.close()
             kind = Unreachable if kind is ConnectionLost else kind
         ours = error_of(kind, self.place, origin or error)
-        if kind is ConnectionLost or issubclass(kind or QdError, Unreachable) or self._read_only(origin):
+        # In these read-only states another server takes the writes, so the name must be resolved again.
+        read_only = getattr(origin, "sqlstate", None) == "25006" or (getattr(origin, "args", None) or [0])[0] in (
+            1290,
+            1836,
+        )
+        if kind is ConnectionLost or issubclass(kind or QdError, Unreachable) or read_only:
             self.close()
         raise ours from None
-
-    def _read_only(self, origin: Any) -> bool:
-        """Whether another server takes the writes now, so that the name must be resolved again."""
-        return getattr(origin, "sqlstate", None) == "25006" or (getattr(origin, "args", None) or [0])[0] in (1290, 1836)
 
     def wait_notified(self, seconds: float, wake: int) -> bool:
         """Wait for a notification, for `seconds` at most. Returns False if the descriptor `wake` ended the wait. Raises
@@ -232,7 +215,9 @@ class DatabaseConnection(Patience):
         options = self.server.connect_args(self.connect_timeout, self.timeout, self.title)
         try:
             engine = sql.create_engine(self.url, poolclass=NullPool, connect_args=options, isolation_level="AUTOCOMMIT")
-            sql.event.listen(engine, "do_connect", self._driver_connect)
+            sql.event.listen(
+                engine, "do_connect", lambda _dialect, _record, args, more: self.server.connect(*args, **more)
+            )
             self._connection = engine.connect()
             self._pid, self._checked_at = os.getpid(), time.monotonic()
             for statement in self.server.greeting(self.timeout):
@@ -244,9 +229,6 @@ class DatabaseConnection(Patience):
         except BaseException as error:
             self._failed(error, connecting=True)
         self._report_progress()
-
-    def _driver_connect(self, _dialect: Any, _record: Any, args: Any, options: Any) -> Any:
-        return self.server.connect(*args, **options)
 
     def _report_progress(self) -> None:
         self._used = time.monotonic()
@@ -352,24 +334,6 @@ class Listening:
         self._channels.clear()
 
     def abort(self) -> None:
-        """Close the connection if it listens: after an error the server must not go on notifying it."""
+        """Close the connection if it listens: after an error the server must not notify it any longer."""
         if self._channels:
             self.connection.close()
-
-
-def popped(
-    connection: DatabaseConnection, take: Callable[[bytes], bool], name: bytes, seconds: float, wake: int
-) -> bool:
-    """Keyspace.pop on the list `name`. take: remove the first item without waiting; False if there is none."""
-    until, listening, found = time.monotonic() + seconds, Listening(connection), True
-    try:
-        while not take(name):
-            left = until - time.monotonic()
-            if left <= 0 or not listening.wait({channel_of(name)}, left, wake):
-                found = False
-                break
-    except BaseException:
-        listening.abort()
-        raise
-    listening.end()
-    return found

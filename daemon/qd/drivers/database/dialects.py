@@ -58,8 +58,8 @@ class Server:
         return []
 
     def lock(self, names: Iterable[bytes]) -> str:
-        """A statement that locks these names until the end of the transaction, "" if none is needed. Everyone locks them in
-        the same order."""
+        """A statement that locks these names until the end of the transaction, "" if none is needed. All clients lock them
+        in the same order."""
         return ""
 
     def meaning(self, error: Any) -> type[QdError] | None:
@@ -162,17 +162,13 @@ class MySql(Server):
         return {**times, "client_flag": MULTI_STATEMENTS | FOUND_ROWS}
 
     def greeting(self, answer: float) -> list[str]:
-        limit = max(1, round(answer))
-        return [
-            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-            f"SET SESSION innodb_lock_wait_timeout = {limit}",
-        ]
+        limit = f"SET SESSION innodb_lock_wait_timeout = {max(1, round(answer))}"
+        return ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", limit]
 
     def lock(self, names: Iterable[bytes]) -> str:
         numbers = ",".join(str(number) for number in sorted({digest(name) % BUCKETS for name in names}))
-        return (
-            f"SELECT bucket FROM qd_locks FORCE INDEX (PRIMARY) WHERE bucket IN ({numbers}) ORDER BY bucket FOR UPDATE"
-        )
+        rows = f"FROM qd_locks FORCE INDEX (PRIMARY) WHERE bucket IN ({numbers})"
+        return f"SELECT bucket {rows} ORDER BY bucket FOR UPDATE"
 
     def patience(self, raw: Any, answer: float) -> None:
         raw._read_timeout = raw._write_timeout = answer
@@ -198,18 +194,14 @@ class Postgres(Server):
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def connect_args(self, connect: float, answer: float, title: str) -> dict[str, Any]:
-        return {
-            "connect_timeout": max(1, round(connect)),
-            "application_name": title[:63] or "qd",
-            "client_encoding": "utf8",
-        }
+        name = title[:63] or "qd"
+        return {"connect_timeout": max(1, round(connect)), "application_name": name, "client_encoding": "utf8"}
 
     def greeting(self, answer: float) -> list[str]:
         limit = max(1, round(answer * 1000))
-        limits = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
-        values = (limit, limit, max(60_000, 2 * limit))
-        pairs = zip(limits, values, strict=True)
-        return ["SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in pairs)]
+        values = {"statement_timeout": limit, "lock_timeout": limit}
+        values["idle_in_transaction_session_timeout"] = max(60_000, 2 * limit)
+        return ["SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in values.items())]
 
     def lock(self, names: Iterable[bytes]) -> str:
         numbers = ",".join(str(number) for number in sorted({digest(name) for name in names}))
@@ -281,9 +273,8 @@ class Sqlite(Server):
     def connect(self, *args: Any, **options: Any) -> Any:
         made = sqlite3.connect(*args, **options)
         made.create_function("qd_clock", 0, unix_us)
-        made.text_factory = lambda raw: raw.decode(
-            "utf-8", "surrogateescape"
-        )  # any program may have written other bytes
+        # any program may have written bytes that are not UTF-8
+        made.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         made.execute("PRAGMA schema_version").close()  # opens it
         self.file = str(args[0]), file_identity(str(args[0]))
         return made
@@ -292,7 +283,7 @@ class Sqlite(Server):
         return ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=OFF"]
 
     def has_ended(self, raw: Any) -> bool:
-        """Whether the file was replaced or removed: nobody would read what is written into the old one."""
+        """Whether the file was replaced or removed: no process would read what is written into the old one."""
         path, known = self.file
         return file_identity(path) != known
 
@@ -377,7 +368,12 @@ def run_together(connection: sql.Connection, statements: Sequence[Statement]) ->
     try:
         texts = [cursor.mogrify(compiled(each, connection.dialect), dict(values)) for each, values in statements]
         cursor.execute(";".join(texts))
-        results = list(results_of(cursor))
+        results, more = list[StatementResult](), True
+        while more:
+            row_type = row_of(tuple(each[0] for each in cursor.description or ()))
+            rows = cursor.fetchall() if cursor.description else ()
+            results.append(StatementResult([row_type(*row) for row in rows], cursor.rowcount))
+            more = cursor.nextset()
     except UnicodeEncodeError:
         raise
     except Exception as error:
@@ -389,15 +385,6 @@ def run_together(connection: sql.Connection, statements: Sequence[Statement]) ->
 @cache
 def compiled(statement: sql.TextClause, dialect: sql.Dialect) -> str:
     return str(statement.compile(dialect=dialect))
-
-
-def results_of(cursor: Any) -> Iterator[StatementResult]:
-    more = True
-    while more:
-        rows = cursor.fetchall() if cursor.description else ()
-        row_type = row_of(tuple(each[0] for each in cursor.description or ()))
-        yield StatementResult([row_type(*row) for row in rows], cursor.rowcount)
-        more = cursor.nextset()
 
 
 @cache

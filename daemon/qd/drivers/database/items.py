@@ -64,7 +64,9 @@ def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
 
 
 def length(step: Step, name: Name, member: bytes) -> int:
-    """Bytes of a value, without reading it."""
+    """Bytes of a value, without reading it; 0 if it does not exist."""
+    if not name.size:
+        return 0
     size = sql.func.length(_items.value) if step.connection.kind == "sqlite" else sql.func.octet_length(_items.value)
     query = sql.select(size).where(_mine, _items.item == key_of(member))
     return int(step.execute(query, {"name": key_of(name.name)}).scalar() or 0)
@@ -251,6 +253,11 @@ def bound(text: bytes) -> Bound:
 
 def score_text(score: float) -> bytes:
     return b"%.17g" % score
+
+
+def with_scores(found: Iterable[tuple[bytes, float, *tuple[Any, ...]]]) -> list[bytes]:
+    """Members, each followed by its score."""
+    return [part for each in found for part in (each[0], score_text(each[1]))]
 
 
 def pairs(words: Words) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,5 @@
 """`with app.transaction(session):` jobs sent inside are written by the caller's own connection, in its open transaction:
-they exist only if it commits, and nobody sees them before.
+they exist only if it commits, and no worker sees them before.
 
     JoinedConnection   a DatabaseConnection over the caller's; it begins, commits and closes nothing
 """
@@ -52,15 +52,11 @@ class JoinedConnection(DatabaseConnection):
             raw.create_function("qd_clock", 0, unix_us)
             self._with_clock = raw
         if self.kind == "sqlite" and not getattr(connection.connection.driver_connection, "in_transaction", True):
-            self._begin_immediate(connection)
+            try:  # Python's driver begins before a write, but not before a savepoint, whose release would then commit
+                connection.exec_driver_sql("BEGIN IMMEDIATE").close()
+            except BaseException as error:
+                self._failed(error)
         return connection
-
-    def _begin_immediate(self, connection: sql.Connection) -> None:
-        """Python's driver begins before a write, but not before a savepoint, whose release would then commit."""
-        try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE").close()
-        except BaseException as error:
-            self._failed(error)
 
     @contextmanager
     def transaction(self, *, explicit: bool = False) -> Iterator[None]:
@@ -85,8 +81,6 @@ class JoinedConnection(DatabaseConnection):
         except Again as ours:
             text = f"roll this transaction back and run it again: {ours}"
             raise Conflict(text, getattr(error, "orig", None)) from None
-
-    def _answered(self) -> None: ...
 
     def patience(self, connect: float, answer: float) -> None: ...
 

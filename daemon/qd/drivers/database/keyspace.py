@@ -23,7 +23,7 @@ import sqlalchemy as sql
 from lupa import lua51
 
 from qd.drivers.database import commands, schema
-from qd.drivers.database.connection import DatabaseConnection, again, popped
+from qd.drivers.database.connection import DatabaseConnection, Listening, again, channel_of
 from qd.drivers.database.items import StatusReply, word
 from qd.drivers.database.queue_keys import place_of
 from qd.drivers.database.rows import JobRows
@@ -140,10 +140,17 @@ class DatabaseKeyspace:
     # -- waiting
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        return popped(self.connection, self._pop_now, name.encode(), seconds, wake)
-
-    def _pop_now(self, name: bytes) -> bool:
-        return bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None
+        until, listening = time.monotonic() + seconds, Listening(self.connection)
+        try:
+            while not (found := bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None):
+                left = until - time.monotonic()
+                if left <= 0 or not listening.wait({channel_of(name.encode())}, left, wake):
+                    break
+        except BaseException:
+            listening.abort()
+            raise
+        listening.end()
+        return found
 
     # -- expired names
 
@@ -209,11 +216,7 @@ return {
 }
 """
 HEAD = "local redis, KEYS, ARGV = ... "  # on the first line, so that line numbers stay right
-RUN = """
-local chunk, redis, KEYS, ARGV = ...
-local well, found = pcall(chunk, redis, KEYS, ARGV)
-return well, found
-"""
+RUN = "local chunk, redis, KEYS, ARGV = ... local well, found = pcall(chunk, redis, KEYS, ARGV) return well, found"
 
 
 class Ended(BaseException):
@@ -250,7 +253,9 @@ class ScriptRunner:
         if self._failure is not None:
             raise self._failure
         if not well:
-            raise ServerRefused(self._refusal(found, script))
+            refusal = found[b"err"] if self._kind(found) == "table" else found
+            text = refusal.decode("utf-8", "replace") if isinstance(refusal, bytes) else str(refusal)
+            raise ServerRefused(f"{text} script: {script.name}")
         return self._from_lua(found)
 
     def _answer(self, *args: Any) -> Any:
@@ -297,12 +302,6 @@ class ScriptRunner:
             found.append(self._from_lua(each))
             at += 1
         return found
-
-    def _refusal(self, found: Any, script: Script) -> str:
-        if self._kind(found) == "table":
-            found = found[b"err"]
-        text = found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
-        return f"{text} script: {script.name}"
 
 
 def spelled(arg: Any) -> bytes:

@@ -18,7 +18,7 @@ import sqlalchemy as sql
 
 from qd.drivers.database.rows import base_of, bytes_of, column_of, dropped, member_of, row_after, sum_of, text_of
 from qd.drivers.database.schema import SECOND
-from qd.drivers.database.table import HeldRow, JobTable
+from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Released, Reserved
 from qd.payload.reservation import split_mark
@@ -39,7 +39,7 @@ class Leases:
         if self.sql.kind == "mysql":
             there = self.connection.execute(*self.end_both(held)).rowcount == 2
         elif (found := self.held_row(held.queue, self.table.owner, mark, held.member)) is not None:
-            there = self.change_one(self.sql.delete, found)
+            there = self.change_one(self.sql["delete"], found)
             self.delete_reservation(found, mark)
         else:
             return False
@@ -49,7 +49,7 @@ class Leases:
 
     def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
         mark, sum = base_of(held.mark), sum_of(held.member)
-        return self.sql.end_both, {"owner": self.table.owner, "mark": mark, "queue": held.queue, "sum": sum}
+        return self.sql["end_both"], {"owner": self.table.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
     def give_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
@@ -67,20 +67,16 @@ class Leases:
             self.table.run_effects(effects)
         return there
 
-    def put_back(self, queue: str, found: HeldRow, back: Released) -> bool:
+    def put_back(self, queue: str, found: ReservedRow, back: Released) -> bool:
         """To the head as the same row, to the tail as a new one. Returns False if the job belongs to another by now."""
         row = row_after(queue, back.text, self.table.now_us(), back.delay, column_of)
-        if back.delay <= 0 and not back.head:
-            if self.change_one(self.sql.delete, found):
-                self.connection.execute(self.sql.insert, row).close()
-                self.table.notify({queue})
-                return True
-            return False
         more = {"payload": row["payload"], "spent": row["attempts"]}
         if back.head:
-            there = self.change_one(self.sql.put_head, found, **more)
-        else:
-            there = self.change_one(self.sql.put_back, found, **more, due=row["due"])
+            there = self.change_one(self.sql["put_head"], found, **more)
+        elif back.delay > 0:
+            there = self.change_one(self.sql["put_back"], found, **more, due=row["due"])
+        elif there := self.change_one(self.sql["delete"], found):
+            self.connection.execute(self.sql["insert"], row).close()
         if there and back.delay < 1:
             self.table.notify({queue})
         return there
@@ -88,26 +84,25 @@ class Leases:
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         mark = base_of(held.mark)
         found = self.held_row(held.queue, self.table.owner, mark, held.member)
-        if found is None or not self.change_one(self.sql.rewrite, found, payload=text_of(member)):
+        if found is None or not self.change_one(self.sql["rewrite"], found, payload=text_of(member)):
             return False
-        self.connection.execute(self.sql.summed, {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
+        self.connection.execute(self.sql["summed"], {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
         return True
 
-    def held_row(self, queue: str, owner: str, mark: str, member: bytes) -> HeldRow | None:
+    def held_row(self, queue: str, owner: str, mark: str, member: bytes) -> ReservedRow | None:
         """The row of a reservation, locked, if the text of its job is `member`."""
-        found = self.connection.execute(self.sql.fence, {"owner": owner, "mark": mark, "queue": queue}).first()
+        found = self.connection.execute(self.sql["fence"], {"owner": owner, "mark": mark, "queue": queue}).first()
         if found is None or (found.text_sum is not None and found.text_sum != sum_of(member)):
             return None
-        return HeldRow._make(found)
+        return ReservedRow(found.job_id, found.attempts, found.reserved_at, found.text_sum)
 
-    def change_one(self, statement: sql.TextClause, found: HeldRow, **values: Any) -> bool:
+    def change_one(self, statement: sql.TextClause, found: ReservedRow, **values: Any) -> bool:
         """Run it on the job's row. Returns False if the row belongs to another reservation by now."""
         fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
-        result = self.connection.execute(statement, {**fixed, **values})
-        return result.rowcount == 1
+        return self.connection.execute(statement, {**fixed, **values}).rowcount == 1
 
-    def delete_reservation(self, found: HeldRow, mark: str) -> None:
-        self.connection.execute(self.sql.forget, {"id": found.id, "mark": mark}).close()
+    def delete_reservation(self, found: ReservedRow, mark: str) -> None:
+        self.connection.execute(self.sql["forget"], {"id": found.id, "mark": mark}).close()
 
 
 def beat(table: JobTable, leases: Leases, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
@@ -132,31 +127,27 @@ def _renew_and_reclaim(
 
 
 def _renew(table: JobTable, queues: Sequence[str], owners: list[str], us: int, lease: float) -> Turns:
-    many = table.sql.many
-    rows = table.connection.execute(many("of_owners"), {"owners": owners, "queues": list(queues)}).all()
+    connection, statements = table.connection, table.sql
+    rows = connection.execute(statements["of_owners"], {"owners": owners, "queues": list(queues)}).all()
     if not rows:
         return []
     ids, now = [row.job_id for row in rows], us // SECOND
-    table.connection.execute(many("renew_jobs"), {"ids": ids, "now": now}).close()
-    found = {row.id: row for row in table.connection.execute(many("these"), {"ids": ids})}
-    ours = [
-        row for row in rows if (job := found.get(row.job_id)) and (job.attempts, job.reserved_at) == (row.attempts, now)
-    ]
+    connection.execute(statements["renew_jobs"], {"ids": ids, "now": now}).close()
+    jobs = {job.id: (job.attempts, job.reserved_at) for job in connection.execute(statements["these"], {"ids": ids})}
+    ours = [row for row in rows if jobs.get(row.job_id) == (row.attempts, now)]
     if ours:
-        until = us + round(lease * SECOND)
-        table.connection.execute(
-            many("renew_ours"), {"ids": [row.job_id for row in ours], "now": now, "until": until}
-        ).close()
+        values = {"ids": [row.job_id for row in ours], "now": now, "until": us + round(lease * SECOND)}
+        connection.execute(statements["renew_ours"], values).close()
     return [turn_of(row.mark) for row in rows if row not in ours]
 
 
 def _reclaim(table: JobTable, leases: Leases, queues: Sequence[str], us: int) -> int:
     """Put back the jobs of expired leases of ours, unless another has reserved the job since."""
-    rows = table.connection.execute(table.sql.many("expired"), {"us": us, "queues": list(queues), "most": MOST}).all()
+    rows = table.connection.execute(table.sql["expired"], {"us": us, "queues": list(queues), "most": MOST}).all()
     cancel, count = table.names(keys.CANCEL)[0], 0
     for row in rows:
-        held = HeldRow(row.job_id, row.attempts, row.reserved_at, row.text_sum)
-        job = table.connection.execute(table.sql.payload, held._asdict()).first()
+        held = ReservedRow(row.job_id, row.attempts, row.reserved_at, row.text_sum)
+        job = table.connection.execute(table.sql["payload"], held._asdict()).first()
         if job is not None:
             text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
             if table.space.call("HDEL", cancel, row.mark):
@@ -169,9 +160,9 @@ def _reclaim(table: JobTable, leases: Leases, queues: Sequence[str], us: int) ->
 def _free(table: JobTable, queues: Sequence[str], before: int) -> int:
     """Free reservations of PHP from that second or before."""
     values = {"queues": list(queues), "before": before, "most": MOST}
-    ids = list(table.connection.execute(table.sql.many("foreign"), values).scalars())
+    ids = list(table.connection.execute(table.sql["foreign"], values).scalars())
     if ids:
-        table.connection.execute(table.sql.many("free"), {"ids": ids}).close()
+        table.connection.execute(table.sql["free"], {"ids": ids}).close()
     return len(ids)
 
 
@@ -195,7 +186,7 @@ def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> T
         mark = raw.decode("utf-8", "replace")
         owner = mark.rpartition(".")[0].replace(".", "/")
         if mark.startswith(token + "."):
-            rows = [row for each in queues for row in table.rows(table.sql.owned, {"owner": owner, "queue": each})]
+            rows = [row for each in queues for row in table.rows(table.sql["owned"], {"owner": owner, "queue": each})]
             if any(row.mark == mark for row in rows):
                 running.append(turn_of(mark))
             elif queues:
@@ -212,9 +203,9 @@ def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
     if not queues:
         return []
     values: dict[str, Any] = {f"q{n}": each for n, each in enumerate(queues)} | {"now": us // SECOND}
-    found = {int(row.place) for row in table.rows(table.sql.waiting(len(queues)), values)}
-    paused = table.space.call_many([("EXISTS", *table.names(keys.paused(queues[place]))) for place in sorted(found)])
-    return [place for place, is_paused in zip(sorted(found), paused, strict=True) if not is_paused]
+    places = sorted(int(row.place) for row in table.rows(table.sql.waiting(len(queues)), values))
+    paused = table.space.call_many([("EXISTS", *table.names(keys.paused(queues[place]))) for place in places])
+    return [place for place, is_paused in zip(places, paused, strict=True) if not is_paused]
 
 
 def turn_of(mark: str) -> tuple[int, int]:

@@ -125,9 +125,6 @@ def check(connection: DatabaseConnection, jobs_table: str) -> None:
         raise ConfigError(f"the tables of qd at {connection.place} are of version {found or 0}: run `qd migrate`")
 
 
-NONE = sql.false()
-
-
 def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
     """Raises NoRight for the first missing right, NotWritable for a file of another user. The tables must exist; nothing is
     changed."""

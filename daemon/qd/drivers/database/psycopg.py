@@ -30,7 +30,12 @@ class BoundedConnection(psycopg.Connection[Any]):
                 ready = poll.poll(max(0, round((until - time.monotonic()) * 1000)))
                 if not ready:
                     raise psycopg.OperationalError("no answer in time")
-                wants = gen.send(readiness(ready[0][1]) & wants or wants)
+                event = ready[0][1]
+                if event & select.POLLNVAL:
+                    raise psycopg.OperationalError("its socket was closed")
+                # psycopg's flags: 1 to read, 2 to write. Reading detects an end or an error.
+                found = (1 if event & ~select.POLLOUT else 0) | (2 if event & select.POLLOUT else 0)
+                wants = gen.send(found & wants or wants)
         except StopIteration as end:
             return end.value
 
@@ -63,10 +68,3 @@ class BoundedConnection(psycopg.Connection[Any]):
             found = bool(self.wait(notifies(self.pgconn)))
             self.has_notification, only = self.has_notification or found, only and found
         return only
-
-
-def readiness(event: int) -> int:
-    """psycopg's flags: 1 to read, 2 to write. Reading detects an end or an error."""
-    if event & select.POLLNVAL:
-        raise psycopg.OperationalError("its socket was closed")
-    return (1 if event & ~select.POLLOUT else 0) | (2 if event & select.POLLOUT else 0)

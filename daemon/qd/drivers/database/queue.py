@@ -10,6 +10,7 @@ the same transaction. One instance belongs to one thread of one process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
@@ -81,17 +82,14 @@ class DatabaseQueue(KeyspaceQueue):
     # -- sending
 
     def push(self, queue: str, payload: bytes) -> None:
-        self._insert(queue, payload, 0.0)
+        self.later(queue, payload, 0.0)
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
-        self._insert(queue, payload, delay)
-
-    def _insert(self, queue: str, payload: bytes, delay: float) -> None:
         values: dict[str, Any] = {"queue": queue, "payload": text_of(payload), "attempts": spent(payload)}
         values["after"] = after(delay)
         if self.sql.listens:
             values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
-        self.table.execute_count(self.sql.push, values)
+        self.table.rows(self.sql.push, values)
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         """Keyed and unique jobs go through steps of the keyspace, one by one. The others are inserted by the thousand, each
@@ -99,7 +97,7 @@ class DatabaseQueue(KeyspaceQueue):
         plain = [job for job in jobs if not job.key and not job.lock]
         for at in range(0, len(plain), CHUNK):
             if len(plain) == 1:
-                self._insert(plain[0].queue, plain[0].payload, plain[0].delay)
+                self.later(plain[0].queue, plain[0].payload, plain[0].delay)
             else:
                 self._insert_many(plain[at : at + CHUNK])
         others = [place for place, job in enumerate(jobs) if job.key or job.lock]
@@ -112,7 +110,7 @@ class DatabaseQueue(KeyspaceQueue):
         def insert() -> None:
             us = self.table.now_us()
             rows = [row_after(job.queue, job.payload, us, job.delay) for job in jobs]
-            self.connection.execute(self.sql.insert, rows).close()
+            self.connection.execute(self.sql["insert"], rows).close()
             self.table.notify({job.queue for job in jobs if job.delay < 1})
 
         self.table.atomic(insert)
@@ -133,9 +131,7 @@ class DatabaseQueue(KeyspaceQueue):
         return self.table.atomic(lambda: self.leases.end(done, lambda: self.table.run_effects(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
-        def keep() -> None:
-            self.table.keep_failed(held.queue, held.mark, record, raw, effects)
-
+        keep = partial(self.table.keep_failed, held.queue, held.mark, record, raw, effects)
         return self.table.atomic(lambda: self.leases.end(held, keep))
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
@@ -151,13 +147,12 @@ class DatabaseQueue(KeyspaceQueue):
 
     def _held(self, queues: Sequence[str]) -> Reserved | None:
         """Locks the reservations first, so that no other transaction changes them between the comparisons with jobs."""
-        locked = self.sql.many("of_owners")
-        self.connection.execute(locked, {"owners": [self.owner], "queues": list(queues)}).close()
+        self.connection.execute(self.sql["of_owners"], {"owners": [self.owner], "queues": list(queues)}).close()
         for queue in queues:
             row = self._owned(queue, self.owner)
             if row is not None:
                 return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
-            self.connection.execute(self.sql.lost, {"owner": self.owner, "queue": queue}).close()
+            self.connection.execute(self.sql["lost"], {"owner": self.owner, "queue": queue}).close()
         return None
 
     # -- the dead
@@ -167,11 +162,11 @@ class DatabaseQueue(KeyspaceQueue):
         return None if row is None else member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
 
     def _owned(self, queue: str, owner: str) -> Any:
-        found = self.table.rows(self.sql.owned, {"owner": owner, "queue": queue})
+        found = self.table.rows(self.sql["owned"], {"owner": owner, "queue": queue})
         return found[0] if found else None
 
     def owners(self, queue: str) -> list[str]:
-        return [row.owner for row in self.table.rows(self.sql.owners, {"queue": queue})]
+        return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
         from qd.drivers.database.leases import beat  # of a keeper only
@@ -189,7 +184,7 @@ class DatabaseQueue(KeyspaceQueue):
     # -- looking
 
     def sizes(self, queue: str) -> Sizes:
-        (row,) = self.table.rows(self.sql.sizes, {"queue": queue})
+        (row,) = self.table.rows(self.sql["sizes"], {"queue": queue})
         failed = self.space.call("HLEN", *self._keys(keys.failed(queue)))
         age = None if row.oldest is None else float(max(0, int(row.now_s) - int(row.oldest)))
         return Sizes(row.ready, row.delayed_, row.held, failed, age)
@@ -208,7 +203,7 @@ class SingleJobs(KeptJobs):
         name = self.prefix + keys.CANCEL
 
         def request() -> bool:
-            rows = table.rows(table.sql.owned, {"owner": owner, "queue": found.queue}) if mark else ()
+            rows = table.rows(table.sql["owned"], {"owner": owner, "queue": found.queue}) if mark else ()
             if not any(row.mark == mark for row in rows):
                 return False
             self.space.call("HSET", name, mark, table.now_us() // SECOND)

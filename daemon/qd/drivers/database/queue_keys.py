@@ -4,30 +4,45 @@ queues:Q            list   ready        LPUSH and RPUSH return how many were pus
 queues:Q:delayed    zset   delayed
 queues:Q:reserved   zset   reserved     only a worker reserves: ZADD needs XX
 queues:Q:notify     list   empty        a push wakes those who wait; its length is that of ready
+
+LISTS, SETS and NOTIFY, at the end, list the commands on each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from qd.drivers.database.items import OK, StatusReply, Words, bound, options, pairs, ranks, real, score_text, whole
+from qd.drivers.database.items import (
+    OK,
+    StatusReply,
+    Words,
+    bound,
+    options,
+    pairs,
+    ranks,
+    real,
+    score_text,
+    whole,
+    with_scores,
+)
 from qd.drivers.database.rows import JobRows, Placed, Spot
 from qd.drivers.database.transaction import WRONGTYPE, Step
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 
-QUEUES = b"queues:"
-SPOTS: dict[bytes, Spot | Literal["notify"]] = {b":delayed": "delayed", b":reserved": "reserved", b":notify": "notify"}
+QUEUES, NOTIFY_END = b"queues:", b":notify"
+SPOTS: dict[bytes, Spot] = {b":delayed": "delayed", b":reserved": "reserved", NOTIFY_END: "ready"}
 OTHERS = tuple(ending.encode() for ending in BESIDE)
 
 
 class QueueKey(NamedTuple):
-    """A part of a queue in its table."""
+    """A part of a queue in its table. notify: its list of tokens, which is always empty."""
 
     jobs: JobRows
     queue: str
-    spot: Spot | Literal["notify"]
+    spot: Spot
+    notify: bool = False
 
 
 def place_of(step: Step, name: bytes) -> QueueKey | None:
@@ -37,12 +52,11 @@ def place_of(step: Step, name: bytes) -> QueueKey | None:
     body = name[len(step.prefix) + len(QUEUES) :]
     for ending, spot in SPOTS.items():
         if body.endswith(ending):
-            return QueueKey(step.jobs, text(body[: -len(ending)]), spot)
-    return None if body.endswith(OTHERS) or not body else QueueKey(step.jobs, text(body), "ready")
-
-
-def text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
+            queue = body.removesuffix(ending).decode("utf-8", "surrogateescape")
+            return QueueKey(step.jobs, queue, spot, ending == NOTIFY_END)
+    if body.endswith(OTHERS) or not body:
+        return None
+    return QueueKey(step.jobs, body.decode("utf-8", "surrogateescape"), "ready")
 
 
 def names(step: Step) -> list[bytes]:
@@ -54,23 +68,24 @@ def names(step: Step) -> list[bytes]:
 def run(step: Step, place: QueueKey, command: str, words: Words) -> Any:
     """words: without the name. Raises ServerRefused."""
     step.open(())
-    if command in ANY:
-        return ANY[command](step, place)
-    table = NOTIFY if place.spot == "notify" else LISTS if place.spot == "ready" else SETS
-    if command not in table:
-        if command in NOTIFY or command in LISTS or command in SETS:
-            raise ServerRefused(WRONGTYPE)
-        raise ServerRefused(f"ERR '{command}' is not supported for a queue in a database")
-    return table[command](step, place, words)
+    table = NOTIFY if place.notify else LISTS if place.spot == "ready" else SETS
+    if command in table:
+        return table[command](step, place, words)
+    if command in LISTS or command in SETS:
+        raise ServerRefused(WRONGTYPE)
+    raise ServerRefused(f"ERR '{command}' is not supported for a queue in a database")
 
 
-def count(step: Step, place: QueueKey) -> int:
-    spot: Spot = "ready" if place.spot == "notify" else place.spot
-    return place.jobs.count(step, place.queue, spot)
+def count(step: Step, place: QueueKey, _words: Words = ()) -> int:
+    return place.jobs.count(step, place.queue, place.spot)
 
 
-def kind(step: Step, place: QueueKey) -> StatusReply:
-    word = b"list" if place.spot in ("ready", "notify") else b"zset"
+def exists(step: Step, place: QueueKey, _words: Words) -> int:
+    return int(count(step, place) > 0)
+
+
+def kind(step: Step, place: QueueKey, _words: Words) -> StatusReply:
+    word = b"list" if place.spot == "ready" else b"zset"
     return StatusReply(word if count(step, place) else b"none")
 
 
@@ -84,15 +99,12 @@ def push(step: Step, place: QueueKey, words: Words, *, head: bool) -> int:
 
 def page(step: Step, place: QueueKey, first: int, last: int) -> list[Placed]:
     """A range as in Redis: from the end if negative, both included."""
-    spot: Any = place.spot
     if first < 0 and last < 0:
-        found = place.jobs.page(step, place.queue, spot, -last - 1, max(0, last - first + 1), tail=True)
-        return found[::-1]
+        return place.jobs.page(step, place.queue, place.spot, -last - 1, last - first + 1, tail=True)[::-1]
+    most = last - first + 1
     if first < 0 or last < 0:
         first, most = ranks(first, last, count(step, place))
-    else:
-        most = last - first + 1
-    return place.jobs.page(step, place.queue, spot, first, most, tail=False) if most > 0 else []
+    return place.jobs.page(step, place.queue, place.spot, first, most, tail=False)
 
 
 def lindex(step: Step, place: QueueKey, words: Words) -> bytes | None:
@@ -106,8 +118,7 @@ def lrange(step: Step, place: QueueKey, words: Words) -> list[bytes]:
 
 
 def lrem(step: Step, place: QueueKey, words: Words) -> int:
-    most = whole(words[0])
-    gone = 0
+    most, gone = whole(words[0]), 0
     while (gone < abs(most) or not most) and place.jobs.remove(step, place.queue, "ready", words[1], tail=most < 0):
         gone += 1
     return gone
@@ -147,22 +158,17 @@ def zadd(step: Step, place: QueueKey, words: Words) -> int:
 
 
 def zrem(step: Step, place: QueueKey, words: Words) -> int:
-    spot: Any = place.spot
-    return sum(place.jobs.remove(step, place.queue, spot, each, tail=False) for each in words if each)
+    return sum(place.jobs.remove(step, place.queue, place.spot, each, tail=False) for each in words if each)
 
 
 def zscore(step: Step, place: QueueKey, words: Words) -> bytes | None:
-    spot: Any = place.spot
-    found = place.jobs.score(step, place.queue, spot, words[0])
+    found = place.jobs.score(step, place.queue, place.spot, words[0])
     return None if found is None else score_text(found)
 
 
-def members_of(found: Iterable[Placed], scores: bool) -> list[bytes]:
-    return [part for each in found for part in ((each.payload, score_text(each.score)) if scores else (each.payload,))]
-
-
 def zrange(step: Step, place: QueueKey, words: Words) -> list[bytes]:
-    return members_of(page(step, place, whole(words[0]), whole(words[1])), len(words) > 2)
+    found = page(step, place, whole(words[0]), whole(words[1]))
+    return with_scores(found) if len(words) > 2 else [each.payload for each in found]
 
 
 def zrangebyscore(step: Step, place: QueueKey, words: Words) -> list[bytes]:
@@ -171,15 +177,14 @@ def zrangebyscore(step: Step, place: QueueKey, words: Words) -> list[bytes]:
     most = whole(words[2 + rest.index(b"LIMIT") + 2]) if b"LIMIT" in rest else 2**31 - 1
     if words[0] != b"-inf":
         raise ServerRefused("ERR a queue in a database can be read from its first job only")
-    spot: Any = place.spot
-    return members_of(place.jobs.until(step, place.queue, spot, bound(words[1]).score, most), b"WITHSCORES" in rest)
+    found = place.jobs.until(step, place.queue, place.spot, bound(words[1]).score, most)
+    return with_scores(found) if b"WITHSCORES" in rest else [each.payload for each in found]
 
 
 def zremrangebyrank(step: Step, place: QueueKey, words: Words) -> int:
     first, last = whole(words[0]), whole(words[1])
-    spot: Any = place.spot
     if first == 0 and last >= 0:
-        place.jobs.cut(step, place.queue, spot, last + 1, tail=False)
+        place.jobs.cut(step, place.queue, place.spot, last + 1, tail=False)
     elif not first > last >= 0:
         raise ServerRefused("ERR a queue in a database can be trimmed at its front only")
     return max(0, last + 1 - first)
@@ -187,9 +192,9 @@ def zremrangebyrank(step: Step, place: QueueKey, words: Words) -> int:
 
 def zscan(step: Step, place: QueueKey, words: Words) -> list[Any]:
     """By place: jobs that move meanwhile may be missed."""
-    at, most, spot = whole(words[0]), whole(options(words[1:]).get(b"COUNT", b"10")), place.spot
-    found = place.jobs.page(step, place.queue, spot if spot != "notify" else "ready", at, most, tail=False)
-    return [b"%d" % (at + most) if len(found) == most else b"0", members_of(found, True)]
+    at, most = whole(words[0]), whole(options(words[1:]).get(b"COUNT", b"10"))
+    found = place.jobs.page(step, place.queue, place.spot, at, most, tail=False)
+    return [b"%d" % (at + most) if len(found) == most else b"0", with_scores(found)]
 
 
 # -- tokens
@@ -200,34 +205,28 @@ def wake(step: Step, place: QueueKey, words: Words) -> int:
     return len(words)
 
 
-ANY: dict[str, Callable[[Step, QueueKey], Any]] = {
-    "EXISTS": lambda step, place: int(count(step, place) > 0),
-    "TYPE": kind,
-}
 Run = Callable[[Step, QueueKey, Words], Any]
+ANY: dict[str, Run] = {"EXISTS": exists, "TYPE": kind}
 LISTS: dict[str, Run] = {
+    **ANY,
     "RPUSH": lambda step, place, words: push(step, place, words, head=False),
     "LPUSH": lambda step, place, words: push(step, place, words, head=True),
     "LPOP": lpop,
-    "LLEN": lambda step, place, _: count(step, place),
+    "LLEN": count,
     "LINDEX": lindex,
     "LRANGE": lrange,
     "LREM": lrem,
     "LTRIM": ltrim,
 }
 SETS: dict[str, Run] = {
+    **ANY,
     "ZADD": zadd,
     "ZREM": zrem,
-    "ZCARD": lambda step, place, _: count(step, place),
+    "ZCARD": count,
     "ZSCORE": zscore,
     "ZRANGE": zrange,
     "ZRANGEBYSCORE": zrangebyscore,
     "ZREMRANGEBYRANK": zremrangebyrank,
     "ZSCAN": zscan,
 }
-NOTIFY: dict[str, Run] = {
-    "RPUSH": wake,
-    "LPOP": lambda *_: None,
-    "LTRIM": lambda *_: OK,
-    "LLEN": lambda step, place, _: count(step, place),
-}
+NOTIFY: dict[str, Run] = {**ANY, "RPUSH": wake, "LPOP": lambda *_: None, "LTRIM": lambda *_: OK, "LLEN": count}

@@ -18,7 +18,7 @@ from qd.drivers.database.leases import Leases
 from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
-from qd.drivers.database.table import HeldRow, JobTable
+from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.types import Reserved, Turn
@@ -29,16 +29,6 @@ MOST = 100  # payloads that a turn reserves, if the first are no jobs
 Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, if there is one
 
 
-class ReadyRow(NamedTuple):
-    """The row of a job that was just reserved."""
-
-    id: int
-    queue: str
-    payload: bytes
-    attempts: int
-    reserved_at: int
-
-
 class TurnResult(NamedTuple):
     """One attempt to reserve. busy: this worker holds another job. us: the time. due: the second in which the next delayed
     job is due."""
@@ -46,7 +36,7 @@ class TurnResult(NamedTuple):
     acked: bool
     busy: bool
     us: int
-    row: ReadyRow | None
+    row: ReservedRow | None
     due: int | None
     paused: tuple[str, ...]
 
@@ -56,7 +46,8 @@ class Reserver:
         self.table, self.leases = table, leases
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        attempt = {"postgresql": self._one_statement, "mysql": self._two_trips}.get(self.table.sql.kind, self._steps)
+        ways = {"postgresql": self._one_statement, "mysql": self._two_trips, "sqlite": self._steps}
+        attempt = ways[self.table.sql.kind]
         malformed, acked = 0, None
         for _ in range(MOST):
             found = attempt(done, queues, shut, base)
@@ -75,7 +66,7 @@ class Reserver:
 
     # -- the reserved row
 
-    def _checked(self, row: ReadyRow, mark: str, malformed: int) -> tuple[Reserved | None, int]:
+    def _checked(self, row: ReservedRow, mark: str, malformed: int) -> tuple[Reserved | None, int]:
         """The job, or None, and the number of rows that were moved to the failed store."""
         table = self.table
         if table.longest and len(row.payload) > table.longest:
@@ -84,9 +75,13 @@ class Reserver:
         held = reserved(row.queue, row.payload, mark, row.attempts, None) if is_text(row.payload) else None
         if held is None:
             return self._rejected(row, mark, malformed, "not a JSON object with a count of attempts")
-        return (self._tied(row, mark, held) if may_be_tied(row.payload) else held), 0
+        if may_be_tied(row.payload):
+            text = table.atomic(lambda: self._taken(row, mark))
+            if text != row.payload:
+                held = reserved(row.queue, text, mark, row.attempts, None) if text else None
+        return held, 0
 
-    def _rejected(self, row: ReadyRow, mark: str, number: int, why: str) -> tuple[None, int]:
+    def _rejected(self, row: ReservedRow, mark: str, number: int, why: str) -> tuple[None, int]:
         """Move the payload to the failed store."""
         table, id = self.table, f"{mark}.m{number}"
 
@@ -99,24 +94,20 @@ class Reserver:
         table.atomic(reject)
         return None, 1
 
-    def _tied(self, row: ReadyRow, mark: str, held: Reserved) -> Reserved | None:
-        """The job after taken.lua; None if it was cancelled or moved meanwhile, and is deleted."""
-        text = self.table.atomic(lambda: self._taken(row, mark))
-        return held if text == row.payload else reserved(row.queue, text, mark, row.attempts, None) if text else None
-
-    def _taken(self, row: ReadyRow, mark: str) -> bytes:
+    def _taken(self, row: ReservedRow, mark: str) -> bytes:
+        """The payload after taken.lua; b"" if the job was cancelled or moved meanwhile, and is deleted."""
         table = self.table
         names = table.names(keys.keyed(row.queue))
         text: bytes = script("taken").call(table.space, names, row.payload, *table.names(keys.unique(""))) or b""
         if not text:
             self._delete(row, mark)
         elif text != row.payload:
-            self.leases.change_one(table.sql.rewrite, held_row(row), payload=text.decode())
+            self.leases.change_one(table.sql["rewrite"], row, payload=text.decode())
         return text
 
-    def _delete(self, row: ReadyRow, mark: str) -> None:
-        self.leases.change_one(self.table.sql.delete, held_row(row))
-        self.leases.delete_reservation(held_row(row), mark)
+    def _delete(self, row: ReservedRow, mark: str) -> None:
+        self.leases.change_one(self.table.sql["delete"], row)
+        self.leases.delete_reservation(row, mark)
 
     # -- one attempt
 
@@ -146,7 +137,8 @@ class Reserver:
         (found,) = table.rows(table.sql.turn(len(queues)), values)
         row = None
         if found.id is not None:
-            row = ReadyRow(found.id, found.queue, bytes_of(found.payload), found.attempts, found.us // SECOND)
+            now = found.us // SECOND
+            row = ReservedRow(found.id, found.attempts, now, queue=found.queue, payload=bytes_of(found.payload))
         paused = self._passed_over(queues, shut, found.paused or ())
         return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
@@ -155,25 +147,27 @@ class Reserver:
         first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
 
         def step() -> TurnResult:
-            statements: list[Statement] = [(table.sql.begin, {}), (table.sql.seen(len(queues)), self._values(queues))]
+            statements: list[Statement] = [
+                (table.sql["begin"], {}),
+                (table.sql.seen(len(queues)), self._values(queues)),
+            ]
             if done is not None:
                 statements.insert(1, self.leases.end_both(done))
             if first is not None:
-                statements.append((table.sql.next_now, {"queue": first}))
+                statements.append((table.sql["next_now"], {"queue": first}))
             results = table.connection.execute_together(statements)
             seen, ready = (results[-2], results[-1].rows) if first is not None else (results[-1], [])
             result = self._found(
                 queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
             )
             last: list[Statement] = [] if result.row is None else self._reserving(result.row, mark, result.us)
-            table.connection.execute_together([*last, (table.sql.commit, {})])
+            table.connection.execute_together([*last, (table.sql["commit"], {})])
             return result._replace(acked=done is not None and results[1].changed == 2)
 
         return table.atomic(step, explicit=True)
 
     def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        table = self.table
-        if done is None and table.sql.kind == "sqlite":
+        if done is None:
             result = self._attempt(queues, shut, mark, reserve=False)
             if result.row is None:
                 return result
@@ -182,7 +176,7 @@ class Reserver:
             acked = done is not None and self.leases.end(done)
             return self._attempt(queues, shut, mark, reserve=True)._replace(acked=acked)
 
-        return table.atomic(step)
+        return self.table.atomic(step)
 
     def _attempt(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> TurnResult:
         table = self.table
@@ -201,25 +195,22 @@ class Reserver:
         for name in queues:
             if name not in paused and (found := next_of(name, now)):
                 (job,) = found
-                row = ReadyRow(job.id, name, bytes_of(job.payload), min(HIGHEST, job.attempts + 1), now)
+                attempts = min(HIGHEST, job.attempts + 1)
+                row = ReservedRow(job.id, attempts, now, queue=name, payload=bytes_of(job.payload))
                 return TurnResult(False, False, us, row, None, paused)
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
         due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
         return TurnResult(False, False, us, None, due, paused)
 
     def _next(self, name: str, now: int) -> Sequence[Any]:
-        return self.table.connection.execute(self.table.sql.next_ready, {"queue": name, "now": now}).all()
+        return self.table.connection.execute(self.table.sql["next_ready"], {"queue": name, "now": now}).all()
 
-    def _reserving(self, row: ReadyRow, mark: str, us: int) -> list[Statement]:
+    def _reserving(self, row: ReservedRow, mark: str, us: int) -> list[Statement]:
         table = self.table
         values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
         until = us + round(table.settings.retry_after * SECOND)
         more = {"queue": row.queue, "owner": table.owner, "mark": mark, "until": until}
-        return [(table.sql.take, values), (table.sql.reserve, {**values, **more})]
-
-
-def held_row(row: ReadyRow) -> HeldRow:
-    return HeldRow(row.id, row.attempts, row.reserved_at, None)
+        return [(table.sql["take"], values), (table.sql["reserve"], {**values, **more})]
 
 
 def may_be_tied(payload: bytes) -> bool:

@@ -73,7 +73,7 @@ class JobRows:
             due = min(due, int(first[0].score) - 1)
         rows = [row_of(queue, payload, due, now) for payload in payloads]
         if rows:
-            step.execute(self.sql.insert, rows if len(rows) > 1 else rows[0]).close()
+            step.execute(self.sql["insert"], rows if len(rows) > 1 else rows[0]).close()
 
     def count(self, step: Executor, queue: str, spot: Spot) -> int:
         query = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
@@ -129,7 +129,7 @@ class JobRows:
         if spot == "reserved":
             row = self._reserved(step, queue, payload)
             if row is not None:
-                step.execute(self.sql.forget, {"id": row.job_id, "mark": row.mark}).close()
+                step.execute(self.sql["forget"], {"id": row.job_id, "mark": row.mark}).close()
             return row is not None and self._gone(step, row.job_id, held=True)
         found = self._one(step, queue, spot, payload, tail)
         return found is not None and self._gone(step, found.id)
@@ -153,7 +153,7 @@ class JobRows:
     def wake(self, step: Executor, queue: str) -> None:
         """Notify those who wait for this queue when the transaction commits, if the database can."""
         if self.sql.listens:
-            step.execute(self.sql.notify, {"channel": channel(self.table, queue)}).close()
+            step.execute(self.sql["notify"], {"channel": channel(self.table, queue)}).close()
 
     def _one(self, step: Executor, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
         down = " DESC" if tail else ""
@@ -168,7 +168,7 @@ class JobRows:
     def _reserved(self, step: Executor, queue: str, member: bytes) -> Any:
         """The row of a reserved payload, whose text contains its owner and mark."""
         owner, mark = owner_in(member)
-        rows = step.execute(self.sql.owned, {"owner": owner, "queue": queue}).all() if mark else []
+        rows = step.execute(self.sql["owned"], {"owner": owner, "queue": queue}).all() if mark else []
         for row in rows:
             if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
                 return row

@@ -11,95 +11,114 @@ from functools import cache
 import sqlalchemy as sql
 
 HIGHEST = 255  # attempts in Laravel's column, at most
-HELD = "id = :id AND attempts = :attempts AND reserved_at = :reserved_at"
 OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
 FREE = "j.reserved_at IS NULL AND j.available_at"
+LISTS = ("owners", "queues", "ids")  # parameters with several values
+
+# {jobs} the table of jobs        {held}     a job as it was reserved      {clock}   c.us: the database's time, microseconds
+# {ours} its reservations         {same}     j is the job of s             {second}  the same in seconds
+# {free} ready or delayed jobs    {locked}, {skipping}: FOR UPDATE         {of_ours} the columns of a reservation
+STATEMENTS = {
+    # -- sending. push: see JobSql.
+    "insert": "INSERT INTO {jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
+    " VALUES (:queue, :payload, :attempts, NULL, :due, :now)",
+    "notify": "SELECT pg_notify(:channel, '')",
+    "now": "SELECT us FROM {clock}",
+    # -- one reservation. fence: its row, locked; none if it has ended.
+    "fence": "SELECT job_id, attempts, reserved_at, text_sum FROM {ours}"
+    " WHERE owner = :owner AND mark = :mark AND queue = :queue{locked}",
+    "forget": "DELETE FROM {ours} WHERE job_id = :id AND mark = :mark",
+    "delete": "DELETE FROM {jobs} WHERE {held}",
+    # For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another.
+    "end_both": "DELETE s, j FROM {ours} s LEFT JOIN {jobs} j ON {same} WHERE s.owner = :owner AND s.mark = :mark"
+    " AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)",
+    "put_back": "UPDATE {jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
+    " WHERE {held}",
+    "put_head": "UPDATE {jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {held}",
+    "rewrite": "UPDATE {jobs} SET payload = :payload WHERE {held}",
+    "summed": "UPDATE {ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark",
+    "payload": "SELECT payload FROM {jobs} WHERE {held}{locked}",
+    # -- the reservations of an owner. lost: delete those whose job belongs to another by now. The caller must have locked
+    # them in an earlier statement: if this one waited for the locks itself, it would compare with outdated jobs.
+    "owned": "SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {ours} s"
+    " JOIN {jobs} j ON {same} WHERE s.owner = :owner AND s.queue = :queue",
+    "lost": "DELETE FROM {ours} WHERE owner = :owner AND queue = :queue"
+    " AND NOT EXISTS (SELECT 1 FROM {jobs} j WHERE {same_unnamed})",
+    "owners": "SELECT DISTINCT owner FROM {ours} WHERE queue = :queue",
+    # -- sizes. One row: ready, delayed, reserved, created_at of the next in line, and the current second.
+    "sizes": "SELECT (SELECT count(*) {free} <= {second}) AS ready, (SELECT count(*) {free} > {second}) AS delayed_,"
+    " (SELECT count(*) FROM {jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
+    " (SELECT created_at {free} <= {second} ORDER BY available_at, id LIMIT 1) AS oldest, {second} AS now_s FROM {clock}",
+    # -- a turn. now: unix seconds; next_now: by MySQL's own clock. reserve replaces an old reservation, whose job PHP has
+    # taken over since.
+    "begin": "START TRANSACTION",
+    "commit": "COMMIT",
+    "next_ready": "SELECT id, payload, {attempts} {free} <= :now AND {ours_only} ORDER BY available_at, id"
+    " LIMIT 1{skipping}",
+    "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
+    " LIMIT 1{skipping}",
+    "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL",
+    "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)",
+    # -- leases, for keepers
+    "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
+    " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
+    "renew_jobs": "UPDATE {jobs} SET reserved_at = :now WHERE id IN :ids"
+    " AND EXISTS (SELECT 1 FROM {ours} s WHERE {unnamed_same})",
+    "these": "SELECT id, attempts, reserved_at FROM {jobs} WHERE id IN :ids",
+    "renew_ours": "UPDATE {ours} SET reserved_at = :now, leased_until = :until WHERE job_id IN :ids",
+    "expired": "SELECT job_id, queue, owner, mark, attempts, reserved_at, text_sum FROM {ours}"
+    " WHERE leased_until <= :us AND queue IN :queues ORDER BY leased_until LIMIT :most{skipping}",
+    "foreign": "SELECT j.id FROM {jobs} j WHERE j.queue IN :queues AND j.reserved_at IS NOT NULL"
+    " AND j.reserved_at <= :before AND NOT EXISTS (SELECT 1 FROM {ours} s WHERE {same})"
+    " ORDER BY j.queue, j.reserved_at LIMIT :most{skipping}",  # the order of the index
+    "free": "UPDATE {jobs} SET reserved_at = NULL WHERE id IN :ids",
+}
+OF_OURS = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
+
+
+def same(job: str, reservation: str) -> str:
+    """Whether the job still belongs to the reservation."""
+    pairs = (("id", "job_id"), ("attempts", "attempts"), ("reserved_at", "reserved_at"))
+    return " AND ".join(f"{job}.{column} = {reservation}.{ours}" for column, ours in pairs)
 
 
 class JobSql:
-    """Of one table. ours: its table of reservations."""
+    """The statements on one table of jobs: `sql["insert"]` is one of STATEMENTS, the others are made by methods."""
 
     def __init__(self, kind: str, clock: str, table: str) -> None:
-        self.kind = kind
-        quote = "`" if self.kind == "mysql" else '"'
+        mysql, sqlite = kind == "mysql", kind == "sqlite"
+        quote = "`" if mysql else '"'
+        self.kind, self.listens = kind, kind == "postgresql"
         self.jobs, self.ours = (
             ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
         )
         self.clock = f"(SELECT {clock} AS us) c"
-        self.second = "c.us DIV 1000000" if self.kind == "mysql" else "c.us / 1000000"
-        self.exactly = " COLLATE utf8mb4_bin" if self.kind == "mysql" else ""  # Laravel's columns ignore case there
-        self.locked = "" if self.kind == "sqlite" else " FOR UPDATE"
-        self.skipping = "" if self.kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
-        self.same = "j.id = s.job_id AND j.attempts = s.attempts AND j.reserved_at = s.reserved_at"
-        self.listens = self.kind == "postgresql"
-
-        # -- sending
+        self.second = "c.us DIV 1000000" if mysql else "c.us / 1000000"
+        self.exactly = " COLLATE utf8mb4_bin" if mysql else ""  # Laravel's columns ignore case there
+        self.locked = "" if sqlite else " FOR UPDATE"
+        self.same = same("j", "s")
+        words = {
+            "jobs": self.jobs,
+            "ours": self.ours,
+            "of_ours": OF_OURS,
+            "free": f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at",
+            "held": "id = :id AND attempts = :attempts AND reserved_at = :reserved_at",
+            "same": self.same,
+            "same_unnamed": same("j", self.ours),
+            "unnamed_same": same(self.jobs, "s"),
+            "clock": self.clock,
+            "second": self.second,
+            "locked": self.locked,
+            "skipping": self.locked and " FOR UPDATE SKIP LOCKED",
+            "attempts": "CAST(attempts AS INTEGER) AS attempts" if sqlite else "attempts",
+            "ours_only": self.ours_only,
+            "replace": "INSERT OR REPLACE" if sqlite else "REPLACE",
+        }
+        self._statements = {name: statement(text.format_map(words)) for name, text in STATEMENTS.items()}
         self.push = self._push()
-        self.insert = sql.text(
-            f"INSERT INTO {self.jobs} (queue, payload, attempts, reserved_at, available_at, created_at)"
-            " VALUES (:queue, :payload, :attempts, NULL, :due, :now)"
-        )
-        self.notify = sql.text("SELECT pg_notify(:channel, '')")
-        self.now = sql.text(f"SELECT us FROM {self.clock}")
 
-        # -- one reservation. fence: its row, locked; none if it has ended.
-        self.fence = sql.text(
-            f"SELECT job_id, attempts, reserved_at, text_sum FROM {self.ours} WHERE owner = :owner AND mark = :mark"
-            f" AND queue = :queue{self.locked}"
-        )
-        self.forget = sql.text(f"DELETE FROM {self.ours} WHERE job_id = :id AND mark = :mark")
-        self.delete = sql.text(f"DELETE FROM {self.jobs} WHERE {HELD}")
-        # For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another.
-        self.end_both = sql.text(
-            f"DELETE s, j FROM {self.ours} s LEFT JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner"
-            " AND s.mark = :mark AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)"
-        )
-        self.put_back = sql.text(
-            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
-            f" WHERE {HELD}"
-        )
-        self.put_head = sql.text(
-            f"UPDATE {self.jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {HELD}"
-        )
-        self.rewrite = sql.text(f"UPDATE {self.jobs} SET payload = :payload WHERE {HELD}")
-        self.summed = sql.text(f"UPDATE {self.ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark")
-        self.owned = sql.text(
-            f"SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {self.ours} s"
-            f" JOIN {self.jobs} j ON {self.same} WHERE s.owner = :owner AND s.queue = :queue"
-        )
-        # Delete reservations of this owner whose job belongs to another by now. The caller must have locked them in an
-        # earlier statement: if this one waited for the locks itself, it would compare with outdated jobs.
-        self.lost = sql.text(
-            f"DELETE FROM {self.ours} WHERE owner = :owner AND queue = :queue"
-            f" AND NOT EXISTS (SELECT 1 FROM {self.jobs} j WHERE {self.same.replace('s.', self.ours + '.')})"
-        )
-        self.owners = sql.text(f"SELECT DISTINCT owner FROM {self.ours} WHERE queue = :queue")
-        self.payload = sql.text(f"SELECT payload FROM {self.jobs} WHERE {HELD}{self.locked}")
-
-        # -- sizes. One row: ready, delayed, reserved, created_at of the next in line, and the current second.
-        waits = f"FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL AND available_at"
-        self.sizes = sql.text(
-            f"SELECT (SELECT count(*) {waits} <= {self.second}) AS ready, (SELECT count(*) {waits} > {self.second}) AS"
-            f" delayed_, (SELECT count(*) FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
-            f" (SELECT created_at {waits} <= {self.second} ORDER BY available_at, id LIMIT 1) AS oldest,"
-            f" {self.second} AS now_s FROM {self.clock}"
-        )
-
-        # -- a turn
-        self.begin = sql.text("START TRANSACTION")
-        self.commit = sql.text("COMMIT")
-        self.next_ready = self._next_ready(":now")  # unix seconds
-        self.next_now = self._next_ready("UNIX_TIMESTAMP()")  # by MySQL's own clock
-        self.take = sql.text(
-            f"UPDATE {self.jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL"
-        )
-        # Replaces an old reservation, whose job PHP has taken over since.
-        first = "INSERT OR REPLACE" if self.kind == "sqlite" else "REPLACE"
-        names = "job_id, queue, owner, mark, attempts, reserved_at, leased_until"
-        self.reserve = sql.text(
-            f"{first} INTO {self.ours} ({names}, text_sum)"
-            " VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
-        )
+    def __getitem__(self, name: str) -> sql.TextClause:
+        return self._statements[name]
 
     def _push(self) -> sql.TextClause:
         """after: microseconds from now to the second in which the job is due. One statement, one transaction."""
@@ -118,28 +137,6 @@ class JobSql:
     # -- leases, for keepers
 
     @cache  # noqa: B019  a JobSql lives as long as its process
-    def many(self, name: str) -> sql.TextClause:
-        """A statement on several ids, owners or queues."""
-        same = self.same.replace("j.", self.jobs + ".")
-        texts = {
-            "of_owners": f"SELECT job_id, owner, mark, attempts, reserved_at FROM {self.ours} WHERE owner IN :owners"
-            f" AND queue IN :queues ORDER BY job_id{self.locked}",
-            "renew_jobs": f"UPDATE {self.jobs} SET reserved_at = :now WHERE id IN :ids"
-            f" AND EXISTS (SELECT 1 FROM {self.ours} s WHERE {same})",
-            "these": f"SELECT id, attempts, reserved_at FROM {self.jobs} WHERE id IN :ids",
-            "renew_ours": f"UPDATE {self.ours} SET reserved_at = :now, leased_until = :until WHERE job_id IN :ids",
-            "expired": f"SELECT job_id, queue, owner, mark, attempts, reserved_at, text_sum FROM {self.ours}"
-            f" WHERE leased_until <= :us AND queue IN :queues ORDER BY leased_until LIMIT :most{self.skipping}",
-            "foreign": f"SELECT j.id FROM {self.jobs} j WHERE j.queue IN :queues AND j.reserved_at IS NOT NULL"
-            f" AND j.reserved_at <= :before AND NOT EXISTS (SELECT 1 FROM {self.ours} s WHERE {self.same})"
-            f" ORDER BY j.queue, j.reserved_at LIMIT :most{self.skipping}",  # the order of the index
-            "free": f"UPDATE {self.jobs} SET reserved_at = NULL WHERE id IN :ids",
-        }
-        found = sql.text(texts[name])
-        lists = [each for each in ("owners", "queues", "ids") if f":{each}" in texts[name]]
-        return found.bindparams(*[sql.bindparam(each, expanding=True) for each in lists])
-
-    @cache  # noqa: B019
     def waiting(self, queues: int) -> sql.TextClause:
         """The place of each queue that has ready jobs and no reserved ones. It reads the ends of indexes: for EXISTS a
         database may scan all rows."""
@@ -156,19 +153,12 @@ class JobSql:
     @property
     def ours_only(self) -> str:
         """Excludes jobs of PHP classes, whose name is at the top level, before any { or [. In doubt a job is included."""
-        at, text = ("strpos", "payload") if self.kind == "postgresql" else ("instr", "payload")
+        at, text = "strpos" if self.kind == "postgresql" else "instr", "payload"
         needle = "'" + (OBJECT_JOB.replace("\\", "\\\\") if self.kind == "mysql" else OBJECT_JOB) + "'"
         needle = needle.replace(":", r"\:")
         opened = [f"{at}(substr({text}, 2), '{each}')" for each in ("{", "[")]
         behind = " AND ".join(f"({each} = 0 OR {each} > {at}({text}, {needle}))" for each in opened)
         return f"NOT ({at}({text}, {needle}) > 0 AND {behind})"
-
-    def _next_ready(self, now: str) -> sql.TextClause:
-        attempts = "CAST(attempts AS INTEGER) AS attempts" if self.kind == "sqlite" else "attempts"
-        return sql.text(
-            f"SELECT id, payload, {attempts} FROM {self.jobs} WHERE queue = :queue AND reserved_at IS NULL"
-            f" AND available_at <= {now} AND {self.ours_only} ORDER BY available_at, id LIMIT 1{self.skipping}"
-        )
 
     @cache  # noqa: B019
     def seen(self, queues: int) -> sql.TextClause:
@@ -241,16 +231,19 @@ class JobSql:
 
     def _after(self, numbers: range) -> list[str]:
         """n: the next job. took: its reserved row. noted: the reservation."""
-        columns = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
-        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in columns.split(", ")[1:])
+        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in OF_OURS.split(", ")[1:])
         return [
             f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})",
             f"took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
             f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
             " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at)",
-            f"noted AS (INSERT INTO {self.ours} ({columns}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
+            f"noted AS (INSERT INTO {self.ours} ({OF_OURS}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
             f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})",
         ]
+
+
+def statement(text: str) -> sql.TextClause:
+    return sql.text(text).bindparams(*[sql.bindparam(name, expanding=True) for name in LISTS if f":{name}" in text])
 
 
 def reservations_of(table: str) -> str:

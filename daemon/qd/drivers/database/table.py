@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class HeldRow(NamedTuple):
-    """A row of the table of reservations. text_sum: of the text of the job's last checkpoint, or None."""
+class ReservedRow(NamedTuple):
+    """A reserved job. text_sum: of the text of its last checkpoint, or None. queue, payload: of a job that a turn has just
+    reserved."""
 
     id: int
     attempts: int
     reserved_at: int
-    text_sum: int | None
+    text_sum: int | None = None
+    queue: str = ""
+    payload: bytes = b""
 
 
 class JobTable:
@@ -63,22 +66,23 @@ class JobTable:
         return again(self.connection, attempt)
 
     def rows(self, statement: sql.TextClause, values: dict[str, Any]) -> Any:
-        """The rows that one statement returns, in a transaction of its own if there is none."""
-        return self._again(nullcontext, lambda: self.connection.execute(statement, values).all())
+        """Execute one statement, in a transaction of its own if there is none. Returns its rows, if it has any."""
 
-    def execute_count(self, statement: sql.TextClause, values: Any) -> int:
-        """The number of rows that one statement changed."""
-        return self._again(nullcontext, lambda: self.connection.execute(statement, values).rowcount)
+        def execute() -> Any:
+            result = self.connection.execute(statement, values)
+            return result.all() if result.returns_rows else ()
+
+        return self._again(nullcontext, execute)
 
     def now_us(self) -> int:
         """The clock of the database, in microseconds."""
-        return int(self.connection.execute(self.sql.now).scalar_one())
+        return int(self.connection.execute(self.sql["now"]).scalar_one())
 
     def notify(self, queues: set[str]) -> None:
         """Wake the workers that wait for these queues, when the transaction commits."""
         if self.sql.listens:
             for queue in sorted(queues):
-                self.connection.execute(self.sql.notify, {"channel": channel(self.settings.table, queue)}).close()
+                self.connection.execute(self.sql["notify"], {"channel": channel(self.settings.table, queue)}).close()
 
     def keep_failed(self, queue: str, id: str, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> None:
         """Write a record into the failed store, inside the transaction that deletes the job."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sql
@@ -177,14 +178,10 @@ class Step:
         self._notified.clear()
 
 
-_statements: dict[str, sql.Select[Any]] = {}
-
-
+@cache
 def _reading(clock: str) -> sql.Select[Any]:
     """Selects the clock, and the rows of the names that exist: at least one row."""
-    if clock not in _statements:
-        now = sql.select(sql.literal_column(clock).label("now")).subquery()
-        wanted = _names.name.in_(sql.bindparam("keys", expanding=True))
-        columns = (_names.name, _names.kind, _names.size, _names.expires_at, _names.value)
-        _statements[clock] = sql.select(now.c.now, *columns).select_from(now.outerjoin(schema.names, wanted))
-    return _statements[clock]
+    now = sql.select(sql.literal_column(clock).label("now")).subquery()
+    wanted = _names.name.in_(sql.bindparam("keys", expanding=True))
+    columns = (_names.name, _names.kind, _names.size, _names.expires_at, _names.value)
+    return sql.select(now.c.now, *columns).select_from(now.outerjoin(schema.names, wanted))
