@@ -14,17 +14,16 @@ from hypothesis import HealthCheck, settings
 from qd import redaction
 from qd.config.settings import Settings
 from qd.drivers.connections import ThreadConnections
-from tests.support import clock, reliability, stalls
+from tests.support import reliability, stalls, waiting
 from tests.support.project import Project
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.redis import Client
 from tests.support.servers import beanstalkd as beanstalkds
 from tests.support.servers import cluster as clusters
 from tests.support.servers import mariadb as mariadbs
 from tests.support.servers import postgres as postgreses
 from tests.support.servers import sentinel as sentinels
 from tests.support.servers import sqs as sqses
-from tests.support.servers import valkey as valkeys
+from tests.support.servers.redis import KEEPS, Server, Valkey
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -194,13 +193,13 @@ def sqs(shared_sqs: sqses.Sqs) -> sqses.Sqs:
 
 
 @pytest.fixture(scope="session")
-def shared_valkey() -> Iterator[valkeys.Valkey]:
-    with valkeys.Valkey(*KEEPS) as server:
+def shared_valkey() -> Iterator[Valkey]:
+    with Valkey(*KEEPS) as server:
         yield server
 
 
 @pytest.fixture
-def valkey(shared_valkey: valkeys.Valkey) -> Iterator[valkeys.Valkey]:
+def valkey(shared_valkey: Valkey) -> Iterator[Valkey]:
     """A Valkey without a key, at the end too. It keeps what it holds when it is killed."""
     with shared_valkey.client() as client:
         client.call("FLUSHALL")
@@ -266,4 +265,4 @@ def project(server: Server, tmp_path: Path) -> Iterator[Callable[..., Project]]:
 @pytest.fixture
 def eventually() -> Callable[..., object]:
     """eventually(predicate, seconds=5): wait for a fact."""
-    return clock.eventually
+    return waiting.eventually

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from qd.cli.failed import retry
 from qd.cli.main import command
 from qd.drivers.redis.connection import RedisConnection
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 
 Run = Callable[..., Result]
 

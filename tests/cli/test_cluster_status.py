@@ -11,10 +11,10 @@ import pytest
 from qd.config.settings import ConnectionSettings
 from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_cluster_nodes import partial_cluster  # noqa: F401
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
-from tests.support.server import Server
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS
 
 pytestmark = pytest.mark.xdist_group("cluster")

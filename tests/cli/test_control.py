@@ -12,10 +12,10 @@ import pytest
 from qd.cli.control import replaced
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 from tests.cli.conftest import Run, document, done, report
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 LARAVEL = '[laravel]\ncache_url = "{url}?db=1"\ncache_prefix = "cache:"\n'

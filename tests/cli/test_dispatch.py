@@ -14,9 +14,9 @@ import pytest
 from qd import Qd
 from qd.cli.dispatch import given_data, typed, value_of
 from tests.cli.conftest import Run, document, done
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 JOBS = """

@@ -22,14 +22,13 @@ from qd.payload.build import make
 from tests.cli.conftest import report
 from tests.cli.test_status import on_a_terminal
 from tests.support import warm
-from tests.support.certificates import Certificates
-from tests.support.clock import eventually
-from tests.support.doctor import doctor, edited
-from tests.support.procs import QD
-from tests.support.project import Project
-from tests.support.pushing import push, push_raw
-from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.network import Certificates
+from tests.support.payloads import push, push_raw
+from tests.support.processes import QD
+from tests.support.project import Project, doctor, with_setting
+from tests.support.redis import Client
+from tests.support.servers.redis import Server, free_port
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = """
@@ -616,7 +615,7 @@ def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:
     names = "".join(f"@app.job('job{number}')\ndef job{number}() -> None: ...\n" for number in range(11))
     shop = project(jobs=JOBS + names, url=own.url, config='[pools.a]\n[pools.b]\nqueues = ["mail"]\n')
     shop.allowed.add("qd.conf")
-    text = edited((ROOT / "supervisor" / "qd.conf").read_text(), "stopwaitsecs", "10")
+    text = with_setting((ROOT / "supervisor" / "qd.conf").read_text(), "stopwaitsecs", "10")
     (shop.root / "qd.conf").write_text(text)
     with own.client() as client:
         push(client, "mail.welcom", queue="mail")

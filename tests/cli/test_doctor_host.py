@@ -19,9 +19,8 @@ from qd.cli.checks import Finding, supervisors
 from qd.cli.checks import project as host
 from qd.cli.checks.project import Project as Looked
 from qd.process import liveness
-from tests.support.doctor import Line, doctor, edited
-from tests.support.procs import QD
-from tests.support.project import Project
+from tests.support.processes import QD
+from tests.support.project import DoctorLine, Project, doctor, with_setting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,9 +65,9 @@ def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder
     judged = partial(judged_by, supervisors.check_supervisord, folder / "my.conf")
     good = (ROOT / "supervisor" / "qd.conf").read_text()
     assert judged(good).sign == "ok"
-    line = judged(edited(good, key, value))
+    line = judged(with_setting(good, key, value))
     assert says in line.value
-    assert judged(edited(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
+    assert judged(with_setting(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
 
 
 def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
@@ -111,10 +110,10 @@ def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path)
     judged = partial(judged_by, supervisors.check_systemd, folder / "my.service")
     good = (ROOT / "supervisor" / "qd@.service").read_text()
     assert judged(good).sign == "ok"
-    line = judged(edited(good, key, value))
+    line = judged(with_setting(good, key, value))
     assert says in line.value
     section = "[Unit]" if "[Unit]" in line.fix else "[Service]"
-    assert judged(edited(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
+    assert judged(with_setting(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
 
 
 @pytest.mark.parametrize("command", ["/x/python -m qd work", "/x/qd schedule work"])
@@ -183,9 +182,9 @@ def test_lengths_of_time_as_systemd_writes_them() -> None:
 def test_too_few_open_files(shop: Project) -> None:
     words = ["sh", "-c", f"ulimit -n $1; exec {shlex.join([*QD, 'doctor', '--json'])}", "sh"]
 
-    def limited(most: int) -> Line:
+    def limited(most: int) -> DoctorLine:
         done = subprocess.run([*words, str(most)], cwd=shop.root, env=shop.env(), capture_output=True, check=False)
-        return next(Line(**one) for one in json.loads(done.stdout)["checks"] if one["what"] == "files")
+        return next(DoctorLine(**one) for one in json.loads(done.stdout)["checks"] if one["what"] == "files")
 
     assert (limited(128).sign, limited(128).value) == ("fail", "128 at once: not enough for master and workers")
     assert limited(512).sign == "warn"
@@ -205,8 +204,8 @@ def test_root_is_a_warning_and_in_a_container_information(
 
 def test_root_is_told_once_whoever_finds_it(shop: Project) -> None:
     shop.allowed |= {"my.conf", "my.service"}
-    (shop.root / "my.conf").write_text(edited((ROOT / "supervisor" / "qd.conf").read_text(), "user", None))
-    (shop.root / "my.service").write_text(edited((ROOT / "supervisor" / "qd@.service").read_text(), "User", None))
+    (shop.root / "my.conf").write_text(with_setting((ROOT / "supervisor" / "qd.conf").read_text(), "user", None))
+    (shop.root / "my.service").write_text(with_setting((ROOT / "supervisor" / "qd@.service").read_text(), "User", None))
     lines = doctor(shop, "--supervisord", "my.conf", "--unit", "my.service").lines
     assert [line.fix for line in lines if line.what == "root" or "as root" in line.value] == ["user=NAME, its own user"]
 

@@ -14,9 +14,8 @@ from qd.cli.checks.fleet import check_schedule
 from qd.cli.main import command
 from qd.store import schedule
 from tests.cli.conftest import report
-from tests.support.doctor import doctor
-from tests.support.project import MakeProject
-from tests.support.resp import Client
+from tests.support.project import MakeProject, doctor
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("still")
 

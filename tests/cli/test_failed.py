@@ -12,8 +12,8 @@ import pytest
 from qd.payload.rewrite import as_pushed
 from qd.store import failed as kept
 from tests.cli.conftest import Run, document, done
-from tests.support.burying import bury
-from tests.support.resp import Client
+from tests.support.payloads import store_failed_job
+from tests.support.redis import Client
 
 NOW = time.time()
 
@@ -25,7 +25,7 @@ def ids(qd: Run, *words: str) -> list[str]:
 
 def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> None:
     for n, queue in enumerate(("mail", "reports", "mail")):
-        bury(redis, f"T.0.{n}.1", queue=queue, at=NOW - 100 + n)
+        store_failed_job(redis, f"T.0.{n}.1", queue=queue, at=NOW - 100 + n)
     assert ids(qd) == ["T.0.2.1", "T.0.1.1", "T.0.0.1"]
     assert ids(qd, "--limit", "2") == ["T.0.2.1", "T.0.1.1"]
     table = done(qd("failed", "list")).splitlines()
@@ -34,8 +34,10 @@ def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> 
 
 
 def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) -> None:
-    raw = bury(redis, "T.0.1.3", at=1_700_000_000.25, crashes=1)
-    bury(redis, "T.0.2.m0", at=1_700_000_001.5, raw=b"\xff{", uuid=None, job=None, error="Malformed", attempts=0)
+    raw = store_failed_job(redis, "T.0.1.3", at=1_700_000_000.25, crashes=1)
+    store_failed_job(
+        redis, "T.0.2.m0", at=1_700_000_001.5, raw=b"\xff{", uuid=None, job=None, error="Malformed", attempts=0
+    )
     odd, whole = document(qd("failed", "list", "--json"))
     assert whole == {
         "id": "job-T.0.1.3", "record": "T.0.1.3", "failures": 1, "first_failed_at": 1_700_000_000.25,
@@ -61,10 +63,12 @@ def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) 
 )  # fmt: skip
 def test_filters_leave_those_that_fit_all_of_them(qd: Run, redis: Client, words: list[str], found: str) -> None:
     now = time.time()
-    bury(redis, "a", at=now - 2400)
-    bury(redis, "b", at=now - 1800)
-    bury(redis, "c", at=now - 1200, queue="reports", job="report")
-    bury(redis, "d", at=now - 600, job="mail.later", error="KeyError", reason="x", trace="File in their_code")
+    store_failed_job(redis, "a", at=now - 2400)
+    store_failed_job(redis, "b", at=now - 1800)
+    store_failed_job(redis, "c", at=now - 1200, queue="reports", job="report")
+    store_failed_job(
+        redis, "d", at=now - 600, job="mail.later", error="KeyError", reason="x", trace="File in their_code"
+    )
     assert "".join(ids(qd, *words)) == found
 
 
@@ -77,7 +81,7 @@ def test_nothing_is_said_to_be_nothing(qd: Run, redis: Client) -> None:
 
 def test_a_table_ends_after_a_hundred_and_says_so(qd: Run, redis: Client) -> None:
     for n in range(102):
-        bury(redis, f"r{n}", at=NOW - n)
+        store_failed_job(redis, f"r{n}", at=NOW - n)
     cut = qd("failed", "list")
     assert (len(cut.stdout.splitlines()), cut.stderr) == (101, "the newest 100 of more; --limit 0 shows all\n")
     assert len(done(qd("failed", "list", "--limit", "0")).splitlines()) == 103
@@ -90,11 +94,11 @@ def test_pages_tell_each_record_once_however_many_failed_at_one_moment(
     monkeypatch.setattr(kept, "PAGE", 4)
     monkeypatch.setattr(kept, "LIGHT", 2000)
     for n in range(3):
-        bury(redis, f"new{n}", at=NOW - n)
+        store_failed_job(redis, f"new{n}", at=NOW - n)
     for n in range(30):
-        bury(redis, f"same{n}", at=NOW - 10)
+        store_failed_job(redis, f"same{n}", at=NOW - 10)
     for n in range(3):
-        bury(redis, f"old{n}", at=NOW - 20 - n)
+        store_failed_job(redis, f"old{n}", at=NOW - 20 - n)
     found = ids(qd)
     assert len(found) == len(set(found)) == 36
     assert (found[:3], found[-3:]) == (["new0", "new1", "new2"], ["old0", "old1", "old2"])
@@ -114,8 +118,8 @@ def test_what_is_no_record_of_ours_is_listed_as_it_is(qd: Run, redis: Client) ->
 def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
     death = {"verdict": "timeout", "signal": "SIGKILL", "exit": None, "peak": 412_000_000, "took": 61.5, "oom": False}
     death["stack"] = "File jobs.py, line 7 in stuck\x1b[2J"
-    bury(redis, "T.0.17.3", trace="Traceback\n  here", death=death, crashes=2)
-    bury(redis, "T.0.2.3")
+    store_failed_job(redis, "T.0.17.3", trace="Traceback\n  here", death=death, crashes=2)
+    store_failed_job(redis, "T.0.2.3")
     text = done(qd("failed", "show", word))
     for part in (
         "T.0.17.3",
@@ -138,7 +142,7 @@ def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
 
 
 def test_show_of_an_unknown_id_says_no(qd: Run, redis: Client) -> None:
-    bury(redis, "T.0.1.1")
+    store_failed_job(redis, "T.0.1.1")
     missing = qd("failed", "show", "T.9")
     assert (missing.exit_code, missing.stdout) == (1, "")
     assert missing.stderr == "qd: no failed job 'T.9' (`qd failed list` shows them)\n"
@@ -146,8 +150,8 @@ def test_show_of_an_unknown_id_says_no(qd: Run, redis: Client) -> None:
 
 
 def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Client) -> None:
-    bury(redis, "T.0.1.1")
-    bury(redis, "T.0.2.1")
+    store_failed_job(redis, "T.0.1.1")
+    store_failed_job(redis, "T.0.2.1")
     several = qd("failed", "show", "T.0")
     assert several.exit_code == 2
     assert "means 2 failed jobs" in several.output
@@ -157,8 +161,8 @@ def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Cl
 
 @pytest.mark.parametrize("verb", ["show", "retry", "forget"])
 def test_two_records_of_one_job_are_told_apart_by_their_own_ids(qd: Run, redis: Client, verb: str) -> None:
-    raw = bury(redis, "T.0.1.1")
-    bury(redis, "T.0.2.1", queue="reports", raw=raw, uuid="uuid-T.0.1.1")
+    raw = store_failed_job(redis, "T.0.1.1")
+    store_failed_job(redis, "T.0.2.1", queue="reports", raw=raw, uuid="uuid-T.0.1.1")
     for word in ("job-T.0.1.1", "job-T", "uuid-T.0.1.1"):
         several = qd("failed", verb, word)
         assert several.exit_code == 2
@@ -172,11 +176,11 @@ def test_two_records_of_one_job_are_told_apart_by_their_own_ids(qd: Run, redis: 
 
 
 def test_how_often_a_retried_job_has_failed_is_shown(qd: Run, redis: Client) -> None:
-    first = bury(redis, "T.0.1.1", at=NOW - 7200)
+    first = store_failed_job(redis, "T.0.1.1", at=NOW - 7200)
     done(qd("failed", "retry", "job-T.0.1.1"))
     for at, id in ((NOW - 3600, "T.0.2.1"), (NOW - 60, "T.0.3.1")):
         sent = redis.call("LPOP", "queues:mail")
-        bury(redis, id, at=at, raw=sent)
+        store_failed_job(redis, id, at=at, raw=sent)
         (found,) = document(qd("failed", "list", "--json"))
         if id == "T.0.2.1":
             done(qd("failed", "retry", "job-T.0.1.1"))

@@ -17,9 +17,9 @@ from qd.payload.format import Relations, read, relations_text
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from tests.cli.conftest import Run, document, done
-from tests.support.burying import bury
+from tests.support.payloads import store_failed_job
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 NOW = time.time()
 STORE = ("queues:mail:failed", "queues:mail:failed_at")
@@ -40,8 +40,8 @@ def left(redis: Client, queue: str = "mail") -> list[str]:
 
 
 def test_a_job_is_sent_again_as_it_was_pushed(qd: Run, redis: Client) -> None:
-    raw = bury(redis, "T.0.1.3", at=NOW - 100)
-    bury(redis, "T.0.2.3", at=NOW - 50)
+    raw = store_failed_job(redis, "T.0.1.3", at=NOW - 100)
+    store_failed_job(redis, "T.0.2.3", at=NOW - 50)
     began = int(time.time())
     assert done(qd("failed", "retry", "T.0.1.3")) == "1 job sent again\n"
     (sent,) = ready(redis)
@@ -55,8 +55,8 @@ def test_a_job_is_sent_again_as_it_was_pushed(qd: Run, redis: Client) -> None:
 
 def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -> None:
     for n in range(250):
-        bury(redis, f"m{n}", at=NOW - n)
-    bury(redis, "r", queue="reports")
+        store_failed_job(redis, f"m{n}", at=NOW - n)
+    store_failed_job(redis, "r", queue="reports")
     assert done(qd("failed", "retry", "--all")) == "251 jobs sent again\n"
     assert [json.loads(raw)["data"]["to"] for raw in ready(redis)] == [f"m{n}" for n in reversed(range(250))]
     assert len(ready(redis, "reports")) == 1
@@ -68,9 +68,9 @@ def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
     now = time.time()  # and not NOW, from which on all the tests before this one have run
-    bury(redis, "a", at=now - 3600)
-    bury(redis, "b", at=now - 1800, error="KeyError")
-    bury(redis, "c", at=now - 600, error="KeyError")
+    store_failed_job(redis, "a", at=now - 3600)
+    store_failed_job(redis, "b", at=now - 1800, error="KeyError")
+    store_failed_job(redis, "c", at=now - 600, error="KeyError")
     counts = document(qd("failed", verb, "--error", "KeyError", "--older-than", "20m", "--dry-run", "--json"))
     assert counts["would"] == 1
     assert left(redis) == ["a", "b", "c"]
@@ -82,8 +82,8 @@ def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
 
 
 def test_a_dry_run_names_what_cannot_be_run(qd: Run, redis: Client) -> None:
-    bury(redis, "good")
-    bury(redis, "bad", raw=b"no payload")
+    store_failed_job(redis, "good")
+    store_failed_job(redis, "bad", raw=b"no payload")
     dry, real = qd("failed", "retry", "--all", "--dry-run"), qd("failed", "retry", "--all")
     assert (dry.exit_code, dry.stdout) == (1, "1 job would be sent again\n")
     assert dry.stderr == real.stderr
@@ -93,7 +93,7 @@ def test_a_dry_run_names_what_cannot_be_run(qd: Run, redis: Client) -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, verb: str) -> None:
-    bury(redis, "a")
+    store_failed_job(redis, "a")
     some = qd("failed", verb, "nobody", "a")
     assert (some.exit_code, left(redis)) == (1, [])
     assert some.stderr == "qd: no failed job 'nobody' (`qd failed list` shows them)\n"
@@ -114,7 +114,7 @@ def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, v
     ],
 )
 def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
-    bury(redis, "a")
+    store_failed_job(redis, "a")
     assert qd("failed", verb, *words).exit_code == 2
     assert left(redis) == ["a"]
 
@@ -123,7 +123,7 @@ def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: st
 @pytest.mark.parametrize("words", [("",), ("--until", "1970-01-01T00:00+00:00"), ("--until", "1960-01-01")])
 def test_words_that_mean_none_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
     """An empty variable of a shell; a moment in front of all others, which is no length of time."""
-    bury(redis, "a")
+    store_failed_job(redis, "a")
     qd("failed", verb, *words)
     assert left(redis) == ["a"]
 
@@ -131,7 +131,7 @@ def test_words_that_mean_none_do_nothing(qd: Run, redis: Client, verb: str, word
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_an_id_that_means_several_does_nothing(qd: Run, redis: Client, verb: str) -> None:
     for name in ("one", "T.1", "T.2"):
-        bury(redis, name)
+        store_failed_job(redis, name)
     assert qd("failed", verb, "one", "T.").exit_code == 2
     assert len(left(redis)) == 3
     assert done(qd("failed", verb, "one", "T.1")).startswith("2 jobs ")
@@ -139,8 +139,8 @@ def test_an_id_that_means_several_does_nothing(qd: Run, redis: Client, verb: str
 
 
 def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
-    bury(redis, "bad", raw=b"not JSON", job=None)
-    bury(redis, "good")
+    store_failed_job(redis, "bad", raw=b"not JSON", job=None)
+    store_failed_job(redis, "good")
     some = qd("failed", "retry", "--all")
     assert (some.exit_code, some.stdout) == (1, "1 job sent again\n")
     assert some.stderr.startswith("qd: uuid-bad (no job) stays failed: it cannot be run: not JSON")
@@ -150,7 +150,7 @@ def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
 
 def test_the_time_that_a_job_may_be_retried_begins_anew(qd: Run, redis: Client) -> None:
     raw = make("mail.welcome", b"{}", created_at=int(NOW) - 1000, retry_until=NOW - 940)
-    bury(redis, "a", raw=raw)
+    store_failed_job(redis, "a", raw=raw)
     began = int(time.time())
     done(qd("failed", "retry", "a"))
     again = read(ready(redis)[0])
@@ -164,9 +164,9 @@ def unique(name: str, uuid: str) -> bytes:
 
 
 def test_a_unique_job_takes_its_lock_again(qd: Run, redis: Client) -> None:
-    bury(redis, "a", raw=unique("order:1", "u1"), at=NOW - 5)
-    bury(redis, "b", raw=unique("order:1", "u2"), at=NOW - 4)
-    bury(redis, "c", raw=unique("order:2", "u3"), at=NOW - 3)
+    store_failed_job(redis, "a", raw=unique("order:1", "u1"), at=NOW - 5)
+    store_failed_job(redis, "b", raw=unique("order:1", "u2"), at=NOW - 4)
+    store_failed_job(redis, "c", raw=unique("order:2", "u3"), at=NOW - 3)
     redis.call("SET", "qd:unique:order:2", "another")
     some = qd("failed", "retry", "--all")
     assert (some.exit_code, some.stdout, left(redis)) == (1, "1 job sent again\n", ["b", "c"])
@@ -180,7 +180,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
     qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(30):
-        bury(redis, f"a{n}", at=time.time())
+        store_failed_job(redis, f"a{n}", at=time.time())
     steps: list[int] = []
     whole = retry.resend
 
@@ -192,7 +192,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
             steps.append(len(chunk))
             assert len(steps) < 9, "it goes round in a circle"
             for record in chunk:
-                bury(redis, f"again-{record.id}", at=time.time() + 0.001)
+                store_failed_job(redis, f"again-{record.id}", at=time.time() + 0.001)
             return said
 
         return run
@@ -214,14 +214,14 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("qd.cli.failed.retry.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     for n in range(25):
-        bury(redis, f"a{n}", at=NOW - n)
+        store_failed_job(redis, f"a{n}", at=NOW - n)
     done(qd("failed", "retry", "--all", "--rate", "10"))
     assert waits == pytest.approx([0.0, 1.0, 1.0])
     assert len(ready(redis)) == 25
 
 
 def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
-    bury(redis, "a", at=NOW)
+    store_failed_job(redis, "a", at=NOW)
     wire = RedisConnection(f"unix://{redis.path}")
     store = FailedStore(KeyspaceStore(wire))
     records = list(store.of_queue("mail"))
@@ -232,7 +232,7 @@ def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Clien
 
 
 def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Client) -> None:
-    bury(redis, "a")
+    store_failed_job(redis, "a")
     redis.call("HDEL", STORE[0], "a")
     assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
     assert ready(redis) == []
@@ -245,8 +245,8 @@ def tied(id: str, ties: Relations) -> bytes:
 
 @pytest.mark.leaves("qd:unique:n", "qd:job:*", "qd:batch:B", "queues:*")
 def test_a_refused_retry_changes_nothing(redis: Client) -> None:
-    bury(redis, "held", raw=tied("held", Relations(unique="n", result=60)))
-    bury(redis, "free", raw=tied("free", Relations(result=60)))
+    store_failed_job(redis, "held", raw=tied("held", Relations(unique="n", result=60)))
+    store_failed_job(redis, "free", raw=tied("free", Relations(result=60)))
     for id in ("held", "free"):
         redis.call("HSET", f"qd:job:job-{id}", "status", "failed")
     redis.call("HSET", "qd:batch:B", "cancelled_at", 1)
@@ -280,12 +280,12 @@ def broken(event: JobRetryRequested) -> None:
 
 def test_listeners_hear_of_what_is_sent_again_and_harm_nothing(project: Callable[..., Project], redis: Client) -> None:
     shop = project(jobs=HEARD)
-    bury(redis, "a")
+    store_failed_job(redis, "a")
     said = shop.qd("failed", "retry", "a")
     assert (said.returncode, said.stdout) == (0, "heard redis mail mail.welcome job-a\n1 job sent again\n")
     assert "a listener" in said.stderr
     shop.jobs("import nothing.of.that.name")
-    bury(redis, "b")
+    store_failed_job(redis, "b")
     said = shop.qd("failed", "retry", "b")
     assert (said.returncode, said.stdout) == (0, "1 job sent again\n")
     assert "listeners of JobRetryRequested are not notified" in said.stderr

@@ -24,12 +24,12 @@ from click.testing import Result
 from qd.cli import state
 from qd.process import liveness, proc
 from tests.cli.conftest import Run, document, done, report
-from tests.support.clock import eventually
-from tests.support.procs import QD
+from tests.support.processes import QD
 from tests.support.project import Project
-from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.redis import Client
 from tests.support.servers.postgres import Postgres
+from tests.support.servers.redis import Server, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("still")
 PAYLOAD = '{"uuid":"u","job":"%s","data":{},"attempts":0,"createdAt":%d}'

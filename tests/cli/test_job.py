@@ -10,8 +10,8 @@ import pytest
 
 from qd import Qd
 from tests.cli.conftest import Run, document, done, report
-from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.redis import Client
+from tests.support.servers.redis import Server, free_port
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from qd import __version__
 from qd.cli import main, output
 from qd.errors import ConfigError, ConnectionLost, QdError
 from tests.cli.conftest import Run, done
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import SOURCE, Project
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 FAMILIES = sorted({row.module for row in main.COMMANDS.values()})

@@ -11,7 +11,7 @@ import pytest
 
 from qd.cli.control import of_day
 from tests.cli.conftest import Run, document, done, report
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("still")
 

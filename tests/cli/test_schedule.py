@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.conftest import Run, document, done
 from tests.support.project import MakeProject, Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("still")
 

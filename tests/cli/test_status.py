@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.conftest import Run, document, done, report
 from tests.support import warm
-from tests.support.procs import QD
+from tests.support.processes import QD
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("still")
 

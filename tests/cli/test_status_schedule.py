@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Run, document, done
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("still")
 

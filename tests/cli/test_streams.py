@@ -13,9 +13,9 @@ import pytest
 
 from qd.cli import output
 from tests.cli.test_main import leaves
-from tests.support.procs import QD
+from tests.support.processes import QD
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 Projects = Callable[..., Project]
 JOBS = """

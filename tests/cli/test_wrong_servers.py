@@ -11,7 +11,7 @@ from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
 from qd.errors import ConnectionLost
-from tests.support.liar import TIME, Liar, always
+from tests.support.network import TIME, FakeServer, always
 from tests.support.project import MakeProject
 from tests.support.witness import JOBS
 
@@ -28,7 +28,7 @@ LOOKS = (
 
 @pytest.mark.parametrize("reply", NONSENSE)
 def test_what_answers_as_no_redis_does_is_told_in_one_line(project: MakeProject, reply: str) -> None:
-    with Liar(always(NONSENSE[reply])) as liar:
+    with FakeServer(always(NONSENSE[reply])) as liar:
         shop = project(jobs=JOBS, url=liar.url)
         for command in LOOKS:
             done = shop.qd(*command)
@@ -47,7 +47,7 @@ def test_a_push_that_is_not_answered_with_its_number_was_none() -> None:
         while data := client.recv(1 << 16):
             client.sendall(TIME if b"TIME" in data else b"+OK\r\n")
 
-    with Liar(greets) as liar:
+    with FakeServer(greets) as liar:
         queue = RedisQueue(ConnectionSettings(name="redis", url=liar.url), ClientIdentity("Tok3nTok3n", 1))
         for send in (
             lambda: queue.push("a", b"{}"),

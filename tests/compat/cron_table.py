@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from croniter import croniter
 
 from qd.schedule.timing import Cron
-from tests.support.zones import YEARS, changes
+from tests.support.cron import YEARS, changes
 
 TABLE = Path(__file__).parent / "golden" / "cron.tsv"
 NONE = "-"

@@ -10,8 +10,8 @@ import pytest
 
 from qd.schedule.timing import Cron
 from tests.compat.cron_table import EXPRESSIONS, NONE, REASONS, Case, by_croniter, by_qd, load, reason
-from tests.support import vixie
-from tests.support.zones import YEARS
+from tests.support import cron
+from tests.support.cron import YEARS
 
 CASES = load()
 
@@ -52,7 +52,7 @@ def test_where_they_differ_qd_does_as_debians_cron() -> None:
     differ = [case for case in CASES if case.reasons and len(case.expression.split()) == 5]
     assert len(differ) > 30
     for case in differ:
-        assert next(vixie.runs(case.expression, case.zone, int(case.at), int(case.at) + 40 * 86400)) == tick(case), case
+        assert next(cron.runs(case.expression, case.zone, int(case.at), int(case.at) + 40 * 86400)) == tick(case), case
 
 
 def tick(case: Case) -> float:

@@ -35,8 +35,8 @@ from tests.contract.spaces import (  # noqa: F401  fixtures
     stand,
     store,
 )
-from tests.support.seen import Seen
-from tests.support.server import Server
+from tests.support.redis import Seen
+from tests.support.servers.redis import Server
 
 Connect = Callable[..., RedisQueue]
 QUEUES = ("a", "b", "c")  # those that tests use, emptied at the end

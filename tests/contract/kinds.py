@@ -19,9 +19,9 @@ from qd.drivers.connections import open_queue
 from qd.drivers.types import Gap, Reserved, Sizes
 from qd.payload.build import make
 from qd.payload.format import read
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project
+from tests.support.waiting import eventually
 
 IMPORTING = ("dispatch",)  # commands that import the app: in a process of their own
 NAME = "main"  # of the connection under test

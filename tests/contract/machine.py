@@ -26,8 +26,8 @@ from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, saving
 from tests.contract.keyspace.test_queue import job
-from tests.support.beat import beat
-from tests.support.resp import Client
+from tests.support.keeper import beat
+from tests.support.redis import Client
 
 QUEUES = ("a", "b")
 SLOTS = (1, 2, 3)

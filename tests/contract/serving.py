@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from tests.contract.kinds import Served
-from tests.support.server import KEEPS, Server
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import Postgres
+from tests.support.servers.redis import KEEPS, Server, Valkey
 from tests.support.servers.sentinel import Sentinel
 from tests.support.servers.sqs import Sqs
-from tests.support.servers.valkey import Valkey
 
 LOCKED = 3.0  # seconds for which somebody else writes into a file of SQLite
 

@@ -15,9 +15,9 @@ from qd.drivers.database.migrations import migrate
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.redis.connection import RedisConnection
 from qd.store.base import KeyspaceStore
-from tests.support.server import Server
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import Postgres
+from tests.support.servers.redis import Server
 
 DATABASES = ("sqlite", "postgres", "mariadb")
 NAMES = ("redis", *DATABASES)

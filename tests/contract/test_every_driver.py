@@ -27,7 +27,7 @@ from qd.store.base import beside
 from qd.store.failed import FailedStore
 from qd.store.locks import Places
 from tests.contract.kinds import Tried, drained, job_of, number, take
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 AWAY = (ConnectionLost, ServerBusy, ServerRefused)
 

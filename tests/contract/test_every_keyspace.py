@@ -18,7 +18,7 @@ from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ServerRefused
 from qd.options.kinds import BESIDE
 from tests.contract.spaces import Beside, Stand
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 Line = tuple[Any, ...]
 UNORDERED = ("HGETALL", "HKEYS", "SMEMBERS")

@@ -13,9 +13,9 @@ import pytest
 from qd.errors import QdError
 from qd.payload.format import read
 from tests.contract.kinds import JOBS, LEASE, NAME, Tried, job_of, ready, take
-from tests.support.clock import eventually
-from tests.support.procs import waiting
+from tests.support.processes import waiting
 from tests.support.reliability import Figures
+from tests.support.waiting import eventually
 
 HOSTILE = {
     "nothing": b"",

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from qd.drivers.keyspace.base import Script, script
 from tests.contract.machine import Machine
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 
 class Mutant(NamedTuple):

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from tests.support.server import KEEPS
 from tests.support.servers import beanstalkd, mariadb, postgres, sqs
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import KEEPS, Valkey
 from tests.support.servers.running import Running, alive
 from tests.support.servers.sentinel import Sentinel, role
-from tests.support.servers.valkey import Valkey
 
 
 class Kept(NamedTuple):

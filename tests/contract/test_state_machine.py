@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.contract.machine import Machine
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 
 @pytest.mark.fault(

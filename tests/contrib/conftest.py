@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import Project
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 PYTHON = QD[0]
 NOTE = '''

@@ -12,11 +12,10 @@ import pytest
 
 from tests.contrib.conftest import PYTHON, Framed
 from tests.support import warm
-from tests.support.marks import FAILED
-from tests.support.procs import waiting
-from tests.support.pushing import failed
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.payloads import failed
+from tests.support.processes import waiting
+from tests.support.redis import FAILED, Client
+from tests.support.servers.redis import Server
 from tests.support.witness import Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

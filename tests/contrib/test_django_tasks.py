@@ -9,10 +9,9 @@ import pytest
 
 from tests.contrib.conftest import Framed
 from tests.contrib.test_django import MANAGE, MODELS, manage, settings
-from tests.support.marks import FAILED
-from tests.support.procs import Procs
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.processes import Procs
+from tests.support.redis import FAILED, Client
+from tests.support.servers.redis import Server
 from tests.support.witness import Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED, pytest.mark.leaves("qd:job:*")]

@@ -15,9 +15,9 @@ from fastapi import Depends, FastAPI
 from qd import Qd
 from qd.contrib.fastapi import get_qd, lifespan
 from qd.errors import ConfigError
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contrib.conftest import PYTHON, Framed
 from tests.support import warm
-from tests.support.resp import Client
+from tests.support.redis import Client
 from tests.support.witness import Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

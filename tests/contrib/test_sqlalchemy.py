@@ -18,8 +18,8 @@ from qd import ArgumentError, Qd, current_job, provided
 from qd.contrib.sqlalchemy import after_commit, install
 from qd.errors import ConnectionLost, DeclarationError, JobFailure, ModelGone
 from tests.support.project import MakeProject
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 from tests.support.witness import JOBS, Witness
 
 

@@ -9,7 +9,7 @@ import pytest
 from qd import Qd, config
 from qd.drivers.connections import gaps_of
 from qd.options.drivers import DRIVERS
-from tests.support.samples import ROOT
+from tests.support.pages import ROOT
 
 PAGE = ROOT / "docs" / "connections.md"
 BEGIN, END = "<!-- limits -->\n", "<!-- end of limits -->"

@@ -20,9 +20,9 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import Outgoing, Reserved
 from qd.payload.format import key_of, read
 from tests.contract.keyspace.test_queue import job
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 DUE, NEVER = 1, 2**40

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contrib.conftest import Framed
 from tests.contrib.test_django import MANAGE, manage
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:job:*")]
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from qd.payload.format import read
-from tests.support.marks import FAILED
+from tests.support.pages import sample_program
+from tests.support.payloads import failed, push
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
-from tests.support.samples import program
+from tests.support.redis import FAILED, Client
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
 
@@ -24,7 +23,7 @@ TASKS = re.findall(r"^\|[^|]*\| `(qd failed [^`]*)`", PAGE.partition("\n## ")[0]
 
 @pytest.fixture
 def shop(project: MakeProject, redis: Client) -> Project:
-    found = project(jobs=program(PAGE))
+    found = project(jobs=sample_program(PAGE))
     push(redis, "mail.welcome", to="nobody@example.org")
     found.work_off()
     return found

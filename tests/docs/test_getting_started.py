@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "getting-started.md"

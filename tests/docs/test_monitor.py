@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from qd.drivers.keyspace import keys
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 ONCE_A_MINUTE = (
     "client EVALSHA queues:mail:failed"  # the keeper's look at failed jobs, which the page tells below the beat

@@ -6,15 +6,14 @@ import json
 
 import pytest
 
-from tests.support.marks import FAILED
+from tests.support.pages import ROOT, STANDINS, sample_program
 from tests.support.project import MakeProject, Project
-from tests.support.resp import Client
-from tests.support.samples import ROOT, STANDINS, program
+from tests.support.redis import FAILED, Client
 from tests.support.witness import Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
 
-PAGE = program((ROOT / "docs" / "recipes.md").read_text())
+PAGE = sample_program((ROOT / "docs" / "recipes.md").read_text())
 TOLD = """
 
 @app.on(WorkerStopping)

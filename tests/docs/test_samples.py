@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.samples import PAGES, ROOT, STANDINS, program
-from tests.support.server import Server
+from tests.support.pages import PAGES, ROOT, STANDINS, sample_program
+from tests.support.servers.redis import Server
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
-    (tmp_path / "page.py").write_text(program(page.read_text()))
+    (tmp_path / "page.py").write_text(sample_program(page.read_text()))
     ours = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import page"],

@@ -10,7 +10,7 @@ import pytest
 from qd.schedule.builder import Scheduled, Words
 from qd.schedule.entry import CallTask
 from qd.schedule.frequencies import Days, Frequencies
-from tests.support.samples import ROOT
+from tests.support.pages import ROOT
 
 PAGE = (ROOT / "docs" / "schedule.md").read_text()
 ROWS = re.findall(r"^\| `(\w+\(.*\))` \| `([^`]+)` \|", PAGE, re.MULTILINE)

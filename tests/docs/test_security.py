@@ -11,12 +11,11 @@ import pytest
 
 import qd
 from tests.cli.conftest import report
-from tests.support.burying import bury
-from tests.support.clock import eventually
+from tests.support.payloads import failed, push, store_failed_job
 from tests.support.project import Project
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
@@ -210,8 +209,8 @@ def test_a_looker_sees_and_an_operator_steers(
         assert done.returncode == 0, (words, done.stderr)
     assert shop.qd("restart", **operator).returncode == 0
     assert shop.qd("clear", "default", **operator).returncode == 0
-    bury(redis, "T.0.1.1", queue="default")
-    bury(redis, "T.0.2.1", queue="default")
+    store_failed_job(redis, "T.0.1.1", queue="default")
+    store_failed_job(redis, "T.0.2.1", queue="default")
     assert shop.qd("failed", "list", **looker).returncode == 0
     assert shop.qd("failed", "show", "T.0.1", **looker).returncode == 0
     assert not refused()

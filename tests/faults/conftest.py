@@ -10,7 +10,7 @@ import pytest
 from qd import Qd
 from tests.support.ledger import JOBS, Ledger
 from tests.support.project import MakeProject, Project, Start, ready
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 
 @pytest.fixture

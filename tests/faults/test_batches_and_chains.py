@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from tests.support.clock import eventually
-from tests.support.linekill import LineKill
+from tests.support.faults import LineKill
+from tests.support.payloads import producer
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import producer
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import Witness
 
 LEFT = ("qd:batch:*", "queues:*:failed*", "queues:*:deaths")

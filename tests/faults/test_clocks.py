@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from qd.payload.build import make
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import SOURCE, MakeProject, Project
+from tests.support.redis import Client
 from tests.support.reliability import Figures, share
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 

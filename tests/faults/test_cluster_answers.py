@@ -12,12 +12,12 @@ import pytest
 from qd import Qd
 from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_cluster_nodes import LEASE, partial_cluster  # noqa: F401
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.payloads import producer
+from tests.support.processes import Procs
 from tests.support.project import MakeProject
-from tests.support.pushing import producer
 from tests.support.reliability import Figures
 from tests.support.servers.cluster import Cluster
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.xdist_group("cluster")

@@ -13,12 +13,12 @@ import pytest
 from qd import Qd
 from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_batches_and_chains import SHOP
-from tests.support.clock import eventually
-from tests.support.linekill import LineKill
+from tests.support.faults import LineKill
+from tests.support.payloads import producer
 from tests.support.project import MakeProject
-from tests.support.pushing import producer
 from tests.support.reliability import Figures
 from tests.support.servers.cluster import Cluster
+from tests.support.waiting import eventually
 from tests.support.witness import Witness
 
 pytestmark = pytest.mark.xdist_group("cluster")

@@ -9,11 +9,11 @@ import pytest
 
 from qd.config.settings import ConnectionSettings
 from qd.drivers.cluster.queue import ClusterQueue
-from tests.support.clock import eventually
 from tests.support.project import MakeProject
 from tests.support.reliability import Figures
-from tests.support.server import Server
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.xdist_group("cluster")

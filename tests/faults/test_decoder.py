@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from qd.errors import Malformed
 from qd.payload.format import Payload, read
 from qd.payload.size import depth
-from tests.support.hostile import VALID, hostile
+from tests.support.payloads import VALID, hostile
 from tests.support.reliability import Figures
 
 MB = 1 << 20

@@ -17,11 +17,11 @@ import pytest
 
 from qd.payload.build import make
 from qd.store.failed_jobs_table import signed_off
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs
+from tests.support.payloads import push
+from tests.support.processes import QD, Procs
 from tests.support.project import SOURCE, MakeProject, Project
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*")]
 
@@ -53,7 +53,7 @@ EACH = pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slo
 
 
 def killed(shop: Project, file: Path, each: int, *words: str, **env: str) -> Procs:
-    command = [sys.executable, "-m", "tests.support.lines", str(file), *words]
+    command = [sys.executable, "-m", "tests.support.faults", "each-line", str(file), *words]
     path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
     procs = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path, LINES_EACH=str(each), **env))
     shop.started.append(procs)

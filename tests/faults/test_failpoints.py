@@ -10,14 +10,14 @@ import pytest
 from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
-from tests.support.clock import eventually
-from tests.support.failpoints import ACTIONS, POINTS, Failing
+from tests.support.faults import ACTIONS, POINTS, Failing
 from tests.support.ledger import Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project, Start
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 AGAIN = {("fired", "kill9"), ("ack_sent", "kill9")}  # it ended, and nobody can know: the only ones that may run twice

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Start
 from tests.support.reliability import Figures
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 

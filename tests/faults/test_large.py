@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from qd.payload.build import make
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.payloads import failed, push, push_raw
+from tests.support.processes import Procs
 from tests.support.project import MakeProject
-from tests.support.pushing import failed, push, push_raw
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 MB = 1 << 20

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.elsewhere import elsewhere
+from tests.support.faults import work_on_another_host
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, Start
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import eventually
 
 WAYS = ("sleep", "sleep", "sleep", "cpu", "hold")
 
@@ -54,7 +54,7 @@ def test_jobs_much_longer_than_their_lease_run_once(
 ) -> None:
     shop.config(f'retry_after = "{lease}s"\n')
     work = start("--timeout", "300", workers=8)
-    other = elsewhere(shop, "-w", "4", "--timeout", "300")
+    other = work_on_another_host(shop, "-w", "4", "--timeout", "300")
     jobs = [n for how in WAYS for n in ledger.push(seconds=seconds, how=how)] + ledger.push(7, seconds=seconds)
     all_started(ledger, jobs)
     began, before = time.monotonic(), calls(redis)
@@ -110,7 +110,7 @@ def test_an_outage_longer_than_the_lease_doubles_nothing(
 ) -> None:
     shop = project(jobs=JOBS, config=f'retry_after = "{lease}s"\n', url=own.url)
     ledger = Ledger(shop, client)
-    works = [shop.work("-w", "2", "--timeout", "300"), elsewhere(shop, "-w", "2", "--timeout", "300")]
+    works = [shop.work("-w", "2", "--timeout", "300"), work_on_another_host(shop, "-w", "2", "--timeout", "300")]
     works[0].wait_line("master.ready")
     jobs = ledger.push(2, seconds=away / 2) + ledger.push(2, seconds=away + lease + 4)
     all_started(ledger, jobs)

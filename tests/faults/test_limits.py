@@ -8,13 +8,13 @@ import time
 import psutil
 import pytest
 
-from tests.support.cgroups import group
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
+from tests.support.payloads import failed
+from tests.support.processes import control_group
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 FAILED = pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -65,7 +65,7 @@ def shop(project: MakeProject) -> Project:
 def test_the_kernel_takes_the_worker_and_not_its_master(
     times: int, how: str, shop: Project, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
-    with group("memory", f"qd-test-{os.getpid()}") as small:
+    with control_group("memory", f"qd-test-{os.getpid()}") as small:
         work = shop.work("-w", "1", "--max-crashes", "1", within=small.words)
         work.wait_line("master.ready")
         own = int(small.read("memory.current" if small.v2 else "memory.usage_in_bytes"))
@@ -117,7 +117,7 @@ def test_a_limit_of_the_jobs_own_is_a_memory_error(
 def test_without_processes_it_serves_with_what_it_has(
     flags: tuple[str, ...], shop: Project, ledger: Ledger, figures: Figures
 ) -> None:
-    with group("pids", f"qd-test-{os.getpid()}") as small:
+    with control_group("pids", f"qd-test-{os.getpid()}") as small:
         work = shop.work("-w", "4", *flags, within=small.words)
         work.wait_line("master.ready")
         small.limit("pids.max", "pids.max", 1)

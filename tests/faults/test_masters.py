@@ -10,13 +10,13 @@ from datetime import datetime
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.elsewhere import elsewhere
+from tests.support.faults import work_on_another_host
 from tests.support.ledger import Kill, Ledger
-from tests.support.procs import Procs, titled
+from tests.support.processes import Procs, titled
 from tests.support.project import Project, Start
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
@@ -118,7 +118,7 @@ def test_another_host_takes_over_when_the_lease_has_run_out(
     lease: int, by: str, beside: bool, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     shop.config(f'retry_after = "{lease}s"\n')
-    other = elsewhere(shop, "-w", "1", "--sleep", "0.2", by=by) if beside else None
+    other = work_on_another_host(shop, "-w", "1", "--sleep", "0.2", by=by) if beside else None
     if other:
         other.signal(signal.SIGUSR2)  # its keeper goes on, its worker takes nothing yet
         other.wait_line("master.paused")
@@ -132,7 +132,7 @@ def test_another_host_takes_over_when_the_lease_has_run_out(
     work.process.wait(10)
     if other:
         other.signal(signal.SIGCONT)
-    other = other or elsewhere(shop, "-w", "1", by=by)
+    other = other or work_on_another_host(shop, "-w", "1", by=by)
     again = ledger.wait_start(n, 2)
     late = again.at - time.monotonic() + time.time() - until
     assert late >= 0, f"taken {-late:.3f} s before its lease had run out"

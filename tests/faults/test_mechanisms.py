@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, Start
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import eventually
 
 
 def two_masters(shop: Project) -> list[Procs]:

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.support import namespace
-from tests.support.clock import eventually
+from tests.support import processes
 from tests.support.ledger import JOBS, Kill, Ledger
-from tests.support.namespace import Bystanders
-from tests.support.procs import Procs
+from tests.support.processes import Bystanders, Procs
 from tests.support.project import MakeProject, Project
 from tests.support.reliability import Figures
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 
@@ -46,12 +45,12 @@ def shop(project: MakeProject) -> Project:
     "no zombie is left, no stranger's end counts as a worker's, TERM ends it with 0 (times: the stop)",
 )
 def test_as_pid_1_it_reaps_strangers_and_hears_term(shop: Project, ledger: Ledger, figures: Figures) -> None:
-    work = shop.work("-w", "2", within=namespace.required())
+    work = shop.work("-w", "2", within=processes.new_namespace())
     work.wait_line("master.ready")
     ledger.push(20, job="orphans")
     ledger.wait_all()
     assert work.matches(r"master\[1\]")
-    init = psutil.Process(namespace.first(work))
+    init = psutil.Process(processes.namespace_init(work))
     eventually(lambda: len(init.children(recursive=True)) == 4, 20, what="only the template, the keeper, two workers")
     assert not work.matches("died|boot_failed|WARN|ERROR")
     began = time.monotonic()
@@ -65,16 +64,16 @@ def test_as_pid_1_it_reaps_strangers_and_hears_term(shop: Project, ledger: Ledge
 @pytest.fixture
 def crowd(shop: Project) -> Iterator[Bystanders]:
     """A namespace whose PID 1 only reaps."""
-    init = Procs([*namespace.required(), sys.executable, "-c", namespace.REAPER], cwd=shop.root, env=os.environ)
+    init = Procs([*processes.new_namespace(), sys.executable, "-c", processes.REAPER], cwd=shop.root, env=os.environ)
     try:
-        yield Bystanders(namespace.first(init))
+        yield Bystanders(processes.namespace_init(init))
     finally:
         init.sweep()
 
 
 def taken_over(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.Process) -> None:
     """Kill it, and let somebody else have its number."""
-    (number,) = namespace.inner([process])
+    (number,) = processes.by_inner_pid([process])
     start = len(work.lines)
     ledger.kills.append(Kill(number, time.monotonic()))
     process.kill()
@@ -103,7 +102,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     for number in range(6):
         (n,) = ledger.push(seconds=50, again=0.0)
         with_job = ledger.wait_start(n).pid  # the changes of code go on: other workers come and go
-        taken_over(work, crowd, ledger, namespace.inner(work.children("qd: worker"))[with_job])
+        taken_over(work, crowd, ledger, processes.by_inner_pid(work.children("qd: worker"))[with_job])
         if number == 2:
             taken_over(work, crowd, ledger, work.child("qd: keeper"))
         if number == 4:
@@ -116,7 +115,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     assert not crowd.dead()
     (last,) = ledger.push(seconds=50, again=0.0)
     ledger.kills.append(Kill(ledger.wait_start(last).pid, time.monotonic()))
-    gone = namespace.inner(work.children("qd: "))
+    gone = processes.by_inner_pid(work.children("qd: "))
     master.kill()
     work.wait()
     for number in gone:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from qd.drivers.keyspace.base import script
-from tests.support.clock import BROUGHT, eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
+from tests.support.network import Action, Proxy
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
-from tests.support.proxy import Action, Proxy
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import BROUGHT, eventually
 
 FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]

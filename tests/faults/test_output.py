@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import QD
+from tests.support.processes import QD
 from tests.support.project import MakeProject, Project
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("clean_redis"),

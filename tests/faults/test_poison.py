@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
+from tests.support.payloads import failed, push
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed, push
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("clean_redis"),

@@ -13,13 +13,13 @@ import hiredis
 import pytest
 
 from qd.payload.build import make
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 GONE = (OSError, hiredis.HiredisError)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from qd.schedule.timing import Every
-from tests.support.resp import Client
+from tests.support.redis import Client
 from tests.support.schedulers import Several, run
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 SKEWS = (-45.0, -20.0, 0.0, 17.0, 45.0)
 pytestmark = pytest.mark.leaves("queues:*", "qd:*", "ran:*")

@@ -14,12 +14,12 @@ from qd.config.settings import ConnectionSettings
 from qd.drivers.redis.queue import RedisQueue
 from qd.errors import QdError
 from qd.payload.build import make
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
-from tests.support.procs import waiting
+from tests.support.processes import waiting
 from tests.support.project import MakeProject, Project
 from tests.support.reliability import Figures
 from tests.support.servers.sentinel import Sentinel, role
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

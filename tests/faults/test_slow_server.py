@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import JOBS, Ledger
+from tests.support.network import Proxy
 from tests.support.project import MakeProject
-from tests.support.proxy import Proxy
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 STUCK = """
 @app.job("stuck", timeout=1, tries=1)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from qd.drivers.keyspace.queue import DEATHS
-from tests.support.growth import by_role
 from tests.support.project import MakeProject
 from tests.support.reliability import Figures
-from tests.support.server import Server
-from tests.support.soak import Soak
-from tests.support.soak_jobs import JOBS, PRODUCER
-from tests.support.soak_page import page
+from tests.support.servers.redis import Server
+from tests.support.soak import JOBS, PRODUCER, Soak
+from tests.support.soak_report import page
+from tests.support.tally import by_role
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = float(os.environ.get("QD_SOAK_SECONDS", "1800"))

@@ -9,9 +9,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.elsewhere import elsewhere
+from tests.support.faults import work_on_another_host
 from tests.support.ledger import Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project, Start
 from tests.support.reliability import Figures
 
@@ -35,7 +35,7 @@ def stop_for(processes: list[psutil.Process], seconds: float) -> None:
 
 def standby(shop: Project) -> Procs:
     """Another host that takes nothing until it is told to."""
-    other = elsewhere(shop, "-w", "2", "--sleep", "0.2")
+    other = work_on_another_host(shop, "-w", "2", "--sleep", "0.2")
     other.signal(signal.SIGUSR2)
     other.wait_line("master.paused")
     return other
@@ -105,7 +105,7 @@ def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
     shop: Project, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     shop.config('retry_after = "2s"\n')
-    works = [start(workers=2), elsewhere(shop, "-w", "2")]
+    works = [start(workers=2), work_on_another_host(shop, "-w", "2")]
     for n in ledger.push(4, seconds=7):
         ledger.wait_start(n)
     first, second = (work.session() for work in works)

@@ -11,12 +11,12 @@ from itertools import cycle, islice
 import psutil
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.ledger import Kill, Ledger
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project, Start
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
 

@@ -21,10 +21,10 @@ from qd.schedule.entry import Entry
 from qd.scheduler import ticks as early
 from qd.scheduler.scheduler import Scheduler
 from tests.faults.test_schedulers import ran, sent
-from tests.support.clock import eventually
-from tests.support.resp import Client
+from tests.support.redis import Client
 from tests.support.schedulers import app_of, early_app_of
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:*", "ran:*")
 HOUR = 3600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.php.laravel import Laravel
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 
 @pytest.fixture

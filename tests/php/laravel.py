@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.clock import eventually
-from tests.support.peers import missing, program
-from tests.support.procs import Procs
-from tests.support.server import Server
+from tests.support.processes import Procs
+from tests.support.programs import missing, program
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 RIG = Path(__file__).resolve().parent / "rig"

@@ -12,11 +12,11 @@ import greenstalk
 import pytest
 
 from tests.php.laravel import JOBS, Laravel, Ran
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project
-from tests.support.server import Server
 from tests.support.servers.beanstalkd import Beanstalkd
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 SHARED = (
     JOBS

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.php.laravel import JOBS, RESTART, Laravel
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 ALL = "illuminate:queues:paused"

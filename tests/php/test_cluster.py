@@ -12,8 +12,8 @@ import pytest
 
 from tests.php.laravel import JOBS, PREFIX, Laravel
 from tests.support.project import Project
-from tests.support.server import Server
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server
 
 pytestmark = pytest.mark.xdist_group("cluster")
 Projects = Callable[..., Project]

@@ -14,9 +14,9 @@ import pytest
 import sqlalchemy as sql
 
 from tests.php.laravel import JOBS, Laravel, Ran
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("databases")
 SLOW = (

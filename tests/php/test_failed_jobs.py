@@ -14,9 +14,9 @@ import pytest
 from qd.payload.build import make
 from qd.payload.format import read
 from tests.php.laravel import PREFIX, Laravel
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 JOBS = """
 @app.job("fails", tries=1)

@@ -15,11 +15,11 @@ import pytest
 
 from tests.php.laravel import JOBS, PREFIX, Laravel, data_of
 from tests.support import ledger as ledgers
-from tests.support.clock import eventually
 from tests.support.ledger import Ledger
 from tests.support.project import Project
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 

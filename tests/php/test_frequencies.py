@@ -14,7 +14,7 @@ import pytest
 
 from qd.schedule.builder import Scheduled
 from qd.schedule.entry import CallTask
-from tests.support.peers import missing, program
+from tests.support.programs import missing, program
 
 SCRIPT = Path(__file__).parent / "rig" / "frequencies.php"
 PROBE = "exit((int) !stream_resolve_include_path('Illuminate/Console/autoload.php'));"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.php.laravel import JOBS, PREFIX, Laravel
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 Projects = Callable[..., Project]
 KEYED = (

@@ -12,7 +12,7 @@ import pytest
 
 from tests.php.laravel import JOBS, PREFIX, Laravel, data_of
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 Projects = Callable[..., Project]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.php.laravel import PREFIX, RESTART, Laravel
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 
 def test_php_runs_what_php_pushed_and_fails_a_name_it_does_not_know(laravel: Laravel, redis: Client) -> None:

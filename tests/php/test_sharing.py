@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.php.laravel import JOBS, PREFIX, Laravel, Ran
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 Projects = Callable[..., Project]
 SIGNALS = ("TERM", "USR2", "CONT", "HUP")

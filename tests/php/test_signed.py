@@ -11,7 +11,7 @@ import pytest
 
 from tests.php.laravel import JOBS, PREFIX, Laravel
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 Projects = Callable[..., Project]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "php.md").read_text()

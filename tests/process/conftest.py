@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from tests.support.driven import Drive, Driven
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import SOURCE, MakeProject, Project
-from tests.support.resp import Client
-from tests.support.scheduling import Host, Open
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import Drive, Host, Open, ScheduleProject
+from tests.support.servers.redis import Server
 from tests.support.witness import JOBS, Witness
 
 PROGRAM = "import os, sys, time\nfrom qd import Qd\napp = Qd()\n"
@@ -35,7 +34,7 @@ def witness(shop: Project) -> Witness:
 @pytest.fixture
 def drive(project: MakeProject) -> Drive:
     """drive(entries, config="") -> a project whose runs a small scheduler starts."""
-    return lambda source, config="": Driven(project(), source, config)
+    return lambda source, config="": ScheduleProject(project(), source, config)
 
 
 @pytest.fixture

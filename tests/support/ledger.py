@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qd.payload.build import make
-from tests.support.clock import eventually
+from tests.support.payloads import push_raw
 from tests.support.project import Project
-from tests.support.pushing import push_raw
-from tests.support.resp import Client
-from tests.support.seen import Seen
+from tests.support.redis import Client, Seen
+from tests.support.waiting import eventually
 
 JOBS = """
 import ctypes, json, signal, subprocess, threading

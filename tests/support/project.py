@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +12,14 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from click.testing import CliRunner, Result
 
 from qd.cli.main import command
 from qd.drivers import embedded
 from tests.support import warm
-from tests.support.procs import QD, Procs, waiting
+from tests.support.processes import QD, Procs, waiting
 
 SOURCE = Path(__file__).resolve().parents[2] / "daemon"
 PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
@@ -157,3 +160,38 @@ def idle(project: Project, *arguments: str, workers: int = 1) -> Procs:
     work = project.work("-w", str(workers), *arguments)
     waiting(work, workers, START)
     return work
+
+
+class DoctorLine(NamedTuple):
+    sign: str
+    what: str
+    value: str
+    fix: str
+
+
+class DoctorReport(NamedTuple):
+    code: int
+    lines: list[DoctorLine]
+
+    def line(self, what: str) -> DoctorLine:
+        (found,) = [line for line in self.lines if line.what == what]
+        return found
+
+    def bad(self) -> list[tuple[str, str]]:
+        """(sign, what) of all that is not well, but for what every test here has: root, and a server without a disk."""
+        ours = ("root", "redis.persistence", "redis.latency")
+        return [(line.sign, line.what) for line in self.lines if line.sign != "ok" and line.what not in ours]
+
+
+def doctor(shop: Project, *words: str, **env: str) -> DoctorReport:
+    done = shop.qd("doctor", "--json", *words, seconds=60.0, **env)
+    found = json.loads(done.stdout)
+    assert (found["exit"], found["ok"]) == (done.returncode, done.returncode == 0), done.stderr
+    lines = [DoctorLine(**check) for check in found["checks"]]
+    assert all(line.fix for line in lines if line.sign != "ok"), "a line without its fix"
+    return DoctorReport(done.returncode, lines)
+
+
+def with_setting(text: str, key: str, value: str | None) -> str:
+    """`key=value` in the place of what stands there, or not at all."""
+    return re.sub(rf"^{key}=.*$", "" if value is None else f"{key}={value}", text, flags=re.MULTILINE)

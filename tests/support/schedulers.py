@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from qd.log import Log
 from qd.schedule.entry import CallTask, Entry, Filter, JobTask
 from qd.schedule.timing import Every
 from qd.scheduler.scheduler import Scheduler
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import die_with_parent
+from tests.support.programs import missing
+from tests.support.redis import Client
+from tests.support.servers.redis import Server, die_with_parent
+from tests.support.waiting import eventually
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +142,27 @@ def run(several: Several, seconds: float, done: Any, luck: random.Random) -> Non
         return done()
 
     eventually(killed, seconds, every=0.02)
+
+
+class FaketimeServer(Server):
+    """Its clock shows `start` at the start, and goes on from there. Only the clock of the day: waiting is not faked."""
+
+    def __init__(self, start: str) -> None:
+        if not FAKETIME.exists():
+            missing("faketime")
+        # libc before jemalloc: that asks for the time before libfaketime is ready, for ever
+        super().__init__(
+            LD_PRELOAD=f"{FAKETIME} libc.so.6", FAKETIME_CACHE_DURATION="1", FAKETIME_DONT_FAKE_MONOTONIC="1"
+        )
+        self._file = self.folder / "clock"
+        self.env["FAKETIME_TIMESTAMP_FILE"] = str(self._file)
+        self.set(start)
+
+    def set(self, moment: str) -> None:
+        """The clock shows this (ISO, with its offset), within a second."""
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(f"{datetime.fromisoformat(moment).timestamp() - time.time():+.3f}s\n")
+        fresh.rename(self._file)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import clock, reliability
+from tests.support import reliability, waiting
 
 SUPPORT = str(Path(__file__).parent)
-PASSED_OVER = (clock.__file__, reliability.__file__, __file__)  # the last two: hooks of pytest's, no steps of a test
+PASSED_OVER = (waiting.__file__, reliability.__file__, __file__)  # the last two: hooks of pytest's, no steps of a test
 SECONDS = (0.1, 0.5, 1.0, 2.0)  # how long a stop is
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.samples import PAGES, STANDINS, program
+from tests.support.pages import PAGES, STANDINS, sample_program
 from tests.typing.test_mypy import CASES, ROOT, marked
 
 pytestmark = pytest.mark.xdist_group("pyright")
@@ -44,7 +44,7 @@ def said(tmp_path_factory) -> dict[str, list[tuple[int, str]]]:
     """Of the pages as modules, and of the cases that mypy is shown too. One run for all."""
     folder = tmp_path_factory.mktemp("pyright")
     for page in PAGES:
-        (folder / f"{module(page)}.py").write_text(program(page.read_text()))
+        (folder / f"{module(page)}.py").write_text(sample_program(page.read_text()))
     for name in ("accepted.py", "refused.py"):
         (folder / name).write_text((CASES / name).read_text())
     return checked(folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from qd.drivers.beanstalkd.broker import MANY, MUCH, Beanstalkd
 from qd.errors import ServerBusy, TooLarge
-from tests.support.clock import eventually
 from tests.support.servers.beanstalkd import Beanstalkd as Server
 from tests.support.servers.beanstalkd import installed
+from tests.support.waiting import eventually
 
 
 @contextmanager

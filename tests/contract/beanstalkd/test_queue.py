@@ -19,10 +19,10 @@ from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
 from qd.payload.build import make
 from qd.payload.format import read
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 TOKEN = "Tok3nTok3n"
 ENDED = "qd:at:tubes:queues:mail:qd-ended"

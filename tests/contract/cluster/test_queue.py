@@ -52,9 +52,9 @@ from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
 from qd.worker.settle import Settlement, Settler
 from tests.contract.keyspace.test_queue import job
-from tests.support.clock import eventually
-from tests.support.server import Server
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("cluster")
 Connect = Callable[..., ClusterQueue]

@@ -25,8 +25,8 @@ from qd.drivers.types import BeatRequest
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
 from qd.process.shield import shield
 from tests.contract.spaces import Stand
-from tests.support.clock import eventually
 from tests.support.project import SOURCE
+from tests.support.waiting import eventually
 
 SERVERS = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
 POSTGRES = pytest.mark.parametrize("database", ["postgres"], indirect=True)

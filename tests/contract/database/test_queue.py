@@ -32,7 +32,7 @@ from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving
 from qd.store.failed_jobs_table import FailedJobs
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 T = TypeVar("T")
 TOKEN = "Tok3nTok3n"

@@ -16,7 +16,7 @@ from qd.process.channels import MessageReceiver
 from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.seen import Seen
+from tests.support.redis import Seen
 
 pytestmark = pytest.mark.parametrize("place", ONE, indirect=True)
 TOKEN = "Tok3nTok3n"

@@ -16,7 +16,7 @@ from qd.payload.build import make
 from qd.payload.format import read
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.seen import Seen
+from tests.support.redis import Seen
 
 one_place = pytest.mark.parametrize("place", ONE, indirect=True)
 pytestmark = pytest.mark.leaves("qd:batch:*")

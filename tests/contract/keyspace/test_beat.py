@@ -8,7 +8,7 @@ import pytest
 
 from qd.payload.format import read
 from tests.contract.keyspace.test_queue import drain, job, one_place, steal, take
-from tests.support.beat import beat
+from tests.support.keeper import beat
 
 
 def expire(seen, held) -> None:

@@ -20,8 +20,8 @@ from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, steal, take
 from tests.contract.machine import PHP_POP
-from tests.support.beat import beat
-from tests.support.seen import Seen
+from tests.support.keeper import beat
+from tests.support.redis import Seen
 
 
 def save(queue: RedisQueue, held: Reserved, state: object) -> Reserved:

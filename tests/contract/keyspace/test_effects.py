@@ -17,9 +17,9 @@ from qd.worker.delivery import Delivery, HeldJob
 from qd.worker.queues import Rota
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import FAILED, job, steal, take
-from tests.support.proxy import Proxy
-from tests.support.seen import Seen
-from tests.support.server import Server
+from tests.support.network import Proxy
+from tests.support.redis import Seen
+from tests.support.servers.redis import Server
 
 one_place = pytest.mark.parametrize("place", ONE, indirect=True)
 pytestmark = pytest.mark.leaves(*FAILED)

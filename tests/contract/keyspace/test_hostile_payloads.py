@@ -19,8 +19,8 @@ from qd.errors import Malformed
 from qd.payload.format import Payload, read
 from qd.payload.reservation import answered, original
 from tests.contract.conftest import ONE
-from tests.support.hostile import VALID, malformed, odd
-from tests.support.seen import Seen
+from tests.support.payloads import VALID, malformed, odd
+from tests.support.redis import Seen
 
 pytestmark = [
     pytest.mark.parametrize("place", ONE, indirect=True),

@@ -7,7 +7,7 @@ import pytest
 from qd.drivers.types import Free, Keep, Released, Reserved
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import drain, job, one_place, steal, take
-from tests.support.beat import beat
+from tests.support.keeper import beat
 
 KEPT = ("queues:*:failed", "queues:*:failed_at")
 

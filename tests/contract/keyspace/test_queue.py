@@ -16,8 +16,8 @@ from qd.payload.reservation import answered, original
 from qd.store.base import beside
 from qd.store.failed import FailedStore
 from tests.contract.conftest import ONE
-from tests.support.clock import eventually
-from tests.support.seen import Seen
+from tests.support.redis import Seen
+from tests.support.waiting import eventually
 
 FAILED = ("queues:*:failed", "queues:*:failed_at")
 one_place = pytest.mark.parametrize("place", ONE, indirect=True)

@@ -14,8 +14,8 @@ import qd
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
 from qd.payload.splice import reserved_text
-from tests.support.hostile import malformed, odd
-from tests.support.resp import Client
+from tests.support.payloads import malformed, odd
+from tests.support.redis import Client
 
 (UNIT,) = Path(qd.__file__).parent.rglob("unit.lua")
 ASK = """

@@ -12,8 +12,7 @@ from qd.drivers.types import Claim, Claimed, Outgoing
 from qd.errors import QdError, ServerBusy
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job
-from tests.support.resp import Client
-from tests.support.seen import Seen
+from tests.support.redis import Client, Seen
 
 one_place = pytest.mark.parametrize("place", ONE, indirect=True)
 pytestmark = pytest.mark.leaves("qd:ticks", "qd:unique:*")

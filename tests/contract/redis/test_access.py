@@ -17,12 +17,11 @@ from qd.drivers.types import Released
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, Unusable, WrongPassword
 from qd.payload.reservation import answered, saving
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.beat import beat
-from tests.support.certificates import Certificates
-from tests.support.peers import missing
-from tests.support.resp import Client
-from tests.support.seen import Seen
-from tests.support.server import Server, free_port
+from tests.support.keeper import beat
+from tests.support.network import Certificates
+from tests.support.programs import missing
+from tests.support.redis import Client, Seen
+from tests.support.servers.redis import Server, free_port
 
 Open = Callable[[str], RedisQueue]
 SECRET = "s3cret/with:all@kinds?"

@@ -17,9 +17,9 @@ from qd.errors import ConnectionLost
 from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.proxy import Proxy
-from tests.support.seen import Seen
-from tests.support.server import Server
+from tests.support.network import Proxy
+from tests.support.redis import Seen
+from tests.support.servers.redis import Server
 
 T = TypeVar("T")
 EACH = 7  # bytes from one cut to the next

@@ -14,11 +14,11 @@ from redis.sentinel import Sentinel as Sentinels
 from qd import Qd, config
 from qd.drivers.base import Connector
 from tests.contract.keyspace.test_queue import job
-from tests.support.certificates import Certificates
-from tests.support.peers import missing
-from tests.support.resp import Client
-from tests.support.server import Server, free_port
+from tests.support.network import Certificates
+from tests.support.programs import missing
+from tests.support.redis import Client
 from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server, free_port
 from tests.support.servers.sentinel import SERVICE, Sentinel
 
 PASSWORD = "s3cret/with:all@kinds?"

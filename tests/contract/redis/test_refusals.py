@@ -18,11 +18,10 @@ from qd.payload.reservation import answered, saving
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Places, Rate, Strikes
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.beat import beat
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.seen import Seen
-from tests.support.server import Server, free_port
+from tests.support.keeper import beat
+from tests.support.redis import Client, Seen
+from tests.support.servers.redis import Server, free_port
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,12 @@ from qd.drivers.redis import sentinel as sentinels
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.sentinel import Primary, shown
 from qd.errors import ConnectionLost, NeedsMending, Unreachable, WrongPassword
-from tests.support.certificates import Certificates
-from tests.support.clock import eventually
-from tests.support.liar import Liar, always
-from tests.support.peers import missing, redis_server
-from tests.support.server import Server, free_port
+from tests.support.network import Certificates, FakeServer, always
+from tests.support.programs import missing, redis_server
+from tests.support.servers.redis import Server, free_port
 from tests.support.servers.running import Running
 from tests.support.servers.sentinel import Sentinel
+from tests.support.waiting import eventually
 
 OF_SERVER, OF_SENTINEL = "of-the-server", "of-the-sentinels"
 
@@ -133,11 +132,11 @@ def deaf(client: socket.socket) -> None:
         pass
 
 
-def address(liar: Liar) -> str:
+def address(liar: FakeServer) -> str:
     return liar.url.removeprefix("redis://")
 
 
-def before(sentinel: Sentinel, liar: Liar) -> str:
+def before(sentinel: Sentinel, liar: FakeServer) -> str:
     """The url with a false sentinel in front."""
     return sentinel.url.replace("://", f"://{address(liar)},")
 
@@ -158,7 +157,7 @@ def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel)
 
 
 def test_one_that_says_nothing_takes_no_more_than_its_time(sentinel: Sentinel) -> None:
-    with Liar(deaf) as silent:
+    with FakeServer(deaf) as silent:
         found = Primary(before(sentinel, silent))
         found.connection(60.0).disconnect()
         assert shown(found.sentinels[0]) != address(silent)
@@ -169,7 +168,7 @@ def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
     """A sentinel that was cut off still names the old one."""
     replica = next(node for node in sentinel.nodes if node is not sentinel.primary)
     said = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
-    with Liar(always(said)) as stale:
+    with FakeServer(always(said)) as stale:
         wire = RedisConnection(before(sentinel, stale), connect_timeout=60.0, timeout=60.0)
         with pytest.raises(Unreachable, match="is a slave: no primary is there yet"):
             wire.call("PING")

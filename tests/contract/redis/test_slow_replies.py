@@ -6,11 +6,11 @@ import pytest
 
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConnectionLost
-from tests.support.liar import Liar, in_parts
+from tests.support.network import FakeServer, in_parts
 
 
 def test_a_reply_that_drips_is_given_up() -> None:
-    with Liar(in_parts(b"$100\r\n", b"x", 102, pause=0.05)) as liar:
+    with FakeServer(in_parts(b"$100\r\n", b"x", 102, pause=0.05)) as liar:
         wire = RedisConnection(liar.url, timeout=1.0)  # the whole would take five, each part a twentieth of one
         with pytest.raises(ConnectionLost, match="no answer in time"):
             wire.call("PING")
@@ -20,7 +20,7 @@ def test_a_reply_that_drips_is_given_up() -> None:
 def test_a_large_reply_may_take_longer_than_the_timeout() -> None:
     part = b"x" * (1 << 15) + b"\r\n"
     whole = b"*60\r\n" + b"$%d\r\n" % (1 << 15)
-    with Liar(in_parts(whole, part + b"$%d\r\n" % (1 << 15), 59, pause=0.07, tail=part)) as liar:
+    with FakeServer(in_parts(whole, part + b"$%d\r\n" % (1 << 15), 59, pause=0.07, tail=part)) as liar:
         wire = RedisConnection(
             liar.url, timeout=4.0
         )  # the parts take 4.1 at least, and a machine may stand still in one of them

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 LONG = 30.0  # a test that needs it has failed
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from qd import Qd
 from qd.scheduler import scheduler
 from qd.scheduler.due import MOST
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Open, hourly, last_tick, waiting
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, Open, hourly, last_tick, ready_payloads
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
 
@@ -63,7 +63,7 @@ def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
         assert sent - before <= 1, "one at a turn, where a turn has no time"
         before = sent
     assert before
-    host.turns(lambda: len(waiting(redis, "new")) >= 3)
+    host.turns(lambda: len(ready_payloads(redis, "new")) >= 3)
     assert redis.call("LLEN", "queues:default") < 40 * 24
     host.scheduler.drain()
     before = int(redis.call("LLEN", "queues:default"))

@@ -22,9 +22,9 @@ from qd.scheduler import ticks as early
 from qd.scheduler.connection import EntryState
 from qd.scheduler.ticks import TickTaker
 from qd.store import schedule as notes
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Host, Open, field, waiting
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, Host, Open, field, ready_payloads
+from tests.support.servers.redis import Server
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:unique:*", "qd:down")
 
@@ -90,7 +90,7 @@ def ahead(app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPat
 
 
 def ids(redis: Client) -> list[str]:
-    return [str(job.id) for job in waiting(redis)]
+    return [str(job.id) for job in ready_payloads(redis)]
 
 
 # -- they go out
@@ -105,7 +105,7 @@ def test_what_was_made_before_is_sent_and_told(
     one = ahead()
     made = one.make()
     assert len(made) == 10
-    assert (waiting(redis), one.host.lines) == ([], []), "nothing is sent or told before"
+    assert (ready_payloads(redis), one.host.lines) == ([], []), "nothing is sent or told before"
     one.turn()
     assert ids(redis) == made
     assert [line.split("id=")[1].split()[0] for line in one.host.said("schedule.sent")] == made
@@ -119,7 +119,7 @@ def test_it_counts_as_made_at_its_tick(app: Qd, report: Any, redis: Client, ahea
     (tick,) = {state.entry.timing.base for state in one.connection.states}
     assert len(one.make()) == 2
     one.turn()
-    assert [(job.createdAt, job.retryUntil) for job in waiting(redis)] == [(tick, None), (tick, tick + 60)]
+    assert [(job.createdAt, job.retryUntil) for job in ready_payloads(redis)] == [(tick, None), (tick, tick + 60)]
 
 
 def test_a_signed_job_a_later_one_and_one_that_runs_alone_are_made_before_too(
@@ -135,7 +135,7 @@ def test_a_signed_job_a_later_one_and_one_that_runs_alone_are_made_before_too(
     assert len(one.host.said("schedule.sent")) == 3
     assert redis.call("ZCARD", "queues:default:delayed") == 1
     assert len(redis.call("KEYS", "qd:unique:*")) == 1
-    assert all(job.sig for job in waiting(redis))
+    assert all(job.sig for job in ready_payloads(redis))
 
 
 def test_they_are_made_while_the_scheduler_waits_and_each_tick_has_its_own(
@@ -176,7 +176,7 @@ def test_what_stops_a_tick_after_its_job_was_made_is_obeyed(
         one.scheduler.down = True
     one.turn()
     assert len(one.host.said("schedule.skipped")) == 1
-    assert (waiting(redis), told) == ([], [])
+    assert (ready_payloads(redis), told) == ([], [])
     assert one.connection.states[0].last > 0
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_has_lost_its_data_is_sent_nothing_of_it(app: Qd, report: 
     assert len(one.make()) == 1
     redis.call("FLUSHALL")
     one.turn()
-    assert (waiting(redis), one.host.lines) == ([], [])
+    assert (ready_payloads(redis), one.host.lines) == ([], [])
     assert field(redis, app), "the entry begins anew"
 
 
@@ -228,7 +228,7 @@ def test_of_an_entry_that_nobody_has_seen_none_is_made(app: Qd, report: Any, red
     one.connection.update(one.connection.states[0], b"")
     assert one.make() == []
     one.turn()
-    assert (waiting(redis), one.host.lines) == ([], [])
+    assert (ready_payloads(redis), one.host.lines) == ([], [])
     assert field(redis, app)
 
 
@@ -269,7 +269,7 @@ def test_code_of_the_app_is_asked_at_the_moment_and_not_before(
     assert one.make() == []
     assert (asked, list(tmp_path.iterdir())) == ([], [])
     one.host.turns(lambda: len(one.host.said("schedule.sent")) == 2)
-    assert (asked, len(waiting(redis))) == (["class"], 2)
+    assert (asked, len(ready_payloads(redis))) == (["class"], 2)
 
 
 def test_with_a_payload_hook_all_are_made_at_the_moment(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
@@ -279,7 +279,7 @@ def test_with_a_payload_hook_all_are_made_at_the_moment(app: Qd, report: Any, re
     one = ahead()
     assert (one.make(), asked) == ([], [])
     one.turn()
-    assert (asked, len(waiting(redis))) == (["default"], 1)
+    assert (asked, len(ready_payloads(redis))) == (["default"], 1)
 
 
 def test_one_that_cannot_be_made_is_told_at_the_moment_and_holds_up_no_other(
@@ -296,7 +296,7 @@ def test_one_that_cannot_be_made_is_told_at_the_moment_and_holds_up_no_other(
     assert one.host.lines == []
     one.turn()
     assert "entry=bad" in one.host.said("schedule.failed")[0]
-    assert len(one.host.said("schedule.failed")) == len(waiting(redis)) == 1
+    assert len(one.host.said("schedule.failed")) == len(ready_payloads(redis)) == 1
 
 
 def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
@@ -307,7 +307,7 @@ def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Clie
     assert one.connection.states[0].early is None
     one.scheduler.paused = False
     one.turn()
-    assert len(waiting(redis)) == 1
+    assert len(ready_payloads(redis)) == 1
 
 
 # -- some at a time

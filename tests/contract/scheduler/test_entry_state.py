@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from qd import Qd
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, HalfAnHourAgo, Open, hourly, moment_of
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, HalfAnHourAgo, Open, hourly, moment_of
+from tests.support.servers.redis import Server
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
 

@@ -15,7 +15,7 @@ from qd.schedule.timing import Every
 from qd.scheduler import overlaps
 from qd.scheduler.overlaps import Overlaps
 from qd.store.base import KeyspaceStore
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 ENTRY = Entry("nightly", ShellTask("true"), Every(60), alone=True)
 OTHER = Entry("hourly", ShellTask("true"), Every(60), alone=True)

@@ -14,9 +14,9 @@ from qd.events import JobQueued, JobQueueing, ScheduledTaskFinished, ScheduledTa
 from qd.schedule.entry import Entry
 from qd.scheduler.entry_job import Guard
 from qd.scheduler.ticks import ABREAST
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Open, field, hourly, last_tick, moment_of, waiting
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, Open, field, hourly, last_tick, moment_of, ready_payloads
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:unique:*")
 
@@ -36,7 +36,7 @@ def test_a_job_is_sent_at_each_tick_and_a_function_is_run(
     host = open_host()
     host.turns(lambda: len(host.said("schedule.sent")) >= 3 and len(host.said("schedule.done")) >= 2)
     told = [line.split("id=")[1].split()[0] for line in host.said("schedule.sent")]
-    assert [job.id for job in waiting(redis)] == told
+    assert [job.id for job in ready_payloads(redis)] == told
     assert (tmp_path / "ran").read_text().startswith("xx")
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_due_that_was_before_the_entry_was_first_seen(app: Qd, report
     host = open_host()
     host.turns(lambda: field(redis, app))
     assert before - 1 < moment_of(redis, app) <= time.time() + 1
-    assert (waiting(redis), host.lines) == ([], [])
+    assert (ready_payloads(redis), host.lines) == ([], [])
 
 
 def test_two_hosts_take_each_tick_once(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
@@ -56,11 +56,11 @@ def test_two_hosts_take_each_tick_once(app: Qd, report: Any, redis: Client, open
     def enough() -> bool:
         for host in hosts:
             host.scheduler.turn()
-        return len(waiting(redis)) >= 6
+        return len(ready_payloads(redis)) >= 6
 
     hosts[0].turns(enough)
     told = sorted(line.split("at=")[1].split()[0] for host in hosts for line in host.said("schedule.sent"))
-    assert len(told) == len(set(told)) == len(waiting(redis))
+    assert len(told) == len(set(told)) == len(ready_payloads(redis))
 
 
 def test_on_every_host_is_once_on_each(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
@@ -186,7 +186,7 @@ def test_what_was_missed_is_decided_by_the_entry(
     host.turns(lambda: time.time() - moment_of(redis, app) < HOUR)
     found = [float(line.split("late=")[1]) for line in host.said("schedule.sent")]
     assert found == pytest.approx(late, abs=20)
-    assert len(waiting(redis)) == len(late)
+    assert len(ready_payloads(redis)) == len(late)
     said = [f"count={3 - len(late)}"] if missed != "all" else []
     assert [line.split()[2] for line in host.said("schedule.missed")] == said
     assert [event.reason.split()[1] for event in skips] == [text.removeprefix("count=") for text in said]
@@ -243,19 +243,19 @@ def test_a_job_of_an_entry_that_runs_alone_is_not_sent_again_before_it_is_done(
     app.schedule(report.bind(7), every=0.2, overlap=False)
     host = open_host()
     host.turns(lambda: host.said("schedule.skipped"))
-    (job,) = waiting(redis)
+    (job,) = ready_payloads(redis)
     assert f"its job is still waiting or running (id {job.id})" in host.said("schedule.skipped")[0]
     (lock,) = redis.text("KEYS", "qd:unique:*")
     redis.call("DEL", lock)
-    host.turns(lambda: len(waiting(redis)) == 2)
+    host.turns(lambda: len(ready_payloads(redis)) == 2)
 
 
 def test_a_chain_is_sent_with_what_follows(app: Qd, report: Any, redis: Client, open_host: Open):
     app.schedule(app.chain(report.bind(1), report.bind(2)), every=0.2, name="chain")
     app.schedule(report.bind(3).using(queue="other"), every=0.2, name="other")
     host = open_host()
-    host.turns(lambda: waiting(redis) and waiting(redis, "other"))
-    ties = waiting(redis)[0].qd
+    host.turns(lambda: ready_payloads(redis) and ready_payloads(redis, "other"))
+    ties = ready_payloads(redis)[0].qd
     assert ties is not None
     assert len(ties.chain) == 1
 
@@ -325,7 +325,7 @@ def test_since_and_until_bound_what_is_taken(app: Qd, report: Any, redis: Client
     for _ in range(2):  # the second finds nothing left to do
         host = open_host(since=now - 3, until=now - 1)
         host.turns(lambda host=host: host.scheduler.idle)  # type: ignore[misc]
-        assert len(waiting(redis)) == 3, "both ends count"
+        assert len(ready_payloads(redis)) == 3, "both ends count"
 
 
 def test_a_place_for_an_entry_costs_no_more_than_it_must(app: Qd, report: Any, open_host: Open) -> None:

@@ -19,9 +19,9 @@ from qd.errors import ConnectionLost
 from qd.scheduler import connection
 from qd.scheduler.entry_job import Guard
 from qd.store import schedule as notes
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Host, Open, field, hourly, waiting
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, Host, Open, field, hourly, ready_payloads
+from tests.support.servers.redis import Server
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:unique:*", "qd:down")
 
@@ -52,9 +52,9 @@ def test_a_pause_is_obeyed_and_its_ticks_are_told_as_skipped(
     notes.pause(store, ["report(7)"], by="ann", reason="stocktaking")
     host.turns(lambda: host.said("schedule.skipped"))
     assert 'reason="paused by ann: stocktaking"' in host.said("schedule.skipped")[0]
-    count = len(waiting(redis))
+    count = len(ready_payloads(redis))
     notes.resume(store, ["report(7)"])
-    host.turns(lambda: len(waiting(redis)) > count)
+    host.turns(lambda: len(ready_payloads(redis)) > count)
     host.turns(lambda: notes.skipped(store) and notes.last(store))
     assert notes.skipped(store)["report(7)"].detail == "paused by ann: stocktaking"
     assert notes.last(store)["report(7)"].outcome == "sent"
@@ -166,7 +166,7 @@ def test_a_job_whose_claim_was_not_answered_was_sent_once_and_is_told(
     told = [
         line.split("id=")[1].split()[0] for line in host.said("schedule.sent")
     ]  # with each tick that came meanwhile
-    assert sorted(str(job.id) for job in waiting(redis)) == sorted(told)
+    assert sorted(str(job.id) for job in ready_payloads(redis)) == sorted(told)
     assert (len(host.said("redis.away")), len(host.said("redis.back"))) == (1, 1)
 
 
@@ -252,11 +252,15 @@ def test_a_server_that_is_full_is_said_once_for_all_entries(
         host.turns(lambda: time.monotonic() > until)
     finally:
         redis.call("CONFIG", "SET", "maxmemory", 0)
-    count = len(waiting(redis))
-    host.turns(lambda: len(waiting(redis)) > count + 3 and host.said("redis.back"))
+    count = len(ready_payloads(redis))
+    host.turns(lambda: len(ready_payloads(redis)) > count + 3 and host.said("redis.back"))
     assert [len(host.said(word)) for word in ("redis.away", "redis.back", "schedule.refused")] == [1, 1, 0]
     told = [line.split(" late=")[0] for line in host.said("schedule.sent")]
-    assert len({line.split("at=")[1] + line.split("entry=")[1] for line in told}) == len(told) == len(waiting(redis))
+    assert (
+        len({line.split("at=")[1] + line.split("entry=")[1] for line in told})
+        == len(told)
+        == len(ready_payloads(redis))
+    )
 
 
 def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
@@ -292,7 +296,7 @@ def test_a_name_that_leads_to_another_server_by_now_is_followed_when_the_old_one
         name.unlink()
         name.symlink_to(new.socket)
         with new.client() as client:
-            host.turns(lambda: waiting(client) and host.said("redis.back"))
+            host.turns(lambda: ready_payloads(client) and host.said("redis.back"))
         assert (len(host.said("redis.away")), len(host.said("redis.back"))) == (1, 1)
         host.close()
 

@@ -19,8 +19,8 @@ import pytest
 from qd.drivers.sqs.client import HttpConnection, Service, Woken
 from qd.drivers.urls import SqsUrl
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused, Unreachable
-from tests.support.certificates import Certificates
-from tests.support.clock import eventually
+from tests.support.network import Certificates
+from tests.support.waiting import eventually
 
 Act = Callable[[socket.socket], None]
 

@@ -14,8 +14,8 @@ from qd.drivers.sqs.client import NoSuchQueue, Service, Woken
 from qd.drivers.sqs.messages import Counts, SqsMessages, batches
 from qd.drivers.urls import SqsUrl
 from qd.errors import ConnectionLost, NeverTaken, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
-from tests.support.clock import eventually
 from tests.support.servers.sqs import Sqs
+from tests.support.waiting import eventually
 
 URL = "sqs://eu-west-1?endpoint="
 

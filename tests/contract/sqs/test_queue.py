@@ -22,10 +22,10 @@ from qd.errors import ConnectionLost, QdError, ServerRefused, TooLarge
 from qd.payload.build import make, with_relations
 from qd.payload.format import Relations, read
 from qd.payload.reservation import answered
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 from tests.support.servers.sqs import Sqs
+from tests.support.waiting import eventually
 
 FIFO = "orders.fifo"
 Open = Callable[..., SqsQueue]

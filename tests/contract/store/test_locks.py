@@ -8,8 +8,8 @@ from qd.drivers.redis.connection import RedisConnection
 from qd.store import locks
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Lease, Mutex, Rate
-from tests.support.clock import eventually
-from tests.support.server import Server, free_port
+from tests.support.servers.redis import Server, free_port
+from tests.support.waiting import eventually
 
 # What stays for a while: the last token, and what a waiter that is gone was handed or woken by.
 pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake:*", "app_qd:mutex:{x}")

@@ -11,7 +11,7 @@ from qd.store import locks
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Places, Rate, Strikes
 from tests.contract.spaces import Beside, Stand
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 LEAVES = pytest.mark.leaves("app_qd:rate:{x}:*")  # they vanish by themselves
 

@@ -11,7 +11,7 @@ from qd.store import controls, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.schedule import Last
 from tests.contract.spaces import Stand
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from qd.drivers.connections import loaded, open_queue
 from qd.errors import ConfigError
 from qd.options.drivers import DRIVERS, OPENED_WITHOUT_APP, extra_of_library
 from tests.support.project import MakeProject, Project
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 from tests.support.servers.sentinel import Sentinel
 
 AWAY = "redis://127.0.0.1:1/0"

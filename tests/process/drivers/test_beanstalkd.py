@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 import greenstalk
 import pytest
 
-from tests.support.beside import NOTE, Beside
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
+from tests.support.witness import NOTE, JobsOnlyProject
 
 pytestmark = pytest.mark.leaves("qd:at:tubes:*", "qd:restart", "qd:schedule:last")
 
@@ -64,7 +64,7 @@ POINTS = {
 }
 
 
-class Shop(Beside):
+class Shop(JobsOnlyProject):
     connection = "tubes"
 
     def __init__(self, project: Project, url: str, control: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
-from tests.support.server import KEEPS, Server
 from tests.support.servers.beanstalkd import Beanstalkd
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import eventually
 
 JOBS = """
 @app.job("hello", queue="mail")

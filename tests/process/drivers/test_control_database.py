@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 JOBS = """
 @app.job("hello", queue="mail")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.project import Project
 from tests.support.servers.mariadb import MariaDb
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("databases")
 

@@ -21,10 +21,10 @@ from qd.drivers.embedded import Address
 from qd.errors import ConfigError
 from qd.process import proc
 from tests.support import warm
-from tests.support.clock import eventually
-from tests.support.peers import missing
+from tests.support.programs import missing
 from tests.support.project import SOURCE, MakeProject, Project, ready
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import hiredis
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.payloads import failed, push
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, push
+from tests.support.redis import Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 LOADED = (

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.beside import NOTE, Beside
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.server import Server
+from tests.support.servers.redis import Server
 from tests.support.servers.sqs import Sqs
+from tests.support.waiting import eventually
+from tests.support.witness import NOTE, JobsOnlyProject
 
 JOBS = f"""{NOTE}
 @app.job("step")
@@ -35,7 +35,7 @@ def dies(name: str) -> None:
 """
 
 
-class Shop(Beside):
+class Shop(JobsOnlyProject):
     """On SQS, with its control connection on Redis."""
 
     connection = "sqs"

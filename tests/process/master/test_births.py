@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject
+from tests.support.waiting import eventually
 
 PROGRAM = """
 import os, signal, sys

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from qd.process import proc
-from tests.support.clock import eventually
-from tests.support.keepers import seconds_later
-from tests.support.peers import missing, program
-from tests.support.procs import QD, Procs
+from tests.support.keeper import wait_for_reports
+from tests.support.payloads import push
+from tests.support.processes import QD, Procs
+from tests.support.programs import missing, program
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -65,7 +65,7 @@ def test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone
     assert (one["host"], one["boot"]) == (other["host"], other["boot"])
     push(redis, "quick")
     witness.wait("quick")
-    seconds_later(redis, 1.5)  # it has looked for dead masters since
+    wait_for_reports(redis, 1.5)  # it has looked for dead masters since
     witness.go()
     witness.wait("end")
     assert len(witness.starting("start")) == len(witness.starting("end")) == 1
@@ -133,7 +133,7 @@ def test_whoever_may_live_keeps_its_job_until_the_lease_runs_out(
     push(redis, "quick", n=1)
     witness.wait("quick 1")
     eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 1, what="its ack")
-    seconds_later(redis, 1.2)
+    wait_for_reports(redis, 1.2)
     assert redis.text("ZRANGE", "queues:default:reserved", "0", "-1") == [HELD]
     redis.call("ZADD", "queues:default:reserved", "XX", "1", HELD)  # its lease has run out
     witness.wait("quick 9", seconds=30)

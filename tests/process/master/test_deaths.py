@@ -10,13 +10,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.clock import BROUGHT, eventually
-from tests.support.marks import DEATHS, FAILED
-from tests.support.procs import titled, waiting
+from tests.support.payloads import failed, push
+from tests.support.processes import titled, waiting
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, push
+from tests.support.redis import DEATHS, FAILED, Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

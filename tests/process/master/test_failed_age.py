@@ -7,11 +7,10 @@ import time
 
 import pytest
 
-from tests.support.burying import bury
-from tests.support.clock import eventually
+from tests.support.payloads import push, store_failed_job
 from tests.support.project import MakeProject, ready
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 JOBS = """
 @app.job("fails")
@@ -35,9 +34,9 @@ def test_failed_jobs_are_forgotten_in_a_queue_in_which_nothing_fails_any_more(
 @pytest.mark.leaves(*STORE)
 def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProject, redis: Client) -> None:
     for n in range(1201):  # more than two beats take away
-        bury(redis, f"old.{n}", queue="default", at=time.time() - 7200 + n)
+        store_failed_job(redis, f"old.{n}", queue="default", at=time.time() - 7200 + n)
     for n in range(3):
-        bury(redis, f"young.{n}", queue="default")
+        store_failed_job(redis, f"young.{n}", queue="default")
     work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1h"\n'))
     eventually(lambda: redis.call("HLEN", STORE[0]) == 3, 20, what="the old ones gone")
     assert redis.text("ZRANGE", STORE[1], 0, -1) == ["bytes", "young.0", "young.1", "young.2"]
@@ -59,7 +58,7 @@ def test_failed_jobs_that_are_dropped_are_reported(project: MakeProject, redis: 
 
 @pytest.mark.leaves(*STORE)
 def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject, redis: Client) -> None:
-    bury(redis, "old", queue="default", at=time.time() - 7200)
+    store_failed_job(redis, "old", queue="default", at=time.time() - 7200)
     shop = project(jobs=JOBS, config='[failed]\nenabled = false\nkeep = "1h"\n')
     push(redis, "fails")
     work = ready(shop)
@@ -75,6 +74,6 @@ def test_a_store_that_cannot_be_looked_at_is_said_and_stops_no_keeper(project: M
     work.wait_line("failed.forget_failed .*queue=default .*WRONGTYPE")
     assert not work.matches("redis.away")
     redis.call("DEL", STORE[1])
-    bury(redis, "old", queue="default", at=time.time() - 7200)
+    store_failed_job(redis, "old", queue="default", at=time.time() - 7200)
     eventually(lambda: redis.call("EXISTS", *STORE) == 0, 20, what="nothing left of it")
     work.stop()

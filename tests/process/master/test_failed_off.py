@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.payloads import push, push_raw
 from tests.support.project import MakeProject
-from tests.support.pushing import push, push_raw
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 JOBS = """
 @app.job("fails")

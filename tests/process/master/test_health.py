@@ -11,12 +11,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import waiting
+from tests.support.payloads import push
+from tests.support.processes import waiting
 from tests.support.project import Project
-from tests.support.pushing import push
-from tests.support.resp import Client
-from tests.support.server import free_port
+from tests.support.redis import Client
+from tests.support.servers.redis import free_port
+from tests.support.waiting import eventually
 
 Make = Callable[..., Project]
 JOBS = """

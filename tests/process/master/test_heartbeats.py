@@ -10,13 +10,13 @@ import time
 import psutil
 import pytest
 
-from tests.support.clock import BROUGHT, eventually
-from tests.support.procs import Procs
+from tests.support.network import Proxy
+from tests.support.payloads import push
+from tests.support.processes import Procs
 from tests.support.project import MakeProject
-from tests.support.proxy import Proxy
-from tests.support.pushing import push
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import BROUGHT, eventually
+from tests.support.payloads import push
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]

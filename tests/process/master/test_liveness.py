@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from qd.process import liveness, proc
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

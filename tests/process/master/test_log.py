@@ -8,12 +8,11 @@ import re
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.marks import FAILED
-from tests.support.procs import Procs
+from tests.support.payloads import failed, push_laravel
+from tests.support.processes import Procs
 from tests.support.project import Project
-from tests.support.pushing import failed, push_laravel
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import push
-from tests.support.keepers import a_beat_later, seconds_later
-from tests.support.peers import program
-from tests.support.procs import QD, Procs, titled
+from tests.support.deployment import push
+from tests.support.keeper import wait_for_beat, wait_for_reports
+from tests.support.processes import QD, Procs, titled
+from tests.support.programs import program
 from tests.support.project import MakeProject, Project, idle
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -70,10 +70,10 @@ def test_every_host_holds_finishes_what_runs_and_goes_on(shop: Project, witness:
     all_down(*hosts)
     for number in range(50):
         push(redis, "quick", {"n": number})
-    a_beat_later(redis)
+    wait_for_beat(redis)
     (shop.root / "go").touch()
     witness.wait("end")
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert not witness.starting("quick")
     eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 0)  # the end was told, too
     assert redis.call("LLEN", "queues:default") == 50
@@ -90,7 +90,7 @@ def test_until_ends_it_by_itself(shop: Project, witness: Witness, redis: Client)
     done(shop, "down", "--until", "10m")
     all_down(work)
     push(redis, "quick", {})
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert not witness.lines
     assert 0 < redis.call("PTTL", "qd:down") <= 600_000
     redis.call("PEXPIRE", "qd:down", 1)
@@ -118,7 +118,7 @@ def test_a_restarted_server_has_not_forgotten_it(project: MakeProject, durable: 
     work.wait_line("redis.back")
     client = durable.client()
     push(client, "quick", {})
-    a_beat_later(client)
+    wait_for_beat(client)
     assert not witness.lines
     assert "but for high" in done(shop, "status")
     assert 0 < client.call("PTTL", "qd:down") <= 3_600_000
@@ -139,7 +139,7 @@ def test_allowed_queues_go_on_whatever_their_place_on_a_host(shop: Project, witn
     for number, queue in enumerate(["a", "b", "c", *["high"] * 10]):
         push(redis, "quick", {"n": number}, queue)
     witness.wait("quick", 10)
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert numbers(witness) == list(range(3, 13))
     assert hosts[0].child("waiting on high")
     assert third.child(" down")
@@ -185,7 +185,7 @@ def test_a_second_down_takes_the_place_of_the_first_on_every_host(
     push(redis, "quick", {"n": 2}, "b")
     witness.wait("quick", 2)
     push(redis, "quick", {"n": 3}, "a")
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert numbers(witness) == [1, 2]
     done(shop, "up")
     witness.wait("quick", 3)
@@ -204,7 +204,7 @@ def test_a_reload_that_orders_the_queues_anew_keeps_to_the_allowed_one(project: 
     for number, queue in enumerate(("low", "new", "high")):
         push(redis, "quick", {"n": number}, queue)
     witness.wait("quick")
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert numbers(witness) == [2]
     done(shop, "up")
     witness.wait("quick", 3)
@@ -228,7 +228,7 @@ def test_a_new_keeper_and_a_new_worker_know_it_before_anything_is_taken(
     work.child("waiting on high").kill()
     push(redis, "quick", {"n": 3}, "high")
     witness.wait("quick", 2)
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert numbers(witness) == [2, 3]
     done(shop, "up")
     witness.wait("quick", 3)
@@ -276,7 +276,7 @@ def test_a_note_that_is_none_of_ours_holds_every_queue(shop: Project, witness: W
     work = shop.work("high", "-w", "1")
     all_down(work)
     redis.call("SET", "qd:down", '{"allow": "high", "until": 1e999, "by": "\\u001b[2J", "reason": "a\\nb"}')
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert work.child(" down")
     assert done(shop, "status").startswith('maintenance mode by \\x1b[2J: "a\\nb"; `qd up` ends it\n')
     assert not witness.lines
@@ -312,7 +312,7 @@ def test_laravels_key_holds_every_queue_where_it_is_asked_for(project: MakeProje
     assert "Laravel's maintenance mode on" in done(shop, "status")
     assert "`php artisan up` ends it" in done(shop, "status")
     done(shop, "down", "--allow", "default")
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert not witness.lines  # Laravel's knows no allowed queues
     assert "Laravel's own still holds (illuminate:foundation:down" in shop.qd("up").stderr
     redis.call("DEL", KEY)
@@ -355,7 +355,7 @@ def test_laravels_file_holds_this_host_while_it_is_there(
     witness.wait("quick", 2)
     folder.rmdir()
     work.wait_line("laravel.down_file.*does not exist")
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert len(work.matches("laravel.down_file")) == 1
     free.stop()
     work.stop()
@@ -373,7 +373,7 @@ def test_laravels_key_counts_on_while_its_cache_is_away(project: MakeProject, re
         cache.kill()
         work.wait_line("laravel.away")
         push(redis, "quick", {})
-        seconds_later(redis, 1.5)
+        wait_for_reports(redis, 1.5)
         assert is_down(work)
         assert not witness.lines
         work.stop()
@@ -457,7 +457,7 @@ def test_the_line_that_waits_until_nothing_runs_waits_for_a_run_of_the_schedule(
     assert not nothing_runs(shop)  # no maintenance yet
     done(shop, "down")
     all_down(work)
-    a_beat_later(redis)
+    wait_for_beat(redis)
     assert not nothing_runs(shop)
     (shop.root / "go").touch()
     eventually(lambda: nothing_runs(shop), 20, every=0.2)

@@ -9,7 +9,7 @@ import pytest
 
 from qd.payload.build import make
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
 from tests.support.witness import Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -12,13 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from qd.master import postmortem
-from tests.support.cgroups import group
-from tests.support.clock import eventually
-from tests.support.marks import FAILED
-from tests.support.procs import titled
+from tests.support.payloads import failed, push
+from tests.support.processes import control_group, titled
 from tests.support.project import MakeProject
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -40,7 +38,7 @@ def hungry() -> None:
 def test_twenty_times_it_is_the_worker_and_the_record_says_why(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=HUNGRY)
     witness = Witness(shop)
-    with group("memory", f"qd-test-{os.getpid()}") as memory:
+    with control_group("memory", f"qd-test-{os.getpid()}") as memory:
         memory.limit("memory.limit_in_bytes", "memory.max", LIMIT)
         with memory.joined():
             work = shop.work("-w", "1", "--max-crashes", "20")

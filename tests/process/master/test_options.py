@@ -13,11 +13,11 @@ import time
 import pytest
 
 from qd.process.proc import cpus_granted
-from tests.support.clock import eventually
+from tests.support.payloads import push_laravel
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push_laravel
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -9,12 +9,12 @@ from functools import partial
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import push
-from tests.support.keepers import seconds_later
-from tests.support.procs import Procs, titled
+from tests.support.deployment import push
+from tests.support.keeper import wait_for_reports
+from tests.support.processes import Procs, titled
 from tests.support.project import Project, idle
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:restart")]
@@ -65,7 +65,7 @@ def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness,
     assert witness.wait("quick")[0].split()[1] == "1"
     shop.qd("pause")
     push(redis, "quick", {"n": 3}, "b")
-    seconds_later(redis, 1.5)
+    wait_for_reports(redis, 1.5)
     assert len(witness.lines) == 1
     shop.qd("resume", "a")
     assert [line.split()[1] for line in witness.wait("quick", 2, 20)] == ["1", "0"]
@@ -97,7 +97,7 @@ def test_delayed_jobs_of_a_paused_queue_wait(shop: Project, witness: Witness, re
     work = idle(shop)
     shop.qd("pause", "default")
     shop.qd("dispatch", "quick", "--delay", "0.1")
-    seconds_later(redis, 1.5)
+    wait_for_reports(redis, 1.5)
     assert not witness.lines
     shop.qd("resume", "default")
     witness.wait("quick")

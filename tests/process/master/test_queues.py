@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from tests.support.payloads import push
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 

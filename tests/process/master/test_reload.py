@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import push
-from tests.support.procs import QD, Procs, waiting
+from tests.support.deployment import push
+from tests.support.processes import QD, Procs, waiting
 from tests.support.project import PRELUDE, START, MakeProject, Project
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from qd.process import proc
-from tests.support.clock import eventually
+from tests.support.payloads import push
 from tests.support.project import MakeProject, ready
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import push
-from tests.support.keepers import seconds_later
-from tests.support.procs import Procs
+from tests.support.deployment import push
+from tests.support.keeper import wait_for_reports
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, idle
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:restart")]
@@ -59,7 +59,7 @@ def test_a_stamp_of_before_the_start_is_no_restart_and_nor_is_one_that_vanishes(
         before = len(witness.lines)
         push(redis, "quick", {})
         witness.wait("quick", before + 1)
-        seconds_later(redis, 1.5)
+        wait_for_reports(redis, 1.5)
     assert work.process.poll() is None
     shop.qd("restart")
     work.ends_clean()
@@ -220,7 +220,7 @@ def test_a_stamp_ahead_of_the_servers_clock_restarts_no_new_master(
     eventually(lambda: len(work.matches("restart.ahead")) == 2)
     push(redis, "quick", {})
     witness.wait("quick")
-    seconds_later(redis, 1.5)
+    wait_for_reports(redis, 1.5)
     assert work.process.poll() is None
     assert len(work.matches("restart.ahead")) == 2, "it is said once by each keeper"
     assert not work.matches("master.reloading")

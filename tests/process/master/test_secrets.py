@@ -15,12 +15,12 @@ import pytest
 
 from qd.payload.build import make
 from qd.process import proc
-from tests.support.clock import eventually
-from tests.support.procs import Procs, titled
+from tests.support.payloads import failed, push, push_raw
+from tests.support.processes import Procs, titled
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed, push, push_raw
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 FAILED = pytest.mark.leaves(

@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs, waiting
+from tests.support.processes import QD, Procs, waiting
 from tests.support.project import MakeProject, Project, ready
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -7,12 +7,11 @@ import signal
 
 import pytest
 
-from tests.support.cgroups import group
-from tests.support.clock import BROUGHT, eventually
-from tests.support.procs import QD, Procs
+from tests.support.payloads import push
+from tests.support.processes import QD, Procs, control_group
 from tests.support.project import MakeProject
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -54,7 +53,7 @@ def test_without_processes_to_be_had_those_that_are_there_serve(
 ) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
-    with group("pids", f"qd-test-{os.getpid()}") as pids:
+    with control_group("pids", f"qd-test-{os.getpid()}") as pids:
         with pids.joined():
             work = shop.work("-w", "2", *([] if preload else ["--no-preload"]))
         work.wait_line("master.ready")
@@ -79,7 +78,7 @@ def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject
     shop = project(jobs=JOBS)
     witness = Witness(shop)
     push(redis, "quick")
-    with group("pids", f"qd-test-{os.getpid()}") as pids:
+    with control_group("pids", f"qd-test-{os.getpid()}") as pids:
         pids.limit("pids.max", "pids.max", 1)
         inside = ["sh", "-c", f'echo $$ > {pids.folder}/cgroup.procs && exec "$@"', "sh", *QD]
         work = Procs([*inside, "work", "-w", "1"], cwd=shop.root, env=shop.env())

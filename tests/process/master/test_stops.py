@@ -10,13 +10,12 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.marks import FAILED
-from tests.support.procs import Procs
+from tests.support.payloads import push
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.redis import FAILED, Client
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -328,7 +327,7 @@ def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, r
     import os
     import subprocess
 
-    from tests.support.procs import QD
+    from tests.support.processes import QD
 
     shop = project(jobs=JOBS)
     read, write = os.pipe()
@@ -359,7 +358,7 @@ def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, r
 def test_closed_standard_streams_are_no_reason_to_fail(shop: Project, witness: Witness) -> None:
     import subprocess
 
-    from tests.support.procs import QD
+    from tests.support.processes import QD
 
     shop.qd("dispatch", "quick")
     command = ["sh", "-c", f"exec {' '.join(QD)} work -w 1 --stop-when-empty 0<&- 1>&- 2>&-"]

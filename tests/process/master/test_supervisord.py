@@ -14,13 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import Deployed, paused, push, ran, shipped
-from tests.support.procs import titled
+from tests.support.deployment import Deployed, Supervisord, paused, push, ran, shipped
+from tests.support.processes import titled
 from tests.support.project import SOURCE
-from tests.support.resp import Client
-from tests.support.server import Server
-from tests.support.supervisord import Supervisord
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 Start = Callable[..., Supervisord]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import systemd
-from tests.support.clock import eventually
-from tests.support.deployed import SCHEDULE, Deployed, paused, push, ran, shipped
-from tests.support.keepers import seconds_later
-from tests.support.peers import program
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support import deployment
+from tests.support.deployment import SCHEDULE, Deployed, paused, push, ran, shipped
+from tests.support.keeper import wait_for_reports
+from tests.support.programs import program
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("systemd")
 
@@ -70,7 +70,7 @@ DROP_INS = {
 class Pool:
     """One instance of the unit, started by its name, stopped at the end; its jobs write below its StateDirectory."""
 
-    def __init__(self, rig: systemd.Rig, name: str) -> None:
+    def __init__(self, rig: deployment.SystemdRig, name: str) -> None:
         self.rig, self.name, self.unit = rig, name, f"qd@{name}.service"
         self.home = rig.path(f"/var/lib/qd/{name}")
 
@@ -96,14 +96,14 @@ class Pool:
 @pytest.fixture(scope="module")
 def shop(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = tmp_path_factory.mktemp("srv")
-    made = Deployed(folder / "shop", shared_server.tcp_url, systemd.python()[0], CONFIG)
+    made = Deployed(folder / "shop", shared_server.tcp_url, deployment.python_inside()[0], CONFIG)
     folder.chmod(0o755)
     return made
 
 
 @pytest.fixture(scope="module")
-def rig(shop: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[systemd.Rig]:
-    systemd.required()
+def rig(shop: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[deployment.SystemdRig]:
+    deployment.require_systemd()
     units, etc = tmp_path_factory.mktemp("units"), tmp_path_factory.mktemp("etc")
     (units / "qd@.service").write_text(shipped("qd@.service"))
     for name, text in DROP_INS.items():
@@ -111,13 +111,13 @@ def rig(shop: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sy
         (units / f"qd@{name}.service.d" / "test.conf").write_text(text + "\n")
     for name, text in ENVIRONMENT.items():
         (etc / f"{name}.env").write_text(text + "\n")
-    mounts = [*systemd.python()[1], f"{shop.root}:/srv/shop:ro", f"{etc}:/etc/qd:ro"]
-    with systemd.Rig(tmp_path_factory.mktemp("rig") / "rig", units, mounts) as booted:
+    mounts = [*deployment.python_inside()[1], f"{shop.root}:/srv/shop:ro", f"{etc}:/etc/qd:ro"]
+    with deployment.SystemdRig(tmp_path_factory.mktemp("rig") / "rig", units, mounts) as booted:
         yield booted
 
 
 @pytest.fixture
-def pool(rig: systemd.Rig, redis: Client, request: pytest.FixtureRequest) -> Iterator[Pool]:
+def pool(rig: deployment.SystemdRig, redis: Client, request: pytest.FixtureRequest) -> Iterator[Pool]:
     """The instance that @pytest.mark.parametrize("pool", [...], indirect=True) names, started."""
     started = Pool(rig, request.param)
     rig.systemctl("start", started.unit)
@@ -266,7 +266,7 @@ def test_a_master_whose_processes_cannot_be_seen_is_not_taken_for_dead(pool: Poo
         assert one != two
         push(redis, "note", {"text": "short"}, "seen")
         eventually(lambda: "note short 1" in ran(pool.home) + ran(other.home), 20, what="a job of one of them")
-        seconds_later(redis, 1.5)  # the second has looked for dead masters since
+        wait_for_reports(redis, 1.5)  # the second has looked for dead masters since
         (pool.home / "go-long").touch()
         pool.said("end long 1")
         assert not [line for line in ran(pool.home) + ran(other.home) if line.startswith("begin")][1:]
@@ -308,7 +308,7 @@ def ticks(pool: Pool, release: str = "1") -> None:
 
 @instance("timed")
 def test_the_scheduler_alone_is_ready_reloads_pauses_and_restarts(
-    pool: Pool, rig: systemd.Rig, shop: Deployed, redis: Client
+    pool: Pool, rig: deployment.SystemdRig, shop: Deployed, redis: Client
 ) -> None:
     (pool.home / "go-hold").touch()
     assert pool.state() == "active"
@@ -333,7 +333,9 @@ def test_the_scheduler_alone_is_ready_reloads_pauses_and_restarts(
 
 
 @instance("timed-watched")
-def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(pool: Pool, rig: systemd.Rig) -> None:
+def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(
+    pool: Pool, rig: deployment.SystemdRig
+) -> None:
     for count, number in ((1, "STOP"), (2, "KILL")):
         ticks(pool)
         family = rig.pids(pool.unit)
@@ -346,7 +348,7 @@ def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(
 
 
 @instance("timed-drain")
-def test_a_run_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, rig: systemd.Rig) -> None:
+def test_a_run_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, rig: deployment.SystemdRig) -> None:
     pool.said("begin hold 1")
     rig.systemctl("stop", "--no-block", pool.unit)
     eventually(lambda: pool.state() == "deactivating", 20)
@@ -369,7 +371,7 @@ def test_memory_exit_is_restarted_and_is_no_failure(pool: Pool, redis: Client) -
     assert "Deactivated successfully" in journal
 
 
-def test_wrong_configuration_is_not_tried_again(rig: systemd.Rig, redis: Client) -> None:
+def test_wrong_configuration_is_not_tried_again(rig: deployment.SystemdRig, redis: Client) -> None:
     done = rig.run("systemctl", "start", "qd@broken")
     assert done.returncode != 0
     eventually(lambda: rig.state("qd@broken") == "failed", 20)
@@ -392,7 +394,7 @@ def test_stop_when_empty_restarts_for_two_minutes(pool: Pool) -> None:
     assert 5 < int(pool.show("NRestarts")) < 90  # beyond any start limit, and with RestartSec between them
 
 
-def test_rig_leaves_the_machine_as_it_was(rig: systemd.Rig) -> None:
+def test_rig_leaves_the_machine_as_it_was(rig: deployment.SystemdRig) -> None:
     assert rig.run("hostname").stdout.strip() == "rig"
     assert os.uname().nodename != "rig"
     assert not Path("/srv/shop").exists() or not Path("/srv/shop/releases/1/jobs.py").exists()

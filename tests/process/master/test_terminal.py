@@ -13,9 +13,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import QD
+from tests.support.processes import QD
 from tests.support.project import Project
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.payloads import failed
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:batch:*", "queues:*:failed*")]

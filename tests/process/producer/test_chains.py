@@ -8,10 +8,10 @@ import time
 import pytest
 
 from qd.payload.build import make
-from tests.support.clock import eventually
+from tests.support.payloads import failed, push_raw
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed, push_raw
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -11,8 +11,8 @@ import pytest
 from qd import Job, Qd
 from qd.errors import ConnectionLost
 from tests.support.project import Project
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 
 JOBS = """
 import os, sys

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.clock import eventually
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 Projects = Callable[..., Project]

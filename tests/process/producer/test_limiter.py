@@ -13,12 +13,12 @@ import pytest
 from qd import Qd, current_job
 from qd.errors import ArgumentError, ConnectionLost, DeclarationError
 from qd.middleware import RateLimited
-from tests.support.clock import eventually
-from tests.support.procs import Procs
+from tests.support.payloads import push
+from tests.support.processes import Procs
 from tests.support.project import GENTLE, SOURCE, MakeProject
-from tests.support.pushing import push
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:rate:*")]

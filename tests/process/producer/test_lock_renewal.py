@@ -18,11 +18,10 @@ from qd.errors import ConnectionLost, LockError, LockLost
 from qd.locks.lease import HeldLock, renewals
 from qd.process.shield import shield
 from qd.store.locks import Mutex
-from tests.support.clock import eventually
-from tests.support.proxy import Proxy
-from tests.support.resp import Client
-from tests.support.server import Server
-from tests.support.waiters import in_thread
+from tests.support.network import Proxy
+from tests.support.redis import Client, in_thread
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
 

@@ -14,12 +14,11 @@ import pytest
 
 from qd import Lock, LockError, LockTaken, Qd
 from qd.locks.waiting import MOST
-from tests.support.clock import eventually
+from tests.support.payloads import push
 from tests.support.project import GENTLE, MakeProject
-from tests.support.pushing import push
-from tests.support.resp import Client
-from tests.support.server import Server
-from tests.support.waiters import LINE, in_line, in_thread
+from tests.support.redis import WAIT_LIST, Client, in_thread, wait_for_waiters
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 # What stays for a while: the last token; what one was handed, or woken by, that had just left.
@@ -65,7 +64,7 @@ def test_who_waits_is_served_in_the_order_in_which_it_came(app: Qd, redis: Clien
         threads = []
         for number in range(6):
             threads.append(in_thread(lambda number=number: wait(number)))  # type: ignore[misc]
-            in_line(redis, number + 1)
+            wait_for_waiters(redis, number + 1)
         assert not app.lock("report", ttl=30).acquire(blocking=False)
     for thread in threads:
         thread.join(20)
@@ -79,7 +78,7 @@ def test_a_lock_that_is_released_goes_to_the_waiter_at_once_and_to_nobody_in_pas
     assert lock.acquire()
     got = threading.Event()
     thread = in_thread(lambda: got.set() if app.lock("report", ttl=30).acquire() else None)
-    in_line(redis, 1)
+    wait_for_waiters(redis, 1)
     lock.release()
     assert got.wait(10)
     assert not app.lock("report", ttl=30).acquire(blocking=False)
@@ -93,7 +92,7 @@ def test_a_wait_ends_with_its_timeout_and_leaves_the_line(app: Qd, redis: Client
         assert not other.acquire(timeout=0.2)
         with pytest.raises(LockTaken, match=rf"'report' was not free within 0.2 s: process {os.getpid()} on "), other:
             pass
-        assert redis.call("ZCARD", LINE) == 0
+        assert redis.call("ZCARD", WAIT_LIST) == 0
         assert lock.owner() == app.lock("report", ttl=1).owner()
         assert lock.owner().pid == os.getpid()  # type: ignore[union-attr]
         assert lock.held
@@ -137,10 +136,10 @@ def test_a_waiter_that_dies_or_is_stopped_holds_up_nobody(app: Qd, redis: Client
     lock = app.lock("report", ttl=60)
     assert lock.acquire()
     dead = program("app.lock('report', ttl=60).acquire()")
-    in_line(redis, 1)
+    wait_for_waiters(redis, 1)
     got = threading.Event()
     thread = in_thread(lambda: got.set() if app.lock("report", ttl=60).acquire() else None)
-    in_line(redis, 2)
+    wait_for_waiters(redis, 2)
     os.kill(dead.pid, how)
     lock.release()
     assert got.wait(20)  # and not after the 60 s of the dead one's ttl
@@ -212,7 +211,7 @@ def test_a_timeout_ends_a_wait_in_a_job_and_leaves_the_line(project: MakeProject
         push(redis, job)
         work = shop.work("-w", "1")
         assert witness.wait("ended") == ["ended JobTimeout"]
-        eventually(lambda: redis.call("ZCARD", LINE) == 0, 20)
+        eventually(lambda: redis.call("ZCARD", WAIT_LIST) == 0, 20)
         work.wait_line("job.failed", 20)
         assert not work.matches("killed")
     work.stop()
@@ -237,7 +236,7 @@ def test_async_with_waits_without_blocking_the_loop(app: Qd, redis: Client):
         lock = app.lock("report", ttl=30)
         assert await lock.aacquire()
         tasks = [asyncio.create_task(wait(number)) for number in range(40)]
-        while redis.call("ZCARD", LINE) < MOST:
+        while redis.call("ZCARD", WAIT_LIST) < MOST:
             await asyncio.sleep(0.01)
         assert not await app.lock("report", ttl=30).aacquire(timeout=0.1)  # it does not come to the line
         gone = asyncio.create_task(app.lock("report", ttl=30).aacquire())
@@ -245,7 +244,9 @@ def test_async_with_waits_without_blocking_the_loop(app: Qd, redis: Client):
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        assert redis.call("ZCARD", LINE) == MOST == sum(each.name == "qd-lock-wait" for each in threading.enumerate())
+        assert (
+            redis.call("ZCARD", WAIT_LIST) == MOST == sum(each.name == "qd-lock-wait" for each in threading.enumerate())
+        )
         async with app.lock("another", ttl=30) as other:  # is not kept from anybody by them
             task = asyncio.create_task(app.lock("another", ttl=30).aacquire(timeout=20))
             while not redis.call("ZCARD", "qd:mutex:{another}:line"):
@@ -282,12 +283,12 @@ def test_a_cancelled_task_leaves_the_line_and_gives_back_what_it_was_handed(app:
         lock = app.lock("report", ttl=30)
         assert await lock.aacquire()
         waiting = asyncio.create_task(app.lock("report", ttl=30).aacquire())
-        while redis.call("ZCARD", LINE) < 1:
+        while redis.call("ZCARD", WAIT_LIST) < 1:
             await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert redis.call("ZCARD", LINE) == 0
+        assert redis.call("ZCARD", WAIT_LIST) == 0
         await lock.arelease()
         for _ in range(30):  # cancelled at any point of a taking that succeeds
             task = asyncio.create_task(app.lock("report", ttl=30).aacquire())
@@ -344,7 +345,7 @@ def test_the_rights_that_the_page_names_are_enough(server: Server, redis: Client
         lock.extend()
         assert not app.lock("report", ttl=1).acquire(timeout=1.3)
         thread = in_thread(lambda: app.lock("report", ttl=0.01).acquire())
-        in_line(redis, 1)
+        wait_for_waiters(redis, 1)
     thread.join(10)
     limiter = app.limiter("stripe", 1, per=2)
     assert [limiter.acquire(), limiter.acquire(20)] == [True, True]

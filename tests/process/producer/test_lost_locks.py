@@ -14,10 +14,9 @@ import pytest
 from qd import LockError, Qd, events
 from qd.errors import ConnectionLost, LockLost
 from qd.store.locks import Mutex
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
-from tests.support.waiters import in_thread, waiting_on
+from tests.support.redis import Client, in_thread, wait_for_blocked_waiter
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 # What stays for a while: the last token; what one was handed, or woken by, that had just left.
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
@@ -157,10 +156,10 @@ def test_a_waiter_outlives_a_restart_of_the_server(tmp_path: Path):
         assert lock.acquire()
         got: list[bool] = []
         thread = in_thread(lambda: got.append(app.lock("report", ttl=60).acquire(timeout=30)))
-        waiting_on(own)
+        wait_for_blocked_waiter(own)
         own.kill()
         own.start()
-        waiting_on(own)
+        wait_for_blocked_waiter(own)
         lock.release()
         thread.join(20)
         assert got == [True]
@@ -173,7 +172,7 @@ def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
         assert lock.acquire()
         other = app.lock("report", ttl=60)
         thread = in_thread(lambda: other.acquire(timeout=30))
-        waiting_on(own)
+        wait_for_blocked_waiter(own)
         own.kill()
         own.start()
         thread.join(20)

@@ -11,9 +11,9 @@ import pytest
 
 from qd import Qd
 from qd.errors import LockLost
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 KEY = "naive"
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence")]

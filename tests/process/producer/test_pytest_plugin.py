@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 SOURCE = Path(__file__).resolve().parents[3] / "daemon"
 QUEUE = """

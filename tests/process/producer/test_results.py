@@ -15,10 +15,10 @@ from qd.drivers.keyspace.records import KeptJobs
 from qd.errors import DeclarationError, JobFailedError, NoResult
 from qd.jobs.job import JobFunction
 from qd.jobs.plan import Handle
-from tests.support.clock import eventually
 from tests.support.project import MakeProject, Project, ready
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.redis import Client
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:job:*")]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from qd import Qd
-from tests.support.clock import eventually
-from tests.support.moved import MovedServer
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import MakeProject
-from tests.support.scheduling import Host
+from tests.support.schedule import Host
+from tests.support.schedulers import FaketimeServer
+from tests.support.waiting import eventually
 
 JOBS = """
 @app.job("night")
@@ -32,14 +32,14 @@ app.schedule(night.bind("hour"), cron="*/30 2 * * *", name="beat of one hour", *
 
 
 @pytest.fixture
-def moved() -> Iterator[MovedServer]:
+def moved() -> Iterator[FaketimeServer]:
     """A server that is started by the test."""
-    server = MovedServer("2026-01-01T00:00:00Z")
+    server = FaketimeServer("2026-01-01T00:00:00Z")
     yield server
     server.stop()
 
 
-def seen(server: MovedServer) -> None:
+def seen(server: FaketimeServer) -> None:
     """Wait until the scheduler has seen all entries: what is due from now on is theirs."""
     with server.client() as redis:
         eventually(
@@ -55,7 +55,7 @@ def taken(work: Procs) -> list[tuple[str, str]]:
     return sorted((one[1].strip('"'), one[2]) for one in found)
 
 
-def test_what_the_clock_leaves_out_runs_as_it_is_put_forward(moved: MovedServer, project: MakeProject) -> None:
+def test_what_the_clock_leaves_out_runs_as_it_is_put_forward(moved: FaketimeServer, project: MakeProject) -> None:
     moved.set("2026-03-29T01:40:00+01:00")
     moved.start()
     work = project(JOBS, url=moved.url).work("-w", "1")
@@ -69,7 +69,7 @@ def test_what_the_clock_leaves_out_runs_as_it_is_put_forward(moved: MovedServer,
     work.stop()
 
 
-def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: MovedServer, project: MakeProject) -> None:
+def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: FaketimeServer, project: MakeProject) -> None:
     moved.set("2026-10-25T02:10:00+02:00")
     moved.start()
     shop = project(JOBS, url=moved.url)
@@ -88,7 +88,9 @@ def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: MovedServe
     work.stop()
 
 
-def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_it_is_right(moved: MovedServer) -> None:
+def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_it_is_right(
+    moved: FaketimeServer,
+) -> None:
     moved.set("2026-11-21T12:00:00Z")
     moved.start()
     app = Qd(moved.url)
@@ -120,7 +122,7 @@ def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_i
         host.close()
 
 
-def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: MovedServer, tmp_path: Path) -> None:
+def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: FaketimeServer, tmp_path: Path) -> None:
     moved.set("2026-11-21T11:30:00Z")
     moved.start()
     app = Qd(moved.url)

@@ -14,11 +14,11 @@ import pytest
 
 from qd.cli.schedule.run import AWAY, MINUTE, minute_of
 from tests.support import warm
-from tests.support.clock import eventually
-from tests.support.moved import MovedServer
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import MakeProject, Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.schedulers import FaketimeServer
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS as NOTING
 from tests.support.witness import Witness
 
@@ -69,13 +69,13 @@ app.schedule(lambda: note("yes")).every_minute().name("ran")
 
 
 @pytest.fixture(scope="module")
-def moved() -> Iterator[MovedServer]:
-    with MovedServer("2026-06-01T12:00:00Z") as server:
+def moved() -> Iterator[FaketimeServer]:
+    with FaketimeServer("2026-06-01T12:00:00Z") as server:
         yield server
 
 
 @pytest.fixture
-def server(moved: MovedServer) -> Iterator[MovedServer]:
+def server(moved: FaketimeServer) -> Iterator[FaketimeServer]:
     """In place of the tests' usual one: by its clock it is no longer late in a minute, when a test asks for that."""
     with moved.client() as client:
         client.call("FLUSHALL")
@@ -84,7 +84,7 @@ def server(moved: MovedServer) -> Iterator[MovedServer]:
 
 
 @pytest.fixture
-def early(server: MovedServer, redis: Client) -> None:
+def early(server: FaketimeServer, redis: Client) -> None:
     """The minute of the server's clock is so young that a test ends in it, also on a host that is busy."""
     now = lambda: int(redis.text("TIME")[0])  # noqa: E731
     if now() % MINUTE >= YOUNG:

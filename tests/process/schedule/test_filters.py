@@ -20,12 +20,12 @@ from qd.events import ScheduledTaskStarting
 from qd.process import fork
 from qd.scheduler import filters, overlaps
 from qd.scheduler.entry_job import Guard, UserCodeFailed
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import MakeProject
-from tests.support.resp import Client
-from tests.support.scheduling import HOUR, Host, Open, hourly, waiting
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import HOUR, Host, Open, hourly, ready_payloads
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [
@@ -97,7 +97,7 @@ def test_nothing_that_a_filter_does_ends_or_holds_up_the_scheduler(project: Make
     work.stop()
     told = [match[0] for match in work.matches(r"schedule.sent entry=\S+ .*at=\S+")]
     sent = [(line.split("entry=")[1].split()[0], line.split(" at=")[1].split()[0]) for line in told]
-    assert len(set(sent)) == len(sent) == len(waiting(redis))
+    assert len(set(sent)) == len(sent) == len(ready_payloads(redis))
     assert not work.matches("scheduler.died|schedule.failed")
 
 

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.driven import Drive, lease, told
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.schedule import Drive, last_reports, lease
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
@@ -31,14 +31,16 @@ def test_an_entry_without_overlapping_runs_once_and_again_as_soon_as_its_run_was
     assert int(work.wait_line(r"started entry=long at=\S+ pid=(\d+)")[1]) == held["pid"]
     assert redis.call("PTTL", "qd:overlap:long") <= 6000
     second = driven.run("long")
-    assert told(second)["long"]["waits"].startswith(f"still running on {held['host']} (pid {held['pid']}) since ")
+    assert last_reports(second)["long"]["waits"].startswith(
+        f"still running on {held['host']} (pid {held['pid']}) since "
+    )
     eventually(lambda: redis.call("PTTL", "qd:overlap:long") < 5000, what="a second of it gone")
     eventually(lambda: redis.call("PTTL", "qd:overlap:long") > 5000, what="a renewal")
     assert lease(redis, "long") == held
     os.kill(held["pid"], signal.SIGKILL)
     work.ends_clean()
     assert not lease(redis, "long")
-    assert told(driven.run("quick"))["quick"]["error"] == ""
+    assert last_reports(driven.run("quick"))["quick"]["error"] == ""
     assert not lease(redis, "quick")
 
 

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.driven import Drive, gone, pids_in, told
-from tests.support.procs import titled
+from tests.support.processes import titled
+from tests.support.schedule import Drive, gone, last_reports, pids_in
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
@@ -37,10 +37,10 @@ def test_a_run_over_its_timeout_is_killed_with_all_that_it_has_started(drive: Dr
     work.ends_clean()
     error = "ran longer than its timeout (3s)"
     for name in ("function", "shell"):
-        assert {"code": -9, "error": error}.items() <= told(work)[name].items()
-        assert 3 <= told(work)[name]["runtime"] < 15
+        assert {"code": -9, "error": error}.items() <= last_reports(work)[name].items()
+        assert 3 <= last_reports(work)[name]["runtime"] < 15
         assert driven.lines(name)[2:] == ["after", "on_failure", f"Failed -9 {error}"]
-    assert told(work)["quick"]["error"] == ""
+    assert last_reports(work)["quick"]["error"] == ""
     assert eventually(lambda: all(gone(pid) for pid in pids))
 
 
@@ -62,7 +62,7 @@ def test_what_a_killed_run_has_started_goes_with_it_and_what_a_finished_one_left
     (runner,) = pids_in(driven.root / "runner", 1)
     os.kill(runner, signal.SIGKILL)
     assert work.process.wait(10) == 0
-    assert eventually(lambda: told(work)["killed"]["error"] == "signal 9 (SIGKILL)")
+    assert eventually(lambda: last_reports(work)["killed"]["error"] == "signal 9 (SIGKILL)")
     eventually(lambda: all(gone(pid) for pid in pids), what="an end of what was killed")
     left = [process for process in work.session() if "sleep 300" in titled(process)]
     assert left
@@ -82,5 +82,5 @@ def test_a_scheduler_that_ends_its_runs_hears_of_each_and_calls_no_hooks(drive: 
     work = driven.start("function", "shell")
     eventually(lambda: len(work.children("sleep 300")) >= 1 and driven.lines("function")[1:], 20)
     work.stop()
-    assert {each["error"] for each in told(work).values()} == {"ended: its scheduler stops"}
+    assert {each["error"] for each in last_reports(work).values()} == {"ended: its scheduler stops"}
     assert driven.lines("function") == ["Starting 1700000000.0", "before"]

@@ -11,12 +11,12 @@ import pytest
 
 from qd import Qd
 from qd.config.load import load
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs
+from tests.support.processes import QD, Procs
 from tests.support.project import MakeProject
-from tests.support.resp import Client
-from tests.support.scheduling import Host, Open, waiting
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.schedule import Host, Open, ready_payloads
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:overlap:*", "qd:down")
@@ -55,13 +55,13 @@ def test_a_key_of_another_type_at_the_start_holds_up_the_entries_of_that_key(
     app.schedule(report.bind(2), every=0.2, name="good")
     redis.call("SET", "queues:other:notify", "x")
     host = open_host()
-    host.turns(lambda: len(waiting(redis)) >= 3 and host.said("schedule.refused"))
+    host.turns(lambda: len(ready_payloads(redis)) >= 3 and host.said("schedule.refused"))
     (line,) = host.said("schedule.refused")
     assert "entry=bad" in line
     assert "queues:other:notify is a string" in line
     assert host.said("redis.away") == []
     redis.call("DEL", "queues:other:notify")
-    host.turns(lambda: waiting(redis, "other"))
+    host.turns(lambda: ready_payloads(redis, "other"))
 
 
 def test_ticks_of_another_type_are_said_once_an_entry_and_all_goes_on_when_they_are_mended(
@@ -94,7 +94,7 @@ def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
         looks += 1
 
     host.scheduler._control._query = looked  # type: ignore[method-assign]
-    host.turns(lambda: looks >= 3 and len(waiting(redis)) >= 3)
+    host.turns(lambda: looks >= 3 and len(ready_payloads(redis)) >= 3)
     assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.control_unreadable")) == [
         "qd:down",
         "qd:schedule:paused",

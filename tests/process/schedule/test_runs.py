@@ -7,8 +7,8 @@ import select
 
 import pytest
 
-from tests.support.driven import Drive, told
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.schedule import Drive, last_reports
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
@@ -40,7 +40,7 @@ def test_what_ends_well_has_hooks_and_events_in_their_order(drive: Drive):
     assert [driven.lines(name) for name in "ade"] == [steps] * 3
     assert driven.lines("b") == [*steps, "Background None"]
     assert driven.lines("c") == [*steps, "Background 0"]
-    codes = {name: (each["code"], each["error"]) for name, each in told(work).items()}
+    codes = {name: (each["code"], each["error"]) for name, each in last_reports(work).items()}
     assert codes == {"a": (None, ""), "b": (None, ""), "c": (0, ""), "d": (0, ""), "e": (None, "")}
     assert {"said by the function", "said by the shell"} <= set(work.output)
     at = "2023-11-14T22:13:20Z"
@@ -72,7 +72,7 @@ def test_however_it_fails_it_is_told_once_and_the_scheduler_lives(drive: Drive):
     driven = drive("".join(f"{source}\nadd('{name}', {name})\n" for name, (source, _, _) in FAILURES.items()))
     work = driven.run(*FAILURES)
     for name, (_, code, error) in FAILURES.items():
-        said = told(work)[name]
+        said = last_reports(work)[name]
         assert said["code"] == code, said
         assert said["error"].startswith(error), said
         *steps, last = driven.lines(name)
@@ -103,11 +103,11 @@ def test_what_a_run_prints_goes_into_its_file(drive: Drive):
     text = "from a hook\nfrom python\nfrom its child\nand its stderr\n"
     assert (driven.root / "new.txt").read_text() == text
     assert (driven.root / "more.txt").read_text() == "yesterday\nwhy\nmore\n"
-    assert told(work)["more"]["error"] == "exit code 4: more"  # the file says no more which of them was stderr
+    assert last_reports(work)["more"]["error"] == "exit code 4: more"  # the file says no more which of them was stderr
     refused = f"its output cannot be written to {driven.root}/nowhere/at/all.txt: No such file or directory"
-    assert told(work)["folder"]["error"] == refused
+    assert last_reports(work)["folder"]["error"] == refused
     assert driven.lines("folder")[1:] == ["before", "after", "on_failure", f"Failed None {refused}"]
-    assert "OSError: [Errno 28] No space left on device" in told(work)["full"]["error"]
+    assert "OSError: [Errno 28] No space left on device" in last_reports(work)["full"]["error"]
     assert not work.output[4:]
 
 
@@ -132,9 +132,9 @@ def test_a_pipe_takes_what_a_run_prints_as_fast_as_it_is_read_and_one_that_nobod
     finally:
         os.close(reader)
     work.ends_clean()
-    assert told(work)["read"]["error"] == ""
+    assert last_reports(work)["read"]["error"] == ""
     assert (
-        told(work)["unread"]["error"]
+        last_reports(work)["unread"]["error"]
         == f"its output cannot be written to {driven.root}/unread: no process reads this pipe"
     )
     assert "unread body" not in driven.witness.lines
@@ -166,7 +166,7 @@ add("both", lambda: os._exit(1), after=(hangs,))
 def test_a_hook_or_listener_that_fails_or_hangs_changes_nothing(drive: Drive):
     driven = drive(HOOKS)
     work = driven.run("raising", "before", "after", "deaf", "both", HOOKS="2")
-    ends = {name: each["error"] for name, each in told(work).items()}
+    ends = {name: each["error"] for name, each in last_reports(work).items()}
     assert ends == {
         "raising": "",
         "before": "its hooks or listeners took more than 2s",
@@ -213,7 +213,7 @@ def test_a_process_that_cannot_be_had_is_a_failed_run(drive: Drive):
         """
     )
     work = driven.run("a")
-    assert told(work)["a"]["code"] is None
+    assert last_reports(work)["a"]["code"] is None
     work.wait_line(
         'schedule.failed entry=a .*error="no process could be started for it: Resource temporarily unavailable"'
     )

@@ -10,11 +10,11 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.driven import gone, lease, pids_in
-from tests.support.procs import Procs
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.schedule import gone, lease, pids_in
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [

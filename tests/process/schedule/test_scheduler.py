@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs, titled
+from tests.support.payloads import push
+from tests.support.processes import QD, Procs, titled
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [

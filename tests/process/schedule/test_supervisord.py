@@ -13,13 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.deployed import SCHEDULE, Deployed, paused, ran, shipped
-from tests.support.procs import titled
+from tests.support.deployment import SCHEDULE, Deployed, Supervisord, paused, ran, shipped
+from tests.support.processes import titled
 from tests.support.project import SOURCE
-from tests.support.resp import Client
-from tests.support.server import Server
-from tests.support.supervisord import Supervisord
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

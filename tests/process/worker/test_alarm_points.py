@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.payloads import failed, push
 from tests.support.project import MakeProject
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

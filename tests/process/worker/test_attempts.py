@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from tests.support.marks import FAILED
-from tests.support.procs import Procs
+from tests.support.payloads import push_laravel
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import push_laravel
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from qd.payload.build import make
-from tests.support.clock import eventually
-from tests.support.hostile import hostile, malformed
-from tests.support.marks import FAILED
-from tests.support.procs import Procs, waiting
+from tests.support.payloads import failed, hostile, malformed, push, push_raw
+from tests.support.processes import Procs, waiting
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, push, push_raw
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.clock import eventually
-from tests.support.marks import DEATHS, FAILED
+from tests.support.network import Proxy
+from tests.support.payloads import failed, push
 from tests.support.project import MakeProject, Project, ready
-from tests.support.proxy import Proxy
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import DEATHS, FAILED, Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

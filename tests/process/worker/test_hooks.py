@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.marks import FAILED
+from tests.support.payloads import failed, push
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, push
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
 from tests.support.witness import JOBS, Witness
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]

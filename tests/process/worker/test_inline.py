@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.support import warm
-from tests.support.clock import eventually
-from tests.support.procs import QD
+from tests.support.payloads import push_laravel
+from tests.support.processes import QD
 from tests.support.project import Project
-from tests.support.pushing import push_laravel
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tests.support.clock import eventually
+from tests.support.payloads import push
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import push
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

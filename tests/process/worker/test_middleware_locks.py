@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.clock import BROUGHT, eventually
-from tests.support.procs import Procs
+from tests.support.payloads import failed, producer, push
+from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.pushing import failed, producer, push
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server
+from tests.support.redis import Client
+from tests.support.servers.redis import KEEPS, Server
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

@@ -9,11 +9,10 @@ import pytest
 
 from qd.payload.build import make
 from qd.payload.signing import Signing
-from tests.support.clock import eventually
-from tests.support.marks import FAILED
+from tests.support.payloads import failed, push, push_raw
 from tests.support.project import MakeProject, Project
-from tests.support.pushing import failed, push, push_raw
-from tests.support.resp import Client
+from tests.support.redis import FAILED, Client
+from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

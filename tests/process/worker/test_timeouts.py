@@ -7,13 +7,12 @@ import time
 import psutil
 import pytest
 
-from tests.support.clock import BROUGHT, eventually
-from tests.support.marks import FAILED
-from tests.support.procs import QD, titled
+from tests.support.payloads import failed, push
+from tests.support.processes import QD, titled
 from tests.support.project import GENTLE, MakeProject, Project, ready
-from tests.support.pushing import failed, push
+from tests.support.redis import FAILED, Client
 from tests.support.reliability import Figures
-from tests.support.resp import Client
+from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")

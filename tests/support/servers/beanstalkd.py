@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tests.support.peers import missing, program
+from tests.support.programs import missing, program
 from tests.support.servers.running import Running
 
 LARGEST = 4 << 20  # bytes of a job; without -z it is 65,535

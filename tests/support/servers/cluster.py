@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from tests.support.clock import eventually
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server, free_port
-from tests.support.servers.started import Started
+from tests.support.redis import Client
+from tests.support.servers.redis import KEEPS, Server, free_port
+from tests.support.servers.running import Started
+from tests.support.waiting import eventually
 
 SLOTS = 16384
 SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.support.peers import missing
+from tests.support.programs import missing
 from tests.support.servers.running import Running
 
 SMALL = ("--innodb-log-file-size=16M", "--innodb-buffer-pool-size=32M", "--performance-schema=OFF", "--skip-log-bin")

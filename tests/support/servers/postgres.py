@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.support.peers import missing
-from tests.support.server import LIBC
+from tests.support.programs import missing
+from tests.support.servers.redis import LIBC
 from tests.support.servers.running import Running, as_root
 
 OWNER = "postgres"  # of the process as root

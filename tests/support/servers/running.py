@@ -15,9 +15,28 @@ from typing import Self
 
 import psutil
 
-from tests.support.clock import eventually
-from tests.support.server import die_with_parent, free_port
-from tests.support.servers.started import Started
+from tests.support.servers.redis import die_with_parent, free_port
+from tests.support.waiting import eventually
+
+
+class Started:
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Also where it has started half-way only."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
 
 HALTED = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 

@@ -9,12 +9,11 @@ from typing import Self
 
 import hiredis
 
-from tests.support.clock import eventually
-from tests.support.peers import redis_server
-from tests.support.resp import Client
-from tests.support.server import KEEPS, Server, free_port
-from tests.support.servers.running import Running
-from tests.support.servers.started import Started
+from tests.support.programs import redis_server
+from tests.support.redis import Client
+from tests.support.servers.redis import KEEPS, Server, free_port
+from tests.support.servers.running import Running, Started
+from tests.support.waiting import eventually
 
 SERVICE = "qd"  # the name under which sentinels know the primary
 DOWN_AFTER = (

@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
-from tests.support.peers import missing
+from tests.support.programs import missing
 from tests.support.servers.running import Running
 
 PROGRAM = Path(__file__).with_name("moto_alone.py")

@@ -16,8 +16,8 @@ import qd
 from qd import Qd
 from qd.errors import JobTimeout
 from qd.process.shield import shield
-from tests.support.resp import Client
-from tests.support.server import Server
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
 HOME = str(Path(qd.__file__).parent) + os.sep

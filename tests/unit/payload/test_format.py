@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from qd.errors import ArgumentError, Malformed
 from qd.payload.build import make, new_id, new_pair, new_pairs, new_uuid
 from qd.payload.format import OBJECT_JOB, Payload, read
-from tests.support.hostile import VALID, malformed, odd
+from tests.support.payloads import VALID, malformed, odd
 
 
 def made(**more: object) -> Payload:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qd.payload.build import make
 from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving, split_mark, unanswered
-from tests.support.hostile import VALID
+from tests.support.payloads import VALID
 
 MARK = "Ab3Ab3Ab3A.3.17.2"
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from qd.process import proc
-from tests.support.clock import eventually
+from tests.support.waiting import eventually
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

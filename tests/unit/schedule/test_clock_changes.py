@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.schedule.timing import ALIASES, Cron, Every, Ticks, read
-from tests.support import vixie
-from tests.support.clock_page import NIGHTS, table
-from tests.support.samples import ROOT
-from tests.support.zones import YEARS, changes, changes_in, wall
+from tests.support import cron
+from tests.support.cron import YEARS, changes, changes_in, wall
+from tests.support.pages import NIGHTS, ROOT, clock_table
 
 HOUR = 3600
 EXPRESSIONS = [
@@ -46,7 +45,7 @@ def test_each_change_is_taken_as_debians_cron_takes_it(zone: str) -> None:
     for change in changes(zone):
         for expression in EXPRESSIONS:
             span = change - 3 * HOUR, change + 4 * HOUR
-            assert ticks(expression, zone, *span) == list(vixie.runs(expression, zone, *span)), (expression, change)
+            assert ticks(expression, zone, *span) == list(cron.runs(expression, zone, *span)), (expression, change)
 
 
 @pytest.mark.slow
@@ -57,7 +56,7 @@ def test_each_change_in_each_zone_is_taken_as_debians_cron_takes_it() -> None:
             kind = change, wall(change - 1, zone), wall(change, zone)
             span = change - 3 * HOUR, change + 4 * HOUR
             for expression in () if kind in asked else EXPRESSIONS:
-                assert ticks(expression, zone, *span) == list(vixie.runs(expression, zone, *span)), (expression, zone)
+                assert ticks(expression, zone, *span) == list(cron.runs(expression, zone, *span)), (expression, zone)
             asked.add(kind)
     assert len(asked) > 100
 
@@ -83,7 +82,7 @@ def test_no_tick_is_left_out_and_none_added(expression: str, moment: tuple[str, 
     zone, at = moment
     span = int(at), int(at) + 4 * HOUR
     found = ticks(expression, zone, at, span[1])
-    assert found == list(vixie.runs(expression, zone, *span))
+    assert found == list(cron.runs(expression, zone, *span))
     assert all(one < other for one, other in pairwise([at, *found]))
 
 
@@ -181,7 +180,9 @@ def test_equal_expressions_in_one_zone_are_reckoned_once(monkeypatch: pytest.Mon
 def test_the_page_tells_what_happens_in_the_night_of_the_change(zone: str) -> None:
     page = (ROOT / "docs" / "schedule-clock.md").read_text()
     _, _, section = page.partition(f"\n### {zone}\n")
-    assert table(zone) in section.partition("\n### ")[0], f"python -m tests.support.clock_page says:\n{table(zone)}"
+    assert clock_table(zone) in section.partition("\n### ")[0], (
+        f"python -m tests.support.pages says:\n{clock_table(zone)}"
+    )
 
 
 def test_the_page_names_every_alias() -> None:

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from tests.support import warm
-from tests.support.clock import eventually
-from tests.support.peers import missing
-from tests.support.procs import Procs
-from tests.support.server import Server
+from tests.support.processes import Procs
+from tests.support.programs import missing
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 
 ORPHAN = "import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nprint('forked', file=sys.stderr, flush=True)\n"
 

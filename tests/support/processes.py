@@ -1,22 +1,25 @@
-"""The real `qd` as a subprocess: its lines as they come, signals to it, its children, and whether it ended clean."""
+"""Programs started by tests, with their output and child processes; control groups and pid namespaces for them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import signal
 import signal as signals
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import psutil
 
 from tests.support import warm
-from tests.support.clock import eventually
+from tests.support.programs import missing, program
+from tests.support.waiting import eventually
 
 QD = (sys.executable, "-m", "qd")
 STDERR = 2
@@ -210,3 +213,146 @@ def waiting(work: Procs, count: int = 1, seconds: float = 20.0) -> list[psutil.P
         return there if len(there) == count else None
 
     return eventually(found, seconds, what="idle workers")
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class ControlGroup:
+    """limits: file of v1 -> file of v2, value."""
+
+    def __init__(self, folder: Path, v2: bool) -> None:
+        self.folder, self.v2 = folder, v2
+
+    def limit(self, v1: str, v2: str, value: int | str) -> None:
+        (self.folder / (v2 if self.v2 else v1)).write_text(str(value))
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(line) for line in self.read("cgroup.procs").split()]
+
+    @property
+    def words(self) -> list[str]:
+        """What stands before a command that is to run in it."""
+        return ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """This process is in the group meanwhile, and what it starts stays there."""
+        home = self._home()
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (home / "cgroup.procs").write_text(str(os.getpid()))
+
+    def gone(self) -> bool:
+        """Taken away, with what a test that failed in the middle has left; each process may end by itself meanwhile."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):  # busy: one is still about to end
+            self.folder.rmdir()
+        return not self.folder.exists()
+
+    def _home(self) -> Path:
+        """The group this process is in now."""
+        controller = "" if self.v2 else self.folder.relative_to(CGROUPS).parts[0]
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == controller:
+                return CGROUPS / controller / path.lstrip("/")
+        raise AssertionError(f"in no group of {controller!r}")
+
+
+@contextmanager
+def control_group(controller: str, name: str) -> Iterator[ControlGroup]:
+    """A fresh group of `memory` or `pids`. Leaves the test where none can be made: not root, or a container."""
+    v1 = (CGROUPS / controller / "cgroup.procs").exists()
+    folder = CGROUPS / controller / name if v1 else CGROUPS / name
+    try:
+        if not v1:
+            (CGROUPS / "cgroup.subtree_control").write_text(f"+{controller}")
+        folder.mkdir()
+    except OSError as error:
+        missing(f"the right to make a group of {controller}: {error}")
+    found = ControlGroup(folder, not v1)
+    try:
+        yield found
+    finally:
+        eventually(found.gone, 20, what="an empty group")
+
+
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+REAPER = "import os, time\nwhile True:\n    try: os.wait()\n    except ChildProcessError: time.sleep(0.005)\n"
+
+
+def new_namespace() -> list[str]:
+    """The words before a command that is to be PID 1 of a new namespace; `missing` where that is not allowed."""
+    program("nsenter")
+    done = os.geteuid() == 0 and subprocess.run([program(UNSHARE[0]), *UNSHARE[1:], "true"], check=False)
+    if not done or done.returncode != 0:
+        missing("root with the right to unshare namespaces")
+    return UNSHARE
+
+
+def namespace_init(procs: Procs) -> int:
+    """PID 1 of the namespace that `procs` has made, numbered as out here."""
+    children = Path(f"/proc/{procs.pid}/task/{procs.pid}/children")
+    pid: int = eventually(lambda: [int(word) for word in children.read_text().split()], what="a PID 1")[0]
+    return pid
+
+
+def by_inner_pid(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """These processes by the numbers that they have inside, without those that have ended meanwhile."""
+    found = {}
+    for process in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            found[next(int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:"))] = process
+    return found
+
+
+# clone3(2) with the number that its child is to have; nothing else of the namespace changes. Prints the number, or -errno.
+SLEEPER = """
+import ctypes, os, sys
+number = ctypes.c_int(int(sys.argv[1]))
+arguments = (ctypes.c_uint64 * 10)(0, 0, 0, 0, 17, 0, 0, 0, ctypes.addressof(number), 1)
+libc = ctypes.CDLL(None, use_errno=True)
+pid = libc.syscall(435, arguments, ctypes.sizeof(arguments))
+if pid == 0:
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.execvp("sleep", ["sleep", "1000"])
+print(pid if pid > 0 else -ctypes.get_errno())
+"""
+
+
+class Bystanders:
+    """Processes that have nothing to do with qd, with numbers that its processes had. inside: PID 1, as out here."""
+
+    def __init__(self, inside: int) -> None:
+        self.words = ["nsenter", "-t", str(inside), "-p", "-m", "--wd"]  # before a command that is to run in there
+        self.numbers: list[int] = []
+
+    def take(self, number: int) -> None:
+        """Start one with this number, as soon as it is free."""
+        eventually(lambda: self._started(number), 20, what=f"a bystander with the number {number}")
+        self.numbers.append(number)
+
+    def _started(self, number: int) -> bool:
+        answer = int(self._run(sys.executable, "-c", SLEEPER, str(number)))
+        assert answer in (number, -errno.EEXIST), os.strerror(-answer)
+        return answer == number
+
+    def dead(self) -> list[int]:
+        names = [self._run("sh", "-c", f"cat /proc/{number}/comm || true") for number in self.numbers]
+        return [number for number, name in zip(self.numbers, names, strict=True) if "sleep" not in name]
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run([*self.words, *words], capture_output=True, text=True, check=True, timeout=20)
+        return done.stdout

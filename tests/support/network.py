@@ -1,5 +1,4 @@
-"""A TCP proxy in front of a Redis server that damages replies, cuts them at any byte, swallows them, goes silent, or holds
-a request back."""
+"""The network between qd and a server: a proxy that injects faults, a fake server, and TLS certificates."""
 
 from __future__ import annotations
 
@@ -7,14 +6,18 @@ import contextlib
 import select
 import socket
 import struct
+import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 import hiredis
+
+from tests.support.programs import program
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 Action = Literal["reset", "close", "swallow", "hold"]
@@ -220,3 +223,97 @@ class Link:
         if fault is not None and not fault.done.is_set():
             fault.whole = True
             fault.done.set()
+
+
+TIME = b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n"  # what Redis answers to TIME, with which a connection begins
+
+
+class FakeServer:
+    """`with Liar(answer) as liar: ... liar.url`. A client that hangs up ends its answer."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._sock.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+
+    def __enter__(self) -> FakeServer:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._sock.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            self._answer(client)
+
+
+def always(reply: bytes) -> Callable[[socket.socket], None]:
+    """That reply to every command, whatever it is."""
+
+    def answer(client: socket.socket) -> None:
+        while data := client.recv(1 << 16):
+            commands = sum(line.startswith(b"*") for line in data.split(b"\r\n"))
+            client.sendall(reply * commands)
+
+    return answer
+
+
+def in_parts(head: bytes, part: bytes, count: int, pause: float, tail: bytes = b"") -> Callable[[socket.socket], None]:
+    """Greets as Redis does; then, to anything: `head`, then `count` times `part`, `pause` seconds before each; `tail`."""
+
+    def answer(client: socket.socket) -> None:
+        gone = threading.Event()
+        client.recv(1 << 16)
+        client.sendall(TIME)
+        client.recv(1 << 16)
+        client.sendall(head)
+        for _ in range(count):
+            gone.wait(pause)
+            client.sendall(part)
+        client.sendall(tail)
+        client.recv(1)
+
+    return answer
+
+
+class Certificates:
+    """Files in `folder`: ca.crt, server.crt, server.key, client.crt, client.key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._make("ca", "-x509", "-subj", "/CN=an authority nobody knows")
+        self._sign("server", "subjectAltName=IP:127.0.0.1")
+        self._sign("client", "extendedKeyUsage=clientAuth")
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def _make(self, name: str, *options: str) -> None:
+        kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        out = f"{name}.crt" if "-x509" in options else f"{name}.csr"
+        self._openssl("req", "-new", *kind, "-keyout", self.path(f"{name}.key"), "-out", self.path(out), *options)
+
+    def _sign(self, name: str, extension: str) -> None:
+        self._make(name, "-subj", f"/CN={name}")
+        (self.folder / "extension").write_text(extension)
+        by = ["-CA", self.path("ca.crt"), "-CAkey", self.path("ca.key"), "-CAcreateserial", "-days", "2"]
+        with_ = ["-extfile", self.path("extension"), "-out", self.path(f"{name}.crt")]
+        self._openssl("x509", "-req", "-in", self.path(f"{name}.csr"), *by, *with_)
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run([program("openssl"), *words], check=True, capture_output=True)

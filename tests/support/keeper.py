@@ -1,13 +1,16 @@
-"""One beat of a keeper by hand: the script that the keeper calls each second, its arguments by name."""
+"""A keeper's beats: one made by hand, and waiting for those of a running master."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
 from qd.drivers.redis.queue import RedisQueue
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 
 class Beat(NamedTuple):
@@ -53,3 +56,18 @@ def beat(
         cancelled.decode().split(),
         told,
     )
+
+
+def wait_for_beat(redis: Client) -> None:
+    """Until the one master that reports there has reported once more: its keeper has looked."""
+    wait_for_reports(redis, 0.8)
+
+
+def wait_for_reports(redis: Client, seconds: float) -> None:
+    """Until the one master that reports there has reported for so much longer, by Redis's clock."""
+
+    def seen_at() -> float:
+        return max((float(json.loads(text)["seen_at"]) for text in redis.hash("qd:masters").values()), default=0.0)
+
+    begun = eventually(seen_at, what="a report")
+    eventually(lambda: seen_at() >= begun + seconds, seconds + 20, what=f"reports of {seconds} s")

@@ -1,4 +1,4 @@
-"""A real redis-server for tests: one a pytest-xdist worker, and more for tests that stop or starve theirs."""
+"""Real redis-server and valkey-server processes: one per pytest-xdist worker, more for tests that stop or starve theirs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Self
 
-from tests.support.clock import eventually
-from tests.support.peers import redis_server
-from tests.support.resp import Client
+from qd.drivers import embedded
+from tests.support.programs import missing, redis_server
+from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
@@ -134,3 +135,16 @@ class Server:
             return False
         finally:
             client.close()
+
+
+class Valkey(Server):
+    """As Server, in everything."""
+
+    def program(self) -> Path:
+        return valkey_server()
+
+
+def valkey_server() -> Path:
+    if found := shutil.which("valkey-server"):
+        return Path(found)
+    return embedded.wheel_binary() or missing("valkey-server")

@@ -1,4 +1,4 @@
-"""Waiting for a fact with a deadline: the one place where tests sleep."""
+"""Wait for a fact with a deadline: the only place where tests sleep."""
 
 from __future__ import annotations
 

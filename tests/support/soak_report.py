@@ -1,4 +1,4 @@
-"""What a soak saw, in a page for people."""
+"""The report of a soak, as a page for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.support import growth
+from tests.support import tally
 from tests.support.soak import WORKERS, Seat, Soak
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def processes(soak: Soak) -> str:
     names = ["process", "of them", "most memory", "most files", "longest life", "memory an hour", "files an hour"]
     rows = []
     for seat in soak.seats:
-        for role, told in growth.by_role(s for s in soak.samples if s["seat"] == seat.name).items():
+        for role, told in tally.by_role(s for s in soak.samples if s["seat"] == seat.name).items():
             hour = [f"{told['rss_hour']:+.2f} MB", f"{told['fds_hour']:+.2f}"] if "rss_hour" in told else ["", ""]
             seen = [f"{told['rss']:.1f} MB", f"{told['fds']:.0f}", f"{told['life']:.0f} s"]
             rows.append([f"{seat.name} {role}", f"{told['processes']:.0f}", *seen, *hour])

@@ -1,21 +1,114 @@
-"""A small scheduler for tests of runs: a process with Runs of its own that starts one run of each entry named, prints a line
-of JSON for each that ended, and ends all at SIGTERM."""
+"""Schedules under test: a scheduler inside the test's process, whose turns the test makes, and projects with entries
+whose runs are started by a driver program.
+
+`Host` keeps the log lines of its scheduler; the functions after it read what was sent and where the app's one entry is.
+"""
 
 from __future__ import annotations
 
 import json
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec.structs import replace
 
-from tests.support.clock import eventually
-from tests.support.procs import QD, Procs
+from qd import Qd
+from qd.config.load import load
+from qd.log import Log
+from qd.payload.format import Payload, read
+from qd.schedule.entry import Entry
+from qd.scheduler.scheduler import Scheduler
+from tests.support.processes import QD, Procs
 from tests.support.project import Project
-from tests.support.resp import Client
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
 from tests.support.witness import Witness
+
+HOUR = 3600.0
+
+
+class Host:
+    """app: with its schedule, on `server`. More arguments are the Scheduler's."""
+
+    def __init__(self, app: Qd, server: Server, name: str = "web1", **more: Any) -> None:
+        self.app, self.lines = app, list[str]()
+        if not app._services.has_settings:
+            app.settings = load(code={"url": server.url}, environ={})
+        log = Log("scheduler", write=lambda line: self.lines.append(line.decode().partition("] ")[2].strip()))
+        entries = more.pop("entries", None) or app.schedule.entries()
+        self.scheduler = Scheduler(app, app.settings, log, entries=entries, host=name, **more)
+
+    def turns(self, until: Callable[[], object], seconds: float = 60.0) -> None:
+        """Turns of the loop, as its owner makes them, until it is so."""
+        due = 0.0
+
+        def turned() -> object:
+            nonlocal due
+            if time.monotonic() >= due:
+                wait = self.scheduler.turn()
+                due = time.monotonic() + (0.0 if self.scheduler.runs.alive or self.scheduler._filters else wait)
+            return until()
+
+        eventually(turned, seconds, every=0.002)
+
+    def said(self, word: str) -> list[str]:
+        """Its lines of that event."""
+        return [line for line in self.lines if line.partition(" ")[0] == word]
+
+    def close(self) -> None:
+        self.scheduler.end()
+        self.scheduler.close()
+        self.app.connections.close()
+
+
+Open = Callable[..., Host]
+
+
+def ready_payloads(redis: Client, queue: str = "default") -> list[Payload]:
+    return [read(raw) for raw in redis.call("LRANGE", f"queues:{queue}", 0, -1)]
+
+
+def last_tick(redis: Client, app: Qd, ago: float, mark: str = "") -> None:
+    """The app's one entry had its last tick so many seconds ago."""
+    (entry,) = app.schedule.entries()
+    redis.call("HSET", "qd:ticks", entry.name, f"{round((time.time() - ago) * 1000)} x {mark or entry.timing.mark}")
+
+
+def field(redis: Client, app: Qd) -> str:
+    """Where the app's one entry stands; "" if nobody has seen it."""
+    (entry,) = app.schedule.entries()
+    return str(redis.text("HGET", "qd:ticks", entry.name) or "")
+
+
+def moment_of(redis: Client, app: Qd) -> float:
+    """The last tick of the app's one entry, unix seconds."""
+    return int(field(redis, app).split()[0] or 0) / 1000
+
+
+class HalfAnHourAgo:
+    """Each hour; the last tick was half an hour ago."""
+
+    text = mark = "hourly"
+    zone = "UTC"
+
+    def __init__(self) -> None:
+        self.base = round(time.time() - HOUR / 2)
+
+    def next_after(self, at: float) -> float:
+        return self.base + ((at - self.base) // HOUR + 1) * HOUR
+
+
+def hourly(app: Qd, timing: HalfAnHourAgo | None = None) -> list[Entry]:
+    """The app's entries, so timed: a test that begins on the hour is no other. Two apps need the same `timing`: between two
+    calls a second may end."""
+    timing = timing or HalfAnHourAgo()
+    return [replace(entry, timing=timing) for entry in app.schedule.entries()]
+
 
 DRIVER = """
 import json, os, signal, sys, time
@@ -93,7 +186,7 @@ def background(event): note(event.task, "Background", event.code)
 """
 
 
-class Driven:
+class ScheduleProject:
     """A project with entries, and what its drivers said."""
 
     def __init__(self, project: Project, source: str, config: str = "") -> None:
@@ -117,10 +210,10 @@ class Driven:
         return [line.removeprefix(f"{name} ") for line in self.witness.lines if line.startswith(f"{name} ")]
 
 
-Drive = Callable[..., Driven]
+Drive = Callable[..., ScheduleProject]
 
 
-def told(procs: Procs) -> dict[str, dict[str, Any]]:
+def last_reports(procs: Procs) -> dict[str, dict[str, Any]]:
     """By entry: what the driver was told last."""
     found = [json.loads(line) for line in procs.output if line.startswith("{")]
     return {each["entry"]: each for each in found}

@@ -1,12 +1,30 @@
-"""The tables of docs/schedule-clock.md: what entries do in the night in which the clock is changed."""
+"""The code samples in docs/, and the tables of docs/schedule-clock.md: what entries do when the clock changes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from qd.schedule.timing import Cron, Every, Timing
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STANDINS = ROOT / "tests" / "support" / "standins"  # for packages that the pages use and that are not installed
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(page.read_text())]
+
+
+def sample_program(text: str) -> str:
+    """The samples, each on the line where it stands in the page; everything else is an empty line."""
+    lines, at = [""] * text.count("\n"), 0
+    for sample in SAMPLE.finditer(text):
+        at = text.count("\n", 0, sample.start(1))
+        code = sample[1].splitlines()
+        lines[at : at + len(code)] = code
+    return "\n".join(lines)
+
 
 NIGHTS = {
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),
@@ -23,17 +41,17 @@ ENTRIES = (
     "*/15 * * * *",
     "every(minutes=10)",
 )
-HEAD = "| | the clock is put forward, {} | the clock is put back, {} |\n| --- | --- | --- |\n"
+TABLE_HEAD = "| | the clock is put forward, {} | the clock is put back, {} |\n| --- | --- | --- |\n"
 
 
-def table(zone: str) -> str:
+def clock_table(zone: str) -> str:
     """One zone's. Ticks from 1:00 to 3:00; bold: since the change."""
     nights = NIGHTS[zone]
     rows = [
         f"| `{entry}` | " + " | ".join(", ".join(ticks(entry, zone, night)) or "-" for night in nights) + " |\n"
         for entry in ENTRIES
     ]
-    return HEAD.format(*nights) + "".join(rows)
+    return TABLE_HEAD.format(*nights) + "".join(rows)
 
 
 def ticks(entry: str, zone: str, night: str) -> Iterator[str]:
@@ -51,4 +69,4 @@ def ticks(entry: str, zone: str, night: str) -> Iterator[str]:
 
 if __name__ == "__main__":
     for name in NIGHTS:
-        print(f"### {name}\n\n{table(name)}")
+        print(f"### {name}\n\n{clock_table(name)}")

@@ -1,7 +1,77 @@
-"""Payloads that nobody should push and somebody will. All of `malformed()` must end in the failed store; of `odd()` some
-can be read. No reader may raise anything but Malformed for any of them, and no worker may die of one."""
+"""Payloads as other programs write them: pushed to a queue, stored as failed jobs, malformed in every way."""
 
 from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qd import Qd
+from qd.config.settings import ConnectionSettings
+from qd.payload.build import make
+from tests.support.fakes import settings
+from tests.support.redis import Client
+
+
+@contextmanager
+def producer(url: str) -> Iterator[Qd]:
+    """An app whose jobs go to that server."""
+    made = Qd()
+    made.settings = settings(redis=ConnectionSettings("redis", url=url))
+    yield made
+    made.connections.close()
+
+
+def push(redis: Client, job: str, *, count: int = 1, queue: str = "default", **data: object) -> None:
+    """`count` jobs of that name with these arguments, ready now."""
+    raw = [make(job, json.dumps(data).encode(), created_at=int(time.time())) for _ in range(count)]
+    push_raw(redis, *raw, queue=queue)
+
+
+def push_raw(redis: Client, *payloads: bytes, queue: str = "default") -> None:
+    """These bytes, ready now, a token each."""
+    for at in range(0, len(payloads), 1000):
+        some = payloads[at : at + 1000]
+        redis.call("RPUSH", f"queues:{queue}", *some)
+        redis.call("RPUSH", f"queues:{queue}:notify", *["1"] * len(some))
+
+
+def failed(redis: Client, queue: str = "default") -> list[tuple[dict[str, Any], bytes]]:
+    """What the failed store holds: each record, and the payload's bytes as they are kept."""
+    found = []
+    for value in redis.call("HVALS", f"queues:{queue}:failed"):
+        record, _, raw = value.partition(b"\n")
+        found.append((json.loads(record), raw))
+    return found
+
+
+def push_laravel(
+    redis: Client, job: str, data: dict[str, object] | None = None, queue: str = "default", **more: object
+) -> None:
+    """As Laravel pushes a string job; `more` are fields of the payload."""
+    payload: dict[str, object] = {"uuid": f"u-{job}", "displayName": job, "job": job, "maxTries": None}
+    payload |= {"maxExceptions": None, "failOnTimeout": False, "backoff": None, "timeout": None, "data": data or {}}
+    payload |= {"id": f"id-{job}", "attempts": 0, "delay": None} | more
+    push_raw(redis, json.dumps(payload).encode(), queue=queue)
+
+
+def store_failed_job(
+    redis: Client, id: str, *, queue: str = "mail", at: float | None = None, raw: bytes | None = None, **said: Any
+) -> bytes:
+    """A record called `id`, failed at `at` (now); `said`: what its line says in place of the usual. Returns its payload."""
+    at = time.time() if at is None else at
+    job = said.get("job", "mail.welcome")
+    if raw is None:
+        raw = make(job, json.dumps({"to": id}).encode(), uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(at))
+        raw = raw.replace(b'"attempts":0', b'"attempts":3,"rsv":"T.0.1.-"')
+    line: dict[str, Any] = {"id": id, "uuid": f"uuid-{id}", "queue": queue, "job": job, "error": "ValueError"}
+    line |= {"reason": "no such user", "attempts": 3, "crashes": 0, "failed_at": round(at, 3), "trace": None} | said
+    redis.call("HSET", f"queues:{queue}:failed", id, json.dumps(line).encode() + b"\n" + raw)
+    redis.call("ZADD", f"queues:{queue}:failed_at", repr(at), id)
+    return raw
+
 
 VALID = (
     b'{"uuid":"0b7f7c9e-1a52-4c0e-9d8e-3b1a5b1f0c11","displayName":"mail.welcome","job":"mail.welcome","maxTries":3,'

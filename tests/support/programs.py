@@ -1,4 +1,4 @@
-"""Programs that tests talk to and that may not be installed: skipped at home, a failure in CI."""
+"""Programs that tests need and that may not be installed: skipped on a developer's machine, a failure in CI."""
 
 from __future__ import annotations
 
