@@ -367,7 +367,7 @@ def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     others |= {
         "ends_left",
         "outbox",
-        "parcel_turn",
+        "delivery_turn",
     }  # on a cluster, and on the control connection of beanstalkd and SQS
     texts = [path.read_text() for path in folder.glob("*.lua") if path.stem not in others]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}

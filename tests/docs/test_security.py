@@ -54,7 +54,7 @@ def test_a_worker_may_do_what_the_scripts_do():
     elsewhere = (
         "ends_left.lua",
         "outbox.lua",
-        "parcel_turn.lua",
+        "delivery_turn.lua",
     )  # of a cluster, and of control for beanstalkd and SQS: the page says so
     texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in (*operators, *elsewhere)]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}

@@ -1,7 +1,7 @@
 """What a keeper does for a broker, whose leases are kept in the borrowed keyspace.
 
     beat   beat.lua             renews leases, promotes due jobs in the outbox, reports cancelled jobs and stamps
-           parcel_reclaim.lua   moves jobs whose lease ran out to the outbox, and ends their deliveries
+           delivery_reclaim.lua   moves jobs whose lease ran out to the outbox, and ends their deliveries
            outbox               sends every outbox that is known
            ended                checks deliveries whose worker was killed before it had deleted them
 
@@ -84,7 +84,7 @@ class BrokerKeeperQueue(BrokerQueue):
 
     def _reclaim(self, queues: Sequence[str], until: float) -> int:
         names = self._keys(keys.CANCEL, *[kind(queue) for queue in queues for kind in RECLAIMED])
-        count, *found = script("parcel_reclaim").call(self.space, names, until)
+        count, *found = script("delivery_reclaim").call(self.space, names, until)
         for place, ended in zip(found[::2], found[1::2], strict=True):
             self._delete(queues[int(place) - 1], ended)
         return int(count)

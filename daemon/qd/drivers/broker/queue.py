@@ -2,7 +2,7 @@
 
     push, later             to the broker; a keyed or unique job, a batch's job, a tick: to the outbox, and from there on
     turn  backend.reserve   a job is reserved at the broker, and the previous one deleted
-          parcel_turn.lua   the previous job is acked here, and the new one leased: owner, counts, mark
+          delivery_turn.lua   the previous job is acked here, and the new one leased: owner, counts, mark
           backend.delete    then the previous one is deleted at the broker, unless the reserve did it (slow, or it failed)
     ack, release, bury      the step of every connection, with the job's effects; it also notes that the delivery has ended.
                             Then the delivery is deleted. A released job is a new job in the outbox, with its counts
@@ -49,21 +49,24 @@ if TYPE_CHECKING:
 TURN_KEYS = (
     *(keys.ready, keys.delayed, keys.reserved, keys.owners, keys.taken, keys.holding, keys.ended, keys.paused),
     *(keys.failed, keys.failed_at, keys.elsewhere, keys.resent, keys.sending),
-)  # of each queue, in the order of parcel_turn.lua
+)  # of each queue, in the order of delivery_turn.lua
 DELIVERY_KEYS = (keys.taken, keys.holding, keys.ended)
-SCRIPTS = ("parcel_turn", "parcel_ack", "parcel_release", "parcel_bury", "outbox", "outbox_leave", "outbox_waiting")
+SCRIPTS = (
+    *("delivery_turn", "delivery_ack", "delivery_release", "delivery_bury"),
+    *("outbox", "outbox_leave", "outbox_waiting"),
+)
 TRIES = 100  # deliveries a turn accepts at most that this worker may not run
 AGAIN = 1.0  # seconds after which the broker may deliver a job again that another worker is running
 NONE_PAUSED = frozenset[str]()
 OBJECT_JOB = b"CallQueuedHandler@call"
-YIELD_SECONDS = 5  # seconds an expiry of `elsewhere` is later than the due time; more than parcel_turn.lua uses
+YIELD_SECONDS = 5  # seconds an expiry of `elsewhere` is later than the due time; more than delivery_turn.lua uses
 CHECKS, PAUSE = 10, 0.02  # checks, and seconds between two, while an outbox is being sent
 SURELY = 0.5  # seconds for which a delivery is certainly still reserved: the shortest lease of any broker is one second
 SOON = 0.05  # seconds a worker waits at least if something in an outbox is due
 
 
 class TurnReply(NamedTuple):
-    """The reply of parcel_turn.lua."""
+    """The reply of delivery_turn.lua."""
 
     acked: int  # 1, or 0: the lease was lost, -1: nothing to ack, -2: this worker holds another job
     answered: bytes  # "<id> <handle>" of the delivery that was acked, or b""
@@ -260,7 +263,7 @@ class BrokerQueue(KeyspaceQueue):
         return self.backend.reserve(open_, 0.0)
 
     def _step(self, done: Reserved | None, queues: Sequence[str], delivery: Delivery | None) -> Turn:
-        """Run parcel_turn.lua, and do at the broker what follows from its reply. Sets `_paused`."""
+        """Run delivery_turn.lua, and do at the broker what follows from its reply. Sets `_paused`."""
         self.turns += 1
         at = tuple(queues)
         names = self._turn_names.get(at)
@@ -270,10 +273,10 @@ class BrokerQueue(KeyspaceQueue):
         gone = self.backend.deleted()
         acked_id = self._take_deleted(done, gone) if done is not None else ""
         args = self._args(done, acked_id, queues, delivery, leased, gone)
-        raw: list[Any] = script("parcel_turn").call(self.space, names, *args)
+        raw: list[Any] = script("delivery_turn").call(self.space, names, *args)
         reply = TurnReply._make([*raw[:10], raw[10:]])
         if reply.acked == -2:
-            raise ConnectionLost("the server executed a call that this worker had given up before; reconnecting")
+            raise ConnectionLost("the server executed a call this worker had already abandoned; reconnecting")
         self._paused = frozenset([queues[place - 1] for place in reply.paused]) if reply.paused else NONE_PAUSED
         if delivery is not None:
             self._pending = None
@@ -391,7 +394,7 @@ class BrokerQueue(KeyspaceQueue):
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
         names = (keys.reserved(done.queue), keys.owners(done.queue))
-        answered = self._answer("parcel_ack", done.queue, names, (self.owner, done.member), effects)
+        answered = self._answer("delivery_ack", done.queue, names, (self.owner, done.member), effects)
         self._end_current(done.queue, answered)
         self._forward(effects)
         return answered is not None
@@ -419,13 +422,13 @@ class BrokerQueue(KeyspaceQueue):
         kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
         names = [*[kind(queue) for kind in kinds], keys.CANCEL]
         args = (owner, member, back.text, back.delay, int(back.head))
-        return self._answer("parcel_release", queue, names, args, effects)
+        return self._answer("delivery_release", queue, names, args, effects)
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
         names = [kind(held.queue) for kind in kinds]
         args = (self.owner, held.member, held.mark, record, raw, *self.keep.args)
-        answered = self._answer("parcel_bury", held.queue, names, args, effects)
+        answered = self._answer("delivery_bury", held.queue, names, args, effects)
         self._end_current(held.queue, answered)
         self._forward(effects)
         return answered is not None

@@ -2,7 +2,7 @@
 
 A FIFO queue delivers the jobs of a group one after the other, so a retry must not go to the end of its group as a new
 message. The message stays, is hidden for the delay, and holds back its group meanwhile. The job's text, with its counts, is
-kept under the message's id (parcel_keep.lua) and replaces the body at the next delivery.
+kept under the message's id (delivery_keep.lua) and replaces the body at the next delivery.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SqsQueue(BrokerKeeperQueue):
         more, options = effect_args(effects, self.settings.prefix)
         own = (keys.reserved(queue), keys.owners(queue), keys.CANCEL, keys.kept_text(queue, id))
         names = self._keys(*own, keys.taken(queue), keys.holding(queue), *more)
-        reply = script("parcel_keep").call(self.space, names, owner, member, text, KEPT, *options)
+        reply = script("delivery_keep").call(self.space, names, owner, member, text, KEPT, *options)
         return reply if isinstance(reply, bytes) else None
 
     def _show(self, queue: str, answered: bytes, delay: float) -> None:

@@ -21,7 +21,7 @@ if #absent > 0 then
   redis.call('ZREM', KEYS[3], unpack(absent))
 end
 
--- The start that has to be a window away: the most-th before this one, of those who have started and those whose turn is first.
+-- The start that has to be a window away: the most-th before this one, counting starts and then the turns in front of this one.
 local before = redis.call('ZRANK', KEYS[2], owner) or redis.call('ZCARD', KEYS[2])
 local moment
 if before >= most then

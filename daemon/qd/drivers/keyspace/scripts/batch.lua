@@ -65,30 +65,30 @@ end
 
 -- Send a callback, once. Its moments (ten digits each) are set relative to now; the last one is createdAt.
 local function call_back(batch, name, prefix, now)
-  local said = redis.call('HMGET', batch, name, name .. ':queue', name .. ':delay', name .. ':moments', name .. ':sent')
-  local text = said[1]
-  if said[5] then return end
+  local stored = redis.call('HMGET', batch, name, name .. ':queue', name .. ':delay', name .. ':moments', name .. ':sent')
+  local text = stored[1]
+  if stored[5] then return end
   redis.call('HSET', batch, name .. ':sent', now)
   if not text then return end
   local starts = {}
-  for start in string.gmatch(said[4], '%d+') do starts[#starts + 1] = tonumber(start) end
+  for start in string.gmatch(stored[4], '%d+') do starts[#starts + 1] = tonumber(start) end
   local later = now - tonumber(string.sub(text, starts[#starts] + 1, starts[#starts] + 10))
   for i = 1, #starts do
     local moment = tonumber(string.sub(text, starts[i] + 1, starts[i] + 10)) + later
     text = string.sub(text, 1, starts[i]) .. string.format('%.0f', moment) .. string.sub(text, starts[i] + 11)
   end
-  if prefix == APART then return set_aside(batch, name, said[3], said[2], text, now) end
-  local ready = prefix .. 'queues:' .. said[2]
-  push_one(ready, ready .. ':delayed', ready .. ':notify', text, tonumber(said[3]))
+  if prefix == APART then return set_aside(batch, name, stored[3], stored[2], text, now) end
+  local ready = prefix .. 'queues:' .. stored[2]
+  push_one(ready, ready .. ':delayed', ready .. ':notify', text, tonumber(stored[3]))
 end
 
 -- After each change: send `then` if all jobs have succeeded, `finally` if none is left. Not while jobs are still being sent.
 local function settle(batch, pending, failed, prefix, now)
-  local said = redis.call('HMGET', batch, 'open', 'skipped', 'finished_at')
-  if said[1] and tonumber(said[1]) > 0 or redis.call('SCARD', pending) > 0 then return end
+  local state = redis.call('HMGET', batch, 'open', 'skipped', 'finished_at')
+  if state[1] and tonumber(state[1]) > 0 or redis.call('SCARD', pending) > 0 then return end
   local bad = redis.call('HLEN', failed)
-  if bad == 0 and not said[2] then call_back(batch, 'then', prefix, now) end
-  if not said[3] then redis.call('HSET', batch, 'finished_at', now) end
+  if bad == 0 and not state[2] then call_back(batch, 'then', prefix, now) end
+  if not state[3] then redis.call('HSET', batch, 'finished_at', now) end
   call_back(batch, 'finally', prefix, now)
   local kept = bad == 0 and FINISHED or UNFINISHED
   redis.call('EXPIRE', batch, kept)

@@ -1,5 +1,6 @@
 -- The keeper's beat: everything periodic, in one call.
--- KEYS  1 restart stamp, 2 down, 3 masters, 4 cancelled jobs; then six per queue: ready, reserved, delayed, notify, owners, paused
+-- KEYS  1 restart stamp, 2 down, 3 masters, 4 cancelled jobs; then six per queue: ready, reserved, delayed, notify, owners,
+--      paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
 --       5 last moment of this clock at which it may reclaim, 0 for never
 --       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... live slots
@@ -38,11 +39,11 @@ end
 
 -- Delete the owner of a job. Its arguments may contain other marks: the hash decides which one is right.
 local function disown(owners, payload)
-  local looked = 0
+  local tried = 0
   for master, slot in string.gmatch(payload, '"rsv":"(%w+)%.(%d+)%.%d+%.%d+"') do
     local owner = master .. '/' .. slot
-    looked = looked + 1
-    if looked > 16 then return end
+    tried = tried + 1
+    if tried > 16 then return end
     if redis.call('HGET', owners, owner) == payload then return redis.call('HDEL', owners, owner) end
   end
 end
@@ -95,7 +96,8 @@ local function waits(i, ready)
   waiting[#waiting + 1] = (i + 1) / 6
 end
 
--- One token per ready job: jobs may be pushed without one (an old Laravel, a plain RPUSH), and abandoned waits leave extra ones.
+-- One token per ready job: jobs may be pushed without one (an old Laravel, a plain RPUSH), and abandoned waits leave extra
+-- tokens.
 local function tokens(i)
   local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
   for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
@@ -106,36 +108,36 @@ end
 -- Cancelled jobs that workers of this master are running. Entries of ended jobs, and those older than a day, are deleted. A key
 -- of another type stops only this part.
 local function cancelled()
-  local asked, running = redis.pcall('HGETALL', KEYS[4]), {}
-  for k = 1, #asked, 2 do
-    local master, slot, turn = string.match(asked[k], '^(%w+)%.(%d%d?%d?)%.(%d+)$')
-    local held = master ~= token and tonumber(asked[k + 1]) and now - asked[k + 1] < 86400
+  local marks, running = redis.pcall('HGETALL', KEYS[4]), {}
+  for k = 1, #marks, 2 do
+    local master, slot, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?)%.(%d+)$')
+    local held = master ~= token and tonumber(marks[k + 1]) and now - marks[k + 1] < 86400
     for i = 5, master == token and #KEYS or 0, 6 do
       local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. slot)
-      if payload and string.find(payload, '"rsv":"' .. asked[k] .. '.', 1, true) then
+      if payload and string.find(payload, '"rsv":"' .. marks[k] .. '.', 1, true) then
         held, running[#running + 1] = true, slot .. ':' .. turn
       end
     end
-    if not held then redis.call('HDEL', KEYS[4], asked[k]) end
+    if not held then redis.call('HDEL', KEYS[4], marks[k]) end
   end
   return table.concat(running, ' ')
 end
 
 -- The leases of all queues first, each queue by itself: keys of a wrong type in one queue are reported, and cost no lease in
 -- another.
-local spoilt
+local failure
 for i = 5, #KEYS, 6 do
-  local well, why = pcall(renew, i)
-  if not well then spoilt = spoilt or why end
+  local ok, why = pcall(renew, i)
+  if not ok then failure = failure or why end
 end
-if spoilt then return type(spoilt) == 'table' and spoilt or redis.error_reply(spoilt) end
+if failure then return type(failure) == 'table' and failure or redis.error_reply(failure) end
 for i = 5, #KEYS, 6 do
   reclaim(i)
   migrate(i)
   tokens(i)
 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
-local down = redis.pcall('GET', KEYS[2]) -- a key of another type is no note, as for those who read it with MGET
+local down = redis.pcall('GET', KEYS[2]) -- a key of another type counts as missing, as for readers that use MGET
 if type(down) ~= 'string' then down = '' elseif down == '' then down = '?' end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
 return {stamp, redis.call('GET', KEYS[1]) or '', down, wait, more, reclaimed, table.concat(waiting, ' '), cancelled(), unpack(lost)}

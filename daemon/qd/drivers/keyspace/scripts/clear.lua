@@ -1,6 +1,7 @@
 -- Delete some waiting jobs of a queue, never running ones.
--- KEYS ready, delayed, notify, keyed   ARGV maximum to delete of each, prefix of the names of locks ('': the locks are in other
---      slots, see cluster/keyspace.py)
+-- KEYS ready, delayed, notify, keyed
+-- ARGV maximum of jobs to delete from ready, and from delayed; prefix of the names of locks ('': the locks are in other slots,
+--      see cluster/keyspace.py)
 -- Returns how many payloads were deleted from ready, and from delayed; then name and owner of each lock that the caller must
 -- free. A deleted job frees its lock and its key, which its payload names, so they are not in KEYS.
 local most, apart = tonumber(ARGV[1]), {}

@@ -1,5 +1,5 @@
 -- Note in records of the failed store whether a row of failed_jobs was written for them. Their length does not change.
--- KEYS failed   ARGV 1 for yes, 0 for no, ids (at most 100)
+-- KEYS failed   ARGV 1 if it was written, else 0; ids (at most 100)
 -- Returns how many were changed.
 local yes, no, count = '"copied": true ', '"copied": false', 0
 local old, new = no, yes

@@ -23,7 +23,7 @@ local kinds = {
     count(KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
   end},
   free = {1, 1, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
-    if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], 0) end -- gone, and no right to DEL is needed
+    if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], 0) end -- deleted, and no right to DEL is needed
   end},
   hold = {1, 2, function(k, a) redis.call('GET', KEYS[k]) end, function(k, a)
     if redis.call('GET', KEYS[k]) == ARGV[a] then redis.call('EXPIRE', KEYS[k], ARGV[a + 1]) end

@@ -29,8 +29,8 @@ local function count_dropped(failed_at, count, now)
   redis.call('ZADD', failed_at, before - count, 'dropped', string.format('%.3f', -now), 'dropped_at')
 end
 
--- Limited by bytes, age and, if `most` is not '', number. A call deletes at most the 100 oldest records, so it is short and still
--- catches up. The new record stays, however large it is. most 0: nothing is kept.
+-- Limited by bytes, age and, if `most` is not '', number. A call deletes at most the 100 oldest records, so it is short and
+-- still catches up. The new record stays, however large it is. most 0: nothing is kept.
 -- Reads come first, and a write that adds nothing: if one of them is refused, no record was added.
 local function bury(failed, failed_at, id, record, raw, now, most, seconds, most_bytes)
   most, seconds, most_bytes = tonumber(most), tonumber(seconds), tonumber(most_bytes)

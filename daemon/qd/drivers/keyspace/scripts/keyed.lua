@@ -1,4 +1,5 @@
--- Keyed jobs, put in front of the scripts keyed_*: a field of a hash each, ISSUE DUE PAYLOAD; see sending.py.
+-- Keyed jobs, put in front of the scripts that send, move and cancel them. The hash `keyed` has a field per job that waits
+-- under a name: ISSUE DUE PAYLOAD; see sending.py.
 
 local now = clock()
 

@@ -1,6 +1,8 @@
--- Let what waits under a name be due at another moment.
--- KEYS ready, delayed, notify, keyed   ARGV name, delay in seconds   Returns 1, or 0 when nothing waits
--- It gets another issue, as one that is ready already stays there, and is dropped by who takes it.
+-- Change when the job that waits under a name is due.
+-- KEYS ready, delayed, notify, keyed   ARGV name, delay in seconds
+-- Returns 1, or 0 if none waits.
+-- The job is added again with a new issue. If the old copy is ready already, it remains there, and the worker that takes it
+-- drops it.
 local old = entry_of(KEYS[4], ARGV[1])
 if not old then return 0 end
 local issue = string.format('%05d', (tonumber(string.sub(old.issue, 1, 5)) + 1) % 100000) .. string.sub(old.issue, 6)

@@ -1,6 +1,7 @@
 -- Make payloads ready later.
--- KEYS delayed, notify   ARGV delay in seconds, payload, delay, payload ... (at most 1,000 pairs)
--- A delay under a second adds a token: a worker that waits looks again and shortens its wait.
+-- KEYS delayed, notify   ARGV for each job (at most 1,000): delay in seconds, payload
+-- Returns their number.
+-- A delay under a second adds a token: a worker that waits checks again and shortens its wait.
 local now = clock()
 local soon = false
 

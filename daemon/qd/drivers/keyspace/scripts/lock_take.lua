@@ -14,7 +14,7 @@ if not has then
   first = first_in_line(KEYS[3], KEYS[4], now)
   local came = tonumber(ARGV[4])
   if first and first ~= owner and came > 0 and came < tonumber(redis.call('ZSCORE', KEYS[3], first)) then
-    first = owner -- it came before, and was away for a moment
+    first = owner -- it came before, and had counted as dead for a moment
   end
   if not first or first == owner then
     has = owner

@@ -1,5 +1,7 @@
--- The notes of these jobs are gone: who read one before sends nothing any more in a while. See once.lua.
--- KEYS seen   ARGV seconds, ids
+-- The notes of these jobs are deleted. A process that has read a note before may still send its job, so the ids are remembered
+-- for a while. See once.lua.
+-- KEYS seen   ARGV seconds to remember them, ids
+-- Returns the number of ids.
 local now = clock()
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', string.format('%.3f', now + ARGV[1]), ARGV[i]) end
 local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]

@@ -1,11 +1,10 @@
--- What waits in an outbox and is to be sent, in order: what is due, and nothing that was cancelled or moved. It stands in
--- `sending` from now on until its sender says that it was sent; should the sender die, the next one sends it.
+-- The next jobs of an outbox to send, in order: those that are due and were not cancelled or moved. They move to `sending`, and
+-- stay there until their sender reports that it has sent them. If the sender dies, the next one sends them.
 -- KEYS ready, delayed, notify, keyed, sending, sender, paused, resent
--- ARGV 1 who sends   2 ms it may take for that   3 of what it was given last, how many were sent   4 jobs at most
---      5 bytes at most   6 what the names of locks begin with
---      7... digests of those that were sent
--- Returns 1 when they may have been sent before (by one that did not come back) or 0, and the payloads, none: nothing is to
--- be sent, or another is sending. The turn of a sender ends with that.
+-- ARGV 1 sender   2 ms it may take to send them   3 how many of its last jobs were sent   4 maximum of jobs
+--      5 maximum of bytes   6 prefix of the names of locks   7... digests of the jobs that were sent
+-- Returns {1 if a sender that died may have sent them before, else 0, payload ...}. Without payloads there is nothing to send,
+-- or another sender is active; then this sender is done.
 local ready, delayed, sending, sender = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
 local mine = redis.call('GET', sender) == ARGV[1]
 if mine then

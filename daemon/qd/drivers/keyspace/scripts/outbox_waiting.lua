@@ -1,5 +1,6 @@
 -- Which outboxes have something to send.
--- KEYS three a queue: ready, delayed, sending   Returns the places of those queues (from 1)
+-- KEYS three per queue: ready, delayed, sending
+-- Returns the indexes of those queues (from 1).
 local time = redis.call('TIME')
 local now, found = time[1] + time[2] / 1000000, {}
 for i = 1, #KEYS, 3 do

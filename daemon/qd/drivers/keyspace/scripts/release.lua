@@ -1,6 +1,6 @@
 -- Put a reserved job back: its worker calls this after an attempt, a keeper after the worker has died.
 -- KEYS ready, reserved, delayed, notify, owners, cancelled jobs, those of effects
--- ARGV owner, payload as reserved, payload as it goes back, delay in seconds, 1 for the head of ready, effects
+-- ARGV owner, payload as reserved, payload to put back, delay in seconds, 1 for the head of ready, effects
 -- Returns 1, or 0 if the lease was lost: then nothing is added.
 -- Commands that may be refused come first (a key of a wrong type, an ACL): a script that stops after it has added would add
 -- again at each try. And the first write deletes: see turn.lua.

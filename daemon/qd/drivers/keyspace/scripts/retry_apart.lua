@@ -1,10 +1,10 @@
 -- Move failed jobs back to ready on a cluster: the other effects are noted in the same step, and the caller does them. In
 -- front: due, failed. See retry.lua.
 -- KEYS failed, failed_at, ready, notify, ends
--- ARGV for each job (at most 100): id, payload as it is sent again, id of the note, what is noted ('': nothing)
+-- ARGV for each job (at most 100): id, payload to send, id of the note, its text ('': no note)
 -- Returns for each job 1; 0: no such record.
 redis.call('ZREM', KEYS[2], '') -- the first write deletes: see turn.lua
-local bytes, said = kept_bytes(KEYS[1], KEYS[2]), {}
+local bytes, outcomes = kept_bytes(KEYS[1], KEYS[2]), {}
 for at = 1, #ARGV, 4 do
   local size = redis.call('HSTRLEN', KEYS[1], ARGV[at])
   if size > 0 then
@@ -16,6 +16,6 @@ for at = 1, #ARGV, 4 do
     unbury(KEYS[1], KEYS[2], {ARGV[at]}, bytes)
     bytes = bytes - size
   end
-  said[#said + 1] = size > 0 and 1 or 0
+  outcomes[#outcomes + 1] = size > 0 and 1 or 0
 end
-return said
+return outcomes

@@ -1,5 +1,4 @@
--- Unique jobs, put in front of the scripts that send them. Returns the owner of the lock: the job itself if it was sent, else
--- another; or the server's error.
+-- Unique jobs, put in front of the scripts that send them.
 -- The lock is taken before the job is added, and freed if adding is refused: no job without its lock, no lock without a job.
 local function put(ready, delayed, notify, delay, payload)
   if delay < 1 then
@@ -10,6 +9,7 @@ local function put(ready, delayed, notify, delay, payload)
   return redis.pcall('ZADD', delayed, due_after(clock(), delay), payload)
 end
 
+-- Returns the owner of the lock: the job itself if it was sent, else another; or the server's error.
 local function put_single(ready, delayed, notify, lock, owner, hold_ms, delay, payload)
   local step = redis.pcall('SET', lock, owner, 'NX', 'PX', hold_ms)
   if not step then return redis.pcall('GET', lock) end

@@ -2,7 +2,8 @@
 -- in base.py).
 -- KEYS ticks, ready, delayed, notify, keyed, and a lock for each "single" (ticks alone if no tick sends a job)
 -- ARGV for each tick, no field twice: field, the value that was read ("": it did not exist), the new value, the tick in ms, and
---   none  |  push, delay in s, payload  |  single, owner, ms it holds the lock, delay, payload  |  keyed, name, issue, delay, payload
+--   none  |  push, delay in s, payload  |  single, owner, ms it holds the lock, delay, payload  |  keyed, name, issue, delay,
+-- payload
 -- Returns this server's unix ms at the end, and for each tick
 --   1        taken, and its job sent            text   taken; its job was not sent, this owner holds the lock
 --   0        too early by this server's clock   {text} not taken: the value of the field ({false}: it does not exist)

@@ -32,8 +32,8 @@ local function pop(ready, p, head)
   return redis.pcall('LREM', ready, 1, p)
 end
 
--- From ready into reserved. If the server refuses one command (an ACL), what was added is removed again: otherwise the job would
--- be reserved again and again and still be ready.
+-- From ready into reserved. If the server refuses one command (an ACL), what was added is removed again: otherwise the job
+-- would be reserved again and again and still be ready.
 local function lease(i, p, head, text)
   redis.call('LPOP', KEYS[i + 3])
   redis.call('ZADD', KEYS[i + 1], now + ARGV[2], text)

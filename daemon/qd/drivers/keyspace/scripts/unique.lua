@@ -1,7 +1,7 @@
--- Send jobs of which only one at a time may be there: each takes its lock, or is not sent. In front: due, single.
--- KEYS ready, delayed, notify, and a lock each
--- ARGV owner, milliseconds it holds the lock at most, delay in seconds, payload; four a job
--- Returns for each job who holds its lock: itself when it was sent, else another.
+-- Send unique jobs: each takes its lock, or is not sent. In front: due, single.
+-- KEYS ready, delayed, notify, then the lock of each job
+-- ARGV for each job: owner, maximum of ms to hold the lock, delay in seconds, payload
+-- Returns for each job the owner of its lock: the job itself if it was sent, else another.
 local holders = {}
 for i = 1, #ARGV, 4 do
   local lock = KEYS[4 + (i - 1) / 4]

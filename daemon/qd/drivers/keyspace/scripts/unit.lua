@@ -111,7 +111,7 @@ local function gathered(p)
   end
 
   -- qd's key at s, its end and its value. nil: not a value that qd writes.
-  local function said(s)
+  local function value_at(s)
     local _, colon, key = string.find(p, '^"(%w+)"%s*:%s*', s)
     local _, e, value = string.find(p, '^' .. (key == 'rsv' and MARK or '(%d+)'), colon + 1)
     if key ~= 'rsv' and e then value = count(value) end
@@ -136,7 +136,7 @@ local function gathered(p)
   for k = got.stays and 0 or #places, 1, -1 do
     local s, length = places[k], #p
     if not (unit and s >= unit.from and s <= unit.to) then
-      local key, e, value = said(s)
+      local key, e, value = value_at(s)
       if key then
         got.from = cut(s, e)
         got.behind = got.behind or #p - got.from + 1

@@ -1,4 +1,5 @@
--- The first part of admit and admit_left: the clock, and a correction for a clock that was set back. For the keys see admit.lua.
+-- The first part of admit and admit_left: the clock, and a correction for a clock that was set back. For the keys see
+-- admit.lua.
 local function text(number) return string.format('%.0f', number) end
 
 local function clock_us()

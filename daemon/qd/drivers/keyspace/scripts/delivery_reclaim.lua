@@ -5,7 +5,7 @@
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 if now > tonumber(ARGV[1]) then return {0} end
-local said = {0}
+local reply = {0}
 
 -- A job that was cancelled while it ran gets a mark that makes the next worker drop it: see beat.lua.
 local function dropped(payload)
@@ -28,12 +28,12 @@ for i = 2, #KEYS, 7 do
     redis.call('RPUSH', KEYS[i + 2], '1')
     redis.call('RPUSH', KEYS[i], dropped(payload))
     if owner then
-      local parcel = end_parcel(KEYS[i + 4], KEYS[i + 5], KEYS[i + 6], owner)
-      if parcel ~= '' then said[#said + 1], said[#said + 2] = (i + 5) / 7, parcel end
+      local delivery = end_delivery(KEYS[i + 4], KEYS[i + 5], KEYS[i + 6], owner)
+      if delivery ~= '' then reply[#reply + 1], reply[#reply + 2] = (i + 5) / 7, delivery end
       redis.call('HDEL', KEYS[i + 3], owner)
     end
     redis.call('ZREM', KEYS[i + 1], payload)
-    said[1] = said[1] + 1
+    reply[1] = reply[1] + 1
   end
 end
-return said
+return reply

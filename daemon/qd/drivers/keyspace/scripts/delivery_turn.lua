@@ -1,39 +1,47 @@
--- One turn of a worker whose jobs another server keeps: ack the job before, lease the parcel that it was given there.
--- KEYS  thirteen a queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
+-- One turn of a worker whose jobs a broker keeps: ack the previous job, lease the new delivery.
+-- KEYS  thirteen per queue, in order of priority: ready, delayed, reserved, owners, taken, holding, ended, paused, failed,
 --       failed_at, elsewhere, resent, sending
--- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 records in the failed store at most, '' for any number
---       4 seconds it keeps them   5 bytes of them at most   6 bytes of a payload at most, 0: any
---       7 what the names of locks begin with   8 mark base "<token>.<slot>.<turn>"   9 index of the queue of the job to ack, 0 for none   10 its payload
---       11 the id of its parcel when that is deleted over there by now, else ''
---       12 index of the queue of the parcel, 0 for none   13 its id   14 its handle   15 its payload
---       16 a digest of that payload   17... index of a queue and an id: parcels that are deleted over there, and need not be known any more
--- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the parcel that was acked or '',
---           what became of the parcel in hand (see below), ms until the next delayed job in the outbox or -1,
---           queues with something to send in their outbox (" 1 3 "), payload, mark, start, length, text before, paused queue
---           index ... }; a queue that is left to others for a moment is told as paused, too
---   'leased'; 'held': another worker has it, put it back; 'ended', 'dropped', 'malformed' (kept in the failed store), 'parked' (its
---   queue is paused: it waits in the outbox): delete it; 'back' (the same, of a FIFO queue): put it
---   back as it is; 'none': there was none
--- Add before remove: whatever stops this script, every payload still stands somewhere.
+-- ARGV  1 owner "<token>/<slot>"   2 lease in seconds   3 maximum of records in the failed store, '' for any number
+--       4 seconds it keeps them   5 maximum of their bytes   6 maximum of bytes of a payload, 0 for any
+--       7 prefix of the names of locks   8 mark base "<token>.<slot>.<turn>"
+--       9 index of the queue of the job to ack, 0 for none   10 its payload
+--       11 the id of its delivery if the broker has deleted that already, else ''
+--       12 index of the queue of the new delivery, 0 for none   13 its id   14 its handle   15 its payload
+--       16 digest of that payload   17... index of a queue and an id: deliveries to forget, since the broker has deleted them
+-- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the acked delivery or '',
+--           what became of the new delivery (see below), ms until the next delayed job in an outbox or -1,
+--           indexes of queues with something to send in their outbox ("1 3 "), payload, mark, start, length, text before,
+--           paused queue index ... }
+-- A queue that is left to PHP workers around a due time (`elsewhere`) is returned as paused, too. What became of the delivery:
+--   leased      the worker runs its job
+--   held        another worker has it: release it at the broker
+--   back        its FIFO queue is paused: release it at the broker unchanged
+--   parked      its queue is paused: the job is in the outbox. Delete the delivery
+--   ended       its job was answered before: delete it
+--   dropped     its job was cancelled, moved or sent twice: delete it
+--   malformed   its payload is in the failed store, unread: delete it
+--   none        there was no delivery
+-- Add before remove: wherever this script stops, every payload is still stored somewhere.
 
 local owner, most, locks, base, done, at = ARGV[1], tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[12])
 local READY, DELAYED, RESERVED, OWNERS, TAKEN, HOLDING, ENDED, PAUSED, FAILED, FAILED_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-local ELSEWHERE, RESENT, SENDING, EACH, BEFORE, BEHIND = 11, 12, 13, 13, 0.5, 4 -- seconds before and behind the moment at which PHP is to look
+local ELSEWHERE, RESENT, SENDING, EACH = 11, 12, 13, 13
+local BEFORE, BEHIND = 0.5, 4 -- seconds before and after the time at which PHP workers must find the job
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
-local acked, parcel, free, paused, held_back, due, outbox = -1, '', nil, {}, {}, nil, ''
+local acked, delivery, free, paused, held_back, due, outbox = -1, '', nil, {}, {}, nil, ''
 
 local function key(i, which) return KEYS[(i - 1) * EACH + which] end
 
--- The first write takes something away: see turn.lua.
+-- The first write deletes: see turn.lua.
 if done > 0 then
   acked = redis.call('ZREM', key(done, RESERVED), ARGV[10])
   if acked == 1 or redis.call('HGET', key(done, OWNERS), owner) == ARGV[10] then
     if acked == 1 and ARGV[11] ~= '' then
-      parcel = ARGV[11]
-      redis.call('HDEL', key(done, TAKEN), parcel)
+      delivery = ARGV[11]
+      redis.call('HDEL', key(done, TAKEN), delivery)
     elseif acked == 1 then
-      parcel = note_answered(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner)
+      delivery = note_answered(key(done, TAKEN), key(done, HOLDING), key(done, ENDED), owner)
     end
     free = done
   end
@@ -54,25 +62,25 @@ for i = 1, #KEYS / EACH do
   end
 end
 
--- Whether a worker, or one whose lease is not over yet, has it in hand.
+-- Whether a worker holds this delivery; if the worker died, until its lease is reclaimed.
 local function held(id)
   local other = redis.call('HGET', key(at, TAKEN), id)
-  local its = other and redis.call('HGET', key(at, HOLDING), other)
-  return its and string.match(its, '^%S+') == id and redis.call('HGET', key(at, OWNERS), other)
+  local holds = other and redis.call('HGET', key(at, HOLDING), other)
+  return holds and string.match(holds, '^%S+') == id and redis.call('HGET', key(at, OWNERS), other)
 end
 
--- Sent twice by an outbox whose sender had not come back, and taken as often as it was to be.
--- What is just being sent is counted, too: its sender may not come back.
+-- Whether this is a surplus copy: the sender of an outbox died, its jobs were sent again, and this one was already taken as
+-- often as it was pushed. Jobs that are being sent now are counted too, because their sender may die.
 local function doubled(p)
   if redis.call('EXISTS', key(at, RESENT), key(at, SENDING)) == 0 then return false end
-  local most_often, counts = redis.call('HGET', key(at, RESENT), ARGV[16]), false
-  if not most_often and redis.call('LLEN', key(at, SENDING)) > 0 then
+  local allowed, counts = redis.call('HGET', key(at, RESENT), ARGV[16]), false
+  if not allowed and redis.call('LLEN', key(at, SENDING)) > 0 then
     for _, each in ipairs(redis.call('LRANGE', key(at, SENDING), 0, -1)) do counts = counts or each == p end
   end
-  if not most_often and not counts then return false end
-  local often = redis.call('HINCRBY', key(at, RESENT), 'taken ' .. ARGV[16], 1)
+  if not allowed and not counts then return false end
+  local times = redis.call('HINCRBY', key(at, RESENT), 'taken ' .. ARGV[16], 1)
   redis.call('EXPIRE', key(at, RESENT), 86400)
-  return most_often and often > tonumber(most_often)
+  return allowed and times > tonumber(allowed)
 end
 
 local function reject(id, p, reason)
@@ -124,16 +132,17 @@ end
 
 local became, text, mark, start, length, before = 'none', '', '', 0, 0, ''
 if at > 0 then became, text, mark, start, length, before = take(ARGV[13], ARGV[15]) end
-if free and not (became == 'leased' and at == free) then -- else the new one stands in its place
+if free and not (became == 'leased' and at == free) then -- else the new job has overwritten it
   redis.call('HDEL', key(free, OWNERS), owner)
-  if parcel ~= '' then redis.call('HDEL', key(free, HOLDING), owner) end
+  if delivery ~= '' then redis.call('HDEL', key(free, HOLDING), owner) end
 end
 if became ~= 'leased' then
   for i = 1, #KEYS / EACH do
     local next_at = redis.call('ZRANGE', key(i, DELAYED), 0, 0, 'WITHSCORES')[2]
     if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
-    if redis.call('LLEN', key(i, READY)) + redis.call('LLEN', key(i, SENDING)) > 0 or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
+    local waits = redis.call('LLEN', key(i, READY)) + redis.call('LLEN', key(i, SENDING)) > 0
+    if waits or next_at and tonumber(next_at) <= now then outbox = outbox .. i .. ' ' end
   end
 end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
-return {acked, parcel, became, wait, outbox, text or '', mark or '', start or 0, length or 0, before or '', unpack(paused)}
+return {acked, delivery, became, wait, outbox, text or '', mark or '', start or 0, length or 0, before or '', unpack(paused)}

@@ -1,7 +1,7 @@
--- Put a reserved job back whose delivery stays at the broker, which will deliver it again with the same id. The changed payload,
--- which the delivery cannot carry, is kept here.
+-- Put a reserved job back whose delivery stays at the broker, which will deliver it again with the same id. The changed
+-- payload, which the delivery cannot carry, is kept here.
 -- KEYS reserved, owners, cancelled jobs, kept, taken, holding, those of effects
--- ARGV owner, payload as reserved, payload as it goes back, seconds it is kept, effects (see effects.lua)
+-- ARGV owner, payload as reserved, payload to put back, seconds to keep it, effects (see effects.lua)
 -- Returns 0 if the lease was lost, else the id and the handle of the delivery ('' if it has none).
 redis.call('ZREM', KEYS[1], '') -- the first write deletes: see turn.lua
 local owner, member, text = ARGV[1], ARGV[2], ARGV[3]
@@ -22,10 +22,10 @@ end
 effects(TRY, 7, 5)
 redis.call('SET', KEYS[4], text, 'EX', ARGV[4])
 effects(DO, 7, 5)
-local parcel = redis.call('HGET', KEYS[6], owner) or ''
-redis.call('HDEL', KEYS[5], string.match(parcel, '^%S*'))
+local delivery = redis.call('HGET', KEYS[6], owner) or ''
+redis.call('HDEL', KEYS[5], string.match(delivery, '^%S*'))
 redis.call('HDEL', KEYS[6], owner)
 redis.call('ZREM', KEYS[1], member)
 if cancelled then redis.call('HDEL', KEYS[3], cancelled) end
 if mine then redis.call('HDEL', KEYS[2], owner) end
-return parcel
+return delivery

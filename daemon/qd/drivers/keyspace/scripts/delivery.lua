@@ -1,4 +1,4 @@
--- Jobs that a broker keeps, put in front of the scripts that answer them. A delivery ("parcel") has an id, and a handle to
+-- Jobs that a broker keeps, put in front of the scripts that answer them. A delivery has an id, and a handle to
 -- delete it. This keyspace records its owner, and that it was answered until the broker has deleted it: a worker that receives
 -- an answered delivery again deletes it and does not run the job.
 --   taken    hash   id -> owner "<token>/<slot>"
@@ -12,16 +12,17 @@ end
 
 -- Mark the delivery that `owner` holds as answered; the caller deletes the ownership. Returns its id and handle, '' if unknown.
 local function note_answered(taken, holding, ended, owner)
-  local parcel = redis.call('HGET', holding, owner)
-  if not parcel then return '' end
-  local id = string.match(parcel, '^%S+')
+  local delivery = redis.call('HGET', holding, owner)
+  if not delivery then return '' end
+  local id = string.match(delivery, '^%S+')
   note_ended(ended, id)
   redis.call('HDEL', taken, id)
-  return parcel
+  return delivery
 end
 
-local function end_parcel(taken, holding, ended, owner)
-  local parcel = note_answered(taken, holding, ended, owner)
-  if parcel ~= '' then redis.call('HDEL', holding, owner) end
-  return parcel
+-- As note_answered, and delete the ownership.
+local function end_delivery(taken, holding, ended, owner)
+  local delivery = note_answered(taken, holding, ended, owner)
+  if delivery ~= '' then redis.call('HDEL', holding, owner) end
+  return delivery
 end

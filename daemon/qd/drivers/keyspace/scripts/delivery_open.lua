@@ -1,0 +1,2 @@
+-- The script that answers a job is placed between this and delivery_close.lua.
+local function answer()

@@ -1,2 +1,0 @@
--- The script that answers a job is placed between this and parcel_close.lua.
-local function answer()
