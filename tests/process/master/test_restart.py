@@ -66,11 +66,13 @@ def test_a_stamp_of_before_the_start_is_no_restart_and_nor_is_one_that_vanishes(
 
 
 def test_a_restart_during_the_import_counts(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs="print('importing', flush=True)\nPath('go').exists() or time.sleep(1.5)\n" + JOBS)
+    wait = "while not Path('go').exists():\n    time.sleep(0.01)\n"
+    shop = project(jobs="print('importing', flush=True)\n" + wait + JOBS)
     shop.allowed.add("go")
     work = shop.work("-w", "1")
     eventually(lambda: "importing" in work.output, 20)
     shop.qd("restart")
+    (shop.root / "go").touch()
     work.wait_line("master.stopping reason=.qd restart")
     work.ends_clean()
 

@@ -21,8 +21,8 @@ from qd import events
 
 @app.job("sleeps", tries=5)
 def sleeps(how: str) -> None:
-    note("start", how, current_job().attempt)
     try:
+        note("start", how, current_job().attempt)
         if how == "in C":
             sum(range(10**12))
         time.sleep(60)

@@ -137,8 +137,10 @@ async def astolen() -> None:
 @app.job("stolen", tries=5, timeout=20)
 def stolen(thread: bool) -> None:
     job = current_job()
-    note("start", os.getpid())
+    begun = threading.Event()
     def save() -> None:
+        begun.wait(60)
+        note("start", os.getpid())
         try:
             while True:
                 job.checkpoint(time.time())
@@ -146,10 +148,12 @@ def stolen(thread: bool) -> None:
             note("in the caller", type(error).__name__)
             raise
     if not thread:
+        begun.set()
         save()
     other = threading.Thread(target=save)
     other.start()
     try:
+        begun.set()
         while True:
             time.sleep(0.01)
     except BaseException as error:

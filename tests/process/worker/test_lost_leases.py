@@ -22,13 +22,13 @@ from qd import events
 
 @app.job("ends", tries=5)
 def ends(how: str) -> None:
-    note("start", os.getpid())
-    while not Path("go").exists():
-        try:
+    try:
+        note("start", os.getpid())
+        while not Path("go").exists():
             time.sleep(0.01)
-        except BaseException as error:
-            note("raised", type(error).__name__)
-            raise
+    except BaseException as error:
+        note("raised", type(error).__name__)
+        raise
     Path("go").unlink()
     if how == "release": current_job().release(60)
     if how == "fail": current_job().fail("why")
