@@ -143,12 +143,12 @@ for word in sys.argv[1:]:
     else:
         runs.start(entry, 1700000000.0, "token")
 told(runs.reap())
-runs.renew()
+runs.overlaps.renew()
 while runs.alive:
     if signal.SIGTERM in mailbox.wait(min(runs.due_in, 1.0)):
         told(runs.end())
     told(runs.reap())
-    runs.renew()
+    runs.overlaps.renew()
 """
 
 PRELUDE = """

@@ -111,10 +111,13 @@ class Scheduled(Frequencies):
         return self._hours(start, end, inside=False)
 
     def _filter(self, word: str, answer: Callable[[], object] | bool) -> Self:
-        try:
-            made = user_filter(word, answer)
-        except ValueError as error:
-            self._refuse(str(error))
+        if not isinstance(answer, bool) and not callable(answer):
+            self._refuse(f"{word}({answer!r}) cannot be called: give a function without arguments, or True or False")
+        if inspect.iscoroutinefunction(answer):
+            self._refuse(f"{word}({called(answer)}) is async, and would always be true: give a def")
+        ask: Callable[[], object] = answer if callable(answer) else lambda: answer
+        why = f"{word}({called(answer)}) said {'no' if word == 'when' else 'yes'}"
+        made = Filter(lambda at: bool(ask()) == (word == "when"), why, foreign=callable(answer))
         self._filters.append(lambda zone: made)
         return self
 
@@ -192,16 +195,13 @@ class Scheduled(Frequencies):
         for word, value in words.items():
             if word not in Words.__annotations__:
                 self._refuse(f"unknown keyword '{word}'{did_you_mean(word, Words.__annotations__)}")
-            if word == "overlap":
-                self._overlap(value)
-            else:
+            if word != "overlap":
                 getattr(self, word)(value)
+            elif isinstance(value, bool):
+                self._set(alone=not value)
+            else:
+                self._refuse(f"overlap={value!r} is neither True nor False")
         return self
-
-    def _overlap(self, may: object) -> None:
-        if not isinstance(may, bool):
-            self._refuse(f"overlap={may!r} is neither True nor False")
-        self._set(alone=not may)
 
     def _timing(self, zone: str) -> Timing:
         """Raises DeclarationError if nothing says when it runs, or it never does."""
@@ -261,17 +261,6 @@ def takes_arguments(function: Callable[..., object]) -> bool:
     except ValueError:  # a builtin without a signature
         return False
     return False
-
-
-def user_filter(word: str, answer: Callable[[], object] | bool) -> Filter:
-    """word: "when" or "skip". Raises ValueError if `answer` cannot be called at a tick."""
-    if not isinstance(answer, bool) and not callable(answer):
-        raise ValueError(f"{word}({answer!r}) cannot be called: give a function without arguments, or True or False")
-    if inspect.iscoroutinefunction(answer):
-        raise ValueError(f"{word}({called(answer)}) is async, and would always be true: give a def")
-    ask: Callable[[], object] = answer if callable(answer) else lambda: answer
-    why = f"{word}({called(answer)}) said {'no' if word == 'when' else 'yes'}"
-    return Filter(lambda at: bool(ask()) == (word == "when"), why, foreign=callable(answer))
 
 
 def hours(start: time, end: time, zone: str, inside: bool) -> Filter:

@@ -222,19 +222,12 @@ class Walls:
 
     def after(self, wall: datetime) -> datetime | None:
         """The first after `wall` (without a zone, whole seconds). None if there is none."""
-        if self._next is not None and wall >= self._next:
-            self._step()  # for consecutive ticks the expression is parsed once
+        if self._next is not None and wall >= self._next:  # for consecutive ticks the expression is parsed once
+            self._from, self._next = self._next, next(self._walk, None)
         if wall < self._from or (self._next is not None and wall >= self._next):
-            self._seek(wall)
+            self._walk = CronSim(self._expression, wall)
+            self._from, self._next = wall, next(self._walk, None)
         return self._next
-
-    def _seek(self, wall: datetime) -> None:
-        self._walk = CronSim(self._expression, wall)
-        self._from, self._next = wall, next(self._walk, None)
-
-    def _step(self) -> None:
-        assert self._next is not None
-        self._from, self._next = self._next, next(self._walk, None)
 
 
 class Timing(Protocol):

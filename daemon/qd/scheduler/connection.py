@@ -36,7 +36,7 @@ from qd.log import Log
 from qd.schedule.entry import Entry
 from qd.scheduler.due import Backlog, Due, Moments, TickCache, decide
 from qd.scheduler.entry_job import EntryJob
-from qd.store.base import beside
+from qd.store.base import beside, fields_of
 from qd.store.controls import Pause, by_and_why, read_down
 from qd.store.schedule import FORGOTTEN, Field, read_field, read_paused, written_field
 
@@ -52,10 +52,13 @@ SIGN_PERIOD = 3600.0  # seconds between two signs of life of a host
 
 @dataclass(slots=True, eq=False)
 class TickClaim:
-    """A tick to take, and what to do with it.
+    """A tick, from the moment it is due: what to do with it, and the answer to its claim.
 
-    skip: why it does not run. error: why its job could not be made. job: sent in the step of the claim, None if the
-    job has a send() of its own.
+    after: the field that the claim writes. skip: why it does not run. error: why its job could not be made. job: sent in
+    the step of the claim, None if the job has a send() of its own.
+
+    Once it is taken: taken_at: unix seconds. took: seconds. holder: id of the job that has the lock, so that this one was
+    not sent.
     """
 
     state: EntryState
@@ -65,6 +68,18 @@ class TickClaim:
     error: str = ""
     job: Outgoing | None = None
     message: Message | None = None
+    taken_at: float = 0.0
+    took: float = 0.0
+    holder: str = ""
+
+    @property
+    def entry(self) -> Entry:
+        return self.state.entry
+
+    @property
+    def tick(self) -> float:
+        """Unix seconds."""
+        return self.due.at / 1000
 
     @property
     def driver_claim(self) -> Claim:
@@ -79,9 +94,11 @@ class EntryState:
     job: sent together with the claim; None if the entry is run here after the claim, at most once. key: of its timing.
     raw: the field as it was read. last: the last known tick, ms. complete: a range of ticks in which no more were
     missed than may run (see due.decide). lost: the store has lost the field. answered: a tick with the answer of its
-    filters. early: the next tick with its job, made in advance.
+    filters. early: the next tick with its job, made in advance. unsure: claims whose reply was lost, by the field that
+    they would have written.
     """
 
+    connection: ScheduleConnection
     entry: Entry
     job: EntryJob | None
     queue: str
@@ -108,11 +125,8 @@ class EntryState:
         self.raw, self.early = raw, None
         if found is None or found.at > now + AHEAD:
             self.last = now
-            return (
-                "the schedule of this entry began again: its last tick was written by a clock ahead of this one"
-                if found
-                else ""
-            )
+            why = "the schedule of this entry began again: its last tick was written by a clock ahead of this one"
+            return why if found else ""
         at = found.at
         if found.mark != self.key[1]:  # a deploy changed its timing: earlier ticks do not belong to this timing
             at = max(at, now - late)
@@ -132,6 +146,8 @@ class ControlFlags:
 
 
 class ScheduleConnection:
+    """flags: read on the control connection; None on the others."""
+
     def __init__(self, queue: Connector, log: Log, late: float, flags: ControlFlags | None) -> None:
         self.queue, self.flags = queue, flags
         queue.patience(PATIENCE, PATIENCE)
@@ -140,7 +156,7 @@ class ScheduleConnection:
         self.moments: Moments[EntryState] = Moments()
         self.backlog: Backlog[EntryState] = Backlog()
         self._sweeper = FieldSweeper(queue.ticks, self.states)
-        self.line: list[tuple[EntryState, Due]] = []  # runs of one tick from the backlog, until it is complete
+        self.line: list[TickClaim] = []  # runs of one tick from the backlog, until it is complete
         self.late = round(late * 1000)
         self._log = log
         self._cache = TickCache()
@@ -197,29 +213,23 @@ class ScheduleConnection:
         if isinstance(replies[0], Exception):
             raise replies[0]
         self.set_clock(int(replies[0][0]) + int(replies[0][1]) / 1e6)
-        if self.flags is not None:
-            self._read(self.flags, *map(self._readable, (keys.SCHEDULE_PAUSED, keys.DOWN), replies[1:]))
+        if (flags := self.flags) is not None:
+            flat, down = map(self._readable, (keys.SCHEDULE_PAUSED, keys.DOWN), replies[1:])
+            flags.pauses = read_paused(fields_of(flat or ()), self.now / 1000)
+            flags.down = "" if down is None or flags.force else f"maintenance mode{by_and_why(read_down(down))}"
 
     def _readable(self, key: str, reply: Any) -> Any:
         """The reply, or None if the key cannot be read, which is logged once and treated as no note."""
         if isinstance(reply, ServerRefused):
             if key not in self._unread:
                 self._unread.add(key)
-                name = self.store.prefix + key
-                self._log.error(
-                    "schedule.control_unreadable", key=name, error=str(reply), way="as if it were not there"
-                )
+                name, way = self.store.prefix + key, "as if it were not there"
+                self._log.error("schedule.control_unreadable", key=name, error=str(reply), way=way)
             return None
         if isinstance(reply, Exception):
             raise reply
         self._unread.discard(key)
         return reply
-
-    def _read(self, flags: ControlFlags, flat: Sequence[bytes] | None, down: bytes | None) -> None:
-        flat = flat or ()
-        fields = {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
-        flags.pauses = read_paused(fields, self.now / 1000)
-        flags.down = "" if down is None or flags.force else f"maintenance mode{by_and_why(read_down(down))}"
 
     def _begin(self) -> None:
         try:
@@ -260,12 +270,8 @@ class ScheduleConnection:
         else:
             self.update(state, state.raw)
 
-    def due_now(self) -> list[tuple[int, list[EntryState]]]:
-        """Due ticks, without those that are long overdue, which move to the backlog."""
-        self.move_to_backlog()
-        return self.moments.pop(self.now)
-
     def move_to_backlog(self) -> None:
+        """Move what is long overdue to the backlog."""
         for at, states in self.moments.pop(self.now - BEHIND):
             for state in states:
                 self.backlog.add(at, state)
@@ -300,9 +306,8 @@ class ScheduleConnection:
         found = [self._answer(each) for each in claimed]
         known = [answer for answers in found for answer in answers or ()]
         if known:
-            busy = next((answer.refused for answer in known if isinstance(answer.refused, ServerBusy)), None)
-            self.busy = busy is not None
-            if busy is not None:
+            self.busy = False
+            if busy := next((answer.refused for answer in known if isinstance(answer.refused, ServerBusy)), None):
                 self.mark_busy(busy)
             if now := max([answer.now for answer in known]):
                 self.set_clock(now)
@@ -351,9 +356,8 @@ class ScheduleConnection:
         at = time.monotonic()
         if self._away_since is None:
             self._away_since, self._delay = at, 0.05
-            self._log.warning(
-                f"{self.queue.settings.driver}.away", connection=self.queue.settings.name, error=str(error)
-            )
+            settings = self.queue.settings
+            self._log.warning(f"{settings.driver}.away", connection=settings.name, error=str(error))
         self._delay = min(1.0, self._delay * 2)
         rest = max(self._delay, REST * (at - self._request_at)) if self.shares else self._delay
         self.rests_until = at + rest * random.uniform(0.5, 1.0)

@@ -93,8 +93,12 @@ class EntryJob:
     after the claim."""
 
     def __init__(self, app: Qd, entry: Entry, task: JobTask, guard: Guard) -> None:
-        self._send, self._guard = app._send, guard
-        self._task = as_unique(entry, task)
+        self._send, self._guard, self._task = app._send, guard, task
+        if entry.alone and not isinstance(
+            task.call, Chain
+        ):  # without_overlapping(); made once, so that its plan is, too
+            unique = str(literal(f"schedule:{entry.name}"))
+            self._task = JobTask(task.call.using(unique=unique, unique_until="done"))
 
     def home(self) -> tuple[str, str]:
         """The connection and the queue it is sent to. Raises ConfigError."""
@@ -118,7 +122,7 @@ class EntryJob:
             return None
 
     def outgoing(self, message: Message) -> Outgoing | None:
-        """What is sent in the step of the claim. None if its class has a send() of its own."""
+        """The job to send in the step of the claim. None if its class has a send() of its own."""
         return None if sends_itself(message) else outgoing(message)
 
     def send_itself(self, message: Message) -> None:
@@ -129,10 +133,3 @@ class EntryJob:
 def job_of(app: Qd, entry: Entry, guard: Guard) -> EntryJob | None:
     """None if the entry sends no job: the scheduler that takes its tick runs it."""
     return EntryJob(app, entry, entry.task, guard) if isinstance(entry.task, JobTask) else None
-
-
-def as_unique(entry: Entry, task: JobTask) -> JobTask:
-    """For a without_overlapping() entry a unique job, made once so that the plan is computed once."""
-    if not entry.alone or isinstance(task.call, Chain):
-        return task
-    return JobTask(task.call.using(unique=str(literal(f"schedule:{entry.name}")), unique_until="done"))

@@ -13,7 +13,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,11 +21,11 @@ from qd.config.settings import Settings
 from qd.log import Log
 from qd.process import fork
 from qd.process.exit_codes import describe_status
-from qd.schedule.entry import Entry, Filter
-from qd.scheduler.connection import EntryState, ScheduleConnection
+from qd.schedule.entry import Filter
+from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import SECONDS, Guard, UserCodeFailed
-from qd.scheduler.runner import Runner, RunRecord, end_trees
+from qd.scheduler.runner import Runner, RunRecord, end_trees, waited
 
 MOST = 20  # processes at once; further questions wait
 GRACE = 1.0  # seconds after its own alarm at which a process that did not react is killed
@@ -60,9 +59,7 @@ class Page:
 class Question:
     """deadline: monotonic seconds. overdue: killed after the deadline."""
 
-    connection: ScheduleConnection
-    state: EntryState
-    due: Due
+    claim: TickClaim
     page: Page = field(default_factory=Page)
     deadline: float = 0.0
     overdue: bool = False
@@ -99,9 +96,9 @@ class FilterProcess:
         first = min((each.deadline for each in self._running.values() if not each.overdue), default=float("inf"))
         return max(0.0, first - time.monotonic())
 
-    def ask(self, connection: ScheduleConnection, state: EntryState, due: Due, known: str) -> None:
+    def ask(self, claim: TickClaim, known: str) -> None:
         """Make the tick due again once there is an answer. known: why it does not run, if that is known already."""
-        question = Question(connection, state, due)
+        question = Question(claim)
         if known:
             self._answered(question, known)
         else:
@@ -128,7 +125,7 @@ class FilterProcess:
         self._running, self._waiting = {}, deque()
         for question in dropped:
             question.page.close()
-            due_again(question, None)
+            due_again(question.claim, None)
 
     # -- one question
 
@@ -146,7 +143,7 @@ class FilterProcess:
 
     def _in_child(self, question: Question) -> int:
         self._forked()
-        entry, tick, own = question.state.entry, question.due.at / 1000, os.getpid()
+        entry, tick, own = question.claim.entry, question.claim.tick, os.getpid()
         owner = f"{self._token}/run-{os.getppid()}-ask{self._count}"  # its leftovers are found like those of a run
         runner = Runner(self._app, self._settings, self._log, entry, tick, RunRecord(), owner)
         runner.begin(f"qd: filter of {entry.name}")
@@ -173,39 +170,23 @@ class FilterProcess:
 
     def _answered(self, question: Question, answer: str) -> None:
         question.page.close()
-        due_again(question, question.due._replace(answer=answer))
+        due_again(question.claim, question.claim.due._replace(answer=answer))
 
 
-def due_again(question: Question, answered: Due | None) -> None:
+def due_again(claim: TickClaim, answered: Due | None) -> None:
     """If the server's clock was put back meanwhile, the tick becomes due by the new clock."""
-    connection, state, due = question.connection, question.state, question.due
-    if due.at > connection.now:
+    state, connection = claim.state, claim.state.connection
+    if claim.due.at > connection.now:
         return connection.update(state, state.raw)
     state.answered = answered
-    connection.moments.add(min(due.at, connection.now), state)  # the clock may have been put back meanwhile
-
-
-def has_user_filters(entry: Entry) -> bool:
-    return bool(entry.filters) and any(each.foreign for each in entry.filters)
+    connection.moments.add(claim.due.at, state)
 
 
 def refusal(filters: Sequence[Filter], tick: float, guard: Guard) -> str:
     """Why these filters, asked in order, reject the tick, or ""."""
     if not filters:
         return ""
-
-    def first_refusal() -> str:
-        return next((each.why for each in filters if not each.passes(tick)), "")
-
     try:
-        return guard.run(first_refusal)
+        return guard.run(lambda: next((each.why for each in filters if not each.passes(tick)), ""))
     except UserCodeFailed as failure:
         return f"its filter {failure}"
-
-
-def waited(pid: int) -> int | None:
-    """The wait status, or None if the process still runs."""
-    with suppress(ChildProcessError):  # foreign code in this process has waited for it
-        found, status = os.waitpid(pid, os.WNOHANG)
-        return status if found else None
-    return 0

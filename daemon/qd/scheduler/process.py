@@ -43,10 +43,7 @@ def serve(
     assignment: Assignment,
     between_turns: Callable[[], None] | None = None,
 ) -> int:
-    """Become the scheduler of this assignment and work until stopped. Returns the exit code.
-
-    between_turns: called between two turns.
-    """
+    """Become the scheduler of this assignment and work until stopped. Returns the exit code."""
     context, stack_fd = boot.settled(context, assignment)
     child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.detach)
@@ -55,10 +52,8 @@ def serve(
 
 
 class Child:
-    """The scheduler as a child process: passes signals to Scheduler, and its state to the scoreboard.
-
-    entries: those that run here. between_turns: called between two turns.
-    """
+    """The scheduler as a child process: passes signals to Scheduler, and its state to the scoreboard. entries: they run
+    here."""
 
     def __init__(
         self,
@@ -121,7 +116,8 @@ class Child:
         """Returns the seconds until the next turn."""
         self._read_signals()
         self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
-        if self._awaiting_keeper() and not self.scheduler.drained:
+        keeper_unknown = not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
+        if keeper_unknown and not self.scheduler.drained:  # it has not reported maintenance mode, or its absence
             return POLL
         wait = self.scheduler.turn()
         self._beat(doing="")
@@ -139,10 +135,6 @@ class Child:
         if left <= 0:
             self.scheduler.end()
         return max(POLL, left)
-
-    def _awaiting_keeper(self) -> bool:
-        """Whether the keeper has not yet reported maintenance mode or its absence."""
-        return not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
 
     def _read_signals(self) -> None:
         came = set(self.mailbox.read())
@@ -165,35 +157,31 @@ class Child:
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
         if doing is not None and doing != self._doing:
             self._doing = doing
-            self._note()
+            self._describe()
 
-    def _note(self) -> None:
-        """What the master reports if this process dies: the run and the current entry."""
+    def _describe(self) -> None:
+        """Note what the master reports if this process dies: the run and the current entry."""
         self.slot.describe(self._run.encode("utf-8", "replace"), self._doing.encode("utf-8", "replace"))
 
     # -- process title and status
 
     def _show(self) -> None:
-        running = self.scheduler.runs.running
-        if len(running) != self.slot[W.RUNS] or (running and self.slot[W.JOB_AT] != running[0][1]):
-            self._show_runs(running)
-        state = "paused" if self.scheduler.paused else "down" if self.scheduler.down else ""
-        self.slot[W.STATE] = (
-            SlotState.BUSY if running else SlotState.IDLE if self.scheduler.paused else SlotState.WAITING
-        )
-        if not running:
-            self._set_title(state or f"with {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}")
-
-    def _show_runs(self, running: list[tuple[str, int]]) -> None:
-        """Show the oldest run, and how many there are."""
+        """The oldest run and how many there are, else the state."""
+        running, paused, entries = self.scheduler.runs.running, self.scheduler.paused, len(self.entries)
         name, began = running[0] if running else ("", 0)
-        since = time.time() - (now() - began) / 1e9 if running else 0
-        self.slot[W.RUNS], self.slot[W.JOB_AT] = len(running), began
-        self._run = name
-        self._note()
-        if running:
+        changed = (len(running), began) != (self.slot[W.RUNS], self.slot[W.JOB_AT])
+        self.slot[W.STATE] = SlotState.BUSY if running else SlotState.IDLE if paused else SlotState.WAITING
+        if changed:
+            self.slot[W.RUNS], self.slot[W.JOB_AT] = len(running), began
+            self._run = name
+            self._describe()
+        if not running:
+            state = "paused" if paused else "down" if self.scheduler.down else ""
+            self._set_title(state or f"with {entries} {'entry' if entries == 1 else 'entries'}")
+        elif changed:
             more = f" and {len(running) - 1} more" if running[1:] else ""
-            self._set_title(f"{name}{more} since {time.strftime('%H:%M:%S', time.localtime(since))}")
+            since = time.localtime(time.time() - (now() - began) / 1e9)
+            self._set_title(f"{name}{more} since {time.strftime('%H:%M:%S', since)}")
 
     def _set_title(self, text: str) -> None:
         if text != self._title:

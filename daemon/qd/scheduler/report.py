@@ -31,14 +31,14 @@ from qd.scheduler.entry_job import Guard, UserCodeFailed
 from qd.scheduler.runs import Ended
 from qd.scheduler.runs import moment as format_moment
 from qd.store.base import Store
-from qd.store.schedule import Last, note_each
+from qd.store.schedule import Last, Outcome, note_each
 
 LONGEST = 60.0  # seconds between two attempts to write the history
 moment = lru_cache(maxsize=16)(format_moment)  # many entries share a tick
 
 
 class TickReport:
-    """now: unix seconds by the server's clock. took: seconds."""
+    """now: unix seconds by the server's clock."""
 
     def __init__(self, listeners: Listeners, log: Log, host: str, guard: Guard) -> None:
         self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
@@ -48,52 +48,51 @@ class TickReport:
 
     # -- ticks
 
-    def sent(self, claim: TickClaim, now: float, took: float) -> None:
-        name, at, message = claim.state.entry.name, claim.due.at / 1000, claim.message
+    def sent(self, claim: TickClaim) -> None:
+        name, at, now, message = claim.entry.name, claim.tick, claim.taken_at, claim.message
         assert message is not None
         self.emit(ScheduledTaskStarting, name, at)
         self.queued(message)
         late = max(0.0, now - at)
         self.log.info("schedule.sent", entry=name, job=message.name, id=message.id, at=moment(at), late=late)
-        self.emit(ScheduledTaskFinished, name, at, took)
+        self.emit(ScheduledTaskFinished, name, at, claim.took)
         self._lasts[name] = Last(at, now, now, "sent", self._host, message.id)
 
-    def held(self, claim: TickClaim, holder: str, now: float) -> None:
+    def held(self, claim: TickClaim) -> None:
         """Its job was not sent: the unique lock is held."""
         message = claim.message
         assert message is not None
         name = (message.relations and message.relations.unique) or ""
         self.emit(UniqueJobSkipped, message.connection, message.queue, message.name, name)
-        self.skipped(claim, f"its job is still waiting or running (id {holder})", now)
+        self.skipped(claim, f"its job is still waiting or running (id {claim.holder})", claim.taken_at)
 
     def skipped(self, claim: TickClaim, reason: str, now: float) -> None:
-        name, at = claim.state.entry.name, claim.due.at / 1000
+        name, at = claim.entry.name, claim.tick
         self.log.info("schedule.skipped", entry=name, at=moment(at), reason=reason)
         self.emit(ScheduledTaskSkipped, name, at, reason)
         self._skips[name] = Last(at, now, now, "skipped", self._host, reason)
 
-    def missed(self, claim: TickClaim, now: float) -> None:
-        name, at, count = claim.state.entry.name, claim.due.at / 1000, claim.due.missed
+    def missed(self, claim: TickClaim) -> None:
+        name, at, count = claim.entry.name, claim.tick, claim.due.missed
         text = f"{MOST} or more" if count >= MOST else count
-        policy = claim.state.entry.missed
+        policy = claim.entry.missed
         self.log.warning("schedule.missed", entry=name, count=text, until=moment(at), missed=policy)
         reason = f'missed: {text} {"tick was" if count == 1 else "ticks were"} not taken in time (missed="{policy}")'
         self.emit(ScheduledTaskSkipped, name, at, reason)
         if not claim.due.runs:
-            self._skips[name] = Last(at, now, now, "skipped", self._host, reason)
+            self._skips[name] = Last(at, claim.taken_at, claim.taken_at, "skipped", self._host, reason)
 
-    def failed(self, claim: TickClaim, error: str, now: float) -> None:
+    def failed(self, claim: TickClaim, error: str) -> None:
         """Its job could not be made or sent."""
-        name, at = claim.state.entry.name, claim.due.at / 1000
+        name, at, now = claim.entry.name, claim.tick, claim.taken_at
         self.log.error("schedule.failed", entry=name, at=moment(at), error=error)
         self.emit(ScheduledTaskFailed, name, at, 0.0, error)
         self._lasts[name] = Last(at, now, now, "failed", self._host, error)
 
     def ended(self, ended: Ended, now: float) -> None:
         """Note the end of a run; its log lines and events were written elsewhere."""
-        outcome = "failed" if ended.error else "done"
-        began = now - ended.runtime
-        self._lasts[ended.entry.name] = Last(ended.tick, began, now, outcome, self._host, ended.error)  # type: ignore[arg-type]
+        outcome: Outcome = "failed" if ended.error else "done"
+        self._lasts[ended.entry.name] = Last(ended.tick, now - ended.runtime, now, outcome, self._host, ended.error)
 
     # -- events
 

@@ -65,7 +65,10 @@ def run(words: Sequence[str], written: bool) -> tuple[int, str]:
 
     written: stderr is the file of output_to(), and is read from there; else it is forwarded through this process.
     """
-    start = file_end() if written else 0
+    start = 0
+    if written:
+        with suppress(OSError):  # a pipe
+            start = os.lseek(2, 0, os.SEEK_END)
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -80,12 +83,6 @@ def run(words: Sequence[str], written: bool) -> tuple[int, str]:
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     ended = f"exit code {code}" if code > 0 else f"signal {-code} ({signal_name(-code)})"
     return code, f"{ended}: {cut(line, STDERR_LINE)}" if line else ended
-
-
-def file_end() -> int:
-    with suppress(OSError):
-        return os.lseek(2, 0, os.SEEK_END)
-    return 0
 
 
 def read_from(start: int) -> bytes:
@@ -132,13 +129,13 @@ def forward_rest(pipe: int) -> None:
     """The command has ended, but its children may still write: a copy of this process forwards that, so that the children
     are not ended by a closed pipe."""
 
-    def go_on() -> int:
+    def forward() -> int:
         while part := os.read(pipe, 65536):
             write_all(part)
         return 0
 
     with suppress(OSError):
-        fork.fork(go_on, own_group=False, die_with_parent=False)
+        fork.fork(forward, own_group=False, die_with_parent=False)
 
 
 def write_all(part: bytes) -> None:
@@ -400,6 +397,15 @@ def run_async(result: Awaitable[object]) -> None:
 
 async def awaited(result: Awaitable[object]) -> None:
     await result
+
+
+def waited(pid: int) -> int | None:
+    """The wait status, or None if the process still runs."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # foreign code in this process has waited for it
+        return 0
+    return status if found else None
 
 
 def end_trees(pids: Collection[int]) -> None:

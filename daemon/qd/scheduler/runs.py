@@ -1,6 +1,6 @@
 """The runs of functions and commands that a scheduler has forked: started, watched, reaped and reported.
 
-start -> schedule.started -> (runner.py, in the run) -> reap -> schedule.done | schedule.failed
+    start -> schedule.started -> (runner.py, in the run) -> reap -> schedule.done | schedule.failed
 
 Nothing here blocks on a run. Runs stay in the scheduler's process group and die with it.
 """
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from qd.app import Qd
 from qd.config.settings import Settings
@@ -24,7 +25,7 @@ from qd.process import fork
 from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Entry
 from qd.scheduler.overlaps import HeldOverlap, Overlaps
-from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_trees
+from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_trees, waited
 from qd.store.base import Store
 
 HOOK_SECONDS = 60.0  # that the hooks and listeners before a function may take together; the same after it
@@ -61,7 +62,7 @@ class Run:
 
 class Runs:
     """store: on the scheduler's own control connection. forked: called first in each run, to close the scheduler's
-    connections. hook_seconds: see HOOK_SECONDS."""
+    connections. hook_seconds: see HOOK_SECONDS. Call `overlaps.renew` after `reap`."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Runs:
     ) -> None:
         self.app, self.settings, self.log = app, settings, log
         self._forked, self._hook_seconds = forked, hook_seconds
-        self._overlaps = Overlaps(
+        self.overlaps = Overlaps(
             store,
             host or socket.gethostname(),
             settings.schedule.lease,
@@ -95,7 +96,7 @@ class Runs:
     def blocked_by(self, entry: Entry) -> str | None:
         """None if the entry may run now, else why not. Takes the lease of a without_overlapping() entry: `start`
         must follow. Raises ConnectionLost."""
-        return self._overlaps.take(entry) if entry.alone else None
+        return self.overlaps.take(entry) if entry.alone else None
 
     def start(self, entry: Entry, tick: float, owner: str) -> None:
         """Fork a run and return. owner: the master's token, or a text of the caller's; marks what the run starts. If fork
@@ -108,12 +109,12 @@ class Runs:
             pid = self._fork(run, runner.run)
         except OSError as error:
             run.record.close()
-            self._overlaps.forgo(entry.name)
+            self.overlaps.forgo(entry.name)
             reason = f"no process could be started for it: {error.strerror}"
             self.log.error("schedule.failed", entry=entry.name, at=moment(tick), error=reason)
             self._failed_starts.append(Ended(entry, tick, 0.0, None, reason, 0))
             return
-        run.held = self._overlaps.begun(entry.name, pid)
+        run.held = self.overlaps.begun(entry.name, pid)
         self.log.info("schedule.started", entry=entry.name, at=moment(tick), pid=pid)
 
     def reap(self) -> list[Ended]:
@@ -123,15 +124,6 @@ class Runs:
         ended, self._failed_starts = self._failed_starts, []
         reaped = [self._reap(pid, run) for pid, run in list(self._runs.items())]
         return [*ended, *(each for each in reaped if each is not None)]
-
-    def renew(self) -> None:
-        """Free the leases of ended runs, and renew the others when it is time. Call after `reap`. If it raises
-        ConnectionLost, the next call continues."""
-        self._overlaps.renew()
-
-    def postpone(self) -> None:
-        """Call instead of `renew` while the server is unreachable: `due_in` then waits."""
-        self._overlaps.postpone()
 
     @property
     def alive(self) -> int:
@@ -145,10 +137,10 @@ class Runs:
 
     @property
     def due_in(self) -> float:
-        """Seconds until `reap` or `renew` must be called; inf if SIGCHLD is enough."""
+        """Seconds until `reap` or `overlaps.renew` must be called; inf if SIGCHLD is enough."""
         at = time.monotonic_ns()
         timers = [max(0.0, (deadline - at) / 1e9) for run in self._runs.values() if (deadline := self._deadline(run))]
-        return min([self._overlaps.due_in, *timers])
+        return min([self.overlaps.due_in, *timers])
 
     def end(self) -> list[Ended]:
         """Kill and collect all runs. Their hooks and listeners are not called."""
@@ -164,7 +156,7 @@ class Runs:
         if ended:
             dead_workers.end_of_runs(self._token, os.getpid(), lambda: None)
         with suppress(QdError):
-            self._overlaps.renew()
+            self.overlaps.renew()
         return ended
 
     def run_here(self, entry: Entry, tick: float, owner: str) -> Ended:
@@ -217,11 +209,7 @@ class Runs:
     # -- reaping
 
     def _reap(self, pid: int, run: Run) -> Ended | None:
-        try:
-            found, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # foreign code in this process has waited for it
-            found, status = pid, 0
-        if not found:
+        if (status := waited(pid)) is None:
             return None
         del self._runs[pid]
         if os.WIFSIGNALED(status) and not self._ending:
@@ -235,15 +223,15 @@ class Runs:
 
     def _over(self, pid: int, run: Run, status: int) -> Ended:
         entry = run.entry
-        self._overlaps.end(run.held)
+        self.overlaps.end(run.held)
         outcome = run.record.outcome
         if outcome is None:
             outcome = self._died(run, status)
             self._fork_aftermath(run, outcome)
-        fields = {"entry": entry.name, "at": moment(run.tick), "took": outcome.runtime, "pid": pid}
+        fields: dict[str, Any] = {"entry": entry.name, "at": moment(run.tick), "took": outcome.runtime, "pid": pid}
         if outcome.error:
-            failure = {"code": outcome.code, "error": outcome.error, "trace": outcome.trace}
-            self.log.error("schedule.failed", **fields, **failure)
+            fields |= {"code": outcome.code, "error": outcome.error, "trace": outcome.trace}
+            self.log.error("schedule.failed", **fields)
         else:
             self.log.info("schedule.done", **fields)
         return Ended(entry, run.tick, outcome.runtime, outcome.code, outcome.error, pid)
@@ -252,10 +240,9 @@ class Runs:
         """The process ended without an outcome on its record."""
         runtime = (time.monotonic_ns() - run.record.since) / 1e9 if run.record.stage == Stage.BODY else 0.0
         code = os.waitstatus_to_exitcode(status)
-        oom = ", out of memory (the kernel)" if self._oom.killed(status) else ""
-        reason = (
-            f"left with exit code {code} before it returned (os._exit)" if code >= 0 else describe_status(status) + oom
-        )
+        reason = f"left with exit code {code} before it returned (os._exit)"
+        if code < 0:
+            reason = describe_status(status) + (", out of memory (the kernel)" if self._oom.killed(status) else "")
         return Outcome(runtime, code, run.ended_for or reason)
 
     def _fork_aftermath(self, run: Run, outcome: Outcome) -> None:

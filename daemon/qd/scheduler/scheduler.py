@@ -29,7 +29,7 @@ from qd.schedule.entry import Entry
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import EntryJob, Guard, job_of
-from qd.scheduler.filters import FilterProcess, has_user_filters
+from qd.scheduler.filters import FilterProcess
 from qd.scheduler.report import TickReport
 from qd.scheduler.runs import Runs
 from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickTaker, no_beat
@@ -75,7 +75,7 @@ class Scheduler:
         self._flags = ControlFlags(force)
         self._control = self._connection(settings.control)
         guard = guard or Guard()
-        guard.before, self._beat = self._user_code, no_beat
+        guard.before, self._beat = self._before_user_code, no_beat
         self._report = TickReport(app._listeners, log, host, guard)
         self._taker = TickTaker(self._flags, self._report, guard)
         if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
@@ -96,16 +96,16 @@ class Scheduler:
             queue = open_queue(self._settings, name, title=title, own=self._own)
             _ = queue.ticks  # raises ConfigError if the connection can only send
             late = self._settings.schedule.late
-            self._connections[name] = ScheduleConnection(
-                queue, self._log, late, None if self._connections else self._flags
-            )
+            flags = None if self._connections else self._flags  # the first is the control connection
+            self._connections[name] = ScheduleConnection(queue, self._log, late, flags)
         return self._connections[name]
 
     def _add(self, order: int, entry: Entry, job: EntryJob | None) -> None:
         connection, queue = (self._settings.control, "") if job is None else job.home()
         name = keys.of_host(self._host, entry.name) if entry.every_host else entry.name
         key = (type(entry.timing).__name__, entry.timing.mark)
-        self._connection(connection).states.append(EntryState(entry, job, queue, name, order, key))
+        found = self._connection(connection)
+        found.states.append(EntryState(found, entry, job, queue, name, order, key))
 
     # -- called by the owner
 
@@ -121,13 +121,13 @@ class Scheduler:
         self._keep()
         if not (self.paused or self.drained or self._over) and any(early.step() for early in self._early):
             return 0.0  # there are more to make
-        waits = [self._due_in(connection) for connection in self._connections.values()]
-        return min(1.0, self.runs.due_in, self._filters.due_in, *waits)
-
-    def _due_in(self, connection: ScheduleConnection) -> float:
-        if self.paused or self.drained:
-            return 1.0
-        return min(connection.due_in, self._run_queue.due_in(connection)) if connection.up else connection.due_in
+        waits = [1.0, self.runs.due_in, self._filters.due_in]
+        if not (self.paused or self.drained):
+            for connection in self._connections.values():
+                waits.append(connection.due_in)
+                if connection.up:
+                    waits.append(self._run_queue.due_in(connection))
+        return min(waits)
 
     def drain(self) -> None:
         """Take no more ticks; runs continue."""
@@ -181,19 +181,21 @@ class Scheduler:
             self._run_queue.step(connection, not self.paused)
             if self.paused or self.drained or not connection.up:
                 return
-            found = connection.due_now()
+            connection.move_to_backlog()
+            found = connection.moments.pop(connection.now)
             if not found:
                 break
-            self._claim(connection, self._sorted(connection, found))
+            self._claim(connection, self._sorted(found))
         self._catch_up(connection)
 
     def _claim(self, connection: ScheduleConnection, claims: Iterable[TickClaim]) -> None:
         """Claim in batches: the server handles one while the next is prepared. Then report all of them."""
-        remaining, requests = iter(claims), list[ClaimRequest | None]()
+        remaining, requests = iter(claims), list[ClaimRequest]()
         while batch := list(islice(remaining, AT_ONCE)):
-            requests.append(self._taker.request(connection, batch))
-        for run in self._taker.finish(self._taker.collect(connection, requests)):
-            self._run_queue.run(connection, run)  # claimed earlier; its reply was lost
+            if (request := self._taker.request(connection, batch)) is not None:
+                requests.append(request)
+        for run in self._taker.collect(connection, requests):
+            self._run_queue.start_claimed(run)  # claimed earlier; its reply was lost
 
     def _catch_up(self, connection: ScheduleConnection) -> None:
         """Take ticks from the backlog for a moment; then signals, leases and punctual ticks get their turn."""
@@ -208,49 +210,42 @@ class Scheduler:
         """The next few from the backlog, at least one."""
         claims: list[TickClaim] = []
         while (state := connection.backlog.next(order_of)) is not None:
-            if (claim := self._sort(connection, state, connection.line)) is not None:
+            if (claim := self._sort(state, connection.line)) is not None:
                 claims.append(claim)
             if not connection.backlog.together:  # the tick is complete
-                self._run_queue.add(connection, connection.line)
+                self._run_queue.add(connection.line)
                 connection.line = []
             if len(claims) >= FEW or time.monotonic() >= until:
                 break
         return claims
 
-    def _sorted(
-        self, connection: ScheduleConnection, found: Sequence[tuple[int, list[EntryState]]]
-    ) -> Iterator[TickClaim]:
-        """Those to claim now; the others go to the run queue."""
+    def _sorted(self, found: Sequence[tuple[int, list[EntryState]]]) -> Iterator[TickClaim]:
+        """The ticks to claim now; the others go to the run queue."""
         for _, states in found:
-            line: list[tuple[EntryState, Due]] = []
+            line: list[TickClaim] = []
             for state in sorted(states, key=order_of):
-                if (claim := self._sort(connection, state, line)) is not None:
+                if (claim := self._sort(state, line)) is not None:
                     yield claim
-            self._run_queue.add(connection, line)
+            self._run_queue.add(line)
 
-    def _sort(
-        self, connection: ScheduleConnection, state: EntryState, line: list[tuple[EntryState, Due]]
-    ) -> TickClaim | None:
+    def _sort(self, state: EntryState, line: list[TickClaim]) -> TickClaim | None:
         """The claim to send now. None: its filters are asked, it is in the run queue, or it was added to `line`."""
-        due = self._decide(connection, state, connection.now)
-        if due is None or not self._filters_answered(connection, state, due):
+        if (due := self._decide(state)) is None:
             return None
-        if state.job is not None or not due.runs or due.answer:
-            return state.claim(due)
-        if state.entry.background:
-            self._run_queue.add(connection, [(state, due)])
+        claim = state.claim(due)
+        if due.answer is None and due.runs and any(each.foreign for each in state.entry.filters):
+            self._filters.ask(claim, self._taker.why_not(claim))
+        elif state.job is not None or not due.runs or due.answer:
+            return claim
+        elif state.entry.background:
+            self._run_queue.add([claim])
         else:
-            line.append((state, due))
+            line.append(claim)
         return None
 
-    def _filters_answered(self, connection: ScheduleConnection, state: EntryState, due: Due) -> bool:
-        """Whether the filters of this tick need no answer, or have answered; else they are asked now."""
-        if due.answer is not None or not due.runs or not has_user_filters(state.entry):
-            return True
-        self._filters.ask(connection, state, due, self._taker.why_not(state.entry, due.at / 1000))
-        return False
-
-    def _decide(self, connection: ScheduleConnection, state: EntryState, now: int) -> Due | None:
+    def _decide(self, state: EntryState) -> Due | None:
+        """The tick to take next. None if nothing is due."""
+        connection, now = state.connection, state.connection.now
         if state.answered is not None:
             answered, state.answered = state.answered, None
             return answered
@@ -274,8 +269,8 @@ class Scheduler:
             self._run_queue.ended(ended)
         self._renew()
 
-    def _user_code(self, seconds: float) -> None:
-        """User code follows in this process: renew leases that would expire meanwhile."""
+    def _before_user_code(self, seconds: float) -> None:
+        """User code runs next in this process: renew the leases that would expire meanwhile."""
         self._renew()
         self._beat(seconds)
 
@@ -283,9 +278,9 @@ class Scheduler:
         if self.runs.due_in > 0:
             return
         if not self._control.up:
-            return self.runs.postpone()
+            return self.runs.overlaps.postpone()
         try:
-            self.runs.renew()
+            self.runs.overlaps.renew()
         except ServerBusy:
             self._control.queue.close()  # perhaps it is a replica now, and the host name resolves to another server
         except ConnectionLost as error:

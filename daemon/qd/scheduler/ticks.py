@@ -26,10 +26,9 @@ from typing import NamedTuple
 
 from qd.drivers.types import Answers, Claimed
 from qd.errors import ConnectionLost, ServerBusy
-from qd.schedule.entry import Entry
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
 from qd.scheduler.due import Due
-from qd.scheduler.entry_job import EntryJob, Guard, UserCodeFailed
+from qd.scheduler.entry_job import Guard, UserCodeFailed
 from qd.scheduler.filters import refusal
 from qd.scheduler.report import TickReport
 from qd.scheduler.runs import Ended, Runs
@@ -42,15 +41,6 @@ LEAD = 1500  # ms before a tick at which its jobs are made; more than the longes
 NEAR = 5  # ms before a tick at which no more jobs are made
 STEP = 100  # jobs made in advance in one turn
 ABREAST = 8  # late runs of one entry at a time; of missed ticks only one
-
-
-class TakenTick(NamedTuple):
-    """holder: id of the job that has the lock, so that this one was not sent. now: unix seconds. took: seconds."""
-
-    claim: TickClaim
-    holder: str
-    now: float
-    took: float
 
 
 def no_beat(seconds: float, doing: str = "") -> None:
@@ -92,36 +82,37 @@ class TickTaker:
         self.report.queueing([claim.message for claim in claims if claim.message is not None])
         answers = connection.begin(claims)
         if answers is None:
-            self._keep_unsure(connection, claims)
+            self._keep_unsure(claims)
             return None
         return ClaimRequest(claims, began, answers)
 
-    def collect(self, connection: ScheduleConnection, requests: Sequence[ClaimRequest | None]) -> list[TakenTick]:
-        """Wait for the answers. Returns the ticks taken by this scheduler; plans the next tick of each entry."""
-        sent, found = [each for each in requests if each is not None], list[TakenTick]()
-        for each, answers in zip(sent, connection.answers([each.answers for each in sent]), strict=True):
+    def collect(self, connection: ScheduleConnection, requests: Sequence[ClaimRequest]) -> list[TickClaim]:
+        """Wait for the answers, plan the next tick of each entry, and report the ticks taken by this scheduler. Returns the
+        runs among them, which must be started."""
+        taken = list[TickClaim]()
+        for each, answers in zip(requests, connection.answers([each.answers for each in requests]), strict=True):
             if answers is None:
-                self._keep_unsure(connection, each.claims)
+                self._keep_unsure(each.claims)
                 continue
             took = time.monotonic() - each.began
             for claim, answer in zip(each.claims, answers, strict=True):
-                mine = self._answered(connection, claim, answer)
-                if mine is not None:
-                    found.append(TakenTick(mine, answer.holder, answer.now, took))
-        return found
+                if (mine := self._answered(claim, answer)) is not None:
+                    mine.taken_at, mine.took, mine.holder = answer.now, took, answer.holder
+                    taken.append(mine)
+        return [claim for claim in taken if self._report_taken(claim)]
 
-    def _keep_unsure(self, connection: ScheduleConnection, claims: Sequence[TickClaim]) -> None:
+    def _keep_unsure(self, claims: Sequence[TickClaim]) -> None:
         """The next claim shows whether these were taken."""
         for claim in claims:
             claim.state.unsure[claim.after] = claim
-            connection.moments.add(claim.due.at, claim.state)
+            claim.state.connection.moments.add(claim.due.at, claim.state)
 
     def _make_ready(self, claim: TickClaim) -> None:
         state, due = claim.state, claim.due
         claim.after = claim.after or self._after(claim)
         if not due.runs or not state.raw:
             return
-        claim.skip = self.why_not(state.entry, due.at / 1000) or due.answer or ""
+        claim.skip = self.why_not(claim) or due.answer or ""
         if claim.skip:
             claim.message = claim.job = None
         elif state.job is not None and claim.message is None:
@@ -144,20 +135,20 @@ class TickTaker:
             claim = state.early = TickClaim(state, Due(at), job=job.outgoing(message), message=message)
             claim.after = self._after(claim)
 
-    def why_not(self, entry: Entry, tick: float) -> str:
+    def why_not(self, claim: TickClaim) -> str:
         """Why this tick does not run, "" if it does. Does not ask the user's own filters (see filters.py)."""
-        flags = self.flags
+        entry, flags = claim.entry, self.flags
         if flags.pauses and (note := pause_of(flags.pauses, entry.name)):
             return f"paused{by_and_why(note)}"
         if (flags.down or self.down) and not entry.in_maintenance:
             return flags.down or self.maintenance_reason
         if not entry.filters:
             return ""
-        return refusal([each for each in entry.filters if not each.foreign], tick, self._guard)
+        return refusal([each for each in entry.filters if not each.foreign], claim.tick, self._guard)
 
-    def _answered(self, connection: ScheduleConnection, claim: TickClaim, answer: Claimed) -> TickClaim | None:
+    def _answered(self, claim: TickClaim, answer: Claimed) -> TickClaim | None:
         """The tick that was taken: this one, or an earlier one whose reply was lost."""
-        state = claim.state
+        state, connection = claim.state, claim.state.connection
         if answer.taken:
             state.unsure.clear()
             state.raw, state.last = claim.after, claim.due.at
@@ -174,61 +165,54 @@ class TickTaker:
         elif isinstance(answer.refused, ServerBusy):
             connection.moments.add(claim.due.at, state)
         else:
-            self._refuse(connection, state, answer.refused)
+            self._refuse(state, answer.refused)
             connection.moments.add(connection.now + AGAIN, state)
         return None
 
     def _forget_unsure(self, state: EntryState, now: float) -> None:
-        """Another scheduler has taken a later tick, so nobody knows who took the unsure ones. A job was sent by the one
-        that took it; a run may have been ours."""
+        """Another scheduler has taken a later tick, so it is unknown which one took the unsure ones. A job was sent by the
+        one that took it; a run may have been ours."""
+        reason = "the connection broke while it was claimed, and another host continued: it may not have run"
         for after, claim in list(state.unsure.items()):
             if claim.due.at <= state.last:
                 del state.unsure[after]
                 if state.job is None and claim.due.runs and claim.due.at < state.last:
-                    reason = (
-                        "the connection broke while it was claimed, and another host continued: it may not have run"
-                    )
                     self.report.skipped(claim, reason, now)
 
-    def _refuse(self, connection: ScheduleConnection, state: EntryState, error: Exception | None) -> None:
+    def _refuse(self, state: EntryState, error: Exception | None) -> None:
         name = state.entry.name
         if name not in self._refused:
             self._refused.add(name)
             self.beat(HOLDS)  # checks every key, which takes long with ten thousand entries
-            self.report.log.error("schedule.refused", entry=name, error=connection.wrong_type(state) or str(error))
+            wrong = state.connection.wrong_type(state)
+            self.report.log.error("schedule.refused", entry=name, error=wrong or str(error))
 
     # -- after the claim
 
-    def finish(self, taken: Sequence[TakenTick]) -> list[TickClaim]:
-        """Report these ticks. Returns the runs that must be started."""
-        return [each.claim for each in taken if self._finish(*each)]
-
-    def _finish(self, claim: TickClaim, holder: str, now: float, took: float) -> bool:
-        state = claim.state
-        self.beat(HOLDS, state.entry.name)
+    def _report_taken(self, claim: TickClaim) -> bool:
+        """Returns whether it is a run, which must be started. A job whose class has a send() of its own is sent here."""
+        job = claim.state.job
+        self.beat(HOLDS, claim.entry.name)
         if claim.due.missed:
-            self.report.missed(claim, now)
+            self.report.missed(claim)
         if not claim.due.runs:
             return False
         if claim.skip:
-            self.report.skipped(claim, claim.skip, now)
+            self.report.skipped(claim, claim.skip, claim.taken_at)
         elif claim.error:
-            self.report.failed(claim, claim.error, now)
-        elif state.job is None:
+            self.report.failed(claim, claim.error)
+        elif job is None:
             return True
-        elif holder:
-            self.report.held(claim, holder, now)
+        elif claim.holder:
+            self.report.held(claim)
         else:
-            self._send(state.job, claim, now, took)
-        return False
-
-    def _send(self, job: EntryJob, claim: TickClaim, now: float, took: float) -> None:
-        if claim.job is None and claim.message is not None:  # its class has a send() of its own
             try:
-                job.send_itself(claim.message)
+                if claim.job is None and claim.message is not None:
+                    job.send_itself(claim.message)
+                self.report.sent(claim)
             except UserCodeFailed as failure:
-                return self.report.failed(claim, f"its send() {failure}", now)
-        self.report.sent(claim, now, took)
+                self.report.failed(claim, f"its send() {failure}")
+        return False
 
 
 class EarlyJobs:
@@ -252,18 +236,13 @@ class EarlyJobs:
         return self._seen < len(states)
 
 
-class WaitingRun(NamedTuple):
-    state: EntryState
-    due: Due
-
-
 @dataclass(slots=True, eq=False)
 class Lane:
     """taken: claimed, but not started. running: name of the entry, tick in unix seconds. late: name of the entry whose late
     run this is, or "". at: the tick, unix ms, if others may join; or 0."""
 
     connection: ScheduleConnection
-    waiting: deque[WaitingRun] = field(default_factory=deque)
+    waiting: deque[TickClaim] = field(default_factory=deque)
     taken: TickClaim | None = None
     running: tuple[str, float] | None = None
     late: str = ""
@@ -278,57 +257,57 @@ class RunQueue:
     def __init__(self, runs: Runs, taker: TickTaker, owner: str) -> None:
         self._runs, self._taker, self._owner = runs, taker, owner
         self._lanes: list[Lane] = []
-        self._late: list[
-            tuple[ScheduleConnection, WaitingRun]
-        ] = []  # one per entry: the next is planned once it is taken
+        self._late: list[TickClaim] = []  # one per entry: the next is planned once it is taken
 
     def __len__(self) -> int:
         """Number of runs that wait or are alive."""
         return sum(not lane.empty for lane in self._lanes) + len(self._late)
 
-    def add(self, connection: ScheduleConnection, runs: Sequence[tuple[EntryState, Due]]) -> None:
+    def add(self, runs: Sequence[TickClaim]) -> None:
         """Add the runs of one tick. A punctual run waits behind the late runs of its entry."""
-        late, line = {lane.late for lane in self._lanes}, deque[WaitingRun]()
-        for run in map(WaitingRun._make, runs):
-            if run.state.entry.name in late:
-                self._late.append((connection, run))
-            elif not self._join(connection, run):
+        late, line = {lane.late for lane in self._lanes}, deque[TickClaim]()
+        for run in runs:
+            if run.entry.name in late:
+                self._late.append(run)
+            elif not self._join(run):
                 line.append(run)
         if line:
-            self._lanes.append(Lane(connection, line, at=0 if line[0].state.entry.background else line[0].due.at))
+            at = 0 if line[0].entry.background else line[0].due.at
+            self._lanes.append(Lane(line[0].state.connection, line, at=at))
 
-    def _join(self, connection: ScheduleConnection, run: WaitingRun) -> bool:
+    def _join(self, run: TickClaim) -> bool:
         """Add a run whose filters were asked to the line of its tick. Returns whether there is one."""
-        if run.due.answer is None or run.state.entry.background:
+        if run.due.answer is None or run.entry.background:
             return False
-        lane = next((lane for lane in self._lanes if lane.connection is connection and lane.at == run.due.at), None)
+        lane = next((lane for lane in self._of(run.state.connection) if lane.at == run.due.at), None)
         if lane is not None:
             lane.waiting = deque(sorted([*lane.waiting, run], key=lambda each: each.state.order))
         return lane is not None
 
+    def _of(self, connection: ScheduleConnection) -> list[Lane]:
+        return [lane for lane in self._lanes if lane.connection is connection]
+
     def due_in(self, connection: ScheduleConnection) -> float:
         """Seconds until a run leaves its line."""
-        waiting = [run for lane in self._lanes if lane.connection is connection for run in lane.waiting]
-        first = min([leaves_at(connection, run) for run in waiting], default=math.inf)
+        first = min([leaves_at(run) for lane in self._of(connection) for run in lane.waiting], default=math.inf)
         return max(0.0, (first - connection.now) / 1000)
 
     def _leave_line(self, connection: ScheduleConnection) -> None:
-        for lane in [lane for lane in self._lanes if lane.connection is connection]:
-            for run in [run for run in lane.waiting if leaves_at(connection, run) <= connection.now]:
+        for lane in self._of(connection):
+            for run in [run for run in lane.waiting if leaves_at(run) <= connection.now]:
                 lane.waiting.remove(run)
-                self._late.append((connection, run))
+                self._late.append(run)
 
     def _start_late(self, connection: ScheduleConnection) -> None:
-        for late in [late for late in self._late if late[0] is connection]:
-            run, name = late[1], late[1].state.entry.name
+        for run in [run for run in self._late if run.state.connection is connection]:
             most = 1 if connection.now - run.due.at > connection.late else ABREAST
-            if sum(lane.late == name for lane in self._lanes) < most:
-                self._late.remove(late)
-                self._lanes.append(Lane(connection, deque([run]), late=name))
+            if sum(lane.late == run.entry.name for lane in self._lanes) < most:
+                self._late.remove(run)
+                self._lanes.append(Lane(connection, deque([run]), late=run.entry.name))
 
-    def run(self, connection: ScheduleConnection, claim: TickClaim) -> None:
+    def start_claimed(self, claim: TickClaim) -> None:
         """Start a run that is claimed already."""
-        self._lanes.append(Lane(connection, taken=claim))
+        self._lanes.append(Lane(claim.state.connection, taken=claim))
 
     def drain(self) -> None:
         """Forget what is not claimed: other hosts take it."""
@@ -341,22 +320,20 @@ class RunQueue:
         if claims:
             self._leave_line(connection)
             self._start_late(connection)
-        for lane in [lane for lane in self._lanes if lane.connection is connection]:
+        for lane in self._of(connection):
             while not lane.running and (lane.taken or (claims and lane.waiting)) and connection.up:
-                self._next(lane, connection)
+                self._next(lane)
         self._lanes = [lane for lane in self._lanes if not lane.empty]
 
-    def _next(self, lane: Lane, connection: ScheduleConnection) -> None:
-        if lane.taken is None:
-            request = self._taker.request(connection, [TickClaim(*lane.waiting.popleft())])
-            taken = self._taker.collect(connection, [request])
-            lane.taken = next(iter(self._taker.finish(taken)), None)
+    def _next(self, lane: Lane) -> None:
+        if lane.taken is None and (request := self._taker.request(lane.connection, [lane.waiting.popleft()])):
+            lane.taken = next(iter(self._taker.collect(lane.connection, [request])), None)
         if lane.taken is not None:
-            self._start(lane, lane.taken, connection)
+            self._start(lane, lane.taken)
 
-    def _start(self, lane: Lane, claim: TickClaim, connection: ScheduleConnection) -> None:
+    def _start(self, lane: Lane, claim: TickClaim) -> None:
         """Start the run, unless an earlier one of the entry is alive, here or on another host."""
-        entry, tick = claim.state.entry, claim.due.at / 1000
+        entry, tick, connection = claim.entry, claim.tick, lane.connection
         try:
             blocked = self._runs.blocked_by(entry)
         except ServerBusy as error:
@@ -371,9 +348,9 @@ class RunQueue:
 
     def leave_taken(self) -> None:
         """The scheduler stops: report claimed runs that cannot start because their server is unreachable."""
+        reason = "it was claimed, then the server was unreachable until the scheduler stopped"
         for lane in self._lanes:
             if lane.taken is not None and not lane.connection.up:
-                reason = "it was claimed, then the server was unreachable until the scheduler stopped"
                 self._taker.report.skipped(lane.taken, reason, lane.connection.now / 1000)
                 lane.taken = None
 
@@ -383,7 +360,7 @@ class RunQueue:
                 lane.running = None
 
 
-def leaves_at(connection: ScheduleConnection, run: WaitingRun) -> float:
+def leaves_at(run: TickClaim) -> float:
     """When the run leaves its line, unix ms; infinite if its entry has no further tick."""
-    found = connection.next_after(run.state, run.due.at)
+    found = run.state.connection.next_after(run.state, run.due.at)
     return math.inf if found is None else found

@@ -76,8 +76,7 @@ class KeyspaceStore:
         return replies[-1][0]  # type: ignore[no-any-return]
 
     def fields(self, name: str) -> Mapping[str, bytes]:
-        flat: list[bytes] = self.space.call("HGETALL", self.prefix + name)
-        return {flat[at].decode("utf-8", "replace"): flat[at + 1] for at in range(0, len(flat), 2)}
+        return fields_of(self.space.call("HGETALL", self.prefix + name))
 
     def token(self, name: str) -> None:
         self.space.call("RPUSH", self.prefix + name, "1")
@@ -101,6 +100,11 @@ class KeyspaceStore:
             if cursor == b"0":
                 break
         return sorted(found)
+
+
+def fields_of(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """The reply of HGETALL as a mapping."""
+    return {name.decode("utf-8", "replace"): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def beside(queue: Connector) -> KeyspaceStore:

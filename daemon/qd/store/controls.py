@@ -52,18 +52,14 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
-    """Maintenance mode: workers take jobs only from the allowed queues, except with `qd work --force`. until: unix seconds,
-    when the note expires; None: until `qd up`."""
+class Down(Pause):
+    """Maintenance mode: workers take jobs only from the allowed queues, except with `qd work --force`. until: as of a pause;
+    None: until `qd up`."""
 
-    by: str = ""
-    reason: str = ""
-    at: float | None = None
-    until: float | None = None
     allow: tuple[str, ...] = ()
 
 
-def by_and_why(note: Pause | Down) -> str:
+def by_and_why(note: Pause) -> str:
     """` by ana@app-1: db upgrade`, as far as it is known."""
     return (f" by {note.by}" if note.by else "") + (f": {note.reason}" if note.reason else "")
 
@@ -98,10 +94,15 @@ def read_restart(raw: bytes | None) -> Restart | None:
 
 def pause(store: Store, queue: str, *, by: str, reason: str = "", seconds: float | None = None) -> Pause:
     """Once this returns, no worker on any host takes a job from `queue`."""
-    now = round(store.now(), 3)
-    note = Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
-    store.put(keys.paused(queue), _written(note), seconds)
+    note = new_pause(store, by, reason, seconds)
+    store.put(keys.paused(queue), json.dumps(asdict(note)).encode(), seconds)
     return note
+
+
+def new_pause(store: Store, by: str, reason: str, seconds: float | None) -> Pause:
+    """A pause that begins now, by the store's clock."""
+    now = round(store.now(), 3)
+    return Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
 
 
 def resume(store: Store, queue: str) -> Pause | None:
@@ -130,9 +131,8 @@ def read_pause(raw: bytes) -> Pause:
 
 def down(store: Store, *, by: str, reason: str = "", seconds: float | None = None, allow: Iterable[str] = ()) -> Down:
     """Start maintenance mode, until `up` or for `seconds`. Replaces an earlier one."""
-    now = round(store.now(), 3)
-    note = Down(by, reason, now, None if seconds is None else round(now + seconds, 3), tuple(allow))
-    store.put(keys.DOWN, _written(note), seconds)
+    note = Down(**asdict(new_pause(store, by, reason, seconds)), allow=tuple(allow))
+    store.put(keys.DOWN, json.dumps(asdict(note)).encode(), seconds)
     return note
 
 
@@ -148,17 +148,12 @@ def is_down(store: Store) -> Down | None:
 
 
 def read_down(raw: bytes) -> Down:
-    note, pause = _read(raw), read_pause(raw)
-    listed = note.get("allow")
+    listed = _read(raw).get("allow")
     allow = [name for name in listed if isinstance(name, str) and name] if isinstance(listed, list) else []
-    return Down(pause.by, pause.reason, pause.at, pause.until, tuple(dict.fromkeys(allow)))
+    return Down(**asdict(read_pause(raw)), allow=tuple(dict.fromkeys(allow)))
 
 
 # -- the notes as JSON
-
-
-def _written(note: Pause | Down) -> bytes:
-    return json.dumps(asdict(note)).encode()
 
 
 def _read(raw: bytes) -> dict[str, Any]:

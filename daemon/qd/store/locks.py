@@ -1,13 +1,13 @@
-"""Locks and limits on the Store contract. Each method is one atomic script, so a slow owner never frees what another has.
+"""Locks and limits on the Store contract. Each method is one atomic script, so a slow owner never frees another's lock.
 
     Places     at most N owners at a time
     Lease      one owner, until it is freed or expires
-    Mutex      a Lease with a line of waiters
+    Mutex      a Lease with a queue of waiters
     Rate       at most N starts in a sliding window, by the store's clock
     Strikes    a pause after N errors in a window
 
-An owner of a place is a job, over its attempts and crashes; the holder is one attempt. An owner that returns gets its place
-again, and from then on only the new holder can free it.
+An owner is a unique text. The owner of a place is a job, across its attempts and crashes; the holder is one
+attempt. An owner that returns gets its place again, and from then on only the new holder can free it.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ from qd.store.base import Store
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """key: as keys.py makes it. most: how many places there are. seconds: for which one is held at most."""
+    """key: as keys.py makes it. most: how many places there are. seconds: how long a place is held at most."""
 
     key: str
     most: int
     seconds: float
 
     def take(self, store: Store, owner: str, holder: str) -> float:
-        """0: `owner` has a place. Else the seconds until the first of those that have one loses it by itself."""
-        milliseconds = max(1, round(self.seconds * 1000))
+        """Returns 0 if `owner` has a place, else the seconds until the first place expires."""
         names = [self.key, keys.places_of(owner)]
-        return float(store.step("hold", names, owner, holder, self.most, milliseconds, self.key)) / 1000
+        return float(store.step("hold", names, owner, holder, self.most, ms(self.seconds), self.key)) / 1000
 
     def free(self, store: Store, owner: str, holder: str) -> bool:
-        """False: it was not held by this holder any more."""
+        """Returns False if this holder no longer held it."""
         return bool(store.step("unhold", [self.key, keys.places_of(owner)], owner, holder, self.key))
 
 
-THERE = 1.5  # seconds for which a waiter counts as there after it has asked; it asks three times as often
-GRANT = 0.5  # seconds that a waiter which was handed the lock has to come and get it; one that is late keeps its place
+THERE = 1.5  # seconds for which a waiter counts as waiting after each `take`; it calls `take` three times as often
+GRANT = 0.5  # seconds for which a lock is reserved for the waiter it was handed to; a late waiter keeps its place
 KEPT = 3600.0  # seconds that the last token is remembered after its ttl: how far the server's clock may go back
-WOKEN = 3.0  # seconds that the token of a waiter waits for it
+WOKEN = 3.0  # seconds after which the token that wakes a waiter expires
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """key: as keys.py makes it, of a string that holds its owner. owner: a text that no other has. seconds: for which it is
-    held, from each take or extend on."""
+    """key: as keys.py makes it; its value is the owner. seconds: how long it is held after each take or extend."""
 
     key: str
     owner: str
     seconds: float
 
     def take(self, store: Store) -> str | None:
-        """None: it is ours, for `seconds` from now on. Else who has it."""
+        """Returns None if it is ours, for `seconds` from now on; else its owner."""
         found: bytes = store.step("lease_take", [self.key], self.owner, ms(self.seconds))
         return None if found == self.owner.encode() else found.decode("utf-8", "replace")
 
     def extend(self, store: Store) -> bool:
-        """Hold it for `seconds` from now on. False: it is not ours any more."""
+        """Hold it for `seconds` from now on. Returns False if it is no longer ours."""
         return bool(store.step("lease_extend", [self.key], self.owner, ms(self.seconds)))
 
     def pass_to(self, store: Store, owner: str) -> Lease | None:
-        """Let `owner` hold it for `seconds` from now on; once more does no harm, after an answer that was lost. None: it
-        was not ours any more."""
+        """Let `owner` hold it for `seconds` from now on. Safe to repeat after a lost reply. Returns None if it was no longer
+        ours."""
         passed = store.step("lease_pass", [self.key], self.owner, owner, ms(self.seconds))
         return Lease(self.key, owner, self.seconds) if passed else None
 
     def free(self, store: Store) -> bool:
-        """False: it was not ours any more; whoever has it keeps it."""
+        """Returns False if it was no longer ours; its present owner keeps it."""
         return bool(store.step("free", [self.key], self.owner))
 
 
 class LockReply(NamedTuple):
-    """token: larger than all before it; 0: another has the lock. The others are about that: left: seconds until the lock
-    falls free by itself, None: it does not. came: microseconds at which the waiter came. front: how many stand before it.
-    by: who has the lock."""
+    """token: larger than all earlier ones; 0 if another owner has the lock.
+
+    The other fields describe that case. left: seconds until the lock expires, None: it does not. came: unix microseconds of
+    the waiter's first `take`. front: how many waiters are before it. by: the owner of the lock.
+    """
 
     token: int
     left: float | None = None
@@ -87,14 +87,14 @@ class LockReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mutex:
-    """The lock called `name`, as one sees it who wants it or has it. owner: a text that no other has."""
+    """The lock called `name`, for one owner or waiter."""
 
     name: str
     owner: str
 
     def take(self, store: Store, seconds: float, *, stay: bool, came: int = 0) -> LockReply:
-        """Take it for `seconds`, or stand in line (stay) from `came` on, or leave the line. A lock that is free goes to the
-        first one in line, whoever asks. To ask again after a lost reply is right."""
+        """Take it for `seconds`; if it is taken, wait in line since `came` (stay) or leave the line. A free lock goes to the
+        first waiter in line, whichever client calls. Safe to repeat after a lost reply."""
         names = [keys.mutex(self.name), keys.fence(self.name), keys.line(self.name), keys.seen(self.name)]
         spans = (round(THERE * 1e6), ms(GRANT), ms(KEPT))
         token, *rest = store.step("lock_take", names, self.owner, ms(seconds), int(stay), came, *spans)
@@ -105,27 +105,27 @@ class Mutex:
         return LockReply(0, None if left < 0 else left / 1000, int(came), front, by.decode("utf-8", "replace"))
 
     def extend(self, store: Store, seconds: float) -> bool:
-        """Hold it for `seconds` from now on. False: it is not ours any more."""
+        """Hold it for `seconds` from now on. Returns False if it is no longer ours."""
         return Lease(keys.mutex(self.name), self.owner, seconds).extend(store)
 
     def give(self, store: Store) -> bool:
-        """Give it back, to the first one in line where there is one; and leave the line. False: it was not ours."""
+        """Free it, or hand it to the first waiter in line; and leave the line. Returns False if it was not ours."""
         names = [keys.mutex(self.name), keys.line(self.name), keys.seen(self.name)]
         ours, handed = store.step("lock_give", names, self.owner, ms(GRANT))
         self._wake(store, handed)
         return bool(ours)
 
     def wait(self, store: Store, seconds: float, wake: int = -1) -> None:
-        """Until it may have been handed to us, or `seconds` are over, or the descriptor `wake` is readable."""
+        """Return once it may have been handed to us, `seconds` are over, or the descriptor `wake` is readable."""
         store.pop(keys.wake(self.name, self.owner), seconds, wake)
 
     def by(self, store: Store) -> str | None:
-        """Who has it, or was handed it. None: nobody."""
+        """Its owner, or the waiter it was handed to. None: it is free."""
         (found,) = store.get(keys.mutex(self.name))
         return None if found is None else found.decode("utf-8", "replace")
 
     def _wake(self, store: Store, waiter: bytes) -> None:
-        """What it was handed is its own already: this only saves it the time until it asks."""
+        """The waiter owns the lock already: this only saves it the time until its next `take`."""
         if waiter:
             store.step("lock_wake", [keys.wake(self.name, waiter.decode("utf-8", "replace"))], ms(WOKEN))
 
@@ -134,13 +134,13 @@ def ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-LATE = 5.0  # seconds that one who was told a moment may come late; then its turn is given away
-LONGEST = 900.0  # seconds that one is sent away for at most: limits change, and so do those who wait in front
+LATE = 5.0  # seconds that an owner may be late for its turn; then the next owner gets it
+LONGEST = 900.0  # seconds of the longest wait that is returned: limits change, and so does the line
 
 
 class RateReply(NamedTuple):
-    """wait: seconds until it is to ask again, 0: it has started. at: unix seconds of its start, or of its turn. late: it
-    would wait too long for that, and has no turn."""
+    """wait: seconds until the next `start`, 0: it has started. at: unix seconds of its start, or of its turn. late: its turn
+    would come after its patience, so it has none."""
 
     wait: float
     at: float
@@ -156,19 +156,19 @@ class Rate:
     per: float
 
     def start(self, store: Store, owner: str, mark: str, patience: float | None = None) -> RateReply:
-        """Start now, or be told when. owner: who keeps its turn; mark: of this start, every one has its own; patience:
-        seconds that it waits at most, None: without end."""
+        """Start now, or get a turn. owner: keeps its turn between calls. mark: unique to this start. patience: seconds to
+        wait at most; None: forever."""
         spans = (micro(self.per), micro(min(LATE, self.per)), micro(LONGEST))
         most = -1 if patience is None else max(0, round(patience * 1e6))
         wait, at, turn = store.step("admit", self._names, owner, mark, self.most, *spans, most)
         return RateReply(wait / 1000, at / 1e6, not turn)
 
     def leave(self, store: Store, owner: str) -> None:
-        """Give its turn away."""
+        """Give up the turn of `owner`."""
         store.step("admit_leave", self._names[1:], owner)
 
     def left(self, store: Store) -> int:
-        """How many may start now, beside those who have their turns."""
+        """How many may start now, in addition to the owners that have a turn."""
         return max(0, self.most - int(store.step("admit_left", self._names, micro(self.per), micro(LONGEST))))
 
     @property
@@ -178,7 +178,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """After `most` errors in `within` seconds all under this name rest for `wait` seconds."""
+    """After `most` errors within `within` seconds, everything under this name rests for `wait` seconds."""
 
     name: str
     most: int
@@ -186,14 +186,13 @@ class Strikes:
     wait: float
 
     def resting(self, store: Store) -> float:
-        """Seconds that are left of the rest; 0: there is none."""
+        """Seconds until the rest ends; 0: there is none."""
         return store.left(keys.rest(self.name))
 
     def count(self, store: Store, mark: str) -> bool:
-        """One more error. True: it was the one too many."""
+        """Count an error. Returns True if it begins a rest."""
         names = [keys.errors(self.name), keys.rest(self.name)]
-        rest = max(1, round(self.wait * 1000))
-        return bool(store.step("strike", names, mark, self.most, micro(self.within), rest))
+        return bool(store.step("strike", names, mark, self.most, micro(self.within), ms(self.wait)))
 
 
 def micro(seconds: float) -> int:

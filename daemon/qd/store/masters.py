@@ -7,6 +7,7 @@ read them. A report may be outdated: the last one of a killed host stays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import msgspec
 
@@ -99,7 +100,7 @@ def masters(store: Store) -> list[MasterReport]:
 
 def read_masters(fields: Mapping[str, bytes]) -> list[MasterReport]:
     found = [master for raw in fields.values() if (master := read_master(raw)) is not None]
-    return sorted(found, key=lambda master: (master.host, master.pool, master.pid))
+    return sorted(found, key=attrgetter("host", "pool", "pid"))
 
 
 def read_master(raw: bytes) -> MasterReport | None:
@@ -126,9 +127,8 @@ def queues_of(found: Iterable[MasterReport]) -> dict[str, list[str]]:
 
 def queues_found(store: Store) -> list[str]:
     """The queues that have keys on this server, whether or not a worker takes from them."""
-    bodies = [name.removeprefix("queues:") for name in store.names("queues:", LOOK)]
-    heads = [body.rpartition(":")[0] if body.rpartition(":")[2] in KEPT else body for body in bodies]
-    return sorted({head for head in heads if head})
+    bodies = [name.removeprefix("queues:").rpartition(":") for name in store.names("queues:", LOOK)]
+    return sorted({head if end in KEPT else f"{head}{colon}{end}" for head, colon, end in bodies} - {""})
 
 
 def queues_held(store: Store) -> list[str]:

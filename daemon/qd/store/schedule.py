@@ -16,7 +16,7 @@ import msgspec
 from qd.drivers.keyspace import keys
 from qd.store.base import Store
 from qd.store.controls import Pause as Pause
-from qd.store.controls import read_pause
+from qd.store.controls import new_pause, read_pause
 
 ALL = "*"  # the name of the pause of all entries
 FORGOTTEN = 400 * 86400.0  # seconds until an undeclared entry is deleted: longer than a yearly one waits
@@ -50,8 +50,7 @@ _decoder = msgspec.json.Decoder(Last, strict=False)
 def pause(store: Store, names: Iterable[str], *, by: str, reason: str = "", seconds: float | None = None) -> Pause:
     """Once this returns, no host claims a tick of these entries. "*": all entries, also those declared later. Running ones
     continue. seconds: how long; None: until `resume`."""
-    now = round(store.now(), 3)
-    note = Pause(by, reason, now, None if seconds is None else round(now + seconds, 3))
+    note = new_pause(store, by, reason, seconds)
     _put(store, keys.SCHEDULE_PAUSED, {name: json.dumps(asdict(note)) for name in names})
     return note
 
@@ -63,8 +62,8 @@ def resume(store: Store, names: Collection[str]) -> dict[str, Pause]:
 
 
 def paused(store: Store, now: float | None = None) -> dict[str, Pause]:
-    """The paused entries, with who paused them and why; "*" is the pause of all entries. now: by the store's clock, which
-    is read if it is not given."""
+    """The paused entries and their pauses; "*" is the pause of all entries. now: by the store's clock, which is read if it
+    is not given."""
     fields = store.fields(keys.SCHEDULE_PAUSED)
     return read_paused(fields, store.now() if now is None and fields else now or 0.0)
 
@@ -154,18 +153,14 @@ def read_field(raw: bytes) -> Field | None:
 def sweep(store: Store, declared: Collection[str], now: float) -> int:
     """Delete entries that are not `declared` and did not run for 400 days, and expired pauses. Returns how many. Called
     when a scheduler starts."""
-    gone = 0
+    gone, before = 0, now - FORGOTTEN
     for key in (keys.SCHEDULE_LAST, keys.SCHEDULE_SKIPPED):
         found = {name: _read(raw) for name, raw in store.fields(key).items() if name not in declared}
-        gone += len(_take(store, key, [name for name, one in found.items() if one is None or old(one.ended, now)]))
+        gone += len(_take(store, key, [name for name, one in found.items() if one is None or one.ended < before]))
     notes = {name: read_pause(raw) for name, raw in store.fields(keys.SCHEDULE_PAUSED).items()}
     kept = {ALL, *declared}
-    ended = [n for n, note in notes.items() if over(note, now) or (n not in kept and old(note.at or now, now))]
+    ended = [n for n, note in notes.items() if over(note, now) or (n not in kept and (note.at or now) < before)]
     return gone + len(_take(store, keys.SCHEDULE_PAUSED, ended))
-
-
-def old(at: float, now: float) -> bool:
-    return now - at > FORGOTTEN
 
 
 # -- fields
