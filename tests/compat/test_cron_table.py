@@ -1,17 +1,236 @@
-"""qd's ticks, croniter's and systemd's: a table of what they say, and why they differ where they do (cron_table.py)."""
+"""Ticks of cron expressions in golden/cron.tsv: what qd, croniter and systemd compute, and why they differ.
+
+`python -m tests.compat.test_cron_table` writes the table; it needs croniter and systemd-analyze (systemd 252 was used). A
+line is: expression, zone, time, the next tick by croniter, by systemd ("-": not expressible), and where either differs from
+qd: qd's tick, and the reason for each. A difference without a reason ends the program, and fails the test.
+"""
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from croniter import croniter
 
 from qd.schedule.timing import Cron
-from tests.compat.cron_table import EXPRESSIONS, NONE, REASONS, Case, by_croniter, by_qd, load, reason
 from tests.support import cron
-from tests.support.cron import YEARS
+from tests.support.cron import YEARS, changes
+
+TABLE = Path(__file__).parent / "golden" / "cron.tsv"
+NONE = "-"
+
+REASONS = {
+    "croniter: again": "a fixed time comes again when the clock is put back; in Debian's cron it came the first time only",
+    "croniter: left out": "what a beat leaves out comes at the end of the gap; in Debian's cron a beat has no such minute",
+    "croniter: no such day": "what would be on a day that the zone did not have comes at the start of the next",
+    "croniter: the second": "the second of a time in the gap is kept; qd does all of it as the gap ends",
+    "systemd: passed over": "a fixed time in the gap is passed over; in Debian's cron it comes as the gap ends",
+    "systemd: again": "asked while the clock shows an hour again, a fixed time comes again; in Debian's cron it is done",
+    "systemd: once": "what the clock shows twice comes once, for beats too; in Debian's cron a beat comes both times",
+}
+
+# expression -> as systemd says it, the earliest of several; none: it cannot
+EXPRESSIONS: dict[str, tuple[str, ...]] = {
+    "* * * * *": ("*-*-* *:*:00",),
+    "*/15 * * * *": ("*-*-* *:00/15:00",),
+    "7-59/13 * * * *": ("*-*-* *:07..59/13:00",),
+    "0 * * * *": ("*-*-* *:00:00",),
+    "0,30 * * * *": ("*-*-* *:00,30:00",),
+    "0 */6 * * *": ("*-*-* 00/6:00:00",),
+    "*/20 2 * * *": ("*-*-* 02:00/20:00",),
+    "*/30 1-3 * * *": ("*-*-* 01..03:00/30:00",),
+    "30 2 * * *": ("*-*-* 02:30:00",),
+    "0 2 * * *": ("*-*-* 02:00:00",),
+    "0 3 * * *": ("*-*-* 03:00:00",),
+    "15 1 * * *": ("*-*-* 01:15:00",),
+    "0 1,2,3 * * *": ("*-*-* 01,02,03:00:00",),
+    "0 0 * * *": ("*-*-* 00:00:00",),
+    "5 0 * * *": ("*-*-* 00:05:00",),
+    "30 23 * * *": ("*-*-* 23:30:00",),
+    "0 7 * * MON-FRI": ("Mon..Fri *-*-* 07:00:00",),
+    "0 9-17/2 * * 1-5": ("Mon..Fri *-*-* 09..17/2:00:00",),
+    "30 2 * * SUN": ("Sun *-*-* 02:30:00",),
+    "0 0 * * 7": ("Sun *-*-* 00:00:00",),
+    "0 10 * * SAT,0": ("Sat,Sun *-*-* 10:00:00",),
+    "0 12 * * MON#1": ("Mon *-*-01..07 12:00:00",),
+    "0 12 * * 2#4": ("Tue *-*-22..28 12:00:00",),
+    "0 12 * * 5L": ("Fri *-*~07/1 12:00:00",),
+    "0 0 1 * *": ("*-*-01 00:00:00",),
+    "0 0 L * *": ("*-*~01 00:00:00",),
+    "0 0 LW * *": ("Mon..Thu *-*~01 00:00:00", "Fri *-*~03/1 00:00:00"),
+    "45 23 15,L * *": ("*-*-15 23:45:00", "*-*~01 23:45:00"),
+    "0 0 31 * *": ("*-*-31 00:00:00",),
+    "0 8 13 * FRI": ("*-*-13 08:00:00", "Fri *-*-* 08:00:00"),  # either fits
+    "0 8 */2 * MON": ("Mon *-*-01/2 08:00:00",),  # both: one of them begins with a star
+    "0 8 1-7 * */2": ("Sun,Tue,Thu,Sat *-*-01..07 08:00:00",),
+    "0 0 29 2 *": ("*-02-29 00:00:00",),
+    "0 0 1 JAN,JUL *": ("*-01,07-01 00:00:00",),
+    "15 10 * 3-5,OCT *": ("*-03..05,10-* 10:15:00",),
+    "59 23 31 12 *": ("*-12-31 23:59:00",),
+    "@weekly": ("Sun *-*-* 00:00:00",),
+    "@monthly": ("*-*-01 00:00:00",),
+    "@yearly": ("*-01-01 00:00:00",),
+    "15 30 2 * * *": ("*-*-* 02:30:15",),
+    "*/20 * * * * *": ("*-*-* *:*:00/20",),
+    "30 0 12 * * WED": ("Wed *-*-* 12:00:30",),
+}
+# Seconds from a change, and moments of the year that are far from one. Not all are asked of each expression.
+NEAR = (
+    -25 * 3600,
+    -7200,
+    -5400,
+    -3600,
+    -1801,
+    -1800,
+    -1200,
+    -60,
+    -1,
+    0,
+    1,
+    600,
+    1800,
+    2400,
+    3599,
+    3600,
+    7200,
+    10 * 3600,
+)
+FAR = ((1, 31, 23, 59, 59), (2, 28, 12, 0, 0), (6, 15, 10, 7, 33), (12, 31, 23, 59, 0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Ticks as ISO texts. tick, reasons: "" where all agree."""
+
+    expression: str
+    zone: str
+    moment: str
+    croniter: str
+    systemd: str
+    tick: str = ""
+    reasons: str = ""
+
+    @property
+    def at(self) -> float:
+        return datetime.fromisoformat(self.moment).timestamp()
+
+    @property
+    def agreed(self) -> str:
+        return self.tick or (self.croniter if self.croniter != NONE else self.systemd)
+
+
+def load() -> list[Case]:
+    return [Case(*line.split("\t")) for line in TABLE.read_text().splitlines()]
+
+
+def shown(at: float, zone: str) -> str:
+    return datetime.fromtimestamp(at, ZoneInfo(zone)).isoformat()
+
+
+def by_qd(expression: str, zone: str, at: float) -> str:
+    found = Cron(expression, zone).next_after(at)
+    return shown(found, zone) if found is not None else NONE
+
+
+def by_croniter(expression: str, zone: str, at: float) -> str:
+    if "LW" in expression:
+        return NONE
+    known = expression.replace("5L", "L5")
+    moment = datetime.fromtimestamp(at, ZoneInfo(zone))
+    found = croniter(known, moment, implement_cron_bug=True, second_at_beginning=True).get_next(datetime)
+    return str(found.isoformat())
+
+
+def by_systemd(expression: str, zone: str, at: float) -> str:
+    base = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    found = []
+    for said in EXPRESSIONS[expression]:
+        ran = subprocess.run(
+            ["systemd-analyze", "calendar", f"--base-time={base}", f"{said} {zone}"],
+            env={"TZ": "UTC", "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+        )
+        if ran.returncode:
+            assert "next elapse" in ran.stderr, ran.stderr  # it finds none where a day has no midnight
+            return NONE
+        line = next(line for line in ran.stdout.splitlines() if "Next elapse" in line)
+        found.append(datetime.strptime(line.split(": ")[1], "%a %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC).timestamp())
+    return shown(min(found), zone)
+
+
+def reason(case: Case, peer: str) -> str:
+    """Why this peer's tick is another than qd's: a key of REASONS, "" where it is not. Raises LookupError for none."""
+    theirs = getattr(case, peer)
+    if theirs in (NONE, case.agreed):
+        return ""
+    tick, ours = datetime.fromisoformat(theirs).timestamp(), datetime.fromisoformat(case.agreed).timestamp()
+    found = f"{peer}: {(_croniter if peer == 'croniter' else _systemd)(case, tick, ours)}"
+    REASONS[found]
+    return found
+
+
+def _croniter(case: Case, tick: float, ours: float) -> str:
+    if tick > ours:
+        return "the second" if ours in changes(case.zone) and tick - ours < 60 else "?"
+    if case.zone == "Pacific/Apia" and 0 <= tick - changes(case.zone)[-1] < 60:
+        return "no such day"
+    if tick in changes(case.zone) and beat(case.expression):
+        return "left out"
+    return "again" if again(tick, case) else "?"
+
+
+def _systemd(case: Case, tick: float, ours: float) -> str:
+    if tick < ours:
+        return "again" if again(tick, case) else "?"
+    if ours in changes(case.zone) and not beat(case.expression):
+        return "passed over"
+    return "once" if datetime.fromtimestamp(ours, ZoneInfo(case.zone)).fold and beat(case.expression) else "?"
+
+
+def again(tick: float, case: Case) -> bool:
+    """Whether this is a fixed time that the clock shows for the second time."""
+    return datetime.fromtimestamp(tick, ZoneInfo(case.zone)).fold == 1 and not beat(case.expression)
+
+
+def beat(expression: str) -> bool:
+    minute, hour = expression.split()[-5:][:2] if expression[0] != "@" else "00"
+    return "*" in (minute[0], hour[0])
+
+
+def asked() -> Iterator[tuple[str, str, float]]:
+    """Every case: one in eleven of all that there are."""
+    number = 0
+    for zone, year in YEARS.items():
+        where = ZoneInfo(zone)
+        moments = [datetime(year, *far, tzinfo=where).timestamp() for far in FAR]
+        moments += [change + near for change in changes(zone) for near in NEAR]
+        for expression in EXPRESSIONS:
+            for at in moments:
+                number += 1
+                if number % 11 == 0:
+                    yield expression, zone, at
+
+
+def case_of(asked: tuple[str, str, float]) -> Case:
+    expression, zone, at = asked
+    theirs = by_croniter(*asked), by_systemd(*asked)
+    ours = by_qd(*asked)
+    differ = any(tick not in (NONE, ours) for tick in theirs)
+    case = Case(expression, zone, shown(at, zone), *theirs, ours if differ else "")
+    reasons = "; ".join(filter(None, (reason(case, "croniter"), reason(case, "systemd"))))
+    return replace(case, reasons=reasons)
+
+
+def main() -> None:
+    TABLE.write_text("".join("\t".join(vars(case_of(one)).values()) + "\n" for one in asked()))
+
 
 CASES = load()
 
@@ -69,3 +288,7 @@ def test_a_day_that_was_not_is_the_only_fixed_time_left_out() -> None:
             while (at := daily.next_after(at) or end) < end:
                 days += 1
             assert days == (364 if zone == "Pacific/Apia" else 365), (zone, expression)
+
+
+if __name__ == "__main__":
+    main()

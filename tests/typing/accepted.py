@@ -1,4 +1,4 @@
-"""Typical uses: mypy --strict must say nothing here. Never run, only checked (tests/typing/test_mypy.py)."""
+"""Typical uses: mypy --strict must say nothing here. Never run, only checked (tests/typing/test_type_checkers.py)."""
 
 from __future__ import annotations
 

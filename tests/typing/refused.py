@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 """Typical mistakes: mypy --strict must refuse each line marked with its error, and no other. (The line above is for
-those who check the whole project; tests/typing/test_mypy.py takes it away.)"""
+those who check the whole project; tests/typing/test_type_checkers.py takes it away.)"""
 
 from __future__ import annotations
 

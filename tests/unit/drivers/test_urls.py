@@ -1,11 +1,15 @@
-"""The url of a connection to SQS, and what its queues are called there."""
+"""URLs of connections: what they may contain, the queue names they lead to, and errors that never show a password."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from qd.drivers.urls import SqsUrl
+from qd.drivers.database.dialects import server_of
+from qd.drivers.urls import BeanstalkdUrl, SqsUrl
 from qd.errors import ConfigError
+from qd.store.failed_jobs_table import FailedJobs
 
 
 def test_a_url_names_region_account_and_options() -> None:
@@ -53,3 +57,22 @@ def test_names_get_their_suffix_as_laravel_gives_it(suffix: str, queue: str, nam
 
 def test_names_begin_with_the_connections_prefix() -> None:
     assert SqsUrl("sqs://eu-west-1?suffix=-x").name("mail.fifo", "shop-") == "shop-mail-x.fifo"
+
+
+WRONG: list[tuple[Callable[[str], object], str, str]] = [
+    (server_of, "postgresql://h:port/x", "not the url of a database"),
+    (server_of, "postgresql://[::1/x", "not the url of a database"),
+    (server_of, "postgresql://shop:p/ss@h:s3cret", "not the url of a database"),
+    (server_of, "sqlite://", "name a file"),
+    (server_of, "sqlite:///:memory:", "name a file"),
+    (FailedJobs, "postgresql://shop@h:s3cret/x", "port in its url is not a number"),
+    (BeanstalkdUrl, "beanstalkd://[::1", "needs a host and a number as port"),
+    (BeanstalkdUrl, "beanstalkd://h:port", "needs a host and a number as port"),
+]
+
+
+@pytest.mark.parametrize(("read", "url", "said"), WRONG, ids=[row[1] for row in WRONG])
+def test_a_url_that_cannot_be_used_is_refused(read: Callable[[str], object], url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        read(url)
+    assert "s3cret" not in str(raised.value)

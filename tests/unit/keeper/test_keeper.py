@@ -1,7 +1,8 @@
-"""The keeper's warnings of failed jobs that were dropped: how many since the last one, at most once a minute."""
+"""The keeper's signs of life during long work, and its warnings of dropped failed jobs."""
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +10,12 @@ import pytest
 
 from qd.drivers.base import Forgotten, KeeperConnector
 from qd.keeper import keeper
+from qd.keeper.dead_workers import DeadWorkers
 from qd.keeper.keeper import FailedRetention
 from qd.log import Log
+from qd.master.code import ChildContext
+from qd.process.scoreboard import H, Scoreboard
+from qd.store.masters import MasterReport
 
 
 class Store:
@@ -49,3 +54,13 @@ def test_drops_are_reported_once_a_minute_and_at_the_end(monkeypatch: pytest.Mon
     assert look(60, a=2) == [("a", 2, 2)]
     assert look(1, leaving=True, b=4) == [("b", 3, 4)]
     assert look(1, leaving=True) == []
+
+
+def test_each_report_of_a_master_that_is_looked_at_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    signs = count(1)
+    monkeypatch.setattr("qd.keeper.dead_workers.now", lambda: next(signs))
+    log = Log("keeper", write=lambda line: None)
+    context = ChildContext(Scoreboard(), cast(Any, None), "us", 1, log)
+    reports = [MasterReport(f"other{n}", "elsewhere", 1, 0.0, 0.0) for n in range(50)]
+    DeadWorkers(cast(Any, None), ("a",), context, log).settle_masters(lambda: reports, lambda token: None)
+    assert context.board.header(H.KEEPER_ALIVE) == 50

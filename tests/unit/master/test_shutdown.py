@@ -1,14 +1,37 @@
-"""The steps of a stop, on a made-up clock."""
+"""Signals that arrive together, and the steps of a stop, on a fake clock."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 
 from qd.master import shutdown
+from qd.master.master import merged
 from qd.process import systemd
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import SlotState, W
 from tests.support.masters import MakeRig
+
+
+def test_many_reloads_are_one_and_each_worker_more_counts():
+    burst = [
+        signal.SIGHUP,
+        signal.SIGTTIN,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGTTIN,
+        signal.SIGHUP,
+        signal.SIGTERM,
+    ]
+    assert sorted(merged([*burst])) == [
+        *(signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM),
+        *(signal.SIGTTIN, signal.SIGTTIN),
+    ]
+
+
+def test_nothing_came():
+    assert merged([]) == []
 
 
 def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(make_rig: MakeRig) -> None:

@@ -1,4 +1,4 @@
-"""When the master ends a job that is over its time: its stack first, and time for both, however late the master looks."""
+"""When the master kills a worker: a job over its timeout, a silent worker, and the stack that is logged first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from qd.log import Log
 from qd.master import children as children_module
 from qd.master import watchdog
 from qd.master.children import Children, Worker
-from qd.master.watchdog import GRACE, STACK, Watchdog
+from qd.master.postmortem import job_stack
+from qd.master.watchdog import GRACE, STACK, HeartbeatMonitor, Watchdog
 from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 
 
@@ -67,3 +68,90 @@ def test_a_silent_one_has_that_time_too(rig: Rig) -> None:
     assert rig.look(1011.0) == ["stack"]
     assert rig.look(1011.001) == ["stack"]
     assert rig.look(1011.2) == ["stack", Verdict.CRASH.name]
+
+
+class Clock:
+    """What silence.py takes for now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at = 1_000_000_000_000
+        monkeypatch.setattr(watchdog, "now", lambda: self.at)
+
+    def pass_(self, seconds: float) -> None:
+        self.at += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def worker(clock: Clock) -> Worker:
+    slot = Scoreboard().slot(0)
+    slot[W.STATE] = SlotState.WAITING
+    return Worker(slot, 1, 1, 0.0, pid=1, ready=True, quiet_since=clock.at)
+
+
+def looks(quiet: HeartbeatMonitor, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
+    until = clock.at + int(seconds * 1e9)
+    while clock.at < until:
+        clock.pass_(each)
+        quiet.look([one])
+    return quiet.of(one)
+
+
+def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
+    quiet, one = HeartbeatMonitor(), worker(clock)
+    assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
+    clock.pass_(3600)  # the whole tree was stopped
+    quiet.look([one])
+    assert quiet.of(one) == pytest.approx(6, abs=0.7)
+    one.slot[W.BEAT] = clock.at
+    assert looks(quiet, one, clock, 0.3) < 1
+
+
+def test_silence_does_not_count_in_a_job_nor_before_what_was_announced(clock: Clock) -> None:
+    quiet, one = HeartbeatMonitor(), worker(clock)
+    one.slot[W.STATE] = SlotState.BUSY
+    assert looks(quiet, one, clock, 60) < 1
+    one.slot[W.STATE] = SlotState.LOOKING
+    one.slot[W.BEAT] = clock.at + int(60e9)
+    assert looks(quiet, one, clock, 59) < 0
+    assert looks(quiet, one, clock, 11) == pytest.approx(10, abs=1)
+
+
+BELOW = """\
+  File "/lib/qd/worker/attempt.py", line 200 in _body
+  File "/lib/qd/worker/attempt.py", line 170 in <lambda>
+  File "/lib/qd/worker/timeout.py", line 60 in guard
+  File "/lib/qd/worker/worker.py", line 90 in run
+  File "/lib/click/core.py", line 1 in main
+  File "/bin/qd", line 8 in <module>"""
+JOB = """\
+Current thread 0x01 (most recent call first):
+  File "/lib/qd/jobs/context.py", line 5 in checkpoint
+  File "/srv/jobs.py", line 9 in inner
+  File "/srv/jobs.py", line 7 in ship"""
+THREAD = """\
+Thread 0x02 (most recent call first):
+  File "/lib/threading.py", line 3 in wait
+  File "/lib/qd/worker/worker.py", line 90 in run"""
+
+
+def cut(stack: str) -> str:
+    return job_stack(stack, "/lib/qd/")
+
+
+def test_what_led_to_the_job_is_left_out():
+    assert cut(f"{JOB}\n{BELOW}") == JOB
+    assert cut(f"{THREAD}\n\n{JOB}\n{BELOW}\n") == f"{THREAD}\n\n{JOB}"
+
+
+def test_what_the_job_called_of_qd_between_its_own_frames_stays():
+    between = '  File "/lib/qd/jobs/pipeline.py", line 4 in through\n  File "/srv/middleware.py", line 2 in timed'
+    assert cut(f"{JOB}\n{between}\n{BELOW}") == f"{JOB}\n{between}"
+
+
+def test_without_code_of_a_job_all_of_it_stays():
+    for stack in ("", THREAD, f"Current thread 0x01 (most recent call first):\n{BELOW}", "cut off\n\n"):
+        assert cut(stack) == stack

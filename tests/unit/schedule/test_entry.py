@@ -1,4 +1,4 @@
-"""The next tick that the hours of an entry let through."""
+"""Which ticks an entry takes: hours of the day in its own time zone, and the user's filters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def at(moment: str, zone: str = "UTC") -> float:
     return datetime.fromisoformat(moment).replace(tzinfo=ZoneInfo(zone)).timestamp()
 
 
-def declared(say):
+def declared(configure):
     app = FakeQd()
-    say(app.schedule(tick).name("one"))
+    configure(app.schedule(tick))
     (entry,) = app.schedule.entries()
     return entry
 
@@ -29,7 +29,7 @@ NOON = at("2026-11-21T12:00")
 
 
 @pytest.mark.parametrize(
-    ("say", "moment"),
+    ("configure", "moment"),
     [
         (lambda one: one.every_two_seconds().between("0:00", "0:01"), "2026-11-22T00:00"),
         (lambda one: one.every_second().between("0:00", "0:01").unless_between("23:00", "0:00"), "2026-11-22T00:00:01"),
@@ -42,12 +42,12 @@ NOON = at("2026-11-21T12:00")
         (lambda one: one.hourly().when(lambda: False), "2026-11-21T13:00"),  # the user's, not asked
     ],
 )
-def test_it_is_found_however_far_it_is(say, moment):
-    assert next_of(declared(say), NOON) == at(moment)
+def test_it_is_found_however_far_it_is(configure, moment):
+    assert next_of(declared(configure), NOON) == at(moment)
 
 
 @pytest.mark.parametrize(
-    ("say", "why"),
+    ("configure", "why"),
     [
         (lambda one: one.daily().between("23:00", "23:30"), "outside of 23:00-23:30"),
         (lambda one: one.daily().unless_between("23:00", "1:00"), "within 23:00-01:00"),
@@ -59,8 +59,8 @@ def test_it_is_found_however_far_it_is(say, moment):
         (lambda one: one.daily().when(False), ""),  # switched off: meant
     ],
 )
-def test_hours_that_are_never_met(say, why):
-    entry = declared(say)
+def test_hours_that_are_never_met(configure, why):
+    entry = declared(configure)
     assert (next_of(entry, NOON), closed(entry, NOON)) == (None, why)
 
 
@@ -77,3 +77,81 @@ def test_a_change_of_the_clock_hides_no_tick(opens, day, word):
     while (now := next_of(entry, now) or 0) and now < ticks[-1] + 60:
         found.append(now)
     assert found == open_
+
+
+def takes(entry, moment: str, zone: str = "UTC") -> bool:
+    at = datetime.fromisoformat(moment).replace(tzinfo=ZoneInfo(zone)).timestamp()
+    return all(each.passes(at) for each in entry.filters)
+
+
+def every_minute(configure, zone="UTC"):
+    return declared(lambda entry: configure(entry.every_minute().timezone(zone)))
+
+
+@pytest.mark.parametrize(
+    ("time", "within"),
+    [("07:59:59", False), ("08:00", True), ("12:00", True), ("17:00", True), ("17:00:01", False), ("23:00", False)],
+)
+def test_between_counts_both_ends(time, within):
+    assert takes(every_minute(lambda entry: entry.between("8:00", "17:00")), f"2026-11-21T{time}") is within
+    assert takes(every_minute(lambda entry: entry.unless_between("8:00", "17:00")), f"2026-11-21T{time}") is not within
+
+
+@pytest.mark.parametrize(
+    ("time", "within"),
+    [
+        ("21:59", False),
+        ("22:00", True),
+        ("23:59", True),
+        ("00:00", True),
+        ("06:00", True),
+        ("06:01", False),
+        ("12:00", False),
+    ],
+)
+def test_between_goes_over_midnight(time, within):
+    assert takes(every_minute(lambda entry: entry.between("22:00", "6:00")), f"2026-11-21T{time}") is within
+    assert takes(every_minute(lambda entry: entry.unless_between("22:00", "6:00")), f"2026-11-21T{time}") is not within
+
+
+def test_times_of_the_day_are_those_of_the_entrys_zone_whatever_was_said_first():
+    for configure in (
+        lambda entry: entry.between("8:00", "9:00").timezone("Asia/Tokyo"),
+        lambda entry: entry.timezone("Asia/Tokyo").between("8:00", "9:00"),
+    ):
+        entry = every_minute(configure)
+        assert takes(entry, "2026-11-21T08:30", "Asia/Tokyo")
+        assert not takes(entry, "2026-11-21T08:30", "UTC")
+
+
+def test_the_zone_of_an_entry_that_counts_seconds_is_that_of_its_times():
+    app = FakeQd()
+    app.schedule(tick).every(30).timezone("Asia/Tokyo").between("8:00", "9:00")
+    (entry,) = app.schedule.entries()
+    assert takes(entry, "2026-11-21T08:30", "Asia/Tokyo")
+
+
+def test_in_summer_the_clock_on_the_wall_counts():
+    entry = every_minute(lambda entry: entry.between("8:00", "9:00"), "Europe/Berlin")
+    assert takes(entry, "2026-07-01T06:30")
+    assert takes(entry, "2026-12-01T07:30")
+    assert not takes(entry, "2026-12-01T06:30")
+
+
+def test_all_filters_must_pass_and_each_says_why():
+    open_, entry = [True], every_minute(lambda entry: entry.when(lambda: open_[0]).skip(tick).between("8:00", "17:00"))
+    assert takes(entry, "2026-11-21T12:00")
+    open_[0] = False
+    assert not takes(entry, "2026-11-21T12:00")
+    assert [each.why for each in entry.filters] == [
+        "when(a lambda) said no",
+        "skip(tick) said yes",
+        "outside of 08:00-17:00",
+    ]
+    assert [each.foreign for each in entry.filters] == [True, True, False]
+
+
+@pytest.mark.parametrize(("say", "taken"), [("when", True), ("skip", False)])
+def test_true_and_false_will_do(say, taken):
+    assert takes(every_minute(lambda entry: getattr(entry, say)(True)), "2026-11-21T12:00") is taken
+    assert takes(every_minute(lambda entry: getattr(entry, say)(False)), "2026-11-21T12:00") is not taken

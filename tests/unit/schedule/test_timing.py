@@ -1,15 +1,22 @@
-"""Cron expressions: what is read, and what is said of those that are none."""
+"""Cron expressions: which are valid, and their ticks around clock changes, compared with a model of Debian's cron."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qd.options.kinds import KINDS
-from qd.schedule.timing import Cron, Every
+from qd.schedule.timing import ALIASES, Cron, Every, Ticks, read
+from tests.support import cron
+from tests.support.cron import YEARS, changes, changes_in, wall
+from tests.support.pages import NIGHTS, ROOT, clock_table
 from tests.support.project import SOURCE
 
 SAME = [
@@ -179,3 +186,191 @@ def test_a_beat_is_the_multiples_of_its_length() -> None:
     assert Every(0.1).next_after(1700000000.3) == 1700000000.4
     assert Every(0.25).next_after(0.999) == 1.0
     assert Every(90).next_after(0) == 90
+
+
+HOUR = 3600
+EXPRESSIONS = [
+    "* * * * *",
+    "*/20 * * * *",
+    "0 * * * *",
+    "30 2 * * *",
+    "0 0 * * *",
+    "5 0,1,2,3 * * *",
+    "*/20 2 * * *",
+    "*/10 1-3 * * SUN",
+    "0-59 2 * * *",
+    "45 1-2 L * *",
+    "*/30 0 * * *",
+    "15 23 * * *",
+]
+
+
+def ticks(expression: str, zone: str, start: float, end: float) -> list[float]:
+    """All in (start, end], by a reckoner of their own."""
+    found, reckoner = [], Ticks(read(expression), zone)
+    while (start := reckoner.after(start)) <= end:
+        found.append(start)
+    return found
+
+
+@pytest.mark.parametrize("zone", YEARS)
+def test_each_change_is_taken_as_debians_cron_takes_it(zone: str) -> None:
+    for change in changes(zone):
+        for expression in EXPRESSIONS:
+            span = change - 3 * HOUR, change + 4 * HOUR
+            assert ticks(expression, zone, *span) == list(cron.runs(expression, zone, *span)), (expression, change)
+
+
+@pytest.mark.slow
+def test_each_change_in_each_zone_is_taken_as_debians_cron_takes_it() -> None:
+    asked = set()
+    for zone in sorted(available_timezones()):
+        for change in changes_in(zone, 2024) + changes_in(zone, 2026):
+            kind = change, wall(change - 1, zone), wall(change, zone)
+            span = change - 3 * HOUR, change + 4 * HOUR
+            for expression in () if kind in asked else EXPRESSIONS:
+                assert ticks(expression, zone, *span) == list(cron.runs(expression, zone, *span)), (expression, zone)
+            asked.add(kind)
+    assert len(asked) > 100
+
+
+minutes = st.sampled_from(["*", "*/7", "*/20", "0", "30", "5,35", "0-59", "40-59/5"])
+hours = st.sampled_from(["*", "*/2", "0", "1", "2", "1-3", "0,23", "2,3"])
+days = st.sampled_from(["*", "*/2", "L", "LW", "1-15", "26-31"])
+weekdays = st.sampled_from(["*", "SUN", "SAT-SUN", "1-5", "7", "0#1", "5L", "*/2"])
+expressions = st.tuples(minutes, hours, days, st.just("*"), weekdays).map(" ".join)
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> tuple[str, float]:
+    """A zone, and a moment near one of its changes."""
+    zone = draw(st.sampled_from(sorted(YEARS)))
+    near = draw(st.sampled_from(changes(zone) or (1750000000,)))
+    return zone, near + draw(st.integers(-5 * HOUR, 3 * HOUR)) + draw(st.sampled_from([0, 0.25, 0.999999, 0.9999999]))
+
+
+@given(expressions, moments())
+@settings(max_examples=60, deadline=None)
+def test_no_tick_is_left_out_and_none_added(expression: str, moment: tuple[str, float]) -> None:
+    zone, at = moment
+    span = int(at), int(at) + 4 * HOUR
+    found = ticks(expression, zone, at, span[1])
+    assert found == list(cron.runs(expression, zone, *span))
+    assert all(one < other for one, other in pairwise([at, *found]))
+
+
+@given(expressions, moments(), st.lists(st.integers(-8 * HOUR, 8 * HOUR), max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_the_answer_does_not_depend_on_what_was_asked_before(
+    expression: str, moment: tuple[str, float], asked: list[int]
+) -> None:
+    zone, at = moment
+    used = Cron(expression, zone)
+    for away in asked:
+        later = used.next_after(at + away)
+        assert later is not None
+        assert later > at + away
+    found = used.next_after(at)
+    assert found == Ticks(read(expression), zone).after(at)
+    assert found is not None
+    between = (at + found) / 2
+    assert used.next_after(between) == found or between == found
+    assert used.next_after(found - 0.001) == found or found - 0.001 <= at
+
+
+@given(st.integers(10, 10_000_000), st.floats(0, 2e9))
+@settings(max_examples=200)
+def test_a_beat_is_strictly_later_and_a_multiple(ms: int, at: float) -> None:
+    beat = Every(ms / 1000)
+    found = beat.next_after(at)
+    assert found is not None
+    assert at < found <= at + ms / 1000 + 0.001
+    assert round(found * 1000) % ms == 0
+    assert beat.next_after(found) == (round(found * 1000) + ms) / 1000
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize(("expression", "seconds"), [("*/20 * * * * *", 20), ("* * * * *", 60), ("*/15 * * * *", 900)])
+def test_a_beat_goes_by_elapsed_time_over_every_change(expression: str, seconds: int, zone: str) -> None:
+    for change in changes(zone):
+        found = ticks(expression, zone, change - 2 * HOUR, change + 2 * HOUR)
+        assert {after - before for before, after in pairwise(found)} == {seconds}
+
+
+def test_six_fields_follow_the_rule_of_five() -> None:
+    """cronsim takes each expression of six fields for a beat: 2:30 would not come in spring, and come twice in autumn."""
+    berlin = "Europe/Berlin"
+    for change in changes(berlin):
+        span = change - 26 * HOUR, change + 26 * HOUR
+        assert ticks("0 30 2 * * *", berlin, *span) == ticks("30 2 * * *", berlin, *span)
+    spring, autumn = changes(berlin)
+    assert [wall(tick, berlin) for tick in ticks("*/30 30 2 * * *", berlin, spring - HOUR, spring + HOUR)] == [
+        "2025-03-30 03:00:00+0200"
+    ]
+    assert [wall(tick, berlin) for tick in ticks("*/30 30 2 * * *", berlin, autumn - HOUR, autumn + HOUR)] == [
+        "2025-10-26 02:30:00+0200",
+        "2025-10-26 02:30:30+0200",
+    ]
+
+
+def test_a_beat_within_named_hours_has_all_its_minutes_on_the_day_of_a_change() -> None:
+    """Where hours are added to the hour, a change by half an hour loses 2:00 to 2:20."""
+    zone = "Australia/Lord_Howe"
+    start = int(datetime(2025, 4, 6, tzinfo=ZoneInfo(zone)).timestamp())
+    assert [wall(tick, zone)[11:16] for tick in ticks("*/10 2 * * *", zone, start, start + 4 * HOUR)] == [
+        "02:00",
+        "02:10",
+        "02:20",
+        "02:30",
+        "02:40",
+        "02:50",
+    ]
+
+
+def test_a_day_that_was_not_has_no_ticks() -> None:
+    zone = "Pacific/Apia"
+    start = datetime(2011, 12, 29, 13, tzinfo=ZoneInfo(zone)).timestamp()
+    assert [wall(tick, zone)[:10] for tick in ticks("0 12 * * *", zone, start, start + 48 * HOUR)] == [
+        "2011-12-31",
+        "2012-01-01",
+    ]
+
+
+def test_equal_expressions_in_one_zone_are_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Cron("7 7 * * *", "Europe/Berlin"), Cron("0 7 7 * * *", "Europe/Berlin")
+    found = one.next_after(1.75e9)
+
+    def reckoned(self: Ticks, second: int) -> float:
+        raise AssertionError("reckoned again")
+
+    monkeypatch.setattr(Ticks, "_fixed", reckoned)
+    monkeypatch.setattr(one._ticks, "_find", None)
+    assert other.next_after(1.75e9) == found
+    assert other.next_after(found - 1 if found else 0) == found
+
+
+@pytest.mark.parametrize("zone", NIGHTS)
+def test_the_page_tells_what_happens_in_the_night_of_the_change(zone: str) -> None:
+    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    _, _, section = page.partition(f"\n### {zone}\n")
+    assert clock_table(zone) in section.partition("\n### ")[0], (
+        f"python -m tests.support.pages says:\n{clock_table(zone)}"
+    )
+
+
+def test_the_page_names_every_alias() -> None:
+    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    for alias, expression in ALIASES.items():
+        assert any(f"`{alias}`" in line and f"`{expression}`" in line for line in page.splitlines()), alias
+
+
+def test_what_the_page_advises_does_what_it_says() -> None:
+    berlin = "Europe/Berlin"
+    spring, autumn = changes(berlin)
+    assert not ticks("*/60 2 * * *", berlin, spring - HOUR, spring + HOUR)
+    assert len(ticks("0 1,2,3 * * *", berlin, autumn - 3 * HOUR, autumn + 3 * HOUR)) == 3
+    together = ticks("0 2,3 * * *", berlin, spring - HOUR, spring + HOUR)
+    assert [wall(tick, berlin)[11:16] for tick in together] == ["03:00"]
+    for zone in ("Africa/Cairo", "America/Havana", "America/Santiago"):
+        forward = next(moment for moment in changes(zone) if wall(moment, zone)[11:16] == "01:00")
+        assert ticks("@daily", zone, forward - HOUR, forward + HOUR) == [forward]

@@ -1,12 +1,14 @@
-"""Worker: when it may take a job."""
+"""When a worker may take a job, and the order in which it polls its queues."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
+from qd.worker.queues import Rota
 from qd.worker.status import ShutQueues
 from qd.worker.worker import Worker
 
@@ -34,3 +36,56 @@ def test_a_new_worker_sees_maintenance_mode_before_the_first_contact_of_its_keep
     scoreboard.set_open_queues(board, False, ())
     shut.force = True
     assert Worker._may_look(worker)
+
+
+QUEUES = ("a", "b", "c", "d")
+
+
+def served(rota: Rota, jobs: dict[str, int], turns: int, *, each: float = 0.0) -> str:
+    """The queues whose jobs so many turns give, in their order. each: seconds that a job lasts."""
+    left, found = Counter(jobs), ""
+    for turn in range(turns):
+        queue = next((queue for queue in rota.order if left[queue]), None)
+        if queue is not None:
+            left[queue] -= 1
+            rota.took(queue, turn * each)
+            found += queue
+    return found
+
+
+def test_named_queues_are_in_strict_order() -> None:
+    assert served(Rota(QUEUES), {"a": 3, "d": 2}, 5) == "aaadd"
+
+
+def test_queues_in_turn_have_the_same_share_however_many_between_them_are_empty() -> None:
+    assert served(Rota(QUEUES, stays=1), {"a": 9, "d": 9}, 8) == "adadadad"
+    assert served(Rota(QUEUES, stays=1), {"a": 9, "b": 9, "d": 9}, 7) == "abdabda"
+
+
+def test_each_worker_begins_with_another_queue() -> None:
+    assert [Rota(QUEUES, stays=1, begin=slot).order[0] for slot in range(6)] == [*"abcdab"]
+
+
+def test_a_worker_stays_for_some_jobs_where_a_look_elsewhere_costs_a_call() -> None:
+    assert served(Rota(QUEUES, stays=3), {"a": 9, "c": 9}, 14) == "aaacccaaacccaa"
+
+
+def test_a_worker_does_not_stay_for_long_jobs() -> None:
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 10, each=60.0) == "aaccaaccaa"
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 12, each=0.4) == "aaaaccccaaaa"
+    assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 16, each=0.1) == "aaaaaaaacccccccc"
+
+
+def test_a_queue_that_is_alone_with_its_jobs_is_looked_at_first_but_once_in_so_many_turns() -> None:
+    rota, first = Rota(QUEUES, stays=4), ""
+    for _ in range(12):
+        first += rota.order[0]
+        rota.took("c", 0.0)
+    assert first == "acccdcccdccc"
+
+
+def test_the_order_has_every_queue_once_whatever_it_begins_with() -> None:
+    rota = Rota(QUEUES, stays=2)
+    for queue in "abcdddcba":
+        rota.took(queue, 0.0)
+        assert sorted(rota.order) == [*QUEUES]

@@ -1,12 +1,16 @@
-"""The tests' own tools: a tool that finds nothing wrong must have been able to."""
+"""The tests' own tools: each must find the faults it looks for."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -15,7 +19,9 @@ import pytest
 from tests.support import warm
 from tests.support.processes import Procs
 from tests.support.programs import missing
+from tests.support.reliability import HEAD, line_of, share, with_lines
 from tests.support.servers.redis import Server
+from tests.support.tally import Ended, Tally
 from tests.support.waiting import eventually
 
 ORPHAN = "import os, sys, time\nif os.fork() == 0:\n    time.sleep(60)\nprint('forked', file=sys.stderr, flush=True)\n"
@@ -170,3 +176,130 @@ def test_warm_process_ends_with_its_pytest_process(tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     if done.stdout != "None\n":
         eventually(lambda: not psutil.pid_exists(int(done.stdout)), 20, what="the end of the warm process")
+
+
+PAGE = "before\n<!-- quick rows -->\n<!-- end of quick rows -->\nafter\n"
+Tests = dict[str, dict[str, Any]]
+
+
+def seen(name: str, **more: object) -> dict[str, Any]:
+    return {"what": f"kill -9 of {name}", "holds": "all of it", "slow": False, "outcome": "passed", **more}
+
+
+def one(name: str, **more: object) -> Tests:
+    return {f"tests/faults/test_{name}.py::test_{name}": seen(name, **more)}
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| ") and line not in HEAD.splitlines()]
+
+
+def test_a_row_counts_all_of_its_tests() -> None:
+    tests = one("one", lost=0, doubles=1, back=[0.1, 0.3]) | one("two", lost=2, doubles=0, back=[1.5])
+    line = line_of("2", tests)
+    assert line.startswith("| 2 | kill -9 of one | all of it | 2 | 2 | 1 | 300 ms | 1.5 s | 1.5 s | holds |")
+    assert "| faults/test_one.py, faults/test_two.py |" in line
+
+
+def test_one_failed_test_breaks_its_row() -> None:
+    assert "| **broken** |" in line_of("2", one("one") | one("two", outcome="failed"))
+
+
+def test_a_whole_run_writes_the_table_anew_and_a_part_keeps_the_other_rows() -> None:
+    first = {"10 more": line_of("10 more", one("ten")), "2": line_of("2", one("two"))}
+    whole = with_lines(PAGE, "quick", first, partial=False)
+    assert rows(whole) == [first["2"], first["10 more"]]
+    assert whole.startswith("before\n")
+    assert whole.endswith("after\n")
+
+    again = {"10 more": line_of("10 more", one("ten", outcome="failed")), "4a": line_of("4a", one("four"))}
+    assert rows(with_lines(whole, "quick", again, partial=True)) == [first["2"], again["4a"], again["10 more"]]
+    assert rows(with_lines(whole, "quick", again, partial=False)) == [again["4a"], again["10 more"]]
+
+
+def test_a_part_of_a_row_does_not_replace_all_of_it() -> None:
+    all_of_it = {"2": line_of("2", one("one") | one("two"))}
+    page = with_lines(PAGE, "quick", all_of_it, partial=False)
+    part = {"2": line_of("2", one("one"))}
+    assert with_lines(page, "quick", part, partial=True) == page
+    assert rows(with_lines(page, "quick", part, partial=False)) == [part["2"]]
+
+
+def test_a_share_of_times_is_one_of_them() -> None:
+    assert share([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert share([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def tally_of(root: Path, *lines: str, jobs: int = 1) -> Tally:
+    """Lines of the ledger: kind, number, pid, seconds; the master is pid 1."""
+    (root / "pushed.0").write_text("".join(f"P {n} plain id{n}\n" for n in range(jobs)))
+    words = [line.split() for line in lines]
+    (root / "ledger").write_text("".join(f"{k} {n} 1 {pid} 1 {int(float(at) * 1e9)}\n" for k, n, pid, at in words))
+    found = Tally(root)
+    found.read()
+    return found
+
+
+def test_a_job_that_is_nowhere_is_lost(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "S 1 51 1.0", "E 1 51 1.5", jobs=3)
+    assert found.open(Counter({2: 1})) == [0]
+
+
+def test_a_second_end_needs_a_reason(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "E 0 50 2.0", "S 0 51 3.0", "E 0 51 4.0")
+    assert [double.reason for double in found.doubles()] == [""]
+    found.ended.append(Ended(50, 2.1, "kill of its process"))
+    assert [double.reason for double in found.doubles()] == ["kill of its process"]
+
+
+def test_a_kill_in_the_next_job_is_no_reason(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "E 0 50 2.0", "S 1 50 2.05", "S 0 51 3.0", "E 0 51 4.0", jobs=2)
+    found.ended.append(Ended(50, 2.1, "kill of its process"))
+    assert [double.reason for double in found.doubles()] == [""]
+
+
+def test_two_runs_at_one_moment_are_seen(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "S 0 51 1.5", "E 0 50 2.0", "E 0 51 2.5")
+    assert found.overlaps == [0]
+
+
+def test_what_was_written_since_the_last_look_is_read_and_no_half_of_a_line(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0")
+    with (tmp_path / "ledger").open("a") as ledger:
+        for text in ("E 0 1 50 1 20", "00000000\n"):
+            ledger.write(text)
+            ledger.flush()
+            found.read()
+    assert [run.ended for run in found.runs[0]] == [2.0]
+
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """bench("report"): a module of the benchmark, which is no package."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCH))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
+            del sys.modules[name]
+
+
+def test_the_round_trip_stands_beside_the_drain_that_it_explains(bench: Any, server: Server, tmp_path: Path) -> None:
+    module = bench("server")
+    redis = module.Server(tmp_path)
+    redis.client = module.Client(server.port)
+    try:
+        trip = redis.round_trip(50)
+    finally:
+        redis.client.close()
+    assert 0 < trip < 1e6
+    samples = {"drain": {"qd": [{"drain": 9000.0, "round_trip_us": 21.5}], "Laravel": [{"drain": 4000.0}]}}
+    lines = bench("report").render({}, samples).splitlines()
+    assert "| a round trip to Redis (PING) before that drain, µs ↓ | **21.5** | - |" in lines

@@ -1,4 +1,4 @@
-"""Class jobs to the full: options worked out of the fields, and a send() of their own. And app.payload_hook."""
+"""Class jobs: options computed from fields, a custom send(), and app.payload_hook."""
 
 from __future__ import annotations
 
