@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -186,7 +187,9 @@ def _seconds(part: str) -> float:
     return min(float(match[1]), LONGEST_TIME) if match else 0.0
 
 
+UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
 _decode = msgspec.json.Decoder(Payload).decode
+_decode_pairs = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # "Expected `int`, got `str` - at `$.attempts`" -> "attempts: expected int, got str"
 _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
@@ -198,8 +201,22 @@ def read(raw: bytes) -> Payload:
     """
     try:
         return _decode(raw)
-    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(_reason(error)) from None
+
+
+def pairs_of(raw: bytes) -> dict[str, bytes]:
+    """The top-level keys of a JSON object with the bytes of their values; of equal keys the last one counts. Raises
+    Malformed, also if a key is not UTF-8."""
+    try:
+        return {key: bytes(value) for key, value in _decode_pairs(raw).items()}
+    except UNREADABLE as error:
+        raise Malformed(_reason(error)) from None
+
+
+def object_of(pairs: Mapping[str, bytes]) -> bytes:
+    """The JSON object with these keys; each value keeps its bytes."""
+    return b"{%b}" % b",".join([b"%b:%b" % (msgspec.json.encode(key), value) for key, value in pairs.items()])
 
 
 class _Tagged(msgspec.Struct, gc=False):
@@ -213,7 +230,7 @@ def tags_of(raw: bytes) -> tuple[str, ...]:
     """The tags of a payload; () if another program has put something else there."""
     try:
         return _decode_tags(raw).tags
-    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
+    except UNREADABLE:
         return ()
 
 

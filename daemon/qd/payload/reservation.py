@@ -13,6 +13,8 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from qd.payload.format import base64url, read
 
 _UNIT = re.compile(
@@ -39,9 +41,27 @@ _LETTERS = frozenset(Ending)
 _ENDINGS = {b'.%b"' % ending.encode(): ending for ending in Ending}
 
 
+class _Marked(msgspec.Struct, gc=False):
+    rsv: str | None = None
+
+
+_decode_marked = msgspec.json.Decoder(_Marked).decode
+
+
+def replaced_mark(before: bytes) -> str:
+    """The mark in the bytes that a reserve replaced, "" without one. They are fields, or a whole payload that another
+    program had rewritten."""
+    try:
+        return _decode_marked(before if before[:1] == b"{" else b"{%b}" % before.lstrip(b", ")).rsv or ""
+    except (ValueError, RecursionError):
+        return ""
+
+
 def ending_of(before: bytes) -> Ending | None:
     """How the previous reservation ended, from the bytes that this one replaced. None: there was none, or it was never
     answered."""
+    if before[:1] == b"{":
+        before = b'%b"' % replaced_mark(before).encode()
     return _ENDINGS.get(before[-3:])
 
 

@@ -1,4 +1,4 @@
-"""Rewrites the bytes of a payload that is sent later or again. Every other byte stays unchanged.
+"""Rewrites a payload that is sent later or again. Every other value keeps its bytes, and every key its place.
 
 sent_again(failed payload), as pushed and as if pushed now:
     attempts     0, without the keys that a reserve wrote next to it (reservation.py); the checkpoint stays
@@ -15,19 +15,19 @@ import re
 
 import msgspec
 
-from qd.errors import Malformed
-from qd.payload.format import FAILURES, NOTHING, ChainedJob, Payload, Relations, read, relations_text
+from qd.payload.format import (
+    FAILURES,
+    NOTHING,
+    ChainedJob,
+    Payload,
+    Relations,
+    object_of,
+    pairs_of,
+    read,
+    relations_text,
+)
 
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_TOKEN = re.compile(rb"[{}\[\]]|" + _STRING, re.DOTALL)
-_VALUE = re.compile(rb"\s*:\s*(" + _STRING + rb"|[^\s,}\]]+)", re.DOTALL)
-_COMMA = re.compile(rb"\s*,")
-_COUNTS = (b'"crashes"', b'"exceptions"', b'"held"')
-_MARK = b'"rsv"'
-_FAILURES = b'"failures"'
-_TEXTS = (_MARK, _FAILURES)
-_TIMES = (b'"createdAt"', b'"retryUntil"', b'"timeoutAt"')
-_OURS = (b'"attempts"', *_COUNTS, *_TEXTS, *_TIMES)
+_RESERVED = ("crashes", "exceptions", "held", "rsv")
 _UNTIL = re.compile(rb'"retryUntil":(\d+)')
 _CREATED = re.compile(rb',"createdAt":(\d+)')
 _RELATIONS, _ID, _DATA = b',"qd":', b',"id":', b'"data":'
@@ -35,75 +35,36 @@ _RELATIONS, _ID, _DATA = b',"qd":', b',"id":', b'"data":'
 
 def sent_again(raw: bytes, now: float, failed_at: float | None = None) -> bytes:
     """`raw` as it goes back to its queue. now, failed_at: unix seconds. Raises Malformed if the job can never run."""
-    before = read(raw)
-    values = _new_values(before, now)
-    count, first = before.failed_before
-    if failed_at is not None and (count or before.failures is NOTHING):  # else the key is another program's
-        values[_FAILURES] = b'"%d %.3f"' % (count + 1, failed_at if first is None else first)
-    return _spliced(raw, before, values)
+    payload = read(raw)
+    # timeoutAt: before Laravel 8, without a createdAt. retryUntil without createdAt: its length is unknown
+    times = {"timeoutAt": b"null", "retryUntil": b"null"}
+    if payload.createdAt is not None:
+        times["createdAt"] = b"%d" % now
+        if payload.retryUntil:
+            times["retryUntil"] = b"%d" % -(-(now + max(0.0, payload.retryUntil - payload.createdAt)) // 1)
+    count, first = payload.failed_before
+    failures = b""
+    if failed_at is not None and (count or payload.failures is NOTHING):  # else the key is another program's
+        failures = b'"%d %.3f"' % (count + 1, failed_at if first is None else first)
+    return _unreserved(raw, times, failures)
 
 
 def as_pushed(raw: bytes) -> bytes:
-    """`raw` without what reserves have written; its times stay. Raises Malformed."""
-    return _spliced(raw, read(raw), {b'"attempts"': b"0"})
+    """`raw` without what reserves and retries have written; its times stay. Raises Malformed."""
+    read(raw)
+    return _unreserved(raw, {})
 
 
-def _spliced(raw: bytes, before: Payload, values: dict[bytes, bytes]) -> bytes:
-    text, end, found = bytearray(), 0, _our_keys(raw)
-    if _FAILURES in values and not any(key == _FAILURES for _, _, key, _ in found):
-        end = raw.index(b"{") + 1
-        text += raw[:end] + b"%b:%b," % (_FAILURES, values[_FAILURES])
-    for start, stop, key, value in found:
-        if key in _TIMES and key not in values:
-            continue
-        if key in values:
-            text += raw[end:value] + values[key]
-        else:
-            kept = raw[end:start].rstrip()
-            comma = _COMMA.match(raw, stop)
-            if kept.endswith(b","):
-                text += kept[:-1]
-            elif key == _FAILURES and comma:  # the first key, as it was written here
-                text, stop = text + kept, comma.end()
-            else:  # the first key: it stays, with an empty value
-                text += raw[end:value] + (b'""' if key in _TEXTS else b"0")
-        end = stop
-    made = bytes(text + raw[end:])
-    after = read(made)
-    if after.attempts or after.crashes or after.exceptions or after.held or bytes(after.data) != bytes(before.data):
-        raise Malformed("its count of attempts cannot be reset")
-    return made
-
-
-def _new_values(payload: Payload, now: float) -> dict[bytes, bytes]:
-    # timeoutAt: before Laravel 8, without a createdAt. retryUntil without createdAt: its length is unknown
-    values = {b'"attempts"': b"0", b'"timeoutAt"': b"null", b'"retryUntil"': b"null"}
-    if payload.createdAt is not None:
-        values[b'"createdAt"'] = b"%d" % now
-        if payload.retryUntil:
-            values[b'"retryUntil"'] = b"%d" % -(-(now + max(0.0, payload.retryUntil - payload.createdAt)) // 1)
-    return values
-
-
-def _our_keys(raw: bytes) -> list[tuple[int, int, bytes, int]]:
-    """Our keys on the top level: (start, end, key with its quotes, start of the value)."""
-    if not any(key in raw for key in _OURS):
-        return []
-    found, depth = [], 0
-    for token in _TOKEN.finditer(raw):
-        text = token[0]
-        if text in b"{[":
-            depth += 1
-        elif text in b"}]":
-            depth -= 1
-        elif (
-            depth == 1
-            and text in _OURS
-            and (value := _VALUE.match(raw, token.end()))
-            and (text != _FAILURES or FAILURES.fullmatch(value[1]))
-        ):
-            found.append((token.start(), value.end(), text, value.start(1)))
-    return found
+def _unreserved(raw: bytes, times: dict[str, bytes], failures: bytes = b"") -> bytes:
+    """times: the new values of keys that exist. failures: the new value of this key, which is then the first one."""
+    pairs = pairs_of(raw)
+    new = {key: value for key, value in ({"attempts": b"0"} | times).items() if key in pairs}
+    kept = {key: value for key, value in (pairs | new).items() if key not in _RESERVED}
+    if FAILURES.fullmatch(kept.get("failures", b"")):
+        del kept["failures"]
+    if failures:
+        kept = {"failures": failures, **kept}
+    return raw if kept == pairs else object_of(kept)
 
 
 def chained_payload(

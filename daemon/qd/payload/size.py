@@ -9,9 +9,8 @@ import sys
 from array import array
 from itertools import accumulate
 
-import msgspec
-
-from qd.errors import ArgumentError
+from qd.errors import ArgumentError, Malformed
+from qd.payload.format import pairs_of
 
 _OPEN, _CLOSE = b"[{", b"]}"
 _OTHER = bytes(set(range(256)) - set(_OPEN + _CLOSE + b'"'))
@@ -46,13 +45,13 @@ def _title(job: str | None) -> str:
 def _largest(data: bytes) -> str:
     """The largest of several arguments, for the message: " (the argument 'text' 1048578 of them)"."""
     try:
-        found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:  # data of a raw job
+        found = pairs_of(data)
+    except Malformed:  # data of a raw job
         return ""
     if len(found) < 2:
         return ""
-    name, value = max(found.items(), key=lambda item: len(bytes(item[1])))
-    return f" (the argument {name[:80]!r} {len(bytes(value))} of them)"
+    name, value = max(found.items(), key=lambda item: len(item[1]))
+    return f" (the argument {name[:80]!r} {len(value)} of them)"
 
 
 def too_deep(payload: bytes, most: int) -> bool:

@@ -24,7 +24,7 @@ from qd.drivers.types import Effect, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
 from qd.log import Log, cut
 from qd.payload.format import Payload, read, tags_of
-from qd.payload.reservation import Ending, answered, ending_of, original, saving, split_mark
+from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
 from qd.payload.rewrite import as_pushed
 from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
@@ -176,7 +176,7 @@ class Settler:
     def death_before(self, job: Reserved) -> Death:
         """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
         try:
-            mark = json.loads(b"{" + job.before.lstrip(b", ") + b"}").get("rsv")
+            mark = replaced_mark(job.before)
             note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
             found = json.loads(note) if note else {}
             facts = found.get("death")
