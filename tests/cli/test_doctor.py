@@ -50,7 +50,7 @@ def shop(project: Make) -> Project:
 def test_a_good_set_up_is_well(shop: Project) -> None:
     found = doctor(shop)
     assert (found.code, found.bad()) == (0, [])
-    assert {line.what for line in found.lines if line.sign == "ok"} >= {*ALL, "configuration", "app", "import", "files"}
+    assert {line.what for line in found.lines if line.sign == "ok"} >= {*ALL, "configuration", "app", "import", "health --live"}
     assert found.line("app").value == "jobs:app declares 1 job"
 
 
@@ -106,7 +106,7 @@ def test_an_old_key_in_the_file(shop: Project) -> None:
     found = doctor(shop)
     assert found.code == 78
     assert "unknown key 'shutdown_timeout' in qd.toml" in found.line("configuration").value
-    assert found.line("files").sign == "ok"  # what does not need it is looked at all the same
+    assert found.line("health --live").sign == "ok"  # what does not need it is checked anyway
     (shop.root / "qd.toml").write_text(f"{text}[worker]\nstop_timeout = 5\n")
     assert doctor(shop).code == 0
 
@@ -453,13 +453,13 @@ def test_an_unknown_name_among_the_delayed(shop: Project, redis: Client) -> None
     assert (found.code, found.line("queue default").sign) == (1, "fail")
     assert "'mail.welcom' among its delayed jobs is not a job of this app" in found.line("queue default").value
     shop.jobs(JOBS.replace("mail.welcome", "mail.welcom"))
-    assert doctor(shop).line("queue default").value == "1 delayed job looked at"
+    assert doctor(shop).line("queue default").value == "1 delayed job checked"
 
 
 def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None:
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop"]\n')
     shop.python("from jobs import welcome\nwelcome.dispatch()\n")
-    assert doctor(shop).line("queue default").value == "1 job at its head looked at"
+    assert doctor(shop).line("queue default").value == "1 job at its head checked"
     push(redis, "mail.welcome", count=2)
     shop.python("from jobs import welcome\nwelcome.dispatch()\n", QD_SIGNING_KEYS="b:a-secret-of-another-shop")
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcome", b"{}", created_at=1))
@@ -467,14 +467,14 @@ def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None
     line = found.line("queue default")
     why = "unsigned (3), signed with an unknown key: b (1)"
     assert (found.code, line.sign) == (0, "warn")
-    assert line.value == f"4 of the 5 looked at will be refused and never run: {why}"
+    assert line.value == f"4 of the 5 checked will be refused and never run: {why}"
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop", "b:a-secret-of-another-shop"]\nrequire = false\n')
     assert {what for _, what in doctor(shop).bad()} <= {"work on default"}  # told once a job waits for ten seconds
 
 
 def test_payloads_that_are_none_and_a_key_that_is_no_list(shop: Project, redis: Client) -> None:
     push_raw(redis, b"nonsense")
-    assert "1 of the 1 looked at is not a valid payload" in doctor(shop).line("queue default").value
+    assert "1 of the 1 checked is not a valid payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
     redis.call("SET", "queues:default", "1")
     assert "WRONGTYPE" in doctor(shop).line("queue default").value

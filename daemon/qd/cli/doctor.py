@@ -4,8 +4,9 @@ and this host: one line for each, with a fix if something is wrong. Changes noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,11 +25,9 @@ from qd.process.exit_codes import Exit
 
 if TYPE_CHECKING:
     from qd.cli.checks.project import Project
-    from qd.cli.state import State
     from qd.config.settings import Settings
     from qd.drivers.database.keyspace import DatabaseKeyspace
     from qd.store.base import KeyspaceStore
-    from qd.store.masters import MasterReport
 
 
 AT_START = "`qd work` exits with 78 until then"
@@ -53,14 +52,18 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
     findings = print_findings(find(project.Project(), program, unit))
     code = code_of(findings, strict=strict)
     if context.given().json:
-        output.document({"ok": code == 0, "exit": code, "checks": [described(finding) for finding in findings]})
+        names = ("sign", "what", "value", "fix")
+        checks = [{name: getattr(finding, name) for name in names} for finding in findings]
+        output.document({"ok": code == 0, "exit": code, "checks": checks})
     else:
-        output.say(summary(findings))
+        signs = Counter(finding.sign for finding in findings)
+        problems = f"{output.count(signs['warn'], 'warning')}, {output.count(signs['fail'], 'failure')}"
+        output.say(f"{signs['ok']} ok, {problems}")
     return code
 
 
 def print_findings(found: Iterator[Finding]) -> list[Finding]:
-    """Prints what is well at once, and problems last, so that they are not buried. Returns all findings."""
+    """Print what is ok at once, and problems last, where they are easy to see. Returns all findings."""
     findings, quiet = list[Finding](), context.given().json
     try:
         for finding in found:
@@ -90,8 +93,13 @@ def of_servers(found: Project) -> Iterator[Finding]:
             yield from of_server(name, settings, found)
         except QdError as error:
             yield stopped(name, error)
-    if found.settings is not None and found.settings.laravel is not None and found.settings.laravel.cache_url:
-        yield of_laravel(found.settings)
+    laravel = found.settings.laravel if found.settings is not None else None
+    if laravel is not None and laravel.cache_url:
+        try:
+            store = context.store_at(laravel.cache_url, laravel.cache_prefix)
+            yield servers.answers(store.space, "laravel.cache")
+        except QdError as error:
+            yield fail("laravel.cache_url", error, "fix cache_url in [laravel]", Exit.CONFIG)
 
 
 def stopped(name: str, error: QdError) -> Finding:
@@ -108,7 +116,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     if (settings.connections[name].url or "").startswith("embedded:") and embedded.status(settings.root) is None:
         yield warn(f"{name}.answers", "the embedded server is not running", "`qd work` starts it")
         return
-    yield from limits_of(name, settings, found)
+    own = found.app.connections.own if found.app is not None else {}
+    for what, meaning in gaps_of(settings, name, own).items():
+        yield ok(f"{name}.cannot", f"{what}: {meaning}")
     if settings.connections[name].driver in BARE:
         return  # it has no server
     store = context.store(settings, name)
@@ -124,10 +134,15 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
             yield from servers.check_sentinels(connection, where)
         if facts.get("role", "master") == "master":
             primaries.append((where, connection))
-    state = reported(settings)
+    try:
+        state = fleet.read(settings)
+    except QdError:  # the reports cannot be read
+        state = None
     masters = [master for master in state.masters if master.connection == name] if state else []
-    worked = worked_queues(name, found, masters)
-    yield from sqs_queues(name, settings, worked)
+    served = [each.work.queues for each in found.pools.values() if each.work.connection == name]
+    worked = list(dict.fromkeys(chain(*served, *(master.queues for master in masters))))
+    if borrows(name, settings):
+        yield from check_broker(name, settings, worked)
     why = "" if borrows(name, settings) else refusal(store, worked)
     if why and "READONLY" not in why:  # a replica is reported by its role
         yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
@@ -160,54 +175,19 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
         yield from servers.check_server(space, name)
 
 
-def limits_of(name: str, settings: Settings, found: Project) -> Iterator[Finding]:
-    """What this driver cannot do: facts, with nothing to fix."""
-    own = found.app.connections.own if found.app is not None else {}
-    for what, meaning in gaps_of(settings, name, own).items():
-        yield ok(f"{name}.cannot", f"{what}: {meaning}")
+def check_broker(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
+    """What a broker reports about queues that it does not create itself (SQS)."""
+    try:
+        for hint in server_warnings(settings, name, queues):
+            way = "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
+            yield warn(f"{name}.queues", hint, way)
+    except ConfigError as error:
+        yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
 
 
 def borrows(name: str, settings: Settings) -> bool:
     """Whether it only keeps jobs, and its other data is on the control connection."""
     return settings.connections[name].driver not in WITH_KEYSPACE
-
-
-def sqs_queues(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
-    """What a broker that does not create queues (SQS) says of these."""
-    if settings.connections[name].driver in WITH_KEYSPACE:
-        return
-    try:
-        for hint in server_warnings(settings, name, queues):
-            yield warn(
-                f"{name}.queues", hint, "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
-            )
-    except ConfigError as error:
-        yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
-
-
-def reported(settings: Settings) -> State | None:
-    """None if the reports cannot be read."""
-    try:
-        return fleet.read(settings)
-    except QdError:
-        return None
-
-
-def worked_queues(name: str, found: Project, masters: list[MasterReport]) -> list[str]:
-    """The queues of this connection that pools and masters work on."""
-    pools = [each.work.queues for each in found.pools.values() if each.work.connection == name]
-    queues = [queue for each in pools for queue in each] + [queue for master in masters for queue in master.queues]
-    return list(dict.fromkeys(queues))
-
-
-def of_laravel(settings: Settings) -> Finding:
-    """Laravel's cache, which has its restart and pause keys."""
-    assert settings.laravel is not None
-    try:
-        store = context.store_at(settings.laravel.cache_url, settings.laravel.cache_prefix)
-        return servers.answers(store.space, "laravel.cache")
-    except QdError as error:
-        return fail("laravel.cache_url", error, "fix cache_url in [laravel]", Exit.CONFIG)
 
 
 # -- output
@@ -217,15 +197,6 @@ def say(finding: Finding) -> None:
     sign = click.style(f"{finding.sign:<4}", fg=COLOURS[finding.sign])
     fix = f" -> {finding.fix}" if finding.fix else ""
     output.say(f"{sign}  {output.clean(f'{finding.what}: {finding.value}{fix}')}")
-
-
-def described(finding: Finding) -> dict[str, str]:
-    return {key: value for key, value in asdict(finding).items() if key not in ("code", "topic")}
-
-
-def summary(findings: list[Finding]) -> str:
-    counts = {sign: sum(finding.sign == sign for finding in findings) for sign in COLOURS}
-    return f"{counts['ok']} ok, {output.count(counts['warn'], 'warning')}, {output.count(counts['fail'], 'failure')}"
 
 
 def code_of(findings: list[Finding], *, strict: bool) -> int:

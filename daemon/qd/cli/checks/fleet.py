@@ -53,9 +53,8 @@ def check_masters(state: State) -> Iterator[Finding]:
         if master.laravel_down and not stale(master, state.now):
             fact = f"Laravel's own ({master.laravel_down}) holds all queues of {title_of(master)}"
             yield warn("maintenance mode", fact, "php artisan up")
-    for master in state.masters:
-        if not blind(state):
-            yield from judged(master, state.restart, state.now)
+    for master in [] if blind(state) else state.masters:
+        yield from judged(master, state.restart, state.now)
     if not state.masters:
         yield ok("masters", "none reports")
     if rooted := [f"{title_of(master)} (pid {master.pid})" for master in state.masters if master.root]:
@@ -94,32 +93,30 @@ def check_schedule(app: Qd | None, settings: Settings, state: State | None) -> I
         yield fail("schedule", error, "fix the declaration; until then nothing is scheduled", Exit.CONFIG)
         return
     if entries:
-        yield from judge_schedule(app, settings, entries, state)
+        yield from check_entries(app, settings, entries, state)
 
 
-def judge_schedule(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
+def check_entries(app: Qd, settings: Settings, entries: Sequence[Entry], state: State | None) -> Iterator[Finding]:
     here = meant_for(settings.env, entries)
-    seen = read_schedule(app, settings, here)
+    store = context.store(settings, settings.control)
+    seen = EntryView(store.now())
+    seen.paused = schedule.paused(store, seen.now)
+    for name, there in by_connection(settings, here, {entry.name: sent(app, entry) for entry in here}).items():
+        read_ticks(seen, context.store(settings, name), there)
     found = [*faults(here, seen.now), *paused(seen)]
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
-    if state is not None and here and not run_by(state) and (late or not seen.ticks):
+    if state is not None and here and not any(m.schedulers for m in living(state)) and (late or not seen.ticks):
         fact = f"{entries_of(here)} declared, and no scheduler runs anywhere"
         way = "start `qd work` without --no-schedule, or `qd schedule work`; or let a crontab call `qd schedule run`"
         found.append(warn("schedule", fact, way))
     elif late:
         way = "see the `schedule.` lines in the logs of the schedulers (`qd status` names them)"
-        found.append(warn("schedule", f"overdue: {named(late)}", way))
-    yield from found or [ok("schedule", well(entries, here, seen))]
-
-
-def read_schedule(app: Qd, settings: Settings, entries: Sequence[Entry]) -> EntryView:
-    store = context.store(settings, settings.control)
-    seen = EntryView(store.now())
-    seen.paused = schedule.paused(store, seen.now)
-    places = {entry.name: sent(app, entry) for entry in entries}
-    for name, there in by_connection(settings, entries, places).items():
-        read_ticks(seen, context.store(settings, name), there)
-    return seen
+        longest = ", ".join(
+            f"{name} for {duration(late[name])}" for name in sorted(late, key=late.__getitem__)[-NAMED:][::-1]
+        )
+        more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
+        found.append(warn("schedule", f"overdue: {longest}{more}", way))
+    yield from found or [ok("schedule", well(entries, here, seen.now))]
 
 
 def faults(entries: Sequence[Entry], now: float) -> Iterator[Finding]:
@@ -140,24 +137,12 @@ def paused(seen: EntryView) -> Iterator[Finding]:
         yield warn("schedule", f"{what} paused{by_whom(note, seen.now)}", way)
 
 
-def run_by(state: State) -> bool:
-    """Whether a live master has a scheduler."""
-    return any(master.schedulers for master in living(state))
-
-
-def named(late: dict[str, float]) -> str:
-    """The most overdue entries first."""
-    first = sorted(late, key=lambda name: -late[name])[:NAMED]
-    more = f" and {len(late) - len(first)} more" if len(late) > len(first) else ""
-    return ", ".join(f"{name} for {duration(late[name])}" for name in first) + more
-
-
-def well(entries: Sequence[Entry], here: Sequence[Entry], seen: EntryView) -> str:
+def well(entries: Sequence[Entry], here: Sequence[Entry], now: float) -> str:
     text = entries_of(entries)
     if len(here) < len(entries):
         text += f", {len(entries) - len(here)} for other environments"
-    coming = [(at, entry.name) for entry in here if (at := next_of(entry, seen.now)) is not None]
-    return text + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - seen.now)}" if coming else "")
+    coming = [(at, entry.name) for entry in here if (at := next_of(entry, now)) is not None]
+    return text + (f"; next {min(coming)[1]} in {duration(min(coming)[0] - now)}" if coming else "")
 
 
 def entries_of(entries: Sequence[Entry]) -> str:

@@ -1,12 +1,11 @@
-"""The project (configuration, key files, app, what the app's import leaves behind), and this machine or container (open
-files, memory, root, the folder of the liveness files). Imports the app, starts nothing.
+"""The project (configuration, key files, app, what the app's import leaves behind), and this machine or container
+(memory, root, the folder of the liveness files). Imports the app, starts nothing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import stat
 import sys
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 IMPORT = 60  # seconds an app may take to import
 ROOT = Path("/")  # where /proc and /sys are
-FEW, ENOUGH = 256, 1024  # file descriptors; master and template use a handful per worker, jobs open their own
 NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for "no limit"
 
 
@@ -64,19 +62,18 @@ def check_project(project: Project) -> Iterator[Finding]:
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.strangers(found, os.environ):
         yield warn("environment", line, "remove it, or correct its name")
-    yield from check_key_files(found)
-    yield from check_app(project, found)
-    yield from check_urls(project)
-
-
-def check_key_files(found: Settings) -> Iterator[Finding]:
-    """Whoever can read a signing key can send jobs that workers run."""
     for path in found.signing.files:
         mode = stat.S_IMODE(os.stat(path).st_mode)
-        if mode & 0o044:
-            who = "every user" if mode & 0o004 else "its group"
-            fact = f"{path} can be read by {who} (mode {mode:04o})"
+        if mode & 0o044:  # a user who can read a signing key can send jobs that workers run
+            fact = f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
             yield warn("signing", fact, f"chmod 600 {path}, owned by the user that runs qd")
+    yield from check_app(project, found)
+    for name, settings in connections(project).items():
+        try:
+            check_url(settings.connection(name))
+        except QdError as error:
+            project.unusable.add(name)
+            yield fail(f"{name}.url", error, "fix the url; `qd config show` shows its origin", Exit.CONFIG)
 
 
 def check_app(project: Project, found: Settings) -> Iterator[Finding]:
@@ -98,14 +95,13 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: every job that arrives is unknown", way)
-    yield from check_pools(project, project.app)
-    yield from check_limits(project.app)
+    yield from check_queues(project, project.app)
     yield from check_import()
 
 
-def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
-    """Loads them again, with what the app says about the server and its queues."""
-    from qd.worker.queues import resolved
+def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
+    """Loads the pools again, with the url and queues that the app names."""
+    from qd.worker.queues import resolved, without_limit
 
     for pool in project.pools:
         found = project.pools[pool] = loaded(pool, app._code_settings)
@@ -113,11 +109,6 @@ def check_pools(project: Project, app: Qd) -> Iterator[Finding]:
             project.pools[pool] = resolved(app, found)
         except QdError as error:
             yield fail(f"pool {pool}" if pool else "queues", error, "name its queues", Exit.CONFIG)
-
-
-def check_limits(app: Qd) -> Iterator[Finding]:
-    from qd.worker.queues import without_limit
-
     for name, why in without_limit(app):
         way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
         yield fail(f"job {name}", f"can never run: {why}", way)
@@ -143,15 +134,6 @@ def check_import() -> Iterator[Finding]:
         yield ok("import", "left no thread and no connection behind")
 
 
-def check_urls(project: Project) -> Iterator[Finding]:
-    for name, found in connections(project).items():
-        try:
-            check_url(found.connection(name))
-        except QdError as error:
-            project.unusable.add(name)
-            yield fail(f"{name}.url", error, "fix the url; `qd config show` shows its origin", Exit.CONFIG)
-
-
 def connections(project: Project) -> dict[str, Settings]:
     """The connections that this project uses, each with settings that name it. With -c only that one, and the connection
     that keeps its pauses, locks and failed jobs."""
@@ -160,20 +142,17 @@ def connections(project: Project) -> dict[str, Settings]:
         for name in (found.work.connection, found.default, *sent_to(found.default, found.connections), found.control):
             used.setdefault(name, found)
     wanted = context.given().connection
-    if wanted is not None:
-        used = {name: found for name, found in used.items() if name in with_home(wanted, found)}
-    return {name: found for name, found in used.items() if name not in project.unusable}
-
-
-def with_home(name: str, settings: Settings) -> tuple[str, ...]:
-    at = settings.connections.get(name)
-    if at is None or at.driver in WITH_KEYSPACE:
-        return (name,)
-    return (name, *sent_to(name, settings.connections), settings.control)
+    for name, found in list(used.items()):
+        at = found.connections.get(wanted or "")
+        needed = {wanted}
+        if at is not None and at.driver not in WITH_KEYSPACE:
+            needed |= {*sent_to(at.name, found.connections), found.control}
+        if name in project.unusable or (wanted is not None and name not in needed):
+            del used[name]
+    return used
 
 
 def check_host(project: Project) -> Iterator[Finding]:
-    yield files()
     yield from memory(project)
     if os.geteuid() == 0:
         if proc.in_container():
@@ -181,23 +160,18 @@ def check_host(project: Project) -> Iterator[Finding]:
         else:
             way = "run it as its own user: user= for supervisord, User= for systemd, USER in a Dockerfile"
             yield warn("root", "this is root; `qd work` started like this runs jobs as root", way, topic="root")
-    yield liveness_file()
-
-
-def files() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at once"
-    way = "raise it: LimitNOFILE=65536 (systemd), minfds=65536 (supervisord), `ulimit -n 65536` (shell)"
-    if 0 <= soft < FEW:
-        return fail("files", f"{text}: not enough for master and workers", way)
-    if 0 <= soft < ENOUGH:
-        return warn("files", f"{text}: few for jobs that open their own", way)
-    return ok("files", text)
+    where = liveness.folder(os.environ)
+    try:
+        liveness.claim(where)
+        yield ok("health --live", where)
+    except OSError as error:
+        way = "set XDG_RUNTIME_DIR (or RUNTIME_DIRECTORY) to a folder of this user, for qd work and the probe alike"
+        yield warn("health --live", f"no liveness file can be written: {error}", way)
 
 
 def memory(project: Project) -> Iterator[Finding]:
     """app + workers x --memory of each pool, compared with the limit of this container or unit, or with the machine."""
-    limit = memory_limit(text("proc/self/cgroup"), ROOT / "sys/fs/cgroup")
+    limit = memory_limit(read(ROOT / "proc/self/cgroup"), ROOT / "sys/fs/cgroup")
     whole = total()
     app = proc.rss_of(os.getpid()) or 0
     for pool, found in project.pools.items():
@@ -239,23 +213,8 @@ def limits(top: Path, path: str, name: str) -> list[int]:
 
 def total() -> int:
     """Memory of the machine in bytes, 0 if unknown."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", text("proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read(ROOT / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) << 10 if match else 0
-
-
-def liveness_file() -> Finding:
-    """Whether a master of this user can write its liveness file where `qd health --live` reads it."""
-    where = liveness.folder(os.environ)
-    try:
-        liveness.claim(where)
-    except OSError as error:
-        way = "set XDG_RUNTIME_DIR (or RUNTIME_DIRECTORY) to a folder of this user, for qd work and the probe alike"
-        return warn("health --live", f"no liveness file can be written: {error}", way)
-    return ok("health --live", where)
-
-
-def text(name: str) -> str:
-    return read(ROOT / name)
 
 
 def read(path: Path) -> str:

@@ -81,7 +81,10 @@ def check_waiting(
             continue
         found = list(judged(queue, sample, seen(sample, signing), app))
         found += of_dead_masters(store, queue, masters)
-        yield from found or [ok(f"queue {queue}", well(sample, place))]
+        parts = [f"{count(len(sample.ready), 'job')} at its head"] if sample.ready else []
+        parts += [count(len(sample.delayed), "delayed job")] if sample.delayed else []
+        checked = f"{' and '.join(parts)} checked" if parts else f"nothing waits in {place}"
+        yield from found or [ok(f"queue {queue}", checked)]
 
 
 def sample_of(store: KeyspaceStore, queue: str) -> Sample:
@@ -93,12 +96,6 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
         if isinstance(reply, Exception):
             raise reply
     return Sample([raw for raw in head if raw is not None], later, held)
-
-
-def well(sample: Sample, place: str) -> str:
-    parts = [f"{count(len(sample.ready), 'job')} at its head"] if sample.ready else []
-    parts += [f"{count(len(sample.delayed), 'delayed job')}"] if sample.delayed else []
-    return f"{' and '.join(parts)} looked at" if parts else f"nothing waits in {place}"
 
 
 def seen(sample: Sample, signing: Signing | None) -> Seen:
@@ -120,7 +117,7 @@ def seen(sample: Sample, signing: Signing | None) -> Seen:
 
 
 def judged(queue: str, sample: Sample, seen: Seen, app: Qd | None) -> Iterator[Finding]:
-    what, of = f"queue {queue}", f"of the {len(sample)} looked at"
+    what, of = f"queue {queue}", f"of the {len(sample)} checked"
     if seen.malformed:
         fact = f"{seen.malformed} {of} {'is not a valid payload' if seen.malformed == 1 else 'are not valid payloads'}"
         yield warn(what, fact, "they go to the failed store unchanged")
@@ -148,27 +145,21 @@ def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
         yield warn(what, value, f"start `php artisan queue:work --queue={queue}`, or {each}")
 
 
-# -- jobs of dead masters
-
-
 def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport]) -> list[Finding]:
     (owners,) = store.space.call_many([("HKEYS", store.prefix + keys.owners(queue))])
-    names = owners if isinstance(owners, list) else []
-    tokens = [name.decode("utf-8", "replace").partition("/")[0] for name in names]
-    gone = sum(token not in {m.token for m in masters} or is_dead(token, masters) for token in tokens)
+    tokens = [name.decode("utf-8", "replace").partition("/")[0] for name in owners] if isinstance(owners, list) else []
+    alive = {master.token for master in masters if not is_dead(master)}
+    gone = sum(token not in alive for token in tokens)
     if not gone:
         return []
     way = "start `qd work` on their host, which requeues them at once; else they return when their leases end"
     return [warn(f"queue {queue}", f"{count(gone, 'job')} reserved by masters that are gone", way)]
 
 
-def is_dead(token: str, masters: list[MasterReport]) -> bool:
+def is_dead(master: MasterReport) -> bool:
     """Whether its process was on this host and in this container, and no longer exists."""
-    return any(m.token == token and here(m) and proc.alive(m.pid, m.start) is False for m in masters)
-
-
-def here(master: MasterReport) -> bool:
-    return bool(master.boot) and (master.boot, master.ns) == (proc.boot_id(), proc.pid_namespace())
+    here = bool(master.boot) and (master.boot, master.ns) == (proc.boot_id(), proc.pid_namespace())
+    return here and proc.alive(master.pid, master.start) is False
 
 
 # -- declared jobs and the queues they go to
@@ -192,48 +183,31 @@ def unworked(connection: str, project: Project, masters: list[MasterReport]) -> 
 
 def check_flow(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
     """place: name of the connection. state: None if reports cannot be read, so that workers are unknown."""
+    store = context.store(settings, place)
     for name in queues:
+        now = store.now()
         try:
-            line = line_of(settings, place, name)
+            line = line_of(store, settings, place, name, now)
         except ServerRefused:
             continue  # check_waiting has reported it
-        now = context.store(settings, place).now()
-        yield from held(line, now)
-        if state is not None:
-            yield from waits(line, state)
-        yield from failed(line, now)
+        if line.paused is not None:
+            value = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
+            yield warn(f"work on {name}", value, f"qd resume {name}")
+        for reason in of_queue(line, state) if state is not None else ():
+            if reason.kind in WAITS:
+                value, _, way = reason.text.removeprefix(f"queue '{name}': ").partition("; ")
+                yield warn(f"work on {name}", value, way)
+        dropped = [warn(f"failed {name}", value, way) for value, way in of_failed(line, now)]
+        if line.sizes.failed and not dropped:
+            yield ok(f"failed {name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {name}")
+        yield from dropped
 
 
-def line_of(settings: Settings, place: str, name: str) -> QueueLine:
+def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now: float) -> QueueLine:
     """Uses only commands that a worker's user may call."""
-    store = context.store(settings, place)
     sizes = context.queue(settings, place).sizes(name)
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else controls.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
-    now = store.now()
     php, overdue = state_of_php(store, name, now), overdue_of(store, name, now)
     return QueueLine(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill), overdue)
-
-
-def held(line: QueueLine, now: float) -> Iterator[Finding]:
-    if line.paused is not None:
-        value = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
-        yield warn(f"work on {line.name}", value, f"qd resume {line.name}")
-
-
-def waits(line: QueueLine, state: State) -> Iterator[Finding]:
-    for reason in of_queue(line, state):
-        if reason.kind in WAITS:
-            value, _, way = reason.text.removeprefix(f"queue '{line.name}': ").partition("; ")
-            yield warn(f"work on {line.name}", value, way)
-
-
-def failed(line: QueueLine, now: float) -> Iterator[Finding]:
-    """Kept failed jobs are no reason to warn; dropped ones are, and those that will be dropped soon."""
-    warned = False
-    for value, way in of_failed(line, now):
-        warned = True
-        yield warn(f"failed {line.name}", value, way)
-    if line.sizes.failed and not warned:
-        yield ok(f"failed {line.name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {line.name}")

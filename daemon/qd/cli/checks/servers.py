@@ -275,7 +275,7 @@ GRANTS = {
 
 def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]:
     """Nothing if it does not answer, which is reported elsewhere. After a fail do not query it."""
-    from qd.drivers.database.migrations import check  # loaded with the connection
+    from qd.drivers.database.migrations import check, check_rights  # loaded with the connection
 
     try:
         check(space.connection, at.table)
@@ -285,18 +285,13 @@ def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]
         return
     else:
         yield ok(f"{at.name}.tables", f"qd's tables and '{at.table}' exist")
-        if space.connection.kind != "sqlite":
-            yield rights(space.connection, at)
-
-
-def rights(link: DatabaseConnection, at: ConnectionSettings) -> Finding:
-    from qd.drivers.database.migrations import check_rights
-
-    try:
-        check_rights(link, at.table)
-    except NeedsMending as error:
-        return fail(f"{at.name}.rights", error, GRANTS[link.kind].format(table=at.table), Exit.CONFIG)
-    return ok(f"{at.name}.rights", "its user has all rights that workers need")
+        if space.connection.kind == "sqlite":
+            return
+        try:
+            check_rights(space.connection, at.table)
+            yield ok(f"{at.name}.rights", "its user has all rights that workers need")
+        except NeedsMending as error:
+            yield fail(f"{at.name}.rights", error, GRANTS[space.connection.kind].format(table=at.table), Exit.CONFIG)
 
 
 def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:

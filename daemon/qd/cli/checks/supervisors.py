@@ -29,6 +29,8 @@ LIMIT, STOP = "StartLimitIntervalSec", "TimeoutStopSec"
 SHOWN = "Id,Type,KillMode,TimeoutStopUSec,Restart,StartLimitIntervalUSec,User,DynamicUser,Environment,ExecStart"
 UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 YES = ("true", "on", "yes", "1")
+KILL_MODES = {"process": "processes started by jobs continue when qd is killed", "none": "a stop ends nothing"}
+STAYS_DOWN = "after `qd restart`, which exits with 0, it stays down"
 Keys = Mapping[str, str]
 
 
@@ -40,6 +42,16 @@ class Started:
     stop_timeout: float
     min_uptime: float  # 0: the default of qd under supervisord, LINGER
     once: bool
+
+    @property
+    def limit(self) -> str:
+        """How long running jobs may continue after TERM."""
+        return f"for {self.stop_timeout:g} s" if self.stop_timeout else "forever"
+
+    @property
+    def shortest_wait(self) -> float:
+        """Seconds that the supervisor must wait after TERM."""
+        return self.stop_timeout + MARGIN if self.stop_timeout else patience(0.0)
 
 
 def found(patterns: Sequence[str]) -> list[Path]:
@@ -82,7 +94,9 @@ def of_others(words: list[str], project: Project) -> bool:
 
 
 def started(what: str, words: list[str], project: Project, environ: str = "") -> Started:
-    settings = settings_of(value_of(words, "--pool") or pool_of(environ), project)
+    of_environment = re.search(r'QD_POOL="?([\w.-]+)', environ)
+    pool = value_of(words, "--pool") or (of_environment[1] if of_environment else "")
+    settings = settings_of(pool, project)
     work = settings.work if settings else WorkOptions()
     own = settings is not None and settings.origins["worker.min_uptime"] != "built in"
     return Started(
@@ -91,11 +105,6 @@ def started(what: str, words: list[str], project: Project, environ: str = "") ->
         seconds(value_of(words, "--min-uptime"), work.min_uptime if own else 0.0),
         any(word in words for word in ("--once", "--stop-when-empty", "--stop-when-empty-for")),
     )
-
-
-def pool_of(environ: str) -> str:
-    match = re.search(r'QD_POOL="?([\w.-]+)', environ)
-    return match[1] if match else ""
 
 
 def settings_of(pool: str, project: Project) -> Settings | None:
@@ -151,62 +160,30 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
 
 
 def judged(program: Started, keys: Keys) -> Iterator[Finding]:
-    rules = (stop_patience, restarts, startup, kills_group, stop_signal, no_root)
-    bad = [found for rule in rules if (found := rule(program, keys)) is not None]
-    value = f"stopwaitsecs={waits(keys):g}, autorestart={keys.get('autorestart', 'unexpected')}"
-    yield from bad or [ok(program.what, value)]
+    wait, restart = seconds(keys.get("stopwaitsecs", ""), 10.0), keys.get("autorestart", "unexpected")
+    value = f"stopwaitsecs={wait:g}, autorestart={restart}"
+    yield from list(program_problems(program, keys, wait, restart.lower())) or [ok(program.what, value)]
 
 
-def waits(keys: Keys) -> float:
-    return seconds(keys.get("stopwaitsecs", ""), 10.0)
-
-
-def stop_patience(program: Started, keys: Keys) -> Finding | None:
-    need = patience(program.stop_timeout)
-    if waits(keys) >= (program.stop_timeout + MARGIN if program.stop_timeout else need):
-        return None
-    limit = f"for {program.stop_timeout:g} s" if program.stop_timeout else "forever"
-    value = f"stopwaitsecs={waits(keys):g}, but running jobs may continue {limit}: supervisord kills qd earlier"
-    return fail(program.what, value, f"stopwaitsecs={need}")
-
-
-def restarts(program: Started, keys: Keys) -> Finding | None:
-    value = keys.get("autorestart", "unexpected").lower()
-    if value in YES or program.once:
-        return None
-    why = f"autorestart={value}: after `qd restart`, which exits with 0, it stays down"
-    return fail(program.what, why, "autorestart=true")
-
-
-def startup(program: Started, keys: Keys) -> Finding | None:
+def program_problems(program: Started, keys: Keys, wait: float, restart: str) -> Iterator[Finding]:
+    what = program.what
+    if wait < program.shortest_wait:
+        value = f"stopwaitsecs={wait:g}, but running jobs may continue {program.limit}: supervisord kills qd earlier"
+        yield fail(what, value, f"stopwaitsecs={patience(program.stop_timeout)}")
+    if restart not in YES and not program.once:
+        yield fail(what, f"autorestart={restart}: {STAYS_DOWN}", "autorestart=true")
     least, start = program.min_uptime or LINGER, seconds(keys.get("startsecs", ""), 1.0)
-    if start < least or program.once:
-        return None
-    value = (
-        f"startsecs={start:g}, but qd may exit by itself after {least:g} s: supervisord counts that as a failed start"
-    )
-    return fail(program.what, value, f"startsecs=1, or add --min-uptime {start + 0.5:g} to the command")
-
-
-def kills_group(program: Started, keys: Keys) -> Finding | None:
-    if keys.get("killasgroup", "false").lower() in YES:
-        return None
-    value = "killasgroup=false: when supervisord kills qd, processes started by jobs stay"
-    return warn(program.what, value, "killasgroup=true")
-
-
-def stop_signal(program: Started, keys: Keys) -> Finding | None:
-    value = keys.get("stopsignal", "TERM").upper().removeprefix("SIG")
-    if value in ("TERM", "INT", "QUIT"):
-        return None
-    return fail(program.what, f"stopsignal={value} does not stop qd gracefully", "stopsignal=TERM")
-
-
-def no_root(program: Started, keys: Keys) -> Finding | None:
-    if keys.get("user", "root") != "root":
-        return None
-    value = "no user=: if supervisord runs as root, so do jobs"
-    return warn(program.what, value, "user=NAME, its own user", topic="root")
+    if start >= least and not program.once:
+        value = f"startsecs={start:g}, but qd may exit after {least:g} s: supervisord counts that as a failed start"
+        yield fail(what, value, f"startsecs=1, or add --min-uptime {start + 0.5:g} to the command")
+    if keys.get("killasgroup", "false").lower() not in YES:
+        value = "killasgroup=false: when supervisord kills qd, processes started by jobs continue"
+        yield warn(what, value, "killasgroup=true")
+    if (signal := keys.get("stopsignal", "TERM").upper().removeprefix("SIG")) not in ("TERM", "INT", "QUIT"):
+        yield fail(what, f"stopsignal={signal} does not stop qd gracefully", "stopsignal=TERM")
+    if keys.get("user", "root") == "root":
+        value = "no user=: if supervisord runs as root, so do jobs"
+        yield warn(what, value, "user=NAME, its own user", topic="root")
 
 
 # -- systemd
@@ -256,61 +233,33 @@ def of_systemctl(project: Project) -> Iterator[Finding]:
 
 def of_service(what: str, words: list[str], project: Project, keys: Keys) -> Iterator[Finding]:
     unit = started(what, words, project, keys.get("Environment", ""))
-    rules = (ends_one, notifies, unit_patience, unit_restarts, unlimited, unit_no_root)
-    bad = [found for rule in rules if (found := rule(unit, keys)) is not None]
-    yield from bad or [ok(what, f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}")]
+    value = f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}"
+    yield from list(unit_problems(unit, keys)) or [ok(what, value)]
 
 
-def ends_one(unit: Started, keys: Keys) -> Finding | None:
-    kill = keys.get("KillMode", "control-group")
-    if kill == "mixed":
-        return None
-    value = {
-        "process": "processes started by jobs stay when qd is killed",
-        "none": "a stop ends nothing",
-    }.get(kill, "a stop sends TERM to every process, also to those started by running jobs")
-    return (warn if kill == "process" else fail)(unit.what, f"KillMode={kill}: {value}", "KillMode=mixed")
-
-
-def notifies(unit: Started, keys: Keys) -> Finding | None:
-    if keys.get("Type", "").startswith("notify"):
-        return None
-    value = f"Type={keys.get('Type') or 'simple'}: systemd does not know when workers have booted"
-    return warn(unit.what, value, "Type=notify")
-
-
-def unit_patience(unit: Started, keys: Keys) -> Finding | None:
-    """With Type=notify qd asks systemd for more time while a job may still finish."""
-    wait, need = unit_seconds(keys.get(STOP, "90")), patience(unit.stop_timeout)
-    if keys.get("Type", "").startswith("notify") or wait >= (unit.stop_timeout + MARGIN if unit.stop_timeout else need):
-        return None
-    limit = f"for {unit.stop_timeout:g} s" if unit.stop_timeout else "forever"
-    value = f"{STOP}={wait:g}, but running jobs may continue {limit}: systemd kills qd earlier"
-    return fail(unit.what, value, f"{STOP}={need}")
-
-
-def unit_restarts(unit: Started, keys: Keys) -> Finding | None:
-    value = keys.get("Restart", "no")
-    if value == "always" or unit.once:
-        return None
-    return fail(unit.what, f"Restart={value}: after `qd restart`, which exits with 0, it stays down", "Restart=always")
-
-
-def unlimited(unit: Started, keys: Keys) -> Finding | None:
-    if not unit_seconds(keys.get(LIMIT, "10")) or unit.once:
-        return None
-    value = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
-    return warn(unit.what, value, f"{LIMIT}=0 in [Unit]")
-
-
-def unit_no_root(unit: Started, keys: Keys) -> Finding | None:
-    if keys.get("User", "root") not in ("", "root") or keys.get("DynamicUser") == "yes":
-        return None
-    return warn(unit.what, "no User=: jobs run as root", "User=NAME, its own user", topic="root")
+def unit_problems(unit: Started, keys: Keys) -> Iterator[Finding]:
+    what, notifies = unit.what, keys.get("Type", "").startswith("notify")
+    if (kill := keys.get("KillMode", "control-group")) != "mixed":
+        value = KILL_MODES.get(kill, "a stop sends TERM to every process, also to those started by running jobs")
+        yield (warn if kill == "process" else fail)(what, f"KillMode={kill}: {value}", "KillMode=mixed")
+    if not notifies:
+        value = f"Type={keys.get('Type') or 'simple'}: systemd does not know when workers have booted"
+        yield warn(what, value, "Type=notify")
+        # With Type=notify qd asks systemd for more time while a job may still finish.
+        if (wait := unit_seconds(keys.get(STOP, "90"))) < unit.shortest_wait:
+            value = f"{STOP}={wait:g}, but running jobs may continue {unit.limit}: systemd kills qd earlier"
+            yield fail(what, value, f"{STOP}={patience(unit.stop_timeout)}")
+    if (restart := keys.get("Restart", "no")) != "always" and not unit.once:
+        yield fail(what, f"Restart={restart}: {STAYS_DOWN}", "Restart=always")
+    if unit_seconds(keys.get(LIMIT, "10")) and not unit.once:
+        value = "a start limit: after a few clean exits in a row (qd restart, --stop-when-empty) it stays down"
+        yield warn(what, value, f"{LIMIT}=0 in [Unit]")
+    if keys.get("User", "root") in ("", "root") and keys.get("DynamicUser") != "yes":
+        yield warn(what, "no User=: jobs run as root", "User=NAME, its own user", topic="root")
 
 
 def unit_seconds(value: str) -> float:
-    """`90`, `1min 30s`, `infinity`, as systemd writes durations; 0 for an empty text."""
+    """A duration as systemd writes it: `90`, `1min 30s`, `infinity`; "" is 0."""
     if value.strip() == "infinity":
         return float("inf")
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value)
