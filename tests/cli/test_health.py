@@ -21,7 +21,7 @@ import hiredis
 import pytest
 from click.testing import Result
 
-from qd.cli import state
+from qd.cli import diagnosis
 from qd.process import liveness, proc
 from tests.cli.conftest import Run, document, done, report
 from tests.support.processes import QD
@@ -739,7 +739,7 @@ def done_not(result: Result) -> str:
 
 
 def test_the_page_names_each_kind_of_reason() -> None:
-    code = (Path(state.__file__)).read_text()
+    code = (Path(diagnosis.__file__)).read_text()
     told = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert told
     rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]

@@ -38,7 +38,7 @@ def test_help_names_every_command(qd: Run) -> None:
 def test_an_unknown_command_is_one_line_that_names_the_nearest(qd: Run) -> None:
     result = qd("wrok")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "qd: unknown command 'wrok' (did you mean 'work'?); `qd --help` tells more\n"
+    assert result.stderr == "qd: unknown command 'wrok' (did you mean 'work'?); see `qd --help`\n"
 
 
 def test_an_unknown_option_is_one_line_that_names_the_nearest(qd: Run) -> None:

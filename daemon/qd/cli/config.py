@@ -11,7 +11,7 @@ import click
 
 from qd import config as configuration
 from qd.cli import context, output
-from qd.cli.init import init, loaded, pools
+from qd.cli.init import init
 from qd.config import table
 from qd.config.settings import Settings
 from qd.drivers.connections import check_url
@@ -49,11 +49,11 @@ def show(pool: str | None) -> None:
 
 def _with_code(pool: str | None) -> Settings:
     """The settings with those of Qd(...). An app that does not import does not hide the rest."""
-    found = loaded(pool)
+    found = context.loaded(pool=pool)
     if not found.app:
         return found
     try:
-        return loaded(pool, context.app_of(found)._code_settings)
+        return context.loaded(context.app_of(found)._code_settings, pool=pool)
     except ConfigError as error:
         output.note(f"qd config show: {error}; the arguments of Qd(...) are missing here")
         return found
@@ -101,8 +101,8 @@ def check() -> None:
     checked (`qd doctor` does that).
     """
     found = context.settings()
-    for pool in ["", *pools()]:
-        each = loaded(pool, _url_of_code(found))
+    for pool in ["", *context.pool_names()]:
+        each = context.loaded(_url_of_code(found), pool=pool)
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
     _check_schedule(found)
@@ -113,7 +113,7 @@ def check() -> None:
         app = {"app": found.app or None, "app_imported": bool(_url_of_code(found))}
         output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
     else:
-        output.say(output.clean(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}"))
+        output.say(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}")
 
 
 def _check_schedule(found: Settings) -> None:

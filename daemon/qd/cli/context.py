@@ -43,6 +43,10 @@ class Given:
     has_app: bool = False  # the app was imported for its credential providers
     patience: float = 5.0  # seconds to connect to a server, and for each reply
 
+    @property
+    def file(self) -> Path | None:
+        return Path(self.config) if self.config else None
+
 
 def folder_is_gone() -> bool:
     """Whether the current folder has been deleted: no relative path works."""
@@ -91,17 +95,14 @@ def settings() -> Settings:
     return found
 
 
-def loaded(code: Mapping[str, object] | None = None) -> Settings:
-    """The configuration; `code`: the arguments of Qd(...)."""
+def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) -> Settings:
+    """The configuration, without a pool or for one of them. code: the arguments of Qd(...)."""
     from qd import config
     from qd.config.file import VARIABLES
 
     VARIABLES.begin()
-    options = given()
-    flags = {
-        key: value for key, value in (("app", options.app), ("connection", options.connection)) if value is not None
-    }
-    return config.load(Path(options.config) if options.config else None, flags=flags, code=code)
+    flags = {"app": given().app, "connection": given().connection}
+    return config.load(given().file, flags=flags, pool=pool or None, code=code)
 
 
 def user_name() -> str:
@@ -241,12 +242,8 @@ def app_if_named(found: Settings) -> Qd | None:
     if not found.app:
         return None
     held = app_of(found)
-    try:
+    with _user_code(f"the imports of app '{found.app}' fail"):
         held._load()
-    except QdError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"the imports of app '{found.app}' fail: {_described(error)}") from error
     return held
 
 
@@ -254,16 +251,21 @@ def app_of(found: Settings) -> Qd:
     """The app without its jobs; the shared options apply to it. Raises ConfigError."""
     from qd.worker.template import load_app
 
-    try:
+    with _user_code(f"app '{found.app}' ({found.origins['qd.app']}) does not import"):
         held = load_app(found)
+    held.settings = loaded(held._code_settings)
+    return held
+
+
+@contextmanager
+def _user_code(problem: str) -> Iterator[None]:
+    """Raises ConfigError for what the app's modules raise, but qd's own errors unchanged."""
+    try:
+        yield
     except QdError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"app '{found.app}' ({found.origins['qd.app']}) does not import: {_described(error)}"
-        ) from error
-    held.settings = loaded(held._code_settings)
-    return held
+        raise ConfigError(f"{problem}: {_described(error)}") from error
 
 
 def _described(error: BaseException) -> str:
@@ -278,14 +280,19 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def pools(found: Settings) -> list[Settings]:
-    """The settings without a pool, and those of each pool in the file."""
-    from qd import config
-    from qd.config import file
+def pool_names() -> list[str]:
+    """The pools of the file."""
+    from qd.config.file import find
 
-    path = Path(asked) if (asked := given().config) else None
-    read = file.find(path, os.environ)
-    return [found, *(config.load(path, pool=name) for name in (read.section("pools") if read else ()))]
+    file = find(given().file, os.environ)
+    return list(file.section("pools")) if file else []
+
+
+def pools(found: Settings) -> list[Settings]:
+    """These settings, and those of each pool without the shared options."""
+    from qd import config
+
+    return [found, *(config.load(given().file, pool=name) for name in pool_names())]
 
 
 def queues_named(found: Settings, connection: str) -> list[str]:
@@ -338,13 +345,19 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
-class Span(click.ParamType[float]):
-    """A duration: 90, "90s", "5m"."""
+class Parsed(click.ParamType[Any]):
+    """A value as `parse` reads it; the text of its ValueError becomes the message."""
 
-    name = "time"
+    name = "value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def __init__(self, parse: Callable[[Any], Any]) -> None:
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return kinds.span(value)
+            return self.parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+SPAN = Parsed(kinds.span)

@@ -44,7 +44,7 @@ class ControlReply(NamedTuple):
 
 @click.command()
 @click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
-@click.option("--wait", "seconds", type=context.Span(), metavar="TIME", help="Wait up to this long for all masters.")
+@click.option("--wait", "seconds", type=context.SPAN, metavar="TIME", help="Wait up to this long for all masters.")
 @context.options
 def restart(rolling: bool, seconds: float | None) -> int:
     """Let every worker finish its job and restart, with new code.
@@ -167,7 +167,7 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
 
 def name_of(master: masters.MasterReport) -> str:
     """`mail@app-1`, or only the host for a master without a pool."""
-    return output.clean(f"{master.pool}@{master.host}" if master.pool else master.host)
+    return f"{master.pool}@{master.host}" if master.pool else master.host
 
 
 # -- pause and resume
@@ -175,7 +175,7 @@ def name_of(master: masters.MasterReport) -> str:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume automatically after this long.")
+@click.option("--for", "seconds", type=context.SPAN, metavar="TIME", help="Resume automatically after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
 @context.options
 def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
@@ -238,7 +238,7 @@ def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[s
 
 def shown(note: dict[str, Any], places: list[str]) -> str:
     """The name of a queue, with its connection if there are several."""
-    return output.clean(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
+    return str(note["queue"] if len(places) == 1 else f"{note['connection']}:{note['queue']}")
 
 
 def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
@@ -290,33 +290,34 @@ class End(NamedTuple):
     seconds: float
 
 
-class Moment(click.ParamType[End]):
-    """ "30m", "18:30" (the next one, local time), "2026-11-21 18:30" (local time), "2026-11-21T18:30+01:00"."""
+def end_of(text: str) -> End:
+    """ "30m", "18:30" (the next one, local time), "2026-11-21 18:30" (local time), "2026-11-21T18:30+01:00". Raises
+    ValueError."""
+    now = time.time()
+    try:
+        at = now + kinds.span(text)
+    except ValueError:
+        at = moment_of(text.strip(), now)
+    if at <= now:
+        raise ValueError(f"{text!r} is in the past (it is {local_time(now)})")
+    try:
+        kinds.span(at - now)
+    except ValueError:
+        raise ValueError(f"{text!r} is more than 100 years away") from None
+    return End(at, at - now)
 
-    name = "when"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> End:
-        now = time.time()
-        try:
-            at = now + kinds.span(value)
-        except ValueError:
-            at = self._moment(str(value).strip(), now, param, ctx)
-        if at <= now:
-            self.fail(f"{value!r} is in the past (it is {local_time(now)})", param, ctx)
-        try:
-            kinds.span(at - now)
-        except ValueError:
-            self.fail(f"{value!r} is more than 100 years away", param, ctx)
-        return End(at, at - now)
+def moment_of(text: str, now: float) -> float:
+    try:
+        if OF_DAY.fullmatch(text):
+            return of_day(text if text[1] != ":" else f"0{text}", now)
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        written = "30m, 18:30, '2026-11-21 18:30' or 2026-11-21T18:30+01:00"
+        raise ValueError(f"{text!r} is neither a duration nor a time (write {written})") from None
 
-    def _moment(self, text: str, now: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            if OF_DAY.fullmatch(text):
-                return of_day(text if text[1] != ":" else f"0{text}", now)
-            return datetime.fromisoformat(text).astimezone().timestamp()
-        except (ValueError, OverflowError):
-            written = "30m, 18:30, '2026-11-21 18:30' or 2026-11-21T18:30+01:00"
-            self.fail(f"{text!r} is neither a duration nor a time (write {written})", param, ctx)
+
+END = context.Parsed(end_of)
 
 
 def of_day(text: str, now: float) -> float:
@@ -328,7 +329,7 @@ def of_day(text: str, now: float) -> float:
 
 @click.command()
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
-@click.option("--until", "end", type=Moment(), metavar="WHEN", help="End automatically: 30m, 18:30 or an ISO time.")
+@click.option("--until", "end", type=END, metavar="WHEN", help="End automatically: 30m, 18:30 or an ISO time.")
 @click.option("--allow", multiple=True, metavar="QUEUE", help="Keep working on this queue; several: a,b or repeat.")
 @context.options
 def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
@@ -348,9 +349,9 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
-        output.say(output.clean(f"it was on already{by_whom(was, store.now())}; this replaces it"))
+        output.say(f"it was on already{by_whom(was, store.now())}; this replaces it")
     until = "until `qd up`" if end is None else f"until {local_time(end.at)}, for {output.duration(end.seconds)}"
-    output.say(output.clean(f"maintenance mode is on {until}{but(note)}"))
+    output.say(f"maintenance mode is on {until}{but(note)}")
 
 
 @click.command()
@@ -388,7 +389,7 @@ def of_file(path: str) -> bool:
     """Whether the file exists. If it cannot be checked, it is not obeyed, as by `qd work`, and a note says so."""
     there, why = controls.down_file(path)
     if why:
-        output.note(output.clean(f"Laravel's down_file {path} is ignored while it cannot be checked: {why}"))
+        output.note(f"Laravel's down_file {path} is ignored while it cannot be checked: {why}")
     return there
 
 

@@ -57,17 +57,15 @@ def texts_of(words: tuple[str, ...]) -> dict[str, str]:
 
 def typed(declared: Declared, texts: Mapping[str, str]) -> bytes:
     """The JSON of KEY=VALUE words: a value is JSON if its parameter's type accepts that, else text."""
-    return b"{%b}" % b",".join(
-        [encoded(key) + b":" + json_for(declared, key, text, value_of(text)) for key, text in texts.items()]
-    )
-
-
-def json_for(declared: Declared, key: str, text: str, value: object) -> bytes:
-    if isinstance(value, str) and value == text:
-        return encoded(text)
-    takes = declared.signature.takes
-    as_it_is = text.encode("utf-8", "surrogateescape")  # not encoded(value), to keep all digits of a Decimal
-    return encoded(text) if not takes(key, as_it_is) and takes(key, encoded(text)) else as_it_is
+    takes, pairs = declared.signature.takes, list[bytes]()
+    for key, text in texts.items():
+        as_text, as_json = (
+            encoded(text),
+            text.encode("utf-8", "surrogateescape"),
+        )  # unchanged: a Decimal keeps its digits
+        is_text = value_of(text) == text or (not takes(key, as_json) and takes(key, as_text))
+        pairs.append(encoded(key) + b":" + (as_text if is_text else as_json))
+    return b"{%b}" % b",".join(pairs)
 
 
 def value_of(text: str) -> object:
@@ -86,11 +84,6 @@ def encoded(data: object) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
 
 
-def for_php(name: str) -> bool:
-    r"""Whether it is a job of a PHP app: App\Jobs\Report@fire."""
-    return "\\" in name or "@" in name
-
-
 # -- dispatch
 
 
@@ -99,7 +92,7 @@ def for_php(name: str) -> bool:
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
 @click.option("--data", metavar="JSON", help="The job's data, instead of KEY=VALUE.")
 @click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
-@click.option("--delay", type=context.Span(), metavar="TIME", help="Delay before the job becomes due.")
+@click.option("--delay", type=context.SPAN, metavar="TIME", help="Delay before the job becomes due.")
 @click.option(
     "--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send this many copies."
 )
@@ -119,7 +112,7 @@ def dispatch(
     options = {"queue": queue, "delay": delay, "connection": context.given().connection}
     sending = {key: value for key, value in options.items() if value is not None}
     try:
-        if for_php(name):
+        if "\\" in name or "@" in name:  # a job of a PHP app: App\\Jobs\\Report@fire
             result = by_name(name, given, sending, count)
         else:
             result = by_app(name, given, words, sending, count)
@@ -130,7 +123,7 @@ def dispatch(
     else:
         later = f", due in {output.duration(delay)}" if delay else ""
         for line in lines_of(name, result, later):
-            output.say(output.clean(line))
+            output.say(line)
     return 0 if result.ids else 1
 
 
@@ -230,7 +223,7 @@ def run(name: str, words: tuple[str, ...], data: str | None) -> int:
     if context.given().json:
         output.document({"name": name, "result": plain(result)})
     elif result is not None:
-        output.say(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
+        click.echo(output.clean(result) if isinstance(result, str) else json.dumps(plain(result)))
     return 0
 
 
@@ -264,11 +257,23 @@ def declared() -> None:
     registry = app()._registry
     jobs = [found for name in registry.names() if (found := registry.get(name))]
     if context.given().json:
-        return output.document({"jobs": [described(job) for job in jobs]})
+        listed = [
+            {"name": job.name, "async": job.is_async, "options": options_of(job), "declared_at": job.where}
+            for job in jobs
+        ]
+        return output.document({"jobs": listed})
     if not jobs:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
-    head = ("job", "queue", "options", "declared at")
-    output.table(head, [(job.name, job.options.queue or "-", options_text(job), job.where) for job in jobs])
+    rows = list[tuple[str, ...]]()
+    for job in jobs:
+        texts = (f"{name}={text_of(name, value)}" for name, value in options_of(job).items() if name != "queue")
+        rows.append((job.name, job.options.queue or "-", " ".join(texts), job.where))
+    output.table(("job", "queue", "options", "declared at"), rows)
+
+
+def text_of(name: str, value: Any) -> str:
+    kind = JOB_KINDS[name]
+    return ", ".join(value) if kind == "middleware" else shown(kind, value)
 
 
 def options_of(job: Declared) -> dict[str, Any]:
@@ -277,20 +282,6 @@ def options_of(job: Declared) -> dict[str, Any]:
     if "middleware" in options:
         options["middleware"] = [title_of(stage) for stage in options["middleware"]]
     return options
-
-
-def options_text(job: Declared) -> str:
-    """Its options without the queue: `tries=5 timeout=30s`."""
-    options = {name: value for name, value in options_of(job).items() if name != "queue"}
-    texts = {
-        name: ", ".join(value) if (kind := JOB_KINDS[name]) == "middleware" else shown(kind, value)
-        for name, value in options.items()
-    }
-    return " ".join(f"{name}={text}" for name, text in texts.items())
-
-
-def described(job: Declared) -> dict[str, Any]:
-    return {"name": job.name, "async": job.is_async, "options": options_of(job), "declared_at": job.where}
 
 
 # -- clear
@@ -309,4 +300,4 @@ def clear(queue: str) -> None:
     count = context.queue(found, place).clear(queue)
     if context.given().json:
         return output.document({"queue": queue, "connection": place, "deleted": count})
-    output.say(output.clean(f"{queue}: {count} deleted"))
+    output.say(f"{queue}: {count} deleted")

@@ -14,7 +14,8 @@ import click
 
 from qd.cli import context, output
 from qd.cli.checks import Finding, fail, fleet, ok, project, queues, servers, supervisors, warn
-from qd.cli.state import refusal, way_out
+from qd.cli.diagnosis import way_out
+from qd.cli.state import refusal
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
 from qd.drivers.connections import gaps_of, server_warnings
@@ -196,7 +197,7 @@ def borrows(name: str, settings: Settings) -> bool:
 def say(finding: Finding) -> None:
     sign = click.style(f"{finding.sign:<4}", fg=COLOURS[finding.sign])
     fix = f" -> {finding.fix}" if finding.fix else ""
-    output.say(f"{sign}  {output.clean(f'{finding.what}: {finding.value}{fix}')}")
+    output.say(f"{finding.what}: {finding.value}{fix}", before=f"{sign}  ")
 
 
 def code_of(findings: list[Finding], *, strict: bool) -> int:

@@ -21,7 +21,8 @@ from qd.process import liveness
 from qd.process.liveness import Live
 
 if TYPE_CHECKING:
-    from qd.cli.state import HealthThresholds, Reason, State
+    from qd.cli.diagnosis import HealthThresholds, Reason
+    from qd.cli.state import State
 
 
 LOST = 30.0  # seconds without its keeper; a master replaces a silent keeper long before
@@ -37,7 +38,7 @@ def live_here(pool: str | None) -> int:
         output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
     else:
         for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:
-            output.say(output.clean(line))
+            output.say(line)
     return 1 if why else 0
 
 
@@ -57,7 +58,7 @@ def dead(masters: list[Live], pool: str | None) -> Iterator[str]:
 @click.command("health")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @click.option("--max-ready", type=click.IntRange(0), metavar="N", help="Fail if a queue has more ready jobs than this.")
-@click.option("--max-age", type=context.Span(), metavar="TIME", help="Fail if a ready job has waited longer than this.")
+@click.option("--max-age", type=context.SPAN, metavar="TIME", help="Fail if a ready job has waited longer than this.")
 @click.option("--expect", type=click.IntRange(1), metavar="N", help="Fail if fewer masters than this run.")
 @click.option("--allow-none", is_flag=True, help="Do not fail if no master runs.")
 @click.option("--live", is_flag=True, help="Check only the masters of this host or container, without any server.")
@@ -85,7 +86,7 @@ def command(
         raise click.UsageError("--pool goes with --live; without it name queues")
     if allow_none and expect is not None:
         raise click.UsageError("--expect and --allow-none contradict each other: use one of them")
-    from qd.cli.state import HealthThresholds
+    from qd.cli.diagnosis import HealthThresholds
 
     with context.ended_within(
         AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
@@ -97,7 +98,8 @@ def command(
 
 
 def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
-    from qd.cli.state import read_state, reasons
+    from qd.cli.diagnosis import reasons
+    from qd.cli.state import read_state
 
     context.given().patience, context.given().only_looks = PATIENCE, True
     found = context.settings()
@@ -109,11 +111,11 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
         output.document(document(state, why))
     else:
         for reason in why:
-            output.say(output.clean(reason.text))
+            output.say(reason.text)
         if not why:
-            output.say(output.clean(well(state)))
+            output.say(well(state))
         for text in warnings(state):
-            output.say(output.clean(f"warn: {text}"))
+            output.say(f"warn: {text}")
     return 1 if why else 0
 
 
@@ -176,6 +178,6 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
 
 def warnings(state: State) -> list[str]:
     """What deserves attention but is no failure."""
-    from qd.cli.state import of_failed
+    from qd.cli.diagnosis import of_failed
 
     return [f"{fact}; {way}" for line in state.queues for fact, way in of_failed(line, state.now)]

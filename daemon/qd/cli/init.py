@@ -1,5 +1,5 @@
 """`qd init`: writes a first project into an empty folder, or prints the file that runs this one under supervisord, systemd,
-Docker or Kubernetes. config.py uses `loaded` and `pools` of this file.
+Docker or Kubernetes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pathlib import Path
 import click
 
 from qd import __version__
-from qd import config as configuration
 from qd.cli import context, init_files, output
 from qd.config import table
-from qd.config.file import PYPROJECT, VARIABLES, find
+from qd.config.file import PYPROJECT, find
 from qd.config.settings import Settings
 from qd.options.drivers import extra_of_url, scheme_of
 
@@ -34,7 +33,7 @@ def init(target: str | None) -> None:
     supervisord, systemd, Docker or Kubernetes."""
     if target is None:
         _write({name: init_files.text_of(name) for name in ("qd.toml", "jobs.py")})
-        output.say(NEXT)
+        click.echo(NEXT)
         return
     project = _project()
     printed: dict[str, Callable[[init_files.Project], str]] = {
@@ -43,7 +42,7 @@ def init(target: str | None) -> None:
         "docker": init_files.docker,
         "k8s": init_files.kubernetes,
     }
-    output.say(printed[target](project).rstrip("\n"))
+    click.echo(printed[target](project).rstrip("\n"))
     if project.kind == "embedded":
         output.note(
             f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
@@ -65,25 +64,8 @@ def _write(files: Mapping[str, str]) -> None:
 # --- this folder's project -------------------------------------------------------------------------------------------
 
 
-def loaded(pool: str | None = None, code: Mapping[str, object] | None = None) -> Settings:
-    """The configuration with the shared options, for one pool."""
-    VARIABLES.begin()
-    options = context.given()
-    flags = {"app": options.app, "connection": options.connection}
-    return configuration.load(
-        Path(options.config) if options.config else None, flags=flags, pool=pool or None, code=code
-    )
-
-
-def pools() -> list[str]:
-    """The pools of the file."""
-    options = context.given().config
-    file = find(Path(options) if options else None, os.environ)
-    return list(file.section("pools")) if file else []
-
-
 def _project() -> init_files.Project:
-    found = loaded()
+    found = context.loaded()
     if not found.app:
         output.note("qd init: no app is named: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
     urls = _used(found)
@@ -95,7 +77,7 @@ def _project() -> init_files.Project:
         file=_by_name(found.root) / found.file.name if found.file else None,
         user=context.user_name(),
         home=Path.home(),
-        pools={pool: loaded(pool).work.stop_timeout for pool in pools() or [""]},
+        pools={pool: context.loaded(pool=pool).work.stop_timeout for pool in context.pool_names() or [""]},
         url_variable=table.environ_name(table.CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
@@ -107,14 +89,14 @@ def _project() -> init_files.Project:
 
 def _used(found: Settings) -> list[str]:
     """The urls of the connections that workers use, and of the copy of failed jobs."""
-    names = [found.default, found.control, *[loaded(pool).work.connection for pool in pools() or [""]]]
+    pools = context.pool_names() or [""]
+    names = [found.default, found.control, *(context.loaded(pool=pool).work.connection for pool in pools)]
     urls = [found.connections[name].url for name in dict.fromkeys(names) if name in found.connections]
     return [url for url in (*urls, found.failed.database) if url]
 
 
 def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
     """The folders to which `qd work` writes."""
-    """The folders to which `qd work` writes itself."""
     if any(scheme_of(url) == "embedded" for url in urls):
         yield _by_name(root)
     for url in urls:

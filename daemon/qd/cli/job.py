@@ -59,9 +59,9 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
     if context.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
     elif was is None:
-        output.note(output.clean(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)"))
+        output.note(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)")
     else:
-        output.say(output.clean(f"cancelled {id}" + ("; its worker is asked to end it" if was == "running" else "")))
+        output.say(f"cancelled {id}" + ("; its worker is asked to end it" if was == "running" else ""))
     return int(was is None)
 
 
@@ -83,9 +83,9 @@ def by_key(job: str, key: str, queue: str | None) -> int:
     if context.given().json:
         output.document({"job": job, "key": key, "queue": queue, "connection": place, "cancelled": cancelled})
     elif cancelled:
-        output.say(output.clean(f"cancelled {job} {key} in {queue}"))
+        output.say(f"cancelled {job} {key} in {queue}")
     else:
-        output.note(output.clean(f"no {job} waits under {key} in {queue}"))
+        output.note(f"no {job} waits under {key} in {queue}")
     return 0 if cancelled else 1
 
 
@@ -135,7 +135,7 @@ def job(id: str) -> int:
         output.note(f"unknown job '{id}': a job that succeeded is only kept if it has a result_ttl")
     else:
         for name, value in lines_of(seen):
-            output.say(f"{name:<10}{output.clean(value)}")
+            output.say(f"{name:<10}{value}")
     return int(seen.status == "unknown")
 
 
@@ -154,7 +154,7 @@ def search(found: Settings, look: Callable[[str], T | None]) -> T | None:
             continue
         if result is not None:
             for other, lost in away.items():
-                output.note(output.clean(f"qd: connection {other} was not searched: {lost}"))
+                output.note(f"qd: connection {other} was not searched: {lost}")
             return result
     if away and len(names) == 1:
         raise away[names[0]]
@@ -162,7 +162,7 @@ def search(found: Settings, look: Callable[[str], T | None]) -> T | None:
         raise ConnectionLost("; ".join(f"connection {name} was not searched: {lost}" for name, lost in away.items()))
     for name in names:
         if why := context.queue(found, name).limits.get("find"):
-            output.note(output.clean(f"qd: connection {name}: {why}"))
+            output.note(f"qd: connection {name}: {why}")
     return None
 
 
@@ -178,7 +178,7 @@ def masters_of(found: Settings) -> list[masters.MasterReport]:
         return masters.masters(context.store(found, found.control))
     except ConnectionLost as error:
         if found.control not in places(found):  # else it is reported there
-            output.note(output.clean(f"qd: workers are unknown, connection {found.control} is unreachable: {error}"))
+            output.note(f"qd: workers are unknown, connection {found.control} is unreachable: {error}")
         return []
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from qd import errors
+from qd import __version__, errors
 from qd.cli import context, output
 from qd.cli.output import note
 from qd.options.kinds import did_you_mean
@@ -138,16 +138,8 @@ def usage(error: click.ClickException) -> int:
     path = ctx.command_path if ctx else "qd"
     words = " ".join(error.format_message().split())
     words = words[:1].lower() + words[1:].rstrip(".")
-    note(f"{path}: {words}; `{path} --help` tells more" if isinstance(error, click.UsageError) else f"{path}: {words}")
+    note(f"{path}: {words}; see `{path} --help`" if isinstance(error, click.UsageError) else f"{path}: {words}")
     return error.exit_code
-
-
-def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from qd import __version__
-
-        click.echo(f"qd {__version__}")
-        ctx.exit()
 
 
 @click.group(
@@ -155,14 +147,7 @@ def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> N
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server away, 78 configuration. `qd work` has its own: `qd work --help`.",
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, message="qd %(version)s")
 @context.options
 def command() -> None:
     """Run background jobs from Redis, SQL databases, beanstalkd or SQS, and manage the workers."""

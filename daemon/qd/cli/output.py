@@ -1,6 +1,7 @@
 """What commands print: results on stdout, notes on stderr, tables for people, one JSON document for programs.
 
-Text from a queue or an operator may hold anything: `clean` it, so that no control character reaches the terminal.
+Text from a queue or an operator may contain anything: all lines are cleaned, so that no control character reaches the
+terminal.
 
 A closed pipe, a full disk or a closed descriptor must not change a command's exit code. If `qd dispatch` sent its job and
 then failed because it could not print the id, a script would send the job again. `guard` sees to that:
@@ -55,7 +56,8 @@ def by_whom(note: Pause | Down, now: float) -> str:
         text += f", until {local_time(time.time() + left)}" if isinstance(note, Down) else ""
         text += f", for {duration(left)} more"
     text += but(note) if isinstance(note, Down) else ""
-    return text + (f': "{shortened(note.reason)}"' if note.reason else "")
+    reason = note.reason if len(note.reason) <= LONGEST else note.reason[:LONGEST] + "..."
+    return text + (f': "{reason}"' if reason else "")
 
 
 def but(note: Down) -> str:
@@ -72,13 +74,9 @@ def local_time(at: float) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S %Z} ({local.isoformat()[-6:]})"
 
 
-def shortened(reason: str) -> str:
-    return reason if len(reason) <= LONGEST else reason[:LONGEST] + "..."
-
-
-def say(text: str = "") -> None:
-    """Print a line of the result."""
-    click.echo(text, color=coloured())
+def say(text: object = "", *, before: str = "") -> None:
+    """Print a line of the result. before: styled text of qd itself, which is not cleaned."""
+    click.echo(before + clean(text), color=coloured())
 
 
 def note(text: str) -> None:
@@ -125,7 +123,7 @@ def ago(seconds: float | None) -> str:
     """ "3m 12s ago", or "just now" for less than a second."""
     if seconds is None:
         return "-"
-    return "just now" if seconds < 1 else f"{duration(int(seconds) if seconds >= 1 else seconds)} ago"
+    return "just now" if seconds < 1 else f"{duration(int(seconds))} ago"
 
 
 def count(number: int, thing: str) -> str:
@@ -139,7 +137,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Seque
     widths = [max(map(width, column)) for column in zip(head, *cells, strict=True)]
     if sys.stdout.isatty() and sum(widths) + len(GAP) * (len(widths) - 1) > shutil.get_terminal_size().columns:
         return _wrapped(head, cells, right)
-    say(click.style(_line(head, head, widths, right), bold=True))
+    say(before=click.style(_line(head, head, widths, right), bold=True))
     for row in cells:
         say(_line(head, row, widths, right))
 
@@ -176,16 +174,11 @@ def _wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 def guard() -> None:
     """Called once by the entry point of `qd`, before anything is opened."""
-    """For the entry point of `qd`, once, before anything is opened."""
-    _open_standard_descriptors()
-    sys.stdout = guarded(sys.stdout, STDOUT, "<stdout>")
-    sys.stderr = guarded(sys.stderr, STDERR, "<stderr>")
-
-
-def _open_standard_descriptors() -> None:
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:  # a standard descriptor that was closed
         os.set_inheritable(fd, True)
     os.close(fd)
+    sys.stdout = guarded(sys.stdout, STDOUT, "<stdout>")
+    sys.stderr = guarded(sys.stderr, STDERR, "<stderr>")
 
 
 def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:

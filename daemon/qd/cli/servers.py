@@ -28,15 +28,18 @@ def migrate(dry_run: bool) -> int:
 
     Makes qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
     """
-    found = {each.name: done(each, dry=dry_run) for each in databases(context.settings())}
+    found: dict[str, list[str]] = {
+        each.name: loaded(MIGRATED)(each, context.given().patience, dry=dry_run)
+        for each in databases(context.settings())
+    }
     if context.given().json:
         output.document({"dry_run": dry_run, "connections": found})
         return 0
     for name, lines in found.items():
         for line in lines:
-            output.say(output.clean(line) if dry_run else output.clean(f"{name}: {line}"))
+            output.say(line if dry_run else f"{name}: {line}")
         if not lines:
-            output.say(output.clean(f"-- {name}: nothing to do" if dry_run else f"{name}: nothing to do"))
+            output.say(f"-- {name}: nothing to do" if dry_run else f"{name}: nothing to do")
     if not found:
         output.say("no connection is a database: nothing to do")
     return 0
@@ -50,11 +53,6 @@ def databases(settings: Settings) -> list[ConnectionSettings]:
     if wanted and found and found[0].driver != "database":
         raise context.Refused(f"connection '{wanted}' is not a database ({found[0].driver}): it needs no tables")
     return [each for each in found if each.driver == "database"]
-
-
-def done(at: ConnectionSettings, *, dry: bool) -> list[str]:
-    lines: list[str] = loaded(MIGRATED)(at, context.given().patience, dry=dry)
-    return lines
 
 
 @click.group(name="embedded")

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from qd.cli import context, output
+from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom
-from qd.cli.state import QueueLine, State, hung, nodes_away, of_failed, read_state, refusals, title_of
+from qd.cli.state import QueueLine, State, read_state, title_of
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
@@ -42,7 +43,13 @@ def status() -> int:
 
 def say(state: State) -> None:
     say_down(state)
-    say_paused_entries(state)
+    for name, note in state.paused_entries.items():
+        every = name == schedule.ALL
+        what, way = ("all entries", "") if every else (f"the entry {name}", f" {name}")
+        paused = f"{'are' if every else 'is'} paused{by_whom(note, state.now)}"
+        output.say(f"{what} of the schedule {paused}; `qd schedule resume{way}` ends it")
+    if state.paused_entries:
+        output.say()
     say_masters(state)
     say_workers(state)
     say_schedulers(state)
@@ -53,23 +60,13 @@ def say(state: State) -> None:
 
 def say_down(state: State) -> None:
     if state.down is not None:
-        output.say(output.clean(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it"))
+        output.say(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it")
     theirs = sorted(
         {f"{m.host}: {m.laravel_down}" for m in state.masters if m.laravel_down and not m.silent(state.now)}
     )
     for what in theirs:
-        output.say(output.clean(f"Laravel's maintenance mode on {what}; `php artisan up` ends it"))
+        output.say(f"Laravel's maintenance mode on {what}; `php artisan up` ends it")
     if state.down is not None or theirs:
-        output.say()
-
-
-def say_paused_entries(state: State) -> None:
-    for name, note in state.paused_entries.items():
-        what, named = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
-        are = "is" if named else "are"
-        value = f"{what} of the schedule {are} paused{by_whom(note, state.now)}; `qd schedule resume{named}` ends it"
-        output.say(output.clean(value))
-    if state.paused_entries:
         output.say()
 
 
@@ -117,7 +114,7 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 def say_schedulers(state: State) -> None:
     """The processes that run the schedule, and their current runs."""
     rows = [
-        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, run_of(s), output.duration(age(s.since, m)))
+        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
         for m in state.masters
         for s in m.schedulers
     ]
@@ -127,7 +124,7 @@ def say_schedulers(state: State) -> None:
         output.table(head, rows, right=("scheduler", "entries"))
 
 
-def run_of(scheduler: masters.SchedulerReport) -> str:
+def runs_of(scheduler: masters.SchedulerReport) -> str:
     more = f" and {scheduler.runs - 1} more" if scheduler.runs > 1 else ""
     return f"{scheduler.run}{more}" if scheduler.run else "-"
 
@@ -155,25 +152,23 @@ def say_queues(state: State) -> None:
 
 def warnings(state: State) -> Iterable[str]:
     for reason in (*nodes_away(state), *refusals(state)):
-        yield output.clean(reason.text)
+        yield reason.text
     for master in state.masters:
         if master.silent(state.now):
             value = output.duration(state.now - master.seen_at)
-            yield output.clean(f"the master with pid {master.pid} on {master.host} has not reported for {value}")
+            yield f"the master with pid {master.pid} on {master.host} has not reported for {value}"
             continue
         if master.hangs:
-            yield output.clean(f"{title_of(master)} (pid {master.pid}): {hung(master)}")
+            yield f"{title_of(master)} (pid {master.pid}): {hung(master)}"
         if master.crashes:
-            yield output.clean(crashed(master))
+            yield crashed(master)
     for line in state.queues:
         if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
-            yield output.clean(f"no qd worker serves {line.name}, where {waiting(line)}")
+            yield f"no qd worker serves {line.name}, where {waiting(line)}"
         for value, way in of_failed(line, state.now):
-            yield output.clean(f"{value}; {way}")
+            yield f"{value}; {way}"
         if line.php:
-            yield output.clean(
-                f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
-            )
+            yield f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
 
 
 def waiting(line: QueueLine) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from click.core import ParameterSource
 
 from qd import config
 from qd.cli import context
+from qd.cli.context import Parsed
 from qd.config.file import VARIABLES
 from qd.config.settings import Settings
 from qd.options.tables import WORK, Option
@@ -22,19 +22,6 @@ from qd.options.tables import WORK, Option
 METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME"}
 Words = tuple[tuple[str, ...], ...]  # each argument, split at its commas
 ELSEWHERE = ("queues", "connection")  # arguments, and an option of every command
-
-
-class Value(click.ParamType[Any]):
-    """A value, parsed by its option; errors name the flag."""
-
-    def __init__(self, option: Option) -> None:
-        self.option, self.name = option, option.kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self.option.read(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,53 +33,47 @@ def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_flags(*, words: Words, queue: tuple[str, ...] | None, delay: Any, daemon: bool, **held: Any) -> Any:
-        ctx = click.get_current_context()
-        given = {name: value for name, value in held.items() if _typed(ctx, name)}
+        given = _typed(held)
         if delay is not None:
             given.setdefault("backoff", delay)
-        if context.given().json:  # as in Laravel
-            given.setdefault("log_format", "json")
-        given.update(_laravel(words, queue) if queue else _queues(words))
-        return function(flags=given)
+        return function(flags=given | (_laravel(words, queue) if queue else _queues(words)))
 
-    decorated: Callable[..., Any] = with_flags
-    for add in reversed(_parameters()):
-        decorated = add(decorated)
-    return decorated
-
-
-def _parameters() -> list[Callable[[Any], Any]]:
-    queue, backoff = WORK["queues"], WORK["backoff"]
-    return [
-        click.argument("words", nargs=-1, metavar="[QUEUE]...", type=Value(WORK["queues"])),
-        click.option(
-            "--queue", type=Value(queue), metavar="QUEUE[,QUEUE...]", help=f"{_capital(queue.help)}; also as arguments."
-        ),
+    queues = Parsed(WORK["queues"].read)
+    help = f"{_capital(WORK['queues'].help)}; also as arguments."
+    return _decorated(
+        with_flags,
+        click.argument("words", nargs=-1, metavar="[QUEUE]...", type=queues),
+        click.option("--queue", type=queues, metavar="QUEUE[,QUEUE...]", help=help),
         *(flag(option) for name, option in WORK.items() if name not in ELSEWHERE),
-        click.option("--delay", type=Value(backoff), hidden=True, help="The old name of --backoff."),
+        click.option("--delay", type=Parsed(WORK["backoff"].read), hidden=True, help="The old name of --backoff."),
         click.option("--daemon", is_flag=True, hidden=True, help="Do nothing, as in Laravel."),
-    ]
+    )
 
 
-def flags_of(helps: Mapping[str, str]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: `function(flags=...)` gets those of these options that were given. helps: name -> help text, "" for that
-    of the table."""
+def schedule_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: `function(flags=...)` gets those of FLAGS that were given."""
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        @functools.wraps(function)
-        def with_flags(**held: Any) -> Any:
-            ctx = click.get_current_context()
-            given = {name: value for name, value in held.items() if _typed(ctx, name)}
-            if context.given().json:
-                given.setdefault("log_format", "json")
-            return function(flags=given)
+    @functools.wraps(function)
+    def with_flags(**held: Any) -> Any:
+        return function(flags=_typed(held))
 
-        decorated: Any = with_flags
-        for name, help in reversed(list(helps.items())):
-            decorated = flag(WORK[name]._replace(help=help or WORK[name].help))(decorated)
-        return decorated
+    options = [WORK[name]._replace(help=help or WORK[name].help) for name, help in FLAGS.items()]
+    return _decorated(with_flags, *map(flag, options))
 
-    return decorate
+
+def _decorated(function: Callable[..., Any], *decorators: Callable[[Any], Any]) -> Callable[..., Any]:
+    for add in reversed(decorators):
+        function = add(function)
+    return function
+
+
+def _typed(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line; --json sets the log format, as in Laravel."""
+    ctx = click.get_current_context()
+    given = {
+        name: value for name, value in held.items() if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return {"log_format": "json", **given} if context.given().json else given
 
 
 def flag(option: Option) -> Callable[[Any], Any]:
@@ -104,7 +85,7 @@ def flag(option: Option) -> Callable[[Any], Any]:
     return click.option(
         *names,
         option.name,
-        type=Value(option),
+        type=Parsed(option.read),
         metavar="|".join(option.choices) or METAVARS[option.kind],
         help=f"{_capital(option.help)}.  [{unit}default: {option.shown}]",
     )
@@ -112,10 +93,6 @@ def flag(option: Option) -> Callable[[Any], Any]:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _typed(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------
@@ -168,7 +145,7 @@ FLAGS = {
 
 
 @click.command("work")
-@flags_of(FLAGS)
+@schedule_flags
 @context.options
 def work(flags: Mapping[str, object]) -> int:
     """Run the schedule, and no jobs: for hosts with the scheduler in a separate process.
@@ -199,12 +176,11 @@ def run(flags: Mapping[str, object]) -> int:
 
     VARIABLES.begin()
     options = context.given()
-    path = Path(options.config) if options.config else None
     given = {**flags, **({"app": options.app} if options.app else {})}
     if options.connection:
         given.setdefault("connection", options.connection)
 
     def load(code: Mapping[str, object] | None) -> Settings:
-        return config.load(path, flags=given, code=code)
+        return config.load(options.file, flags=given, code=code)
 
     return daemon.run(load)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from qd import __version__
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.diagnosis import blind
 from qd.cli.output import by_whom, count, duration
 from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, State, blind, living, refusal, stale, title_of
+from qd.cli.state import FRESH, State, living, refusal, stale, title_of
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError
 from qd.process.exit_codes import Exit

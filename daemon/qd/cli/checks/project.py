@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from qd import config as configuration
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
-from qd.cli.init import loaded, pools
 from qd.cli.output import count
 from qd.config.settings import Settings, sent_to
 from qd.drivers.connections import check_url
@@ -54,7 +53,7 @@ def check_project(project: Project) -> Iterator[Finding]:
     """Fills `project` in. The app is imported before urls are checked, because it may name one."""
     try:
         found = context.loaded()
-        project.pools = {pool: loaded(pool) for pool in pools() or [""]}
+        project.pools = {pool: context.loaded(pool=pool) for pool in context.pool_names() or [""]}
     except QdError as error:
         yield fail("configuration", error, "fix it; `qd config check` shows whether it is valid", Exit.CONFIG)
         return
@@ -104,7 +103,7 @@ def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
     from qd.worker.queues import resolved, without_limit
 
     for pool in project.pools:
-        found = project.pools[pool] = loaded(pool, app._code_settings)
+        found = project.pools[pool] = context.loaded(app._code_settings, pool=pool)
         try:
             project.pools[pool] = resolved(app, found)
         except QdError as error:

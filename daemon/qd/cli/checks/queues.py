@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from qd import payload
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.diagnosis import of_failed, of_queue
 from qd.cli.output import by_whom, count
-from qd.cli.state import QueueLine, State, full, is_object_job, of_failed, of_queue, overdue_of
+from qd.cli.state import QueueLine, State, full, is_object_job, overdue_of
 from qd.cli.state import of_php as state_of_php
 from qd.drivers.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused

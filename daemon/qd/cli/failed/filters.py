@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,21 +23,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 Moment = float | timedelta  # unix seconds, or a time ago
 
 
-class Time(click.ParamType[Moment]):
-    """A point in time: "90s", "2h", "7d" ago, or "2026-11-21", "2026-11-21T10:00"."""
+def time_of(text: str) -> Moment:
+    """A point in time: "90s", "2h", "7d" ago, or "2026-11-21", "2026-11-21T10:00". Raises ValueError."""
+    with suppress(ValueError, OverflowError):
+        return timedelta(seconds=kinds.span(text))
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        known = "'2h', '7d', '2026-11-21', '2026-11-21T10:00', '2026-11-21T10:00+01:00'"
+        raise ValueError(f"{text!r} is neither a time ago nor a date (such as {known})") from None
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
-        try:
-            return timedelta(seconds=kinds.span(value))
-        except (ValueError, OverflowError):
-            pass
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except (ValueError, OverflowError, OSError):
-            known = "'2h', '7d', '2026-11-21', '2026-11-21T10:00', '2026-11-21T10:00+01:00'"
-            self.fail(f"{value!r} is neither a time ago nor a date (such as {known})", param, ctx)
+TIME = context.Parsed(time_of)
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,11 @@ def filters(function: F) -> F:
         ),
         click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
         click.option(
-            "--since", type=Time(), metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
+            "--since", type=TIME, metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
         ),
-        click.option("--until", type=Time(), metavar="TIME", help="Only those that failed before; written as --since."),
+        click.option("--until", type=TIME, metavar="TIME", help="Only those that failed before; written as --since."),
         click.option(
-            "--older-than", type=context.Span(), metavar="TIME", help="Only those that failed longer ago than this."
+            "--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."
         ),
     )
     for decorator in reversed(add):

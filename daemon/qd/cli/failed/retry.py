@@ -145,7 +145,7 @@ def tell_batches(at: Place, ids: Sequence[str]) -> None:
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
     for id in ids[:MOST]:
         if gone := lost(id, batches, at.store):
-            output.note(output.clean(f"qd: {lost_text(id, gone)}"))
+            output.note(f"qd: {lost_text(id, gone)}")
 
 
 @click.command("forget")
@@ -236,7 +236,7 @@ def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, 
     if tally.refusals > MOST:
         output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
-        output.say(output.clean(f"{output.count(tally.done, 'job')} {progress.what}"))
+        output.say(f"{output.count(tally.done, 'job')} {progress.what}")
 
 
 def refusals(at: Place, force: bool) -> Step:

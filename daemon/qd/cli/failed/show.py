@@ -121,12 +121,12 @@ def lines_of(record: Record, now: float) -> Iterator[str]:
     facts |= {"peak memory" if key == "peak" else key: value_of(key, value) for key, value in died.items()}
     for name, value in facts.items():
         if value not in (None, ""):
-            yield output.clean(f"{name + ':':<13}{value}")
+            yield f"{name + ':':<13}{value}"
     stack = (record.death or {}).get("stack")
     parts = {"reason": record.reason if "\n" in record.reason else "", "traceback": record.trace, "stack": stack}
     for name, text in (parts | {"payload": pretty(record)}).items():
         if text:
-            yield from ("", f"{name}:", *(output.clean(line) for line in str(text).splitlines()))
+            yield from ("", f"{name}:", *str(text).splitlines())
 
 
 def moment_of(at: float, now: float) -> str:

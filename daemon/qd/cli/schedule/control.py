@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--for", "seconds", type=context.Span(), metavar="TIME", help="Resume automatically after this long.")
+@click.option("--for", "seconds", type=context.SPAN, metavar="TIME", help="Resume automatically after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd schedule list`.")
 @context.options
 def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
@@ -43,7 +43,7 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     for name in names or ("",):
         ends = f"`qd schedule resume{name and f' {shlex.quote(name)}'}`"
         until = f"until {ends}" if seconds is None else f"for {output.duration(seconds)}"
-        output.say(output.clean(f"{name or 'all entries'}: paused {until}"))
+        output.say(f"{name or 'all entries'}: paused {until}")
 
 
 def checked(names: tuple[str, ...]) -> Settings:
@@ -80,7 +80,7 @@ def resume(names: tuple[str, ...]) -> None:
         return output.document({"resumed": listed, "all_paused": every})
     for name in names or were:
         result = "resumed" if name in were else "was not paused"
-        output.say(f"{'all entries' if name == schedule.ALL else output.clean(name)}: {result}")
+        output.say(f"{'all entries' if name == schedule.ALL else name}: {result}")
     if not names and not were:
         output.say("nothing was paused")
     if every:
@@ -106,7 +106,7 @@ def clear_locks(names: tuple[str, ...]) -> None:
         return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
     now = context.store(found, found.control).now()
     for name, lock in freed:
-        output.say(output.clean(f"{name}: freed; {held(lock, now)}"))
+        output.say(f"{name}: freed; {held(lock, now)}")
     if not freed:
         output.say("no lock was taken")
 

@@ -91,12 +91,12 @@ class MinuteReport:
                 output.note(line)
         else:
             more = f": job {id}" if outcome == "sent" else f", took {output.duration(took)}"
-            output.say(output.clean(f"{outcome} {name}{more}"))
+            output.say(f"{outcome} {name}{more}")
 
     def _skip(self, name: str, reason: str, at: object = None) -> None:
         self.skipped.append({"entry": name, "tick_at": seconds(at), "reason": reason})
         if self._speaks and self._reasons:
-            output.say(output.clean(f"skipped {name}: {reason}"))
+            output.say(f"skipped {name}: {reason}")
 
     # -- the end
 
@@ -285,7 +285,7 @@ def sent_now(entry: Entry, task: JobTask) -> int:
     if context.given().json:
         output.document({"name": entry.name, "kind": entry.kind, "ok": True, "id": id})
     else:
-        output.say(output.clean(f"sent {what(entry)} {id}"))
+        output.say(f"sent {what(entry)} {id}")
     return 0
 
 

@@ -26,20 +26,16 @@ if TYPE_CHECKING:
 WIDE = 60  # characters of what an entry does, in a table
 
 
-class Zone(click.ParamType[str]):
-    """An IANA name."""
-
-    name = "zone"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return str(KINDS["zone"](value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+ZONE = context.Parsed(KINDS["zone"])
 
 
 @click.command("list")
-@click.option("--timezone", type=Zone(), metavar="ZONE", help="Show times in this zone.  [each entry's own]")
+@click.option(
+    "--timezone",
+    type=ZONE,
+    metavar="ZONE",
+    help="Show times in this zone.  [each entry's own]",
+)
 @context.options
 def list_(timezone: str | None) -> int:
     """List what runs when, how it went, what holds it back.
@@ -54,7 +50,7 @@ def list_(timezone: str | None) -> int:
         output.document(document(entries, seen, found, timezone))
     else:
         for line in above(seen):
-            output.say(output.clean(line))
+            output.say(line)
         say_entries(entries, seen, found, timezone)
     for name, why in seen.away.items():
         output.note(f"qd: the state on connection {name} is unknown: {why}")

@@ -16,7 +16,7 @@ DJANGOS = ("--settings", "--pythonpath")  # already handled by manage.py
 
 
 class Command(BaseCommand):
-    help = "Work on background jobs, and steer those who do: `manage.py qd --help` tells more."
+    help = "Run background jobs and manage the workers; see `manage.py qd --help`."
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own shape
 
     def run_from_argv(self, argv: list[str]) -> None:

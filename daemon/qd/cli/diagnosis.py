@@ -1,0 +1,286 @@
+"""Why masters and queues are not well: for `qd status`, `qd health` and `qd doctor`.
+
+State -> reasons -> Reason(kind, text: the fact, the thing with its value, the fix)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qd.cli.output import ago, count, duration
+from qd.cli.state import QueueLine, State, living, stale, title_of
+from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
+
+STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
+UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when
+CRASHES, WITHIN = 5, 30.0  # this many workers of one master in this many seconds
+REPLACED, APART = 5, 60.0  # keepers of one master, and the mean seconds between them
+UNSCHEDULED = 5.0  # seconds without a scheduler where one is wanted; it is replaced within one
+FULL = 0.8  # part of the failed store's limits; above it there is a warning
+RECENT = 86400.0  # seconds for which commands warn after a failed job was dropped
+GRACE = 10.0  # seconds after `qd restart`, or after a job arrived, in which masters may still be starting
+
+
+@dataclass(frozen=True)
+class Reason:
+    """kind: a word for programs. queue, master: what it is about, or ""."""
+
+    kind: str
+    text: str
+    queue: str = ""
+    master: str = ""
+
+
+@dataclass(frozen=True)
+class HealthThresholds:
+    """The values of --max-ready, --max-age (seconds) and --expect, None if not given; and --allow-none."""
+
+    max_ready: int | None = None
+    max_age: float | None = None
+    expect: int | None = None
+    allow_none: bool = False
+
+
+def reasons(state: State, limits: HealthThresholds) -> Iterator[Reason]:
+    yield from nodes_away(state)
+    yield from refusals(state)
+    if not blind(state):
+        yield from too_few(state, limits)
+        for master in state.masters:
+            yield from of_master(master, state)
+    for line in state.queues:
+        if state.knows_masters:
+            yield from of_queue(line, state)
+        yield from over(line, limits, state)
+
+
+# -- servers
+
+PRIMARY = "it is a replica, or a failover is under way: point the url at the primary"
+WAYS = {
+    "READONLY": PRIMARY,
+    "read-only": PRIMARY,
+    "MISCONF": "free its disk and see its log",
+    "NOREPLICAS": "start its replicas, or lower min-replicas-to-write",
+    "OOM": "let workers make room, or raise maxmemory",
+}
+
+
+def nodes_away(state: State) -> Iterator[Reason]:
+    for place, why in state.nodes.items():
+        lacks = f"; not known: {', '.join(state.unknown)}" if state.unknown else ""
+        yield Reason("node", f"node {place} of the cluster is unreachable ({why}){lacks}; start it, or see its log")
+
+
+def refusals(state: State) -> Iterator[Reason]:
+    for place, text in state.refused.items():
+        fact = f"the server refuses writes: {text.rstrip('.')}"
+        yield Reason("refused", f"connection {place}: {fact}; {way_out(text)}")
+
+
+def blind(state: State) -> bool:
+    """Whether masters are silent because the server refuses their reports: their state is unknown."""
+    return not state.knows_masters or (state.control in state.refused and not living(state))
+
+
+def way_out(text: str) -> str:
+    return next((way for word, way in WAYS.items() if word in text), "see its log")
+
+
+# -- masters
+
+
+def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
+    """A silent master is a separate reason."""
+    there = len(living(state))
+    if restarting(state):
+        return
+    if limits.expect is not None and there < limits.expect:
+        fact = f"{count(there, 'master')} of the {limits.expect} expected"
+        yield Reason("masters", f"{fact}; start `qd work` where it is missing (`qd status` names those that run)")
+    elif not state.masters and not limits.allow_none:
+        fact = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+        yield Reason("no-master", fact)
+
+
+def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
+    who, title = f"{title_of(master)} (pid {master.pid})", title_of(master)
+    if stale(master, state.now):
+        if not replaced(master, state):
+            fact = f"its keeper has not reported for {duration(state.now - master.seen_at)}"
+            way = "check whether it runs there and reaches this server; if that host is gone"
+            yield Reason("silent-master", f"{who}: {fact}; {way}: HDEL qd:masters {master.token}", master=title)
+        return
+    if master.hangs:
+        yield Reason("hung-master", f"{who}: {hung(master)}", master=title)
+    crashed = [at for at in master.crashes if state.now - at <= WITHIN]
+    if len(crashed) >= CRASHES:
+        fact = f"{len(crashed)} workers crashed in the last {duration(WITHIN)}; see `worker.died` in its log"
+        yield Reason("crashes", f"{who}: {fact}", master=title)
+    for slot in master.silent_workers:
+        yield Reason("silent-worker", f"{who}: {silent(master, slot)}", master=title)
+    if master.unscheduled is not None and state.now - master.unscheduled > UNSCHEDULED:
+        fact = f"no scheduler for {duration(state.now - master.unscheduled)}; see `scheduler.` in its log"
+        yield Reason("scheduler", f"{who}: {fact}", master=title)
+    up = state.now - master.booted_at
+    if master.keeper_restarts >= REPLACED and up / master.keeper_restarts < APART:
+        fact = f"its keeper ended {master.keeper_restarts} times in {duration(up)}; see `keeper.` in its log"
+        yield Reason("keeper", f"{who}: {fact}", master=title)
+
+
+def silent(master: MasterReport, slot: int) -> str:
+    children: list[tuple[str, WorkerReport | SchedulerReport]] = [("worker", worker) for worker in master.workers]
+    children += [("scheduler", scheduler) for scheduler in master.schedulers]
+    names = (f"{word} {slot} (pid {child.pid})" for word, child in children if child.slot == slot)
+    what = next(names, f"worker {slot}")
+    return f"{what} stopped answering; USR1 to the master writes its stack to the log"
+
+
+def hung(master: MasterReport) -> str:
+    text = f"the master has not answered for {duration(master.master_silent)}, though its keeper reports"
+    return f"{text}; kill -9 {master.pid} on {master.host}, its supervisor restarts it"
+
+
+def replaced(gone: MasterReport, state: State) -> bool:
+    """Whether another master of the same pool has started since it fell silent, such as a new container."""
+    others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
+    return any(other.booted_at > gone.seen_at for other in others)
+
+
+# -- queues
+
+
+@dataclass(frozen=True)
+class Untaken:
+    """Why no worker takes the ready jobs. kind: that of a Reason, "" if it is no reason by itself."""
+
+    kind: str
+    fact: str
+    way: str
+
+
+def of_queue(line: QueueLine, state: State) -> Iterator[Reason]:
+    why = untaken(line, state) if line.sizes.ready or line.overdue else None
+    if why is not None and why.kind:
+        yield Reason(why.kind, f"queue '{line.name}': {waiting(line)} and {why.fact}; {why.way}", queue=line.name)
+
+
+def waiting(line: QueueLine) -> str:
+    if line.sizes.ready:
+        return f"{line.sizes.ready} ready"
+    if not line.sizes.delayed:
+        return f"{line.sizes.reserved} reserved, the first lease ended {ago(line.overdue)},"
+    return f"{line.sizes.delayed} delayed, the first due {ago(line.overdue)},"
+
+
+def untaken(line: QueueLine, state: State) -> Untaken:
+    """The first of these that applies."""
+    if line.paused:
+        return Untaken("", "it is paused", f"`qd resume {line.name}`")
+    if shut(line, state):
+        if state.down:
+            return Untaken("", "maintenance mode", "`qd up`")
+        return Untaken("", "Laravel's maintenance mode", "`php artisan up`")
+    serving = [m for m in living(state) if serves(m, line)]
+    # Stuck: no worker that is free took anything. A queue whose workers are all busy is behind, not stuck.
+    moments = [m.stuck.get(line.name) for m in serving if works(m) and not busy(m)]
+    since = [moment for moment in moments if moment is not None]
+    stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
+    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
+        text = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
+        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", text)
+    if not serving and (line.php or line.theirs):
+        return Untaken("", "only PHP workers serve it", "add PHP workers")
+    if not serving:
+        return unserved(line, state)
+    if not any(master.workers for master in serving):
+        kind = "stuck" if stuck_for > STUCK else ""
+        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "see the `worker.` lines of its log")
+    if stuck_for > STUCK:
+        workers = count(sum(len(master.workers) for master in serving), "worker")
+        fact = f"nothing taken for {duration(stuck_for)} by the {workers} of {names_of(serving)}"
+        return Untaken("stuck", fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log")
+    if not any(works(master) for master in serving):
+        return Untaken("", f"{names_of(serving)} is {serving[0].state}", "CONT to a paused master resumes it")
+    if all(busy(master) for master in serving if works(master)):
+        return Untaken("", "all workers are busy", "add workers")
+    return Untaken("", "", "add workers")
+
+
+def unserved(line: QueueLine, state: State) -> Untaken:
+    kind = "unserved" if old(line) and not restarting(state) else ""
+    silent = [m for m in state.masters if stale(m, state.now) and serves(m, line) and not replaced(m, state)]
+    start = f"start `qd work {line.name}`"
+    if blind(state):
+        return Untaken("", "no master can report", "fix the server that refuses writes")
+    if silent:
+        seconds = duration(state.now - silent[0].seen_at)
+        return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
+    if not living(state):
+        return Untaken(kind, "no master runs", start)
+    return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
+
+
+def names_of(masters: list[MasterReport]) -> str:
+    return ", ".join(f"{title_of(m)} (pid {m.pid})" for m in masters[:3])
+
+
+def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
+    """Warnings about the failed store of a queue, each with a fix. No job waits because of it."""
+    way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
+    at = line.failed.dropped_at
+    if at is not None and now - at < RECENT:
+        text = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"
+        yield f"{text}, the last {ago(max(0.0, now - at))}", way
+    elif line.full >= FULL:
+        used = f"{line.sizes.failed} of them, {line.failed.bytes / (1 << 20):.1f} MB"
+        text = f"the failed jobs of queue '{line.name}' use {line.full:.0%} of their limits ({used})"
+        yield f"{text}; beyond them the oldest are dropped", way
+
+
+def shut(line: QueueLine, state: State) -> bool:
+    """Whether maintenance mode stops it: qd's, or Laravel's on every host that serves it."""
+    if state.down is not None and line.name not in state.down.allow:
+        return True
+    serving = [master for master in living(state) if serves(master, line)]
+    return bool(serving) and all(master.laravel_down for master in serving)
+
+
+def serves(master: MasterReport, line: QueueLine) -> bool:
+    return master.connection == line.connection and line.name in master.queues
+
+
+def works(master: MasterReport) -> bool:
+    """Whether it takes jobs; in maintenance mode those of allowed queues."""
+    return master.state == "running" or (master.state == "down" and not master.laravel_down)
+
+
+def busy(master: MasterReport) -> bool:
+    """Whether each worker runs a job (see --max-age)."""
+    return bool(master.workers) and all(worker.job for worker in master.workers)
+
+
+def old(line: QueueLine) -> bool:
+    """Unknown counts as old: payloads of Laravel 8 have no creation time."""
+    if not line.sizes.ready:
+        return line.overdue >= GRACE
+    return line.sizes.oldest_age is None or line.sizes.oldest_age >= GRACE
+
+
+def restarting(state: State) -> bool:
+    return state.restart is not None and state.now - state.restart.at < GRACE
+
+
+def over(line: QueueLine, limits: HealthThresholds, state: State) -> Iterator[Reason]:
+    why = untaken(line, state)
+    rest = f" ({why.fact}); {why.way}" if why.fact else f"; {why.way}"
+    ready, age = line.sizes.ready, line.sizes.oldest_age if line.sizes.ready else line.overdue
+    if limits.max_ready is not None and ready > limits.max_ready:
+        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
+        yield Reason("max-ready", what, queue=line.name)
+    if limits.max_age is not None and age is not None and age > limits.max_age:
+        what = (
+            f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        )
+        yield Reason("max-age", f"{what}{rest}", queue=line.name)
