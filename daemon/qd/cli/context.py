@@ -172,7 +172,7 @@ def store(found: Settings, name: str) -> KeyspaceStore:
 def store_at(url: str, prefix: str) -> KeyspaceStore:
     """The store under `prefix` of the Redis at `url`, until the command ends."""
     from qd.config.settings import provider_of
-    from qd.drivers.redis.driver import opened
+    from qd.drivers.redis_driver import opened
     from qd.store.base import KeyspaceStore
 
     if provider_of(url):

@@ -9,6 +9,7 @@ database       Queues and the keyspace in tables of PostgreSQL, MySQL, MariaDB o
 embedded       The url embedded: starts a private Valkey for one project.
 keyspace       The base of every driver with workers: names of keys, and Lua scripts that work on them.
 redis          One Redis or Valkey, over redis-py.
+redis_driver   Opens queues and keyspaces on Redis, Valkey and clusters.
 send_only      Drivers without workers: null and failover.
 sqs            Amazon SQS.
 types          The values that cross the driver contract: Reserved, Turn, Outgoing, effects, batches.

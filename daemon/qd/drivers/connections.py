@@ -292,7 +292,7 @@ def check_credentials(found: ConnectionSettings) -> None:
     """Raises ConfigError if its credential provider cannot be imported. Call it in a process that has imported the app."""
     if not provider_of(found.url):
         return
-    from qd.drivers.redis.driver import check_provider  # only if there is a provider
+    from qd.drivers.redis_driver import check_provider  # only if there is a provider
 
     try:
         check_provider(found.url or "")

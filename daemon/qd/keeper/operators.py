@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from qd.drivers.base import KeeperConnector
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Keyspace
-from qd.drivers.redis.driver import opened
+from qd.drivers.redis_driver import opened
 from qd.errors import ConnectionLost, ServerRefused
 from qd.log import Log
 from qd.master.code import ChildContext

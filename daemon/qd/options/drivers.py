@@ -38,10 +38,10 @@ REDIS = ("redis", "rediss", "unix", "embedded", "redis+sentinel", "rediss+sentin
 DRIVERS: Mapping[str, Driver] = {
     "redis": Driver(
         schemes=dict.fromkeys(REDIS, ""),
-        open="qd.drivers.redis.driver:open_queue",
+        open="qd.drivers.redis_driver:open_queue",
         client="qd.drivers.redis.client",
-        keyspace="qd.drivers.redis.driver:open_space",
-        url="qd.drivers.redis.driver:check",
+        keyspace="qd.drivers.redis_driver:open_space",
+        url="qd.drivers.redis_driver:parsed",
     ),
     "database": Driver(
         schemes={

@@ -67,6 +67,8 @@ there, a batch and the ticks one each: cluster/deferred.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qd.options.kinds import BESIDE
 
 RESTART = "qd:restart"
@@ -86,95 +88,73 @@ def is_queue(name: str) -> bool:
     return not name.endswith(BESIDE)
 
 
-def ready(queue: str) -> str:
-    return f"queues:{queue}"
+def _of_queue(ending: str) -> Callable[[str], str]:
+    def key(queue: str) -> str:
+        return f"queues:{queue}{ending}"
+
+    return key
 
 
-def delayed(queue: str) -> str:
-    return f"queues:{queue}:delayed"
+def _of(start: str, ending: str = "") -> Callable[[str], str]:
+    def key(name: str) -> str:
+        return f"{start}{name}{ending}"
+
+    return key
 
 
-def reserved(queue: str) -> str:
-    return f"queues:{queue}:reserved"
+ready = _of_queue("")
+delayed = _of_queue(":delayed")
+reserved = _of_queue(":reserved")
+notify = _of_queue(":notify")
+owners = _of_queue(":owners")
+paused = _of_queue(":paused")
+failed = _of_queue(":failed")
+failed_at = _of_queue(":failed_at")
+keyed = _of_queue(":keyed")
+deaths = _of_queue(":deaths")
+taken = _of_queue(":qd-taken")
+holding = _of_queue(":qd-holding")
+ended = _of_queue(":qd-ended")
+sending = _of_queue(":qd-sending")
+sender = _of_queue(":qd-sender")
+resent = _of_queue(":qd-resent")
+elsewhere = _of_queue(":qd-elsewhere")
+
+# On a cluster only: next to the key of a queue, a batch or the ticks (`ends`), and next to a ready list.
+ends = _of("", ":ends")
+seen_ids = _of("", ":seen")
+cancelled = _of("", ":cancel")
+ON_CLUSTER = (ends(""), seen_ids(""), cancelled(""))
+"""Endings of keys that exist on a cluster only."""
+
+unique = _of("qd:unique:")
+kept = _of("qd:job:")  # the stored result of a job
+batch = _of("qd:batch:")
+batch_pending = _of("qd:batch:", ":pending")
+batch_failed = _of("qd:batch:", ":failed")
+lock = _of("qd:lock:")
+slots = _of("qd:slots:")
+places_of = _of("qd:places:")  # names of the locks and slots that a job holds
+errors = _of("qd:errors:")
+rest = _of("qd:rest:")
+overlap = _of("qd:overlap:")
+
+# The braces keep all keys of a rate, and of an app.lock, in one slot of a cluster.
+starts = _of("qd:rate:{", "}:starts")
+turns = _of("qd:rate:{", "}:turns")
+due = _of("qd:rate:{", "}:due")
+mutex = _of("qd:mutex:{", "}")
+fence = _of("qd:mutex:{", "}:fence")
+line = _of("qd:mutex:{", "}:line")
+seen = _of("qd:mutex:{", "}:seen")
 
 
-def notify(queue: str) -> str:
-    return f"queues:{queue}:notify"
-
-
-def owners(queue: str) -> str:
-    return f"queues:{queue}:owners"
-
-
-def paused(queue: str) -> str:
-    return f"queues:{queue}:paused"
-
-
-def failed(queue: str) -> str:
-    return f"queues:{queue}:failed"
-
-
-def failed_at(queue: str) -> str:
-    return f"queues:{queue}:failed_at"
-
-
-def deaths(queue: str) -> str:
-    return f"queues:{queue}:deaths"
-
-
-def keyed(queue: str) -> str:
-    return f"queues:{queue}:keyed"
-
-
-def taken(queue: str) -> str:
-    return f"queues:{queue}:qd-taken"
-
-
-def holding(queue: str) -> str:
-    return f"queues:{queue}:qd-holding"
-
-
-def ended(queue: str) -> str:
-    return f"queues:{queue}:qd-ended"
-
-
-def sending(queue: str) -> str:
-    return f"queues:{queue}:qd-sending"
-
-
-def sender(queue: str) -> str:
-    return f"queues:{queue}:qd-sender"
+def wake(name: str, waiter: str) -> str:
+    return f"{mutex(name)}:wake:{waiter}"
 
 
 def kept_text(queue: str, id: str) -> str:
     return f"qd:message:{queue}:{id}"
-
-
-def resent(queue: str) -> str:
-    return f"queues:{queue}:qd-resent"
-
-
-def elsewhere(queue: str) -> str:
-    return f"queues:{queue}:qd-elsewhere"
-
-
-# The next three exist on a cluster only, next to the key `name` of a queue, a batch or the ticks, or the list `ready`.
-
-
-def ends(name: str) -> str:
-    return f"{name}:ends"
-
-
-def seen_ids(ready: str) -> str:
-    return f"{ready}:seen"
-
-
-def cancelled(ready: str) -> str:
-    return f"{ready}:cancel"
-
-
-ON_CLUSTER = (ends(""), seen_ids(""), cancelled(""))
-"""Endings of keys that exist on a cluster only."""
 
 
 def of_host(host: str, entry: str) -> str:
@@ -190,82 +170,3 @@ def entry_of_host(name: str) -> str:
 def host_of(name: str) -> str:
     """The host that `of_host` was given; "" for another name."""
     return name.partition(OF)[0] if OF in name else ""
-
-
-def overlap(entry: str) -> str:
-    return f"qd:overlap:{entry}"
-
-
-def unique(name: str) -> str:
-    return f"qd:unique:{name}"
-
-
-def kept(id: str) -> str:
-    return f"qd:job:{id}"
-
-
-def batch(id: str) -> str:
-    return f"qd:batch:{id}"
-
-
-def batch_pending(id: str) -> str:
-    return f"qd:batch:{id}:pending"
-
-
-def batch_failed(id: str) -> str:
-    return f"qd:batch:{id}:failed"
-
-
-def lock(name: str) -> str:
-    return f"qd:lock:{name}"
-
-
-def mutex(name: str) -> str:
-    """For app.lock. The braces keep all keys of a lock in one slot of a cluster."""
-    return f"qd:mutex:{{{name}}}"
-
-
-def fence(name: str) -> str:
-    return f"qd:mutex:{{{name}}}:fence"
-
-
-def line(name: str) -> str:
-    return f"qd:mutex:{{{name}}}:line"
-
-
-def seen(name: str) -> str:
-    return f"qd:mutex:{{{name}}}:seen"
-
-
-def wake(name: str, waiter: str) -> str:
-    return f"qd:mutex:{{{name}}}:wake:{waiter}"
-
-
-def slots(name: str) -> str:
-    return f"qd:slots:{name}"
-
-
-def places_of(owner: str) -> str:
-    """Names of the locks and slots that a job holds."""
-    return f"qd:places:{owner}"
-
-
-def starts(name: str) -> str:
-    """The braces keep all keys of a rate in one slot of a cluster."""
-    return f"qd:rate:{{{name}}}:starts"
-
-
-def turns(name: str) -> str:
-    return f"qd:rate:{{{name}}}:turns"
-
-
-def due(name: str) -> str:
-    return f"qd:rate:{{{name}}}:due"
-
-
-def errors(name: str) -> str:
-    return f"qd:errors:{name}"
-
-
-def rest(name: str) -> str:
-    return f"qd:rest:{name}"

@@ -5,7 +5,6 @@ client         Opens and closes sockets with redis-py.
 client_url     Qd(redis=client): the connection parameters of a redis-py client.
 connection     RedisConnection: pipelining, bounded waits, scripts.
 credentials    Logins from a credential provider, called at each connect.
-driver         Opens queues and keyspaces on Redis, Valkey and clusters.
 protocol       Encoding of commands, meaning of replies, greeting.
 queue          RedisQueue: a worker's turn and wait.
 sentinel       Finds the primary.

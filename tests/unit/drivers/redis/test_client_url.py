@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel
 from qd import Qd
 from qd.drivers.redis import credentials
 from qd.drivers.redis.client_url import url_of
-from qd.drivers.redis.driver import parsed
+from qd.drivers.redis_driver import parsed
 from qd.drivers.redis.sentinel import Primary, target_of
 from qd.errors import ConfigError
 
@@ -161,7 +161,7 @@ def test_a_url_and_a_client_are_two_servers() -> None:
     "code",
     [
         "import qd; qd.Qd('redis://h/0').settings",
-        "from qd.drivers.redis.driver import check; check('redis://h/0'); check('rediss+sentinel://h/s')",
+        "from qd.drivers.redis_driver import parsed; parsed('redis://h/0'); parsed('rediss+sentinel://h/s')",
         "import qd.master.master, qd.daemon, qd.cli.main",
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from qd import config
 from qd.drivers.redis.credentials import Login, check
-from qd.drivers.redis.driver import check_provider
+from qd.drivers.redis_driver import check_provider
 from qd.drivers.redis.url import RedisUrl
 from qd.errors import ConfigError, NeedsMending, Unreachable, Unusable
 

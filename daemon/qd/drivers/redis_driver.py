@@ -1,6 +1,6 @@
 """Opens queues and keyspaces on Redis or Valkey (see the table in options/drivers.py), and checks their URLs.
 
-Nothing here connects or loads redis-py.
+Nothing here connects or loads redis-py. This file is not in redis/, because it also opens clusters, which are built on redis/.
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ def is_cluster(url: str | None) -> bool:
     return (url or "").partition(":")[0].endswith("+cluster")
 
 
-def check(url: str) -> None:
-    """Raises ConfigError."""
-    parsed(url)
-
-
 def check_provider(url: str) -> None:
     """Raises ConfigError if its credential provider cannot be imported. Does not call the provider."""
     provider = parsed(url).login.provider
@@ -64,7 +59,7 @@ def check_provider(url: str) -> None:
 
 
 def parsed(url: str) -> RedisUrl:
-    """For a cluster, the URL of its first server."""
+    """For a cluster, the URL of its first server. Raises ConfigError."""
     if url.partition(":")[0] in SCHEMES:
         seeds = seeds_of(url)
         return RedisUrl(seeds.url(seeds.places[0]))
