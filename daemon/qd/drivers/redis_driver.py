@@ -1,6 +1,6 @@
 """Opens queues and keyspaces on Redis or Valkey (see the table in options/drivers.py), and checks their URLs.
 
-Nothing here connects or loads redis-py. This file is not in redis/, because it also opens clusters, which are built on redis/.
+Nothing here connects or loads redis-py. It is not in redis/, because it also opens clusters, which build on redis/.
 """
 
 from __future__ import annotations

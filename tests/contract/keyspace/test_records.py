@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from qd.config.settings import ConnectionSettings
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
+from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.keyspace.records import KeptBatches, KeptTicks
-from qd.drivers.keyspace.sending import cancelled, due, moved, sent
 from qd.drivers.types import Callback, Claim, Entry, NewBatch, Outgoing
 from qd.payload.build import make
 from qd.store import masters
@@ -106,18 +107,16 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, beside: 
 
 
 def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, beside: Beside) -> None:
-    def named(*names: str) -> list[str]:
-        return ["app_" + name for name in names]
-
+    queue = KeyspaceQueue(ConnectionSettings("any", prefix="app_"), store.space)
     both = [Outgoing("a", payload(id), lock="order:7", owner=id, hold=60) for id in ("u1", "u2")]
-    assert sent(store.space, named, [*both, Outgoing("a", payload("u3"), delay=30)]) == [None, "u1", None]
+    assert queue.post([*both, Outgoing("a", payload("u3"), delay=30)]) == [None, "u1", None]
     text = payload("u4").replace(b'"attempts"', b'"qd":{"key":"00001.a late"},"attempts"')
-    sent(store.space, named, [Outgoing("a", text, delay=30, key="00001.a late")])
-    first = due(store.space, named, "a", "late")
-    assert moved(store.space, named, "a", "late", 3600)
+    queue.post([Outgoing("a", text, delay=30, key="00001.a late")])
+    first = queue.keyed_due("a", "late")
+    assert queue.move_keyed("a", "late", 3600)
     assert first is not None
-    assert 3500 < (due(store.space, named, "a", "late") or 0) - first < 3700
-    assert cancelled(store.space, named, "a", "late")
-    assert not cancelled(store.space, named, "a", "late")
+    assert 3500 < (queue.keyed_due("a", "late") or 0) - first < 3700
+    assert queue.cancel_keyed("a", "late")
+    assert not queue.cancel_keyed("a", "late")
     assert masters.queues_found(store) == ["a"]
     beside.call("DEL", "app_" + keys.unique("order:7"))

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from qd.drivers.broker.base import Broker
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, script
+from qd.drivers.keyspace.base import Arg, Keyspace, checked, script
 from qd.drivers.keyspace.records import KeptBatches, KeptTicks
 from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Answers, Claim, Claimed, Effect, Entry, NewBatch, Push, ends
@@ -141,9 +141,7 @@ class Outbox:
     def _note_resent(self, name: str, payloads: Sequence[bytes]) -> None:
         counts = Counter(map(digest, payloads))
         notes: list[tuple[Arg, ...]] = [("HSET", name, each, count) for each, count in counts.items()]
-        for reply in self.space.call_many([*notes, ("EXPIRE", name, RESENT)]):
-            if isinstance(reply, Exception):
-                raise reply
+        checked(self.space.call_many([*notes, ("EXPIRE", name, RESENT)]))
 
     def _sent_of(
         self, queue: str, payloads: Sequence[bytes], errors: Sequence[QdError | None]

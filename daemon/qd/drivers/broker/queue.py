@@ -36,7 +36,7 @@ from qd.drivers.broker.base import Broker, Delivery
 from qd.drivers.broker.outbox import Outbox, OutboxBatches, OutboxTicks, digest
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
-from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.drivers.keyspace.queue import ANSWER_KEYS, DEFAULT, Bounds, KeyspaceQueue, release_args
 from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Count, Effect, Gaps, Outgoing, Push, Released, Reserved, Sizes, Turn
 from qd.errors import ConnectionLost, Malformed, ServerRefused
@@ -371,14 +371,12 @@ class BrokerQueue(KeyspaceQueue):
 
     # -- answers: the step of every connection, and the end of the delivery
 
-    def _answer(
-        self, name: str, queue: str, names: Sequence[str], args: Sequence[Arg], effects: Sequence[Effect]
-    ) -> bytes | None:
-        """Run the script. Returns "<id> <handle>" of the delivery (b"" if it has none), or None if the lease was lost."""
+    def _answer(self, name: str, queue: str, args: Sequence[Arg], effects: Sequence[Effect]) -> bytes | None:
+        """Returns "<id> <handle>" of the delivery (b"" if it has none), or None if the lease was lost."""
         self._note(effects)
         more, options = effect_args(effects, self.settings.prefix)
-        names = self._keys(*names, *more, *[kind(queue) for kind in DELIVERY_KEYS])
-        reply = script(name).call(self.space, names, *args, *options)
+        own, ours = ([kind(queue) for kind in kinds] for kinds in (ANSWER_KEYS[name], DELIVERY_KEYS))
+        reply = script(f"delivery_{name}").call(self.space, self._keys(*own, *more, *ours), *args, *options)
         return reply if isinstance(reply, bytes) else None
 
     def _note(self, effects: Sequence[Effect]) -> None:
@@ -393,8 +391,7 @@ class BrokerQueue(KeyspaceQueue):
                 self.outbox.try_to_forward([effect.queue for effect in effects if isinstance(effect, Push)])
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        names = (keys.reserved(done.queue), keys.owners(done.queue))
-        answered = self._answer("delivery_ack", done.queue, names, (self.owner, done.member), effects)
+        answered = self._answer("ack", done.queue, (self.owner, done.member), effects)
         self._end_current(done.queue, answered)
         self._forward(effects)
         return answered is not None
@@ -419,16 +416,10 @@ class BrokerQueue(KeyspaceQueue):
         self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect]
     ) -> bytes | None:
         self.outbox.note([queue])
-        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
-        names = [*[kind(queue) for kind in kinds], keys.CANCEL]
-        args = (owner, member, back.text, back.delay, int(back.head))
-        return self._answer("delivery_release", queue, names, args, effects)
+        return self._answer("release", queue, release_args(owner, member, back), effects)
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
-        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
-        names = [kind(held.queue) for kind in kinds]
-        args = (self.owner, held.member, held.mark, record, raw, *self.keep.args)
-        answered = self._answer("delivery_bury", held.queue, names, args, effects)
+        answered = self._answer("bury", held.queue, self._bury_args(held, record, raw), effects)
         self._end_current(held.queue, answered)
         self._forward(effects)
         return answered is not None

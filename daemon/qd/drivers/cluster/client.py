@@ -269,7 +269,7 @@ class ClusterClient(Patience):
     def _scanned(self, args: Sequence[Arg]) -> list[Any]:
         """SCAN over all servers, one after the other. Returns the next cursor, b"0" at the end, and the caller's names. The
         cursor includes the index of the server: `2:1234`."""
-        number, _, cursor = _text(args[1]).rpartition(":")
+        number, _, cursor = text_of(args[1]).rpartition(":")
         place = int(number or 0)
         nodes = sorted(self.nodes.primaries(), key=lambda node: node.place)
         if place >= len(nodes):
@@ -324,9 +324,6 @@ class ClusterClient(Patience):
         """A command on one key."""
         return Item(slot_of(name), packed((command, name, *args)))
 
-    def clock_item(self) -> Item:
-        return Item(self.clock, packed(("TIME",)))
-
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
         real, slot = self.names.placed(name)
         for _ in range(ROUNDS):
@@ -374,8 +371,8 @@ class ClusterClient(Patience):
         return self._exchange.run(items, self.timeout)
 
 
-def _text(value: Arg) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def text_of(value: Arg) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def whole(replies: list[Any]) -> list[Any]:

@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qd.drivers.cluster.client import Called, ClusterClient, Item
+from qd.drivers.cluster.client import Called, ClusterClient, Item, text_of
 from qd.drivers.cluster.nodes import ready_name, slot_of, split
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Script, script
+from qd.drivers.keyspace.base import Arg, Script, chunked, script
 from qd.drivers.keyspace.sending import leaves
 from qd.drivers.types import Given, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
@@ -70,9 +70,7 @@ def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     groups: dict[str, list[int]] = {}
     for place, errand in enumerate(errands):
         groups.setdefault(errand.ready, []).append(place)
-    chunks = [
-        (ready, places[at : at + CHUNK]) for ready, places in groups.items() for at in range(0, len(places), CHUNK)
-    ]
+    chunks = [(ready, some) for ready, places in groups.items() for some in chunked(places, CHUNK)]
     items = []
     for ready, places in chunks:
         real = client.names.real(ready)
@@ -292,16 +290,15 @@ def sent_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[by
     """Send jobs that a batch has put aside. jobs: name, delay, queue and payload of each, as batch.lua returns them. Returns
     the first error."""
     errands, names = list[Errand](), list[bytes]()
-    for at in range(0, len(jobs), 4):
-        name, delay, queue, payload = jobs[at : at + 4]
+    for name, delay, queue, payload in chunked(jobs, 4):
         id = f"{batch}.{name.decode('utf-8', 'replace')}"
         errands.append(Errand(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
         names.append(name)
     replies = send_once(client, errands)
     done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
     home = client.names.real(keys.ends(batch))
-    chunks = [done[at : at + 1000] for at in range(0, len(done), 1000)]
-    gone = client.exchange([client.plain("HDEL", home, *[names[place] for place in chunk]) for chunk in chunks])
+    sent = [names[place] for place in done]
+    gone = client.exchange([client.plain("HDEL", home, *some) for some in chunked(sent, 1000)])
     if not any(isinstance(reply, Exception) for reply in gone):
         _forgotten(client, [errands[place] for place in done])
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
@@ -317,12 +314,8 @@ def _forgotten(client: ClusterClient, errands: Sequence[Errand]) -> None:
 def left(client: ClusterClient, home: str, at: str) -> tuple[str, list[Note]]:
     """Some unfinished notes, and the next cursor, "0" at the end. Raises as a command."""
     following, *flat = client.send(client.at(script("ends_left"), [home], [LEFT, at]))
-    found = [note_of(home, flat[n].decode("utf-8", "replace"), flat[n + 1]) for n in range(0, len(flat), 2)]
+    found = [note_of(home, text_of(id), text) for id, text in chunked(flat, 2)]
     return following.decode(), [note for note in found if note is not None]
-
-
-def text_of(value: Arg) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 OWN = {"ack": (2, 2), "release": (6, 5), "bury": (4, 8), "drop": (3, 5)}

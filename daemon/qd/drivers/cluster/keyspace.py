@@ -22,12 +22,12 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from qd.drivers.cluster import deferred
-from qd.drivers.cluster.client import BeatState, ClusterClient, Item, whole
-from qd.drivers.cluster.deferred import FIRST, Note, Part, finished, is_whole, left, new_id, raw_of, sent_aside, text_of
+from qd.drivers.cluster.client import BeatState, ClusterClient, Item, text_of, whole
+from qd.drivers.cluster.deferred import FIRST, Note, Part, finished, is_whole, left, new_id, raw_of, sent_aside
 from qd.drivers.cluster.nodes import ready_name, slot_of
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, script
-from qd.drivers.redis.protocol import evalsha
+from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, checked, chunked, script
+from qd.drivers.redis.protocol import evalsha, packed
 from qd.drivers.types import Given
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
@@ -105,11 +105,9 @@ def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list
         items.append(client.at(script("send_apart"), [*ready, home], [payload, delay, note.id, note.text]))
     sent = dict(zip(taken, client.exchange(items), strict=True))
     finished(client, [notes[place] for place in taken if sent[place] == 1])
-    freed(client, [(locks[place], jobs[place][0]) for place in taken if is_refused(sent[place])])
-    for place in range(len(jobs)):
-        for reply in (replies[place], sent.get(place)):
-            if isinstance(reply, Exception):
-                raise reply
+    refused = [place for place in taken if isinstance(sent[place], ServerRefused | ServerBusy)]
+    freed(client, [(locks[place], jobs[place][0]) for place in refused])
+    checked([each for place, reply in enumerate(replies) for each in (reply, sent.get(place))])
     return [reply[0] for reply in replies]
 
 
@@ -121,10 +119,6 @@ def first_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> list
 def freed(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> None:
     """Ignores errors, because these locks expire after FIRST ms."""
     client.exchange([client.at(script("free"), [lock], [owner]) for lock, owner in locks])
-
-
-def is_refused(reply: Any) -> bool:
-    return isinstance(reply, ServerRefused | ServerBusy)
 
 
 def batch_add(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
@@ -148,17 +142,12 @@ def retried(client: ClusterClient, its: Script, names: Names, args: Args) -> lis
     jobs, real = chunked(args[1:], 8), reals(client, names)
     places = [int(job[4]) for job in jobs]
     wanted = {n: (real[place - 1], job[2]) for n, (place, job) in enumerate(zip(places, jobs, strict=True)) if place}
-    locks = dict(zip(wanted, first_locks(client, list(wanted.values())), strict=True))
-    for reply in locks.values():
-        if isinstance(reply, Exception):
-            raise reply
+    locks = dict(zip(wanted, checked(first_locks(client, list(wanted.values()))), strict=True))
     mine = [n for n, job in enumerate(jobs) if n not in locks or text_of(locks[n][0]) == text_of(job[2])]
     before = [client.plain("EXPIRE", real[int(jobs[n][5]) - 1], 0) for n in mine if int(jobs[n][5])]
     if mine and text_of(args[0]) == "1":
         before.append(client.plain("HDEL", real[4], "cancelled_at"))  # first: jobs of a cancelled batch are skipped
-    for reply in client.exchange(before):
-        if isinstance(reply, Exception):
-            raise reply
+    checked(client.exchange(before))
     outcomes = dict(zip(mine, _moved(client, names, real, jobs, mine, wanted), strict=True))
     freed(client, [wanted[n] for n in mine if n in locks and locks[n][1] == 1 and outcomes[n] == 0])
     return [outcomes.get(n, -1) for n in range(len(jobs))]
@@ -197,9 +186,7 @@ def held(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
     (places, record), (_, holder, _, span, name) = reals(client, names), args
     note = client.at(script("hold_note"), [record], [name, holder, span])
     noted, left = client.exchange([note, client.at(its, [places], args)])
-    for reply in (left, noted):
-        if isinstance(reply, Exception):
-            raise reply
+    checked([left, noted])
     if left:
         client.exchange([_forgot(client, record, args)])  # if that fails, the record expires
     return int(left)
@@ -208,18 +195,12 @@ def held(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
 def unheld(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
     places, record = reals(client, names)
     freed, _ = client.exchange([client.at(its, [places], args), _forgot(client, record, args)])
-    if isinstance(freed, Exception):
-        raise freed
-    return int(freed)
+    return int(*checked([freed]))
 
 
 def _forgot(client: ClusterClient, record: str, args: Args) -> Item:
     """args: of hold or unhold."""
     return client.at(script("unhold"), [record], [args[-1], args[1]])
-
-
-def chunked(args: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [args[at : at + size] for at in range(0, len(args), size)]
 
 
 # -- ticks of the schedule: each tick is taken in its own slot with a note of its job; then the jobs are sent, each once
@@ -304,7 +285,7 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
 
 def shared_items(client: ClusterClient, names: Sequence[str], asked: BeatArgs) -> list[Item]:
     restart, down, masters = (client.names.real(name) for name in names[:3])
-    items = [client.clock_item(), client.plain("GET", restart), client.plain("GET", down)]
+    items = [Item(client.clock, packed(("TIME",))), client.plain("GET", restart), client.plain("GET", down)]
     if asked.report:
         items.append(client.at(script("report"), [masters], [asked.token, asked.report]))
     return items

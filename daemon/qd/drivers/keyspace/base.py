@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+T = TypeVar("T")
 Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
@@ -126,6 +127,18 @@ class Script:
 
     def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
         return space.run(self, keys, args)
+
+
+def checked(replies: list[Any]) -> list[Any]:
+    """The replies of call_many or run_many. Raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
 
 
 @cache

@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.drivers.base import PRODUCER, ClientIdentity, Forgotten, Jobs, Ticks
-from qd.drivers.keyspace import keys, sending
-from qd.drivers.keyspace.base import Arg, Keyspace, script
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, Keyspace, checked, script
 from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
 from qd.drivers.keyspace.sending import effect_args, sent
 from qd.drivers.types import (
@@ -46,6 +46,11 @@ TAKEN = 16  # multiple of max_payload; larger payloads, which only another progr
 DEATHS_TTL = 86400  # seconds for which a note on a worker's death waits for the next reserve
 DEATHS = 1000  # notes kept; most are never read, because the job's next attempt succeeds
 CREATED = re.compile(rb'"createdAt":(\d+)')
+ANSWER_KEYS: dict[str, tuple[Callable[[str], str], ...]] = {  # of a queue, in the order of the scripts
+    "ack": (keys.reserved, keys.owners),
+    "release": (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, lambda _: keys.CANCEL),
+    "bury": (keys.reserved, keys.owners, keys.failed, keys.failed_at),
+}
 
 
 class Bounds(NamedTuple):
@@ -142,39 +147,40 @@ class KeyspaceQueue:
         return bool(script("free").call(self.space, self._keys(keys.unique(name)), owner))
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
-        return sending.cancelled(self.space, self._keys, queue, name)
+        names = self._keys(keys.delayed(queue), keys.keyed(queue))
+        return bool(script("keyed_cancel").call(self.space, names, name))
 
     def move_keyed(self, queue: str, name: str, delay: float) -> bool:
-        return sending.moved(self.space, self._keys, queue, name, delay)
+        names = self._keys(keys.ready(queue), keys.delayed(queue), keys.notify(queue), keys.keyed(queue))
+        return bool(script("keyed_move").call(self.space, names, name, delay))
 
     def keyed_due(self, queue: str, name: str) -> float | None:
-        return sending.due(self.space, self._keys, queue, name)
+        found = script("keyed_due").call(self.space, self._keys(keys.keyed(queue)), name)
+        return None if found is None else float(found)
 
     # -- working
 
+    def _answer(self, name: str, queue: str, args: Sequence[Arg], effects: Sequence[Effect]) -> Any:
+        """Run the script `name`, which answers a job and does the effects of its end. Returns its reply."""
+        more, options = effect_args(effects, self.settings.prefix)
+        own = [kind(queue) for kind in ANSWER_KEYS[name]]
+        return script(name).call(self.space, self._keys(*own, *more), *args, *options)
+
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        more, args = effect_args(effects, self.settings.prefix)
-        names = self._keys(keys.reserved(done.queue), keys.owners(done.queue), *more)
-        return bool(script("ack").call(self.space, names, self.owner, done.member, *args))
+        return bool(self._answer("ack", done.queue, (self.owner, done.member), effects))
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
         return self.give_back(held.queue, self.owner, held.member, back, effects)
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Release a job that `owner` holds. A keeper calls it for dead owners."""
-        kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners)
-        more, args = effect_args(effects, self.settings.prefix)
-        names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL, *more)
-        return bool(
-            script("release").call(self.space, names, owner, member, back.text, back.delay, int(back.head), *args)
-        )
+        return bool(self._answer("release", queue, release_args(owner, member, back), effects))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
-        kinds = (keys.reserved, keys.owners, keys.failed, keys.failed_at)
-        more, args = effect_args(effects, self.settings.prefix)
-        names = self._keys(*[kind(held.queue) for kind in kinds], *more)
-        own = (self.owner, held.member, held.mark, record, raw, *self.keep.args)
-        return bool(script("bury").call(self.space, names, *own, *args))
+        return bool(self._answer("bury", held.queue, self._bury_args(held, record, raw), effects))
+
+    def _bury_args(self, held: Reserved, record: bytes, raw: bytes) -> tuple[Arg, ...]:
+        return self.owner, held.member, held.mark, record, raw, *self.keep.args
 
     def copied(self, queue: str, id: str) -> None:
         script("copied").call(self.space, self._keys(keys.failed(queue)), "1", id)
@@ -235,10 +241,7 @@ class KeyspaceQueue:
             keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
         )
         counts: list[tuple[Arg, ...]] = [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed)]
-        replies = self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",)])
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        replies = checked(self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",)]))
         head, (now, _) = replies[4:]
         created = CREATED.search(head) if head else None
         age = float(max(0, int(now) - int(created[1]))) if created else None
@@ -260,6 +263,10 @@ class KeyspaceQueue:
 
     def close(self) -> None:
         self.space.close()
+
+
+def release_args(owner: str, member: bytes, back: Released) -> tuple[Arg, ...]:
+    return owner, member, back.text, back.delay, int(back.head)
 
 
 KINDS = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, script
+from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, checked, chunked, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
 from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
@@ -128,7 +128,7 @@ class KeptBatches:
         A new batch is open from the first to the last of several calls. An existing batch is not opened: the job that adds
         is pending itself, and if it were killed in between, its next attempt could not close the batch.
         """
-        chunks = list(chunked(jobs)) or [[]]
+        chunks = list(parts_of(jobs)) or [[]]
         for number, chunk in enumerate(chunks):
             opens = 0
             if fields and len(chunks) > 1:
@@ -159,11 +159,8 @@ class KeptBatches:
 
     def state(self, id: str) -> BatchState | None:
         batch, pending, failed = self._keys(*keys_of(id))
-        replies = self._space.call_many([("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)])
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        facts, pending_count, failed_count = replies
+        commands: list[tuple[Arg, ...]] = [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
+        facts, pending_count, failed_count = checked(self._space.call_many(commands))
         name, total, *times = facts
         if total is None:
             return None
@@ -199,7 +196,7 @@ def fields_of(batch: NewBatch) -> list[Arg]:
     return fields
 
 
-def chunked(jobs: Sequence[Entry]) -> Iterator[list[Entry]]:
+def parts_of(jobs: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Parts that are small enough for one step of the server."""
     chunk, size = list[Entry](), 0
     for job in jobs:
@@ -273,9 +270,8 @@ class KeptTicks:
             self.space.call("HDEL", self._key, *chunk)
 
 
-def encoded_chunks(fields: Sequence[str]) -> Iterator[list[bytes]]:
-    raw = [field.encode("utf-8", "surrogateescape") for field in fields]
-    return (raw[at : at + TICK_CHUNK] for at in range(0, len(raw), TICK_CHUNK))
+def encoded_chunks(fields: Sequence[str]) -> list[Sequence[bytes]]:
+    return chunked([field.encode("utf-8", "surrogateescape") for field in fields], TICK_CHUNK)
 
 
 def answer_of(reply: Any, now: float) -> Claimed:
@@ -292,9 +288,7 @@ def calls_of(prefix: str, claims: Sequence[Claim]) -> list[ScriptCall]:
     for place, claim in enumerate(claims):
         groups.setdefault(claim.queue, []).append(place)
     return [
-        call_of(prefix, queue, claims, places[at : at + TICK_CHUNK])
-        for queue, places in groups.items()
-        for at in range(0, len(places), TICK_CHUNK)
+        call_of(prefix, queue, claims, some) for queue, places in groups.items() for some in chunked(places, TICK_CHUNK)
     ]
 
 

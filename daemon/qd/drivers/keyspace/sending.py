@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, script
+from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, script
 from qd.drivers.types import Count, Effect, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
 from qd.errors import ConnectionLost
 
@@ -45,10 +45,7 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
     lock. Raises as Connector.post; after an error the other calls have been executed anyway."""
     found: list[str | None] = [None] * len(jobs)
     calls = calls_of(named, jobs)
-    replies = space.run_many(calls)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
+    replies = checked(space.run_many(calls))
     for call, reply in zip(calls, replies, strict=True):
         if reply == len(call.places):
             continue
@@ -66,11 +63,11 @@ def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[ScriptCall]:
     for place, job in enumerate(jobs):
         kind = "keyed" if job.key else "unique" if job.lock else "later" if job.delay else "push"
         groups[kind, job.queue].append(place)
-    calls = []
-    for (kind, queue), places in groups.items():
-        for at in range(0, len(places), CHUNK):
-            calls.append(KINDS[kind](named, queue, jobs, places[at : at + CHUNK]))
-    return calls
+    return [
+        KINDS[kind](named, queue, jobs, some)
+        for (kind, queue), places in groups.items()
+        for some in chunked(places, CHUNK)
+    ]
 
 
 def call(name: str, names: Sequence[str], args: Iterable[Arg], places: Sequence[int]) -> ScriptCall:
@@ -190,19 +187,3 @@ def skipped(reason: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
 
     logging.getLogger("qd.effects").error(reason)
     return (), ()
-
-
-def cancelled(space: Keyspace, named: Keys, queue: str, name: str) -> bool:
-    names = named(keys.delayed(queue), keys.keyed(queue))
-    return bool(script("keyed_cancel").call(space, names, name))
-
-
-def moved(space: Keyspace, named: Keys, queue: str, name: str, delay: float) -> bool:
-    kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
-    names = named(*[kind(queue) for kind in kinds])
-    return bool(script("keyed_move").call(space, names, name, delay))
-
-
-def due(space: Keyspace, named: Keys, queue: str, name: str) -> float | None:
-    found = script("keyed_due").call(space, named(keys.keyed(queue)), name)
-    return None if found is None else float(found)

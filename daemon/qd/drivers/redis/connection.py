@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ LEAVING = 0.1  # seconds a server may take to close the connection, too
 
 
 class RedisConnection(Patience):
-    """Connects on first use. After ConnectionLost it is closed, and the next call connects anew.
+    """Connects on first use. After ConnectionLost it is closed, and the next call connects again.
 
     timeout: seconds until a reply begins, and again until it is complete, plus a second for each RATE bytes of it;
     connect_timeout: seconds to connect. Both are always finite.
@@ -80,9 +80,8 @@ class RedisConnection(Patience):
         self._pending: list[PendingReplies] = []
         self._used = 0.0
         self.report_breaks = (
-            False  # True: raise ConnectionLost if the idle connection was lost, do not reconnect silently
+            False  # True: if the idle connection was lost, raise ConnectionLost instead of reconnecting
         )
-        self.about: Callable[[float], None] | None = None
 
     @property
     def connected(self) -> bool:

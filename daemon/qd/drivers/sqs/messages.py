@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from qd.drivers.keyspace.base import chunked
 from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service
 from qd.drivers.urls import is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
@@ -162,8 +163,7 @@ class SqsMessages:
     def hide_many(self, queue: str, handles: Sequence[str], seconds: float) -> list[str]:
         """As `hide`. Returns the handles that are no longer valid."""
         lost = list[str]()
-        for at in range(0, len(handles), BATCH):
-            some = handles[at : at + BATCH]
+        for some in chunked(handles, BATCH):
             entries = [
                 {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
                 for place, handle in enumerate(some)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qd.drivers.broker.base import Delivery
 from qd.drivers.broker.keeper import BrokerKeeperQueue, Refused, open_broker_queue
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import script
+from qd.drivers.keyspace.base import chunked, script
 from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.sqs.broker import SqsBroker
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved
@@ -173,7 +173,7 @@ class SqsQueue(BrokerKeeperQueue):
         reserved, owners = self._keys(keys.reserved(queue), keys.owners(queue))
         expired = self.space.call("ZRANGEBYSCORE", reserved, "-inf", f"{now:.6f}", "LIMIT", 0, RECLAIM)
         flat = self.space.call("HGETALL", owners) if expired else []
-        whose = {flat[n + 1]: flat[n].decode() for n in range(0, len(flat), 2)}
+        whose = {member: owner.decode() for owner, member in chunked(flat, 2)}
         for member in expired:
             if member in whose:
                 self.give_back(queue, whose[member], member, Released(member))

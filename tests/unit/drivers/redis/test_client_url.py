@@ -17,8 +17,8 @@ from redis.sentinel import Sentinel
 from qd import Qd
 from qd.drivers.redis import credentials
 from qd.drivers.redis.client_url import url_of
-from qd.drivers.redis_driver import parsed
 from qd.drivers.redis.sentinel import Primary, target_of
+from qd.drivers.redis_driver import parsed
 from qd.errors import ConfigError
 
 

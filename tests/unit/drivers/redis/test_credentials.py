@@ -11,8 +11,8 @@ import pytest
 
 from qd import config
 from qd.drivers.redis.credentials import Login, check
-from qd.drivers.redis_driver import check_provider
 from qd.drivers.redis.url import RedisUrl
+from qd.drivers.redis_driver import check_provider
 from qd.errors import ConfigError, NeedsMending, Unreachable, Unusable
 
 SECRET = "secret-0123"
