@@ -298,16 +298,20 @@ def die_before_parent(by: int) -> bool:
 
 
 def _prctl(option: int, value: int) -> bool:
-    if not LINUX:
-        return False
+    return LINUX and bool(_libc().prctl(option, value, 0, 0, 0) == 0)
+
+
+@functools.cache
+def _libc() -> Any:
     import ctypes  # takes a few ms; forks inherit it
 
-    return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
+    return ctypes.CDLL(None)
 
 
 def _text(path: str | Path) -> str:
     """The file's text; "" if it cannot be read for any reason, which means unknown, never gone."""
     try:
-        return Path(path).read_text(errors="replace")
+        with open(path, errors="replace") as file:
+            return file.read()
     except OSError:
         return ""

@@ -1,7 +1,8 @@
 """Connections of redis-py, as qd opens them.
 
 redis-py resolves the address, opens the socket (TCP, TLS, unix) and closes it. connection.py does the rest: the greeting in
-one round trip, reading, and waits that a signal ends. redis-py's retries, health checks and handshake are switched off.
+one round trip, reading, and waits that a signal ends. redis-py's retries and health checks are off by default; its handshake
+is switched off here.
 
 Importing this file loads all of redis-py (about 0.2 s and 8 MB), so a process imports it for its first connection. The
 master of `qd work` imports it before it forks (daemon.py).
@@ -15,10 +16,8 @@ import ssl
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 # Otherwise redis-py reads its package metadata for each connection, for a handshake that qd does not send: 2 ms, and 2 MB of
 # each forked process. Older versions read it once and do not have this argument.
@@ -57,11 +56,10 @@ def unix(path: str, timeout: float) -> Opened:
 
 
 def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
+    # No `retry`: the default is none, too, and redis-py would deepcopy the argument, which costs each process 0.3 MB.
     connection = kind(
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
         protocol=2,
         redis_connect_func=lambda _: None,  # in place of redis-py's handshake: connection.py sends the greeting
         **NO_DRIVER_INFO,
