@@ -20,7 +20,14 @@ from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
-BOUND = 10.0 + 3 * 0.2  # with --sleep 0.2
+BOUND = 10.0 + 3 * 0.2  # seconds without a heartbeat that a worker is allowed, with --sleep 0.2
+# `qd` with less patience for a worker that does not wait for its server.
+SOON = 4.0 + 3 * 0.2
+IMPATIENT = (
+    sys.executable,
+    "-c",
+    "from qd.master import code; code.SILENCE = code.ANSWER = 4.0\nfrom qd.cli.main import main; main()",
+)
 
 # One of the workers has the listener, and only it: one that is stopped while it tells a listener has announced a minute.
 SLOW = (
@@ -59,14 +66,15 @@ def test_a_stopped_worker_is_replaced_and_one_in_a_long_listener_is_left_alone(
     shop = project(jobs=SLOW)
     witness = Witness(shop)
     shop.allowed |= {"slow", "listens"}
+    shop.program = IMPATIENT
     work = shop.work("-w", "2", "--sleep", "0.2")
     workers = idle(work, 2)
     (shop.root / "slow").touch()
     listening = int(witness.wait("listening")[0].split()[1])
     (stopped,) = (worker for worker in workers if worker.pid != listening)
     stopped.suspend()
-    line = work.wait_line(f"worker.silent .*pid={stopped.pid} ", BOUND + 20).string
-    assert float(line.rpartition("seconds=")[2]) >= BOUND
+    line = work.wait_line(f"worker.silent .*pid={stopped.pid} ", SOON + 20).string
+    assert float(line.rpartition("seconds=")[2]) >= SOON
     work.wait_line(f'worker.died .*pid={stopped.pid} how="signal 9 .SIGKILL." reason="stopped answering"')
     push(redis, "quick")
     assert witness.wait("quick")[0].split()[2] not in (str(stopped.pid), str(listening))
@@ -103,11 +111,12 @@ def mine() -> None:
 
 def test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=STUCK)
+    shop.program = IMPATIENT
     witness = Witness(shop)
     work = shop.work("-w", "1", "--sleep", "0.2")
     push(redis, "mine")
     pid = witness.wait("mine")[0].split()[1]
-    work.wait_line(f"worker.died .*pid={pid} .*stopped answering", BOUND + BROUGHT)
+    work.wait_line(f"worker.died .*pid={pid} .*stopped answering", SOON + BROUGHT)
     work.wait_line(" in stuck_here")
     push(redis, "quick")
     assert witness.wait("quick")[0].split()[2] != pid
