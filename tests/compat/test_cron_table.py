@@ -235,7 +235,7 @@ def main() -> None:
 CASES = load()
 
 
-def test_the_table_is_what_it_is_made_for() -> None:
+def test_the_table_covers_all_expressions_and_zones() -> None:
     assert len(CASES) >= 400
     assert {case.expression for case in CASES} == set(EXPRESSIONS)
     assert {case.zone for case in CASES} == set(YEARS)
@@ -243,23 +243,23 @@ def test_the_table_is_what_it_is_made_for() -> None:
 
 
 @pytest.mark.parametrize("zone", YEARS)
-def test_the_ticks_are_those_of_the_table(zone: str) -> None:
+def test_qd_computes_the_ticks_of_the_table(zone: str) -> None:
     wrong = [case for case in CASES if case.zone == zone and by_qd(case.expression, zone, case.at) != case.agreed]
     assert not wrong
 
 
-def test_a_case_without_a_reason_is_one_in_which_all_agree() -> None:
+def test_in_a_case_without_a_reason_all_programs_agree() -> None:
     for case in CASES:
         if not case.reasons:
             assert {case.croniter, case.systemd} - {NONE} == {case.agreed}
 
 
-def test_the_installed_croniter_says_what_the_table_says() -> None:
+def test_the_installed_croniter_computes_the_ticks_of_the_table() -> None:
     for case in CASES:
         assert by_croniter(case.expression, case.zone, case.at) == case.croniter, case
 
 
-def test_every_difference_has_the_reason_that_is_written_there() -> None:
+def test_every_difference_has_the_recorded_reason() -> None:
     for case in CASES:
         found = [reason(case, "croniter"), reason(case, "systemd")]
         assert "; ".join(filter(None, found)) == case.reasons
@@ -267,7 +267,7 @@ def test_every_difference_has_the_reason_that_is_written_there() -> None:
     assert set(told) == set(REASONS), "a reason that explains nothing"
 
 
-def test_where_they_differ_qd_does_as_debians_cron() -> None:
+def test_where_they_differ_qd_follows_debians_cron() -> None:
     differ = [case for case in CASES if case.reasons and len(case.expression.split()) == 5]
     assert len(differ) > 30
     for case in differ:
@@ -278,7 +278,7 @@ def tick(case: Case) -> float:
     return datetime.fromisoformat(case.agreed).timestamp()
 
 
-def test_a_day_that_was_not_is_the_only_fixed_time_left_out() -> None:
+def test_a_fixed_time_is_skipped_only_on_a_day_that_does_not_exist() -> None:
     """A daily entry comes on each day of the year once, in every zone: 365, and in Samoa 364."""
     for zone, year in YEARS.items():
         for expression in ("30 2 * * *", "0 0 * * *", "45 1 * * *"):

@@ -34,7 +34,7 @@ def data_of(raw: bytes) -> bytes:
     return text[start:end].encode()
 
 
-def test_the_records_are_all_here():
+def test_all_recordings_are_present():
     assert len(PUSHED) == len(RESERVED) == 22
     assert len(CJSON) == 33
 
@@ -54,7 +54,7 @@ def test_a_recorded_payload_is_read(name):
     assert read.rsv is None
 
 
-def test_backoffs_and_display_are_those_of_the_job():
+def test_backoff_and_display_name_are_read_from_the_job():
     tuned = payload.read(golden("laravel13/object-tuned.pushed.json"))
     assert tuned.backoffs == (1.0, 5.0, 10.0)
     assert tuned.display == 'Tuned "job" ünï/code'
@@ -64,7 +64,7 @@ def test_backoffs_and_display_are_those_of_the_job():
 
 
 @pytest.mark.parametrize("name", STRING_JOBS_OF_13)
-def test_ours_is_byte_for_byte_laravels(name):
+def test_our_payload_equals_laravels_byte_for_byte(name):
     raw = golden(name)
     same = payload.read(raw)
     made = payload.make(same.job, bytes(same.data), uuid=same.uuid, id=same.id, created_at=int(same.createdAt or 0))
@@ -72,7 +72,7 @@ def test_ours_is_byte_for_byte_laravels(name):
     assert made == raw.replace(b'"delay":30', b'"delay":null')
 
 
-def test_ours_has_laravels_escapes_and_places_for_every_option():
+def test_our_payload_has_laravels_escapes_and_order_for_every_option():
     raw = golden("laravel13/object-tuned.pushed.json")
     tuned = payload.read(raw)
     made = payload.make(
@@ -92,7 +92,7 @@ def test_ours_has_laravels_escapes_and_places_for_every_option():
     assert made == raw.replace(b'"deleteWhenMissingModels":true,', b"")
 
 
-def test_extra_keys_stand_where_hooks_put_theirs():
+def test_extra_keys_are_where_laravels_hooks_put_them():
     hooked = [key for key in json.loads(golden("laravel8/hooked.pushed.json")) if key != "hook"]
     ours = json.loads(payload.make("x", b"{}", created_at=1, extra={"tags": ["t1"]}))
     assert [key for key in ours if key not in ("createdAt", "delay")] == hooked
@@ -194,7 +194,7 @@ def takes_text(s: str, t: str = "") -> None: ...
         ("quotes", takes_text),
     ],
 )
-def test_a_job_that_php_has_retried_has_the_same_arguments(case, function):
+def test_a_job_retried_by_php_has_the_same_arguments(case, function):
     record = next(record for record in CJSON if record["case"] == case)
     signature = signature_of(function)
     pushed, retried = (signature.decode(record[key].encode()) for key in ("pushed", "reserved"))
@@ -202,7 +202,7 @@ def test_a_job_that_php_has_retried_has_the_same_arguments(case, function):
 
 
 @pytest.mark.parametrize("case", ["int64 max", "snowflake id", "microsecond epoch", "2^53+1"])
-def test_an_integer_whose_digits_are_lost_is_no_silent_other_number(case):
+def test_an_integer_that_lost_digits_is_reported(case):
     record = next(record for record in CJSON if record["case"] == case)
     signature = signature_of(takes_t if case == "microsecond epoch" else takes_n)
     (pushed,) = signature.decode(record["pushed"].encode()).values()

@@ -37,7 +37,7 @@ def elsewhere(tmp_path, monkeypatch):
 # -- lazy
 
 
-def test_an_app_can_be_made_where_nothing_is_configured(elsewhere):
+def test_an_app_can_be_created_without_configuration(elsewhere):
     app = Qd(imports=["no.such.module"])
 
     @app.job("mail.welcome")
@@ -57,7 +57,7 @@ def test_a_broken_file_is_read_when_it_is_needed(elsewhere):
         _ = app.settings
 
 
-def test_the_url_of_the_code_stands_above_the_file_and_below_the_environment(elsewhere, monkeypatch):
+def test_the_url_in_code_overrides_the_file_and_not_the_environment(elsewhere, monkeypatch):
     (elsewhere / "qd.toml").write_text('[connections.redis]\nurl = "redis://file/0"\n')
     assert Qd().settings.connection().url == "redis://file/0"
     assert Qd("redis://code/0").settings.connection().url == "redis://code/0"
@@ -70,7 +70,7 @@ def test_settings_are_read_once(elsewhere):
     assert app.settings is app.settings
 
 
-def test_load_imports_what_declares_jobs(elsewhere):
+def test_load_imports_the_modules_that_declare_jobs(elsewhere):
     (elsewhere / "qd.toml").write_text('[connections.redis]\nurl = "redis://file/0"\n')
     (elsewhere / "loaded_by_test_app.py").write_text("import builtins\nbuiltins.loaded_by_test_app = 1\n")
     app, path = Qd(imports=["loaded_by_test_app"]), list(sys.path)
@@ -82,7 +82,7 @@ def test_load_imports_what_declares_jobs(elsewhere):
         sys.path[:] = path
 
 
-def test_load_raises_what_an_import_raises(elsewhere):
+def test_load_raises_the_error_of_an_import(elsewhere):
     app, path = Qd("redis://code/0", imports=["no_such_module_here"]), list(sys.path)
     try:
         with pytest.raises(ModuleNotFoundError, match="no_such_module_here"):
@@ -94,7 +94,7 @@ def test_load_raises_what_an_import_raises(elsewhere):
 # -- calls by name
 
 
-def test_an_unknown_name_says_what_is_near(app: FakeQd):
+def test_an_unknown_name_suggests_a_similar_one(app: FakeQd):
     app.job("mail.welcome")(lambda_free)
     with pytest.raises(UnknownJob, match=r"'mail\.wellcome'.*did you mean 'mail\.welcome'"):
         app.call("mail.wellcome", b"{}")
@@ -119,7 +119,7 @@ def number_of(number: int) -> int:
 # -- listeners
 
 
-def test_listeners_hear_their_event_in_order(app: FakeQd):
+def test_listeners_are_called_in_order(app: FakeQd):
     heard: list[str] = []
     app.on(WorkerStopping)(lambda event: heard.append(f"first {event.reason}"))
     app.on(WorkerStopping)(lambda event: heard.append(f"second {event.code}"))
@@ -128,7 +128,7 @@ def test_listeners_hear_their_event_in_order(app: FakeQd):
     assert heard == ["first memory", "second 12"]
 
 
-def test_has_tells_whether_anybody_listens():
+def test_has_reports_whether_an_event_has_listeners():
     listeners = Listeners()
     assert not listeners.has(JobFailed)
     listeners.add(JobFailed, print)
@@ -138,7 +138,7 @@ def test_has_tells_whether_anybody_listens():
     assert listeners.has(JobProcessing)
 
 
-def test_on_gives_the_function_back(app: FakeQd):
+def test_on_returns_the_function(app: FakeQd):
     def listener(event: JobFailed) -> None: ...
 
     assert app.on(JobFailed)(listener) is listener
@@ -152,7 +152,7 @@ def test_a_looping_listener_that_returns_false_is_reported(app: FakeQd):
     assert heard == [1]
 
 
-def test_returning_none_is_consent(app: FakeQd):
+def test_a_looping_listener_that_returns_none_consents(app: FakeQd):
     app.on(Looping)(lambda event: None)
     assert app._listeners.emit(Looping("redis", ("default",))) is True
 
@@ -171,7 +171,7 @@ def test_an_async_listener_is_refused(app: FakeQd):
         app.on(JobFailed)(listener)  # type: ignore[arg-type]
 
 
-def test_only_events_can_be_heard(app: FakeQd):
+def test_only_events_can_have_listeners(app: FakeQd):
     with pytest.raises(DeclarationError, match="not an event"):
         app.on(ValueError)(print)  # type: ignore[arg-type]
 
@@ -179,7 +179,7 @@ def test_only_events_can_be_heard(app: FakeQd):
 # -- connections
 
 
-def test_a_thread_has_its_own_connection_and_keeps_it(app: FakeQd):
+def test_each_thread_keeps_its_own_connection(app: FakeQd):
     job = app.job("number")(number_of)
 
     def twice() -> None:
@@ -222,7 +222,7 @@ def test_close_closes_and_the_next_use_opens_anew(app: FakeQd):
     Connections(settings, open_queue).close()
 
 
-def test_opening_connects_to_nothing():
+def test_opening_does_not_connect():
     queue: Any = open_queue(settings(), None, token="T", slot=3, title="qd")
     assert queue.settings.url == "redis://nowhere.invalid"
     queue.close()

@@ -39,7 +39,7 @@ class AsyncCallable:
         ("no function", "'no function' is not a listener of JobFailed: pass a function"),
     ],
 )
-def test_a_listener_that_could_not_be_called_is_refused_where_it_is_added(app: FakeQd, listener: Any, said: str):
+def test_a_listener_with_a_wrong_signature_is_refused_when_it_is_added(app: FakeQd, listener: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.on(JobFailed)(listener)
     assert not app._listeners.has(JobFailed)
@@ -49,7 +49,7 @@ def takes_more_with_defaults(event: object, heard: list[object], more: int = 0) 
     heard.append(event)
 
 
-def test_anything_that_takes_one_event_is_a_listener(app: FakeQd):
+def test_any_callable_with_one_parameter_is_a_listener(app: FakeQd):
     heard: list[object] = []
     app.on(Looping)(heard.append)
     app.on(Looping)(partial(takes_more_with_defaults, heard=heard))
@@ -57,7 +57,7 @@ def test_anything_that_takes_one_event_is_a_listener(app: FakeQd):
     assert heard == [Looping("redis", ("mail",))] * 2
 
 
-def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: FakeQd) -> None:
+def test_base_exceptions_in_a_listener_are_raised_outside_a_worker(app: FakeQd) -> None:
     def interrupted(event: object) -> None:
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ def test_outside_a_worker_what_is_no_exception_goes_through_a_listener(app: Fake
         app.emit(Looping("redis", ()))
 
 
-def test_the_time_announced_for_listeners_is_taken_back_after_them(app: FakeQd) -> None:
+def test_the_time_announced_for_listeners_is_reset_after_them(app: FakeQd) -> None:
     announced: list[float] = []
     app.on(Looping)(lambda event: announced.append(-1.0))
     assert WorkerEvents(app._listeners, WorkOptions(), announced.append).looping(lambda: None)

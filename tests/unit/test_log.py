@@ -21,7 +21,7 @@ def four_hours_east(monkeypatch: pytest.MonkeyPatch):
     time.tzset()
 
 
-def test_each_line_has_its_own_moment():
+def test_each_line_has_its_own_timestamp():
     lines = [as_text(AT + more, "info", "worker", "job.done", {}) for more in (0.001, 0.5, 0.999, 1, 61.25, 0.5)]
     assert [line.partition(" INFO ")[0] for line in lines] == [
         "2025-11-22 12:26:40.001+04:00",
@@ -42,14 +42,14 @@ def test_each_line_has_its_own_moment():
         ("CET-1CEST,M3.5.0,M10.5.0/3", "09:26:40.000+01:00"),
     ],
 )
-def test_the_offset_is_that_of_the_zone_at_that_moment(monkeypatch: pytest.MonkeyPatch, zone: str, said: str):
+def test_the_offset_is_that_of_the_zone_at_that_time(monkeypatch: pytest.MonkeyPatch, zone: str, said: str):
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     local.cache_clear()  # one second has one offset in a process
     assert as_text(AT, "info", "worker", "job.done", {}).startswith(f"2025-11-22 {said} INFO ")
 
 
-def test_for_programs_it_is_utc():
+def test_json_lines_use_utc():
     lines = [json.loads(as_json(AT + more, "info", "worker", "job.done", {})) for more in (0.5, 1, 0.25)]
     assert [line["time"] for line in lines] == [
         "2025-11-22T08:26:40.500Z",

@@ -39,7 +39,7 @@ from tests.support.fakes import FakeQd
         (lambda: FailOnException("ValueError"), "takes types of errors"),  # type: ignore[arg-type]
     ],
 )
-def test_figures_that_cannot_be_are_refused_where_they_are_written(make, said):
+def test_impossible_numbers_are_refused_at_the_declaration(make, said):
     with pytest.raises(DeclarationError, match=re.escape(said)):
         make()
 
@@ -77,7 +77,7 @@ def test_a_limit_that_nobody_declared_is_named_with_those_that_are_known(app: Fa
         work.run()
 
 
-def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
+def test_a_store_without_rate_limits_is_an_error(app: FakeQd):
     @app.job("x", middleware=[WithoutOverlapping()])
     def work() -> None: ...
 
@@ -97,7 +97,7 @@ def test_a_store_that_cannot_hold_places_is_said(app: FakeQd):
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_run_asks_no_server_and_is_let_through(monkeypatch: pytest.MonkeyPatch, middleware: Middleware):
+def test_run_uses_no_server_and_is_not_limited(monkeypatch: pytest.MonkeyPatch, middleware: Middleware):
     monkeypatch.setenv("QD_REDIS_URL", "unix:///nope")
     app = Qd()
 
@@ -141,7 +141,7 @@ def test_fail_on_exception_fails_with_the_error_itself(app: FakeQd):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_place_that_was_taken_while_the_alarm_rang_is_given_back(monkeypatch: pytest.MonkeyPatch, answers: bool):
+def test_a_place_taken_during_an_alarm_is_given_back(monkeypatch: pytest.MonkeyPatch, answers: bool):
     freed: list[str] = []
 
     def ring(job: RunningJob, ask: object) -> float:

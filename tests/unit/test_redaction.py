@@ -51,7 +51,7 @@ def test_passwords_of_any_url_are_masked(text: str, shown: str):
     assert redact(text) == shown
 
 
-def test_what_is_short_is_masked_in_urls_only():
+def test_a_short_secret_is_masked_in_urls_only():
     register_secrets(["pw"])
     assert redact("a pwd in redis://:pw@h") == "a pwd in redis://:***@h"
 

@@ -31,7 +31,7 @@ def started(tmp_path, code: str) -> Procs:
     return Procs([sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ))
 
 
-def test_child_that_outlives_its_parent_is_found_and_swept(tmp_path):
+def test_a_child_that_outlives_its_parent_is_found_and_killed(tmp_path):
     procs = started(tmp_path, ORPHAN)
     procs.wait_line("forked")
     with pytest.raises(AssertionError, match="no process left of"):
@@ -40,13 +40,13 @@ def test_child_that_outlives_its_parent_is_found_and_swept(tmp_path):
     assert procs.session() == []
 
 
-def test_wrong_exit_code_is_no_clean_end(tmp_path):
+def test_a_wrong_exit_code_is_not_a_clean_end(tmp_path):
     procs = started(tmp_path, "raise SystemExit(3)")
     with pytest.raises(AssertionError, match="exit code 3, expected 0"):
         procs.ends_clean()
 
 
-def test_line_that_cannot_come_any_more_fails_at_once_with_the_log(tmp_path):
+def test_waiting_for_a_line_fails_at_once_if_the_program_has_ended(tmp_path):
     procs = started(tmp_path, "import sys; print('only this', file=sys.stderr)")
     with pytest.raises(RuntimeError, match="only this"):
         procs.wait_line("something else", 60)
@@ -60,12 +60,12 @@ def test_lines_are_counted_and_signals_arrive(tmp_path):
     assert procs.wait_line(r"term (\d)", count=2)[1] == "2"
 
 
-def test_eventually_tells_what_it_waited_for():
+def test_eventually_reports_what_it_waited_for():
     with pytest.raises(AssertionError, match="not within 0 s: the moon"):
         eventually(lambda: False, 0, what="the moon")
 
 
-def test_missing_peer_fails_in_ci_and_skips_at_home(monkeypatch):
+def test_a_missing_program_fails_in_ci_and_skips_elsewhere(monkeypatch):
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="beanstalkd is missing"):
         missing("beanstalkd")
@@ -74,7 +74,7 @@ def test_missing_peer_fails_in_ci_and_skips_at_home(monkeypatch):
         missing("beanstalkd")
 
 
-def test_server_keeps_its_port_when_it_is_killed_and_started_again():
+def test_a_server_keeps_its_port_across_a_restart():
     with Server() as server:
         url = server.tcp_url
         server.kill()
@@ -137,7 +137,7 @@ def test_program_is_executed_where_a_fork_would_differ(tmp_path, monkeypatch, mo
     assert preloaded(tmp_path, **more) == "False\n"
 
 
-def test_variable_has_all_programs_executed(tmp_path, monkeypatch):
+def test_a_variable_disables_the_forking_of_programs(tmp_path, monkeypatch):
     monkeypatch.setenv("QD_TESTS_EXEC", "1")
     assert preloaded(tmp_path) == "False\n"
 
@@ -148,7 +148,7 @@ def preloaded(folder: Path, **more: Any) -> str:
     return found
 
 
-def test_forked_program_has_limits_mask_and_random_numbers_of_its_own(tmp_path, monkeypatch):
+def test_a_forked_program_has_its_own_limits_mask_and_random_numbers(tmp_path, monkeypatch):
     code = "import os, random, resource, uuid\nprint(resource.getrlimit(resource.RLIMIT_CORE), os.umask(0))\n"
     code += "print(random.random(), uuid.uuid4())"
     limit, mask = resource.getrlimit(resource.RLIMIT_CORE), os.umask(0o27)
@@ -205,7 +205,7 @@ def test_one_failed_test_breaks_its_row() -> None:
     assert "| **broken** |" in line_of("2", one("one") | one("two", outcome="failed"))
 
 
-def test_a_whole_run_writes_the_table_anew_and_a_part_keeps_the_other_rows() -> None:
+def test_a_complete_run_rewrites_the_table_and_a_partial_run_keeps_the_other_rows() -> None:
     first = {"10 more": line_of("10 more", one("ten")), "2": line_of("2", one("two"))}
     whole = with_lines(PAGE, "quick", first, partial=False)
     assert rows(whole) == [first["2"], first["10 more"]]
@@ -225,7 +225,7 @@ def test_a_part_of_a_row_does_not_replace_all_of_it() -> None:
     assert rows(with_lines(page, "quick", part, partial=False)) == [part["2"]]
 
 
-def test_a_share_of_times_is_one_of_them() -> None:
+def test_a_percentile_is_one_of_the_values() -> None:
     assert share([3.0, 1.0, 2.0], 0.5) == 2.0
     assert share([3.0, 1.0, 2.0], 0.99) == 3.0
 
@@ -240,7 +240,7 @@ def tally_of(root: Path, *lines: str, jobs: int = 1) -> Tally:
     return found
 
 
-def test_a_job_that_is_nowhere_is_lost(tmp_path: Path):
+def test_a_job_in_no_place_is_lost(tmp_path: Path):
     found = tally_of(tmp_path, "S 0 50 1.0", "S 1 51 1.0", "E 1 51 1.5", jobs=3)
     assert found.open(Counter({2: 1})) == [0]
 
@@ -258,12 +258,12 @@ def test_a_kill_in_the_next_job_is_no_reason(tmp_path: Path):
     assert [double.reason for double in found.doubles()] == [""]
 
 
-def test_two_runs_at_one_moment_are_seen(tmp_path: Path):
+def test_overlapping_runs_are_reported(tmp_path: Path):
     found = tally_of(tmp_path, "S 0 50 1.0", "S 0 51 1.5", "E 0 50 2.0", "E 0 51 2.5")
     assert found.overlaps == [0]
 
 
-def test_what_was_written_since_the_last_look_is_read_and_no_half_of_a_line(tmp_path: Path):
+def test_new_whole_lines_are_read_and_partial_ones_are_not(tmp_path: Path):
     found = tally_of(tmp_path, "S 0 50 1.0")
     with (tmp_path / "ledger").open("a") as ledger:
         for text in ("E 0 1 50 1 20", "00000000\n"):
@@ -291,7 +291,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del sys.modules[name]
 
 
-def test_the_round_trip_stands_beside_the_drain_that_it_explains(bench: Any, server: Server, tmp_path: Path) -> None:
+def test_the_drain_table_shows_the_round_trip_time_of_each_row(bench: Any, server: Server, tmp_path: Path) -> None:
     module = bench("server")
     redis = module.Server(tmp_path)
     redis.client = module.Client(server.port)

@@ -39,7 +39,7 @@ def through(job: RunningJob, call_next: Callable[[], object]) -> object:
     return call_next()
 
 
-def test_frames_of_qd_before_between_and_behind_are_left_out(app: FakeQd):
+def test_frames_of_qd_are_removed(app: FakeQd):
     lost = Qd("redis://127.0.0.1:1")
 
     @lost.job("other")
@@ -59,7 +59,7 @@ def test_frames_of_qd_before_between_and_behind_are_left_out(app: FakeQd):
     assert whole.endswith(shown(error).splitlines()[-1] + "\n")
 
 
-def test_an_async_job_is_told_without_the_loop_that_qd_began_and_with_one_of_its_own(app: FakeQd):
+def test_frames_of_the_event_loop_are_removed_unless_the_job_started_it(app: FakeQd):
     async def fails() -> None:
         raise ValueError("x")
 
@@ -92,7 +92,7 @@ def test_causes_and_groups_are_trimmed_too(app: FakeQd):
     assert len(files(error)) == 6  # raised_by and outer; of the cause and of the group's member outer and inner
 
 
-def test_an_import_is_told_by_its_modules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_import_shows_only_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "trimmed_outer.py").write_text("import importlib\nimportlib.import_module('trimmed_inner')\n")
     (tmp_path / "trimmed_inner.py").write_text("1 / 0\n")
@@ -107,6 +107,6 @@ def test_an_import_is_told_by_its_modules_alone(tmp_path: Path, monkeypatch: pyt
     sys.modules.pop("trimmed_outer", None)
 
 
-def test_without_a_frame_of_the_app_the_error_is_told():
+def test_an_error_without_frames_of_the_app_is_shown():
     assert trimmed(ValueError("x")) is None
     assert shown(ValueError("x")) == "ValueError: x\n"

@@ -60,7 +60,7 @@ def making(app: FakeQd) -> Making:
 # -- what travels
 
 
-def test_a_provided_parameter_does_not_travel_and_is_filled_in_here_and_now(app: FakeQd, making: Making):
+def test_a_provided_parameter_is_not_sent_and_is_filled_in_by_run(app: FakeQd, making: Making):
     @app.job("count")
     def count(order_id: int, session: Session = provided()) -> tuple[int, type]:
         making.said.append("run")
@@ -73,7 +73,7 @@ def test_a_provided_parameter_does_not_travel_and_is_filled_in_here_and_now(app:
     assert making.said == ["open", "run", "close"]
 
 
-def test_one_without_a_default_is_filled_in_wherever_it_stands(app: FakeQd, making: Making):
+def test_a_provided_parameter_without_a_default_can_be_in_any_position(app: FakeQd, making: Making):
     @app.job("count")
     def count(session: Annotated[Session, "of orders"], order_id: int) -> tuple[int, type]:
         return order_id, type(session)
@@ -107,9 +107,7 @@ def test_a_field_of_a_class_job_is_filled_in_for_handle_and_for_failed(app: Fake
     assert making.said == ["open", "error no money", "close", "open", "close"]
 
 
-def test_threads_that_use_a_job_first_at_the_same_moment_do_not_meet_half_of_it(
-    app: FakeQd, making: Making, monkeypatch: pytest.MonkeyPatch
-):
+def test_concurrent_first_uses_of_a_job_are_safe(app: FakeQd, making: Making, monkeypatch: pytest.MonkeyPatch):
     @app.job("count")
     def count(order_id: int, session: Session) -> None: ...
 
@@ -127,7 +125,7 @@ def test_threads_that_use_a_job_first_at_the_same_moment_do_not_meet_half_of_it(
     assert [sent.read["data"] for sent in app.sent] == [{"order_id": 8}, {"order_id": 7}]
 
 
-def test_a_type_that_is_provided_after_the_job_was_used_counts_from_then_on(app: FakeQd):
+def test_a_provider_added_later_applies_from_then_on(app: FakeQd):
     @app.job("count")
     def count(session: Session | None = None) -> bool:
         return session is not None
@@ -161,7 +159,7 @@ def test_a_value_for_a_provided_parameter_is_refused(app: FakeQd, making: Making
     assert app.sent == []
 
 
-def test_a_payload_that_names_it_waits_for_a_version_that_knows_it(app: FakeQd, making: Making):
+def test_a_payload_that_names_a_provided_parameter_has_an_unknown_parameter(app: FakeQd, making: Making):
     @app.job("count")
     def count(order_id: int, session: Session = provided()) -> None: ...
 
@@ -169,7 +167,7 @@ def test_a_payload_that_names_it_waits_for_a_version_that_knows_it(app: FakeQd, 
         app.call("count", b'{"order_id":7,"session":1}')
 
 
-def test_where_nothing_provides_it_dispatch_goes_on_and_the_run_says_so(app: FakeQd):
+def test_a_missing_provider_is_an_error_of_the_run_not_of_dispatch(app: FakeQd):
     @app.job("count")
     def count(session: Session = provided()) -> None: ...
 
@@ -183,7 +181,7 @@ def test_where_nothing_provides_it_dispatch_goes_on_and_the_run_says_so(app: Fak
 # -- what is made
 
 
-def test_a_plain_value_is_used_as_it_is(app: FakeQd):
+def test_a_plain_return_value_is_used_as_is(app: FakeQd):
     client = Client()
     app.provide(Client, lambda: client)
 
@@ -194,7 +192,7 @@ def test_a_plain_value_is_used_as_it_is(app: FakeQd):
     assert count.run() is client
 
 
-def test_a_context_manager_of_it_is_entered(app: FakeQd, making: Making):
+def test_a_returned_context_manager_is_entered(app: FakeQd, making: Making):
     app.provide(Session, contextmanager(making.session))
 
     @app.job("count")
@@ -205,7 +203,7 @@ def test_a_context_manager_of_it_is_entered(app: FakeQd, making: Making):
     assert making.said == ["open", "close"]
 
 
-def test_one_value_a_call_however_many_parameters_ask(app: FakeQd, making: Making):
+def test_a_provider_is_called_once_per_run(app: FakeQd, making: Making):
     @app.job("count")
     def count(one: Session = provided(), other: Session = provided()) -> bool:
         return one is other
@@ -216,7 +214,7 @@ def test_one_value_a_call_however_many_parameters_ask(app: FakeQd, making: Makin
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_the_error_of_the_job_is_seen_and_cannot_be_swallowed(app: FakeQd, swallow: bool):
+def test_a_provider_sees_the_error_of_the_job_and_cannot_swallow_it(app: FakeQd, swallow: bool):
     seen: list[BaseException] = []
 
     def session() -> Iterator[Session]:
@@ -250,7 +248,7 @@ def test_release_and_fail_are_errors_to_a_provider(app: FakeQd, making: Making):
     assert making.said == ["open", "error failed: by hand", "close"]
 
 
-def test_what_raises_while_it_closes_fails_a_job_that_had_ended_well(app: FakeQd):
+def test_an_error_while_a_provider_closes_fails_a_successful_job(app: FakeQd):
     def session() -> Iterator[Session]:
         yield Session()
         raise OSError("commit failed")
@@ -266,7 +264,7 @@ def test_what_raises_while_it_closes_fails_a_job_that_had_ended_well(app: FakeQd
         count.run(False)
 
 
-def test_what_raises_while_it_closes_after_an_error_is_a_note_on_that_error(app: FakeQd):
+def test_an_error_while_a_provider_closes_is_added_as_a_note_to_the_error_of_the_job(app: FakeQd):
     def session() -> Iterator[Session]:
         try:
             yield Session()
@@ -284,7 +282,7 @@ def test_what_raises_while_it_closes_after_an_error_is_a_note_on_that_error(app:
     assert raised.value.__notes__ == ["then closing the provided values raised OSError: rollback failed"]
 
 
-def test_an_async_job_is_closed_when_it_has_run(app: FakeQd, making: Making):
+def test_the_provider_of_an_async_job_closes_after_the_job(app: FakeQd, making: Making):
     @app.job("count")
     async def count(fails: bool, session: Session = provided()) -> None:
         await asyncio.sleep(0)
@@ -299,7 +297,7 @@ def test_an_async_job_is_closed_when_it_has_run(app: FakeQd, making: Making):
     assert making.said[3:] == ["open", "run", "error no", "close"]
 
 
-def test_run_of_an_async_job_in_a_loop_opens_nothing(app: FakeQd, making: Making):
+def test_run_of_an_async_job_in_a_loop_opens_no_provider(app: FakeQd, making: Making):
     @app.job("count")
     async def count(session: Session = provided()) -> None: ...
 
@@ -327,7 +325,7 @@ def wants_more(url: str) -> Session:
         (7, "the provider of Session is 7, which cannot be called"),
     ],
 )
-def test_a_provider_of_the_wrong_shape_is_refused(app: FakeQd, make: Any, said: str):
+def test_a_provider_with_a_wrong_signature_is_refused(app: FakeQd, make: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.provide(Session, make)
 
@@ -422,7 +420,7 @@ def test_a_model_in_a_class_job(app: FakeQd, shelf: Shelf):
     assert Charge(order=order).run() is order
 
 
-def test_a_row_that_is_gone_is_told_with_the_job_and_the_argument(app: FakeQd, shelf: Shelf):
+def test_a_missing_row_is_reported_with_the_job_and_the_argument(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
@@ -430,7 +428,7 @@ def test_a_row_that_is_gone_is_told_with_the_job_and_the_argument(app: FakeQd, s
         ship.run(Order(42))
 
 
-def test_what_has_no_key_yet_is_refused_where_it_is_sent(app: FakeQd, shelf: Shelf):
+def test_an_object_without_a_key_is_refused_at_dispatch(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order, several: list[Order] | None = None) -> None: ...
 
@@ -443,7 +441,7 @@ def test_what_has_no_key_yet_is_refused_where_it_is_sent(app: FakeQd, shelf: She
     assert app.sent == []
 
 
-def test_a_key_that_json_cannot_say_is_refused(app: FakeQd, shelf: Shelf):
+def test_a_key_that_json_cannot_represent_is_refused(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
@@ -451,7 +449,7 @@ def test_a_key_that_json_cannot_say_is_refused(app: FakeQd, shelf: Shelf):
         ship.dispatch(Order(1.5))
 
 
-def test_what_is_none_of_its_objects_is_refused_by_the_name_of_the_model(app: FakeQd, shelf: Shelf):
+def test_an_object_of_another_class_is_refused_with_the_name_of_the_model(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order, several: list[Order] | None = None, named: dict[str, Order] | None = None) -> None: ...
 
@@ -477,7 +475,7 @@ def test_what_is_none_of_its_objects_is_refused_by_the_name_of_the_model(app: Fa
         (b'{"order":{"model":"shop.Order","key":null}}', r"argument 'order' is of the wrong type"),
     ],
 )
-def test_what_is_no_such_model_is_of_the_wrong_type(app: FakeQd, shelf: Shelf, data: bytes, said: str):
+def test_an_object_of_another_model_has_the_wrong_type(app: FakeQd, shelf: Shelf, data: bytes, said: str):
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
@@ -497,7 +495,7 @@ def test_loading_and_the_job_are_given_the_same_session(app: FakeQd, shelf: Shel
     assert making.said == ["open", "close"]
 
 
-def test_an_object_of_a_subclass_travels_as_what_is_asked_for(app: FakeQd, shelf: Shelf):
+def test_an_object_of_a_subclass_travels_as_the_declared_model(app: FakeQd, shelf: Shelf):
     order = shelf.put(Order(42))
 
     @app.job("ship")
@@ -507,7 +505,7 @@ def test_an_object_of_a_subclass_travels_as_what_is_asked_for(app: FakeQd, shelf
     assert ship.run(Line(42)) is order
 
 
-def test_jobs_that_ask_for_none_of_it_have_no_extras(app: FakeQd, shelf: Shelf, making: Making):
+def test_a_job_without_models_has_no_extra_fields(app: FakeQd, shelf: Shelf, making: Making):
     @app.job("plain")
     def plain(to: str) -> None: ...
 
@@ -516,7 +514,7 @@ def test_jobs_that_ask_for_none_of_it_have_no_extras(app: FakeQd, shelf: Shelf, 
     assert declared.signature.extras is None
 
 
-def test_a_fake_writes_down_models_as_they_travel(app: FakeQd, shelf: Shelf):
+def test_a_fake_records_models_as_they_travel(app: FakeQd, shelf: Shelf):
     @app.job("ship")
     def ship(order: Order, several: list[Order]) -> None: ...
 

@@ -174,7 +174,7 @@ def test_equal_values_have_one_key(annotation: Any, values: list[Any]) -> None:
         (list[Line], [Line("x")]),
     ],
 )
-def test_a_value_that_has_one_form_keeps_the_text_of_its_json(annotation: Any, value: Any) -> None:
+def test_a_value_with_only_one_json_form_keeps_it(annotation: Any, value: Any) -> None:
     """Locks of a fleet whose hosts still make keys of JSON text are the same."""
     (plain,) = json.loads(signature(annotation).encode({"m": value})).values()
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
@@ -187,12 +187,12 @@ def test_a_default_has_the_key_of_the_same_value_when_it_is_given() -> None:
     assert pattern.key(b"{}") == pattern.key(b"") == pattern.key(own.encode({"m": 1.0})) == "1.0"
 
 
-def test_a_text_for_people_keeps_what_was_written() -> None:
+def test_a_display_name_keeps_the_values_as_written() -> None:
     pattern = Pattern("display_name", "{m} EUR", signature(Decimal))
     assert pattern.filled(b'{"m":"1.50"}') == "1.50 EUR"
 
 
-def test_a_value_that_does_not_convert_is_taken_as_it_is() -> None:
+def test_a_value_that_does_not_convert_is_used_as_is() -> None:
     assert key(int, '{"b":1,"a":2}') == '{"a":2,"b":1}'
 
 
@@ -211,5 +211,5 @@ def test_a_value_that_does_not_convert_is_taken_as_it_is() -> None:
         (range(2), "range(0, 2)"),
     ],
 )
-def test_what_a_callable_gives_as_a_key_has_one_text(value: Any, text: str) -> None:
+def test_equal_keys_from_a_callable_are_one_string(value: Any, text: str) -> None:
     assert text_of(value) == text

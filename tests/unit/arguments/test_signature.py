@@ -113,7 +113,7 @@ def test_arguments_are_bound_by_name_and_defaults_left_out():
         ((1,), {"subjct": 2}, "welcome() has no parameter 'subjct' (did you mean 'subject'?)"),
     ],
 )
-def test_what_does_not_fit_the_signature_is_named(args, kwargs, message):
+def test_arguments_that_do_not_fit_the_signature_are_named(args, kwargs, message):
     with pytest.raises(ArgumentError) as error:
         signature_of(welcome).bind(args, kwargs)
     assert str(error.value) == message
@@ -203,7 +203,7 @@ def test_typed_values_arrive(item, table, moment, raw):
 
 @settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(), json_values))
-def test_a_payload_of_somebody_else_converts_or_says_what_is_wrong(data):
+def test_a_foreign_payload_converts_or_is_reported(data):
     try:
         found = signature_of(welcome).decode(json.dumps(data).encode())
     except (UnknownParameters, WrongType):
@@ -213,7 +213,7 @@ def test_a_payload_of_somebody_else_converts_or_says_what_is_wrong(data):
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_convert_or_say_what_is_wrong(data):
+def test_any_bytes_convert_or_are_reported(data):
     try:
         signature_of(welcome).decode(data)
     except (UnknownParameters, WrongType):
@@ -266,7 +266,7 @@ def test_a_wrong_value_raises_at_the_caller_and_is_named(kind, value, says):
     assert says in str(error.value)
 
 
-def test_a_value_that_holds_itself_is_refused():
+def test_a_recursive_value_is_refused():
     ring: list[object] = []
     ring.append(ring)
     with pytest.raises(ArgumentError, match="contains itself"):
@@ -296,7 +296,7 @@ def test_the_argument_at_fault_is_named_among_others():
     ],
 )
 @pytest.mark.parametrize("kind", [Any, object, Any | None])
-def test_without_a_type_nothing_arrives_as_something_else(kind, value, says):
+def test_an_untyped_argument_that_would_change_is_refused(kind, value, says):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
@@ -325,13 +325,13 @@ def test_without_a_type_nothing_arrives_as_something_else(kind, value, says):
     ],
     ids=str,
 )
-def test_a_type_that_leaves_its_parts_open_is_held_to_the_same(kind, right, wrong):
+def test_a_type_with_open_parts_follows_the_same_rule(kind, right, wrong):
     assert round_trip(kind, right) == right
     with pytest.raises(ArgumentError, match="'value' cannot be sent: a"):
         typed(kind).encode({"value": wrong})
 
 
-def test_further_names_without_a_type_are_held_to_the_same():
+def test_untyped_kwargs_follow_the_same_rule():
     def job(a, **rest): ...
 
     signature = signature_of(job)
@@ -462,7 +462,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
     ],
     ids=str,
 )
-def test_what_would_arrive_as_something_else_is_refused(kind, value, says):
+def test_a_typed_argument_that_would_change_is_refused(kind, value, says):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
@@ -511,7 +511,7 @@ def test_another_form_of_the_same_value_arrives_as_the_declared_type(kind, value
     assert type(arrived) is type(arrives)
 
 
-def test_further_names_are_compared_with_what_arrives():
+def test_kwargs_are_compared_with_what_arrives():
     def job(**rest: Item): ...
 
     with pytest.raises(ArgumentError, match="'b' cannot be sent: a Special would arrive as an Item"):
@@ -539,7 +539,7 @@ def test_no_data_is_no_arguments(data):
         (b'{"to":"a","x":1,"y":2}', "welcome() has no parameters 'x', 'y'"),
     ],
 )
-def test_names_that_do_not_fit_may_be_a_deploy_under_way(data, message):
+def test_unknown_names_may_be_caused_by_a_deploy(data, message):
     with pytest.raises(UnknownParameters) as error:
         signature_of(welcome).decode(data)
     assert str(error.value) == message
@@ -569,7 +569,7 @@ def test_a_value_that_does_not_convert_is_named(data, says):
     assert len(str(error.value)) < 400
 
 
-def test_a_hostile_name_is_shown_harmless_and_short():
+def test_a_hostile_name_is_escaped_and_shortened():
     data = json.dumps({"to": "a", "\x1b[31m\n" + "x" * 10_000: 1}).encode()
     with pytest.raises(UnknownParameters) as error:
         signature_of(welcome).decode(data)
@@ -660,7 +660,7 @@ def test_an_integer_that_may_have_lost_digits_is_refused(text):
     [(list[int], '{"0":1}'), (dict[str, int], "[1]"), (Item, "[]"), (int, "{}"), (str, "[]"), (int, "1.5")],
     ids=str,
 )
-def test_mending_invents_nothing(kind, text):
+def test_repairing_cjson_output_invents_nothing(kind, text):
     with pytest.raises(WrongType):
         mended(kind, text)
 
@@ -668,7 +668,7 @@ def test_mending_invents_nothing(kind, text):
 # -- **kwargs
 
 
-def test_further_names_are_taken_where_the_job_takes_them():
+def test_kwargs_accept_additional_names():
     def job(a: int, **rest: float) -> None: ...
 
     signature = signature_of(job)
@@ -682,7 +682,7 @@ def test_further_names_are_taken_where_the_job_takes_them():
         signature.decode(b'{"x":2}')
 
 
-def test_further_names_of_a_typed_dictionary_are_taken_as_they_are():
+def test_additional_keys_of_a_typed_dict_are_kept():
     def job(**options: Unpack[Options]) -> None: ...
 
     signature = signature_of(job)
@@ -719,7 +719,7 @@ def returns_a_fraction(value: int) -> Fraction: ...  # type: ignore[empty-body]
 def takes_two_objects(value: Item | Later) -> None: ...
 
 
-def test_a_type_that_only_the_checker_sees_is_refused_with_the_way_out():
+def test_a_type_imported_only_for_type_checking_is_refused_with_a_hint():
     signature = signature_of(needs_a_fraction)
     for use in (signature.resolve, lambda: signature.encode({"value": 1})):
         with pytest.raises(DeclarationError, match=r"'value'.*TYPE_CHECKING"):
@@ -728,7 +728,7 @@ def test_a_type_that_only_the_checker_sees_is_refused_with_the_way_out():
         signature.decode(b'{"value":1}')
 
 
-def test_the_type_of_what_a_job_returns_does_not_matter():
+def test_the_return_type_of_a_job_does_not_matter():
     assert signature_of(returns_a_fraction).decode(b'{"value":1}') == {"value": 1}
 
 
@@ -744,7 +744,7 @@ def test_a_default_of_none_allows_none():
     assert signature.decode(signature.encode({"value": None})) == {"value": None}
 
 
-def test_a_parameter_may_be_called_anything():
+def test_a_parameter_can_have_any_name():
     def job(self: int, p0: int, p1: int, cls: int, type: int, __struct_fields__: int = 0) -> None: ...
 
     signature = signature_of(job)
@@ -775,11 +775,11 @@ def test_the_fields_of_a_class_job_are_its_arguments():
 
 @settings(deadline=None)
 @given(json_values)
-def test_a_whole_value_arrives(value):
+def test_a_raw_value_arrives_whole(value):
     assert decode_value(encode_value(value)) == value
 
 
-def test_a_whole_value_is_held_to_the_same_rules():
+def test_a_raw_value_follows_the_same_rules():
     for wrong in (math.nan, [datetime(2026, 1, 1)], object(), "\ud800"):
         with pytest.raises(ArgumentError):
             encode_value(wrong)

@@ -190,7 +190,7 @@ ORDER = Order(id=7, at=datetime(2031, 1, 1, tzinfo=UTC), lines=[Line(sku="x")])
         (PureWindowsPath, PureWindowsPath("a\\b")),
     ],
 )
-def test_it_arrives_as_it_was_given(kind, value):
+def test_a_value_arrives_as_it_was_given(kind, value):
     arrived = round_trip(kind, value)
     assert arrived == value
     assert type(arrived) is type(value)
@@ -208,7 +208,7 @@ def test_it_arrives_as_it_was_given(kind, value):
         (Page[int], Page(items=[1]), Page[int](items=[1])),
     ],
 )
-def test_its_json_form_stands_for_it(kind, value, arrives):
+def test_a_json_form_is_accepted_for_a_value(kind, value, arrives):
     assert round_trip(kind, value) == arrives
 
 
@@ -248,7 +248,7 @@ def test_its_json_form_stands_for_it(kind, value, arrives):
         (Path, Path("\udcff"), "not Unicode"),
     ],
 )
-def test_what_would_not_arrive_as_it_was_given_is_refused(kind, value, says):
+def test_a_value_that_would_change_in_transit_is_refused(kind, value, says):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
@@ -317,7 +317,7 @@ def test_types_that_json_cannot_tell_apart_are_refused_when_a_job_is_declared(ap
     assert app._registry.names() == []
 
 
-def test_further_names_fields_and_commands_are_refused_when_they_are_declared_too(app: FakeQd):
+def test_types_of_kwargs_fields_and_commands_are_checked_at_the_declaration(app: FakeQd):
     def ship(**rest: datetime | str) -> None: ...
 
     @dataclass
@@ -338,7 +338,7 @@ def test_further_names_fields_and_commands_are_refused_when_they_are_declared_to
         app.map(Command, lambda command: None, "orders.command")
 
 
-def test_a_type_that_is_defined_later_is_no_mistake_when_a_job_is_declared(app: FakeQd):
+def test_a_type_can_be_defined_after_the_job(app: FakeQd):
     @app.job("orders.ship")
     def ship(value: Later | None) -> Any:  # type: ignore[name-defined]  # noqa: F821
         return value
@@ -350,7 +350,7 @@ def test_a_type_that_is_defined_later_is_no_mistake_when_a_job_is_declared(app: 
         del globals()["Later"]
 
 
-def test_a_union_of_what_is_carried_later_and_a_class_that_is_provided_later_are_no_mistake(app: FakeQd):
+def test_a_union_can_name_classes_that_are_registered_later(app: FakeQd):
     class Row:
         pass
 
@@ -380,7 +380,7 @@ def test_a_union_of_what_is_carried_later_and_a_class_that_is_provided_later_are
     assert len(app.sent) == 1
 
 
-def test_a_raw_job_may_say_what_it_likes(app: FakeQd):
+def test_a_raw_job_can_have_any_annotation(app: FakeQd):
     @app.job("hooks.any", raw=True)
     def hook(data: datetime | str) -> None: ...
 
@@ -403,7 +403,7 @@ def test_a_class_job_has_models_as_fields(app: FakeQd):
     assert seen == [ORDER, Dog(), [Path("a")]]
 
 
-def test_a_moment_without_a_zone_is_named_by_its_place() -> None:
+def test_a_datetime_without_a_zone_is_reported_by_its_path() -> None:
     orders = {"a": [ORDER, Order(id=8, at=datetime(2031, 1, 1))]}
     with pytest.raises(ArgumentError, match=r"a datetime without a time zone .* \(at \['a'\]\[1\]\.at\)$"):
         typed(dict[str, list[Order]]).encode({"value": orders})

@@ -10,7 +10,7 @@ from qd.config.file import Variables, parsed
 from qd.errors import ConfigError
 
 
-def test_what_a_line_may_be() -> None:
+def test_lines_of_an_env_file_are_parsed() -> None:
     text = """
         # a comment, and another kind
         ; of them
@@ -33,14 +33,14 @@ def test_what_a_line_may_be() -> None:
 @pytest.mark.parametrize(
     "line", ["secret", "1A=secret", "A B=secret", 'A="secret', "A='", "A=sec\0ret", "QD_ENV_FILE=secret"]
 )
-def test_a_line_that_is_none_is_named_and_not_shown(line: str) -> None:
+def test_a_malformed_line_is_reported_by_number_without_its_content(line: str) -> None:
     with pytest.raises(ConfigError, match=r"^x\.env:2 is not a variable \(write NAME=value") as refused:
         parsed(f"A=1\n{line}\n", "x.env")
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("content", "why"), [(None, "No such file or directory"), (b"A=\xff", "it is not UTF-8")])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
     file = tmp_path / "x.env"
     if content is not None:
         file.write_bytes(content)
@@ -48,11 +48,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         Variables({"QD_ENV_FILE": str(file)}).read()
 
 
-def test_nothing_is_read_without_the_variable() -> None:
+def test_without_the_variable_no_file_is_read() -> None:
     assert Variables({}).read() == Variables({"QD_ENV_FILE": ""}).read() == {}
 
 
-def test_what_is_in_the_file_no_more_is_what_it_was_before() -> None:
+def test_a_variable_removed_from_the_file_gets_its_old_value_back() -> None:
     environ = {"A": "start", "B": "start"}
     variables = Variables(environ)
     variables.put({"A": "file", "NEW": "file"})
@@ -63,7 +63,7 @@ def test_what_is_in_the_file_no_more_is_what_it_was_before() -> None:
     assert environ == {"A": "start", "B": "start"}
 
 
-def test_a_command_reads_it_once(tmp_path: Path) -> None:
+def test_a_command_reads_the_env_file_once(tmp_path: Path) -> None:
     file = tmp_path / "x.env"
     file.write_text("A=1")
     environ = {"QD_ENV_FILE": str(file)}

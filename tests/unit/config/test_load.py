@@ -47,7 +47,7 @@ def refused(path=None, **more):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_anything_the_built_in_values_count(folder):
+def test_without_configuration_the_defaults_apply(folder):
     found = load()
     assert (found.root, found.file, found.app, found.imports, found.default) == (folder, None, "", (), "redis")
     assert found.connections["redis"].url is None
@@ -58,7 +58,7 @@ def test_without_anything_the_built_in_values_count(folder):
     assert set(found.origins.values()) == {"built in"}
 
 
-def test_each_layer_wins_over_the_ones_below_it(write):
+def test_each_layer_overrides_the_ones_below_it(write):
     write("[worker]\ntimeout = 10\n")
     assert load().work.timeout == 10.0
     write("[worker]\ntimeout = 10\n[pools.mail]\ntimeout = 20\n")
@@ -95,7 +95,7 @@ def test_each_value_knows_its_origin(write):
 
 
 @pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
-def test_every_option_is_read_from_its_flag_file_and_variable(row, write):
+def test_every_option_is_read_from_its_flag_its_key_and_its_variable(row, write):
     said = {
         "span": "7s",
         "spans": "7s",
@@ -156,7 +156,7 @@ def test_an_empty_variable_counts_as_not_set(folder):
     assert load(environ={"QD_TIMEOUT": "", "QD_CONFIG": "", "QD_POOL": ""}).origins["worker.timeout"] == "built in"
 
 
-def test_what_was_not_given_is_no_layer(write):
+def test_a_value_that_was_not_given_is_no_layer(write):
     write('[qd]\nimports = ["shop.mail"]\n' + URL)
     found = load(flags={"timeout": None, "queues": (), "pool": None}, code={"url": None, "imports": ()})
     assert found.imports == ("shop.mail",)
@@ -184,7 +184,7 @@ def test_the_url_comes_from_the_environment_then_code_then_the_file(write):
     ]
 
 
-def test_no_url_anywhere_names_both_ways_out_and_no_command_that_needs_none_fails(folder):
+def test_a_missing_url_is_an_error_only_when_it_is_needed(folder):
     found = load()
     with pytest.raises(ConfigError) as error:
         found.connection()
@@ -209,7 +209,7 @@ def test_the_url_in_code_is_for_the_default_connection(write):
 
 
 @pytest.mark.parametrize("url", ["embedded:", "embedded:?db=1", "unix:///run/valkey.sock", "rediss://h/0"])
-def test_urls_that_are_known(url, folder):
+def test_known_urls_are_accepted(url, folder):
     assert load(code={"url": url}).connection().url == url
 
 
@@ -224,7 +224,7 @@ def test_urls_that_are_known(url, folder):
         ("secret", "not a url"),
     ],
 )
-def test_urls_that_are_not_known_are_refused_without_showing_them(url, says, folder):
+def test_unknown_urls_are_refused_without_showing_them(url, says, folder):
     said = refused(environ={"QD_REDIS_URL": url})
     assert said.startswith("environment QD_REDIS_URL: ")
     assert says in said
@@ -253,7 +253,7 @@ def test_several_connections_need_a_default_unless_one_is_redis(write):
     assert load().default == "redis"
 
 
-def test_a_pool_takes_its_connection_and_the_queue_of_that_connection(write):
+def test_a_pool_uses_its_connection_and_its_default_queue(write):
     write('[connections.redis]\n[connections.b]\nqueue = "bulk"\n[pools.p]\nconnection = "b"\n')
     found = load(pool="p", environ={"QD_CONNECTION": "redis"})
     assert (found.work.connection, found.work.queues, found.work.pool) == ("b", ("bulk",), "p")
@@ -279,7 +279,7 @@ def test_an_unknown_pool_is_refused_with_the_known_ones(write):
         ("sqs://eu-central-1", "sqs"),
     ],
 )
-def test_the_kind_of_a_url_is_its_driver(url, driver, write):
+def test_the_scheme_of_a_url_selects_the_driver(url, driver, write):
     write(f'[connections.redis]\nurl = "{url}"\n')
     assert load().connection("redis").driver == driver
 
@@ -287,12 +287,12 @@ def test_the_kind_of_a_url_is_its_driver(url, driver, write):
 @pytest.mark.parametrize(
     ("url", "name"), [("sqlite:///jobs.db", "database"), ("sqs://h", "sqs"), ("unix:///r", "redis")]
 )
-def test_without_a_file_the_connection_is_called_as_its_driver(url, name, folder):
+def test_without_a_file_the_connection_is_named_after_its_driver(url, name, folder):
     found = load(code={"url": url})
     assert (found.default, list(found.connections)) == (name, [name])
 
 
-def test_a_file_of_sqlite_stands_beside_the_configuration(write, tmp_path, monkeypatch):
+def test_a_relative_sqlite_path_is_resolved_next_to_the_configuration(write, tmp_path, monkeypatch):
     path = write('[connections.a]\nurl = "sqlite:///jobs.db"\n[failed]\ndatabase = "sqlite:///old/shop.db?timeout=3"\n')
     monkeypatch.chdir("/")
     found = load(path)
@@ -306,7 +306,7 @@ def test_a_driver_that_does_not_fit_the_url_is_refused(write):
     assert refused() == ("qd.toml:2: driver 'sqs' does not match a url of kind 'mysql:' (it takes sqs)")
 
 
-def test_what_is_no_word_of_a_driver_is_refused_with_the_known_ones(write):
+def test_an_unknown_key_of_a_driver_is_refused_with_the_known_ones(write):
     write('[connections.redis]\ndriver = "Redis"\n')
     assert "unknown driver 'Redis' (did you mean 'redis'?) (known: redis, database, beanstalkd, " in refused()
 
@@ -351,7 +351,7 @@ def test_a_mistake_in_another_pool_is_found_too(write):
     assert "tries in qd.toml:3 [pools.b]: 'many' is not a whole number" in refused(pool="a", flags={"tries": 1})
 
 
-def test_a_file_is_found_by_flag_then_variable_then_here(write, folder):
+def test_a_file_is_found_by_flag_then_variable_then_in_the_current_folder(write, folder):
     write("[worker]\ntries = 1\n")
     write("[worker]\ntries = 2\n", "b.toml")
     write("[worker]\ntries = 3\n", "c.toml")
@@ -361,7 +361,7 @@ def test_a_file_is_found_by_flag_then_variable_then_here(write, folder):
     assert (found.work.tries, found.file, found.root) == (3, folder / "c.toml", folder)
 
 
-def test_a_named_file_must_be_there(folder):
+def test_a_named_file_must_exist(folder):
     assert refused(Path("no.toml")) == "cannot read no.toml: No such file or directory"
     assert "cannot read" in refused(folder)
     (folder / "bad.toml").write_bytes(b"\xff")
@@ -401,7 +401,7 @@ def test_mistakes_in_pyproject_have_their_line(write):
     assert "written [tool.qd]" in refused()
 
 
-def test_a_pyproject_without_a_word_of_ours_is_nobodys_business(write):
+def test_a_pyproject_without_a_qd_section_is_ignored(write):
     write("[project\nbroken", "pyproject.toml")
     assert load().file is None
     write("[project]\ndependencies = ['qd-worker']\n", "pyproject.toml")
@@ -409,7 +409,7 @@ def test_a_pyproject_without_a_word_of_ours_is_nobodys_business(write):
     assert refused(Path("pyproject.toml")) == "no [tool.qd] in pyproject.toml"
 
 
-def test_lines_are_found_in_whatever_toml_allows():
+def test_line_numbers_are_found_in_any_toml_syntax():
     text = textwrap.dedent('''\
         a.b = 1
         [c]   # [not.this]
@@ -447,7 +447,7 @@ def test_once_is_for_one_worker(folder):
         ({"SYSTEMD_EXEC_PID": "1", "INVOCATION_ID": "a terminal"}, 0.0),
     ],
 )
-def test_under_a_supervisor_it_stays_up_a_moment(environ, seconds, folder):
+def test_under_a_supervisor_it_stays_up_for_a_minimum_time(environ, seconds, folder):
     assert load(environ=environ).work.min_uptime == seconds
     assert load(environ={**environ, "QD_MIN_UPTIME": "3s"}).work.min_uptime == 3.0
 
@@ -457,7 +457,7 @@ def test_laravel_needs_only_its_cache_url(write):
     assert load().laravel == config.LaravelSettings(cache_url="redis://h/1", cache_prefix="")
 
 
-def test_settings_travel_as_json_and_come_back_equal(write):
+def test_settings_survive_a_round_trip_through_json(write):
     write(
         '[qd]\nimports = ["a", "b"]\n[laravel]\ncache_url = "redis://u:p@h/1"\n[connections.redis]\nurl = "redis://u:p@h/0"\n'
     )
@@ -471,7 +471,7 @@ def test_a_password_is_not_in_the_repr(write):
     assert "secret" not in repr(load())
 
 
-def test_variables_that_nothing_reads_are_named(write):
+def test_unused_variables_are_reported(write):
     write("[connections.redis]\n[connections.reports]\n")
     environ = {"QD_TIMOUT": "5", "QD_REPORTS_URL": "redis://h/0", "QD_OWNER": "x", "QD_TRIES": "1", "PATH": "/bin"}
     assert config.strangers(load(environ=environ), environ) == [
@@ -479,7 +479,7 @@ def test_variables_that_nothing_reads_are_named(write):
     ]
 
 
-def test_the_import_brings_in_no_library_and_little_else():
+def test_importing_the_module_loads_no_library():
     code = "import sys, qd.config; print(*(name for name in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     dear = {

@@ -315,7 +315,7 @@ CASES = [*ARGUMENTS, *OPTIONS, *SHAPES, *TOGETHER]
 
 @pytest.mark.filterwarnings("ignore::qd.NeverSent")
 @pytest.mark.parametrize(("act", "kind", "named"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_it_is_refused_by_name_and_nothing_is_sent(act: Act, kind: type[Exception], named: tuple[str, ...]):
+def test_bad_input_is_refused_by_name_and_nothing_is_sent(act: Act, kind: type[Exception], named: tuple[str, ...]):
     shop = Shop()
     with pytest.raises(kind) as raised:
         act(shop)
@@ -327,7 +327,7 @@ def test_it_is_refused_by_name_and_nothing_is_sent(act: Act, kind: type[Exceptio
     assert isinstance(raised.value, QdError) or kind is TypeError
 
 
-def test_the_cases_would_be_sent_if_they_were_right():
+def test_the_same_calls_with_good_input_are_sent():
     """So that none of them is refused for another reason."""
     shop = Shop()
     at = datetime(2031, 1, 1, tzinfo=UTC)

@@ -21,25 +21,25 @@ def step(app: FakeQd) -> Any:
     return step
 
 
-def test_what_is_no_call_is_refused(app: FakeQd, step: Any):
+def test_only_calls_are_accepted(app: FakeQd, step: Any):
     with pytest.raises(ArgumentError, match="<job step> is not a call"):
         app.batch(step)
     with pytest.raises(ArgumentError, match="'ready' is not a call"):
         app.batch(step.bind(1), then="ready")  # type: ignore[arg-type]
 
 
-def test_a_chain_is_no_job_of_a_batch(app: FakeQd, step: Any):
+def test_a_chain_cannot_be_a_job_of_a_batch(app: FakeQd, step: Any):
     with pytest.raises(ArgumentError, match="<chain of step> cannot be part of another call"):
         app.batch(app.chain(step.bind(1)))
 
 
-def test_a_batch_is_not_sent_among_other_jobs(app: FakeQd, step: Any):
+def test_a_batch_cannot_be_dispatched_with_other_jobs(app: FakeQd, step: Any):
     with pytest.raises(ArgumentError, match=r"<batch of 1 jobs \(rows\)> cannot be part of another call"):
         app.dispatch(step.bind(1), app.batch(step.bind(2), name="rows"))
 
 
 @pytest.mark.parametrize("where", ["calls", "then"])
-def test_a_key_is_refused(app: FakeQd, step: Any, where: str):
+def test_a_job_with_a_key_is_refused_in_a_batch(app: FakeQd, step: Any, where: str):
     keyed = step.using(key="order:1").bind(1)
     batch = app.batch(keyed) if where == "calls" else app.batch(step.bind(1), then=keyed)
     with pytest.raises(DeclarationError, match=r"job 'step' has key='order:1'.*remove it"):
@@ -47,14 +47,14 @@ def test_a_key_is_refused(app: FakeQd, step: Any, where: str):
     assert app.sent == []
 
 
-def test_a_callback_at_a_moment_is_refused(app: FakeQd, step: Any):
+def test_a_callback_with_a_delay_is_refused(app: FakeQd, step: Any):
     late = step.using(delay=datetime(2030, 1, 1, tzinfo=UTC)).bind(1)
     with pytest.raises(DeclarationError, match=r"job 'step' has delay=2030.* give seconds"):
         app.batch(step.bind(1), finally_=late).dispatch()
 
 
 @pytest.mark.parametrize("where", ["calls", "then"])
-def test_all_of_it_lives_on_one_connection(app: FakeQd, step: Any, where: str):
+def test_all_jobs_of_a_batch_use_one_connection(app: FakeQd, step: Any, where: str):
     other = step.using(connection="other").bind(2)
     batch = app.batch(step.bind(1), other) if where == "calls" else app.batch(step.bind(1), then=other)
     with pytest.raises(
@@ -64,23 +64,23 @@ def test_all_of_it_lives_on_one_connection(app: FakeQd, step: Any, where: str):
     assert app.sent == []
 
 
-def test_a_chain_lives_on_one_connection_too(app: FakeQd, step: Any):
+def test_all_jobs_of_a_chain_use_one_connection(app: FakeQd, step: Any):
     with pytest.raises(DeclarationError, match="all jobs of a chain need the same connection"):
         app.chain(step.bind(1), step.using(connection="other").bind(2)).dispatch()
     assert app.sent == []
 
 
-def test_a_job_of_another_connection_is_not_added(app: FakeQd, step: Any):
+def test_a_job_of_another_connection_cannot_be_added(app: FakeQd, step: Any):
     with pytest.raises(DeclarationError, match="'batch B' goes to 'redis', job 'step' to 'other'"):
         app.batch_of("B").add(step.using(connection="other").bind(1))
 
 
-def test_a_batch_that_is_dropped_says_so(app: FakeQd, step: Any):
+def test_a_discarded_batch_warns(app: FakeQd, step: Any):
     with pytest.warns(NeverSent, match="<batch of 2 jobs> was never sent"):
         app.batch(step.bind(1), step.bind(2))
 
 
-def test_outside_a_job_there_is_no_batch_in_hand(app: FakeQd):
+def test_outside_a_job_there_is_no_current_batch(app: FakeQd):
     with pytest.raises(NotInJob):
         app.current_batch()
 
@@ -125,14 +125,14 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     return Running()
 
 
-def test_run_has_a_batch_in_hand_which_can_be_added_to(running: Running):
+def test_under_run_jobs_can_be_added_to_the_current_batch(running: Running):
     row = running.row
     running.run(row.bind(1, more=2), row.bind(2))
     jobs = [(1, 2, 2), (2, 4, 3), (10, 4, 2), (11, 4, 1)]
     assert running.seen == [*jobs, ("then", 4, 0, 0, False), ("finally", 4, 0, 0, True)]
 
 
-def test_run_of_nothing_calls_back(running: Running):
+def test_run_of_an_empty_batch_runs_the_callbacks(running: Running):
     running.run()
     assert running.seen == [("then", 0, 0, 0, False), ("finally", 0, 0, 0, True)]
 
@@ -144,7 +144,7 @@ def test_run_ends_a_batch_with_its_first_failure(running: Running):
     assert running.seen == [(-1, 2, 2), ("catch", 2, 1, 1, False), ("finally", 2, 0, 1, True)]
 
 
-def test_run_goes_on_where_failures_are_allowed(running: Running):
+def test_run_continues_if_failures_are_allowed(running: Running):
     row = running.row
     with pytest.raises(ValueError, match="-1"):
         running.run(row.bind(-1), row.bind(-2), row.bind(3), allow_failures=True)
@@ -152,12 +152,12 @@ def test_run_goes_on_where_failures_are_allowed(running: Running):
     assert running.seen == seen
 
 
-def test_run_skips_what_is_not_wanted_any_more(running: Running):
+def test_run_skips_jobs_of_a_cancelled_batch(running: Running):
     running.run(running.row.bind(1, cancel=True), running.optional.bind(2))
     assert running.seen == [(1, 2, 2), ("finally", 2, 0, 0, True)]
 
 
-def test_in_run_nothing_can_be_retried(running: Running):
+def test_under_run_no_job_can_be_retried(running: Running):
     @running.app.job("retry")
     def retry() -> None:
         running.seen.append((running.app.current_batch().retry_failed(), current_job().relations))

@@ -26,17 +26,17 @@ def tied(payload: bytes) -> Relations:
     return ties
 
 
-def test_a_chain_of_nothing_is_refused(app: FakeQd):
+def test_an_empty_chain_is_refused(app: FakeQd):
     with pytest.raises(ArgumentError, match=r"app.chain\(\) needs at least one job"):
         app.chain()
 
 
-def test_what_is_no_call_is_refused(app: FakeQd, step: Any):
+def test_only_calls_are_accepted(app: FakeQd, step: Any):
     with pytest.raises(ArgumentError, match="<job step> is not a call"):
         app.chain(step)
 
 
-def test_a_chain_is_no_link(app: FakeQd, step: Any):
+def test_a_chain_cannot_be_a_step_of_a_chain(app: FakeQd, step: Any):
     with pytest.raises(ArgumentError, match="<chain of step> cannot be part of another call"):
         app.chain(app.chain(step.bind(1)))
 
@@ -48,7 +48,7 @@ def test_a_chain_is_no_link(app: FakeQd, step: Any):
         ({"key": "order:1"}, "job 'step' has key='order:1'.*remove it"),
     ],
 )
-def test_what_a_later_step_cannot_have_is_refused(app: FakeQd, step: Any, option: Any, message: str):
+def test_options_that_a_later_step_cannot_have_are_refused(app: FakeQd, step: Any, option: Any, message: str):
     with pytest.raises(DeclarationError, match=message):
         app.chain(step.bind(1), step.using(**option).bind(2)).dispatch()
     assert app.sent == []
@@ -60,12 +60,12 @@ def test_a_chain_that_is_too_large_is_refused(app: FakeQd, step: Any):
     assert app.sent == []
 
 
-def test_a_chain_that_is_dropped_says_so(app: FakeQd, step: Any):
+def test_a_discarded_chain_warns(app: FakeQd, step: Any):
     with pytest.warns(NeverSent, match="<chain of step, step> was never sent"):
         app.chain(step.bind(1), step.bind(2))
 
 
-def test_options_of_the_chain_are_those_of_each_job_and_the_delay_is_the_firsts(app: FakeQd, step: Any):
+def test_options_of_a_chain_apply_to_each_job_and_its_delay_to_the_first(app: FakeQd, step: Any):
     chain = app.chain(step.bind(1), step.bind(2)).using(queue="high", delay=60)
     chain.dispatch()
     sent = app.sent[-1]
@@ -73,7 +73,7 @@ def test_options_of_the_chain_are_those_of_each_job_and_the_delay_is_the_firsts(
     assert (sent.queue, sent.delay, link.queue, link.delay) == ("high", 60, "high", 0)
 
 
-def test_a_lock_is_asked_for_by_the_first_only(app: FakeQd):
+def test_only_the_first_job_of_a_chain_takes_a_lock(app: FakeQd):
     @app.job("once", unique="n:{n}")
     def once(n: int) -> None: ...
 
@@ -83,6 +83,6 @@ def test_a_lock_is_asked_for_by_the_first_only(app: FakeQd):
     assert read(ties.chain[0].payload.encode()).qd is None
 
 
-def test_a_lone_job_with_nothing_behind_it_is_a_plain_one(app: FakeQd, step: Any):
+def test_a_chain_of_one_job_is_a_plain_job(app: FakeQd, step: Any):
     app.chain(step.bind(1)).dispatch()
     assert read(app.sent[-1].payload).qd is None

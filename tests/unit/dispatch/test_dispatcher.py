@@ -57,7 +57,7 @@ def test_a_payload_has_laravels_keys_in_laravels_order(app: FakeQd):
     assert began <= app.last["createdAt"] <= time.time()
 
 
-def test_the_second_payload_differs_in_nothing_but_its_own(app: FakeQd):
+def test_two_payloads_differ_only_in_ids_and_times(app: FakeQd):
     job = app.job("mail.welcome", tries=3, backoff=[1, 0.5], timeout=30, retry_for=60, tags=["a/b", "é"])(welcome)
     for _ in range(3):
         job.dispatch("a@b.c")
@@ -69,7 +69,7 @@ def test_the_second_payload_differs_in_nothing_but_its_own(app: FakeQd):
     assert list(first) == [*FIRST[1:-1], "tags", "attempts", "delay"]
 
 
-def test_a_skeleton_makes_what_make_makes():
+def test_a_skeleton_builds_the_same_payload_as_make():
     fixed = partial(make, "mail/é", max_tries=3, backoff=(1.0, 5.0), extra={"tags": ["a/b"]})
     own: dict[str, Any] = {"data": b'{"a":1}', "uuid": "UUID", "id": "ID", "created_at": 10}
     for until in (None, 20):
@@ -78,7 +78,7 @@ def test_a_skeleton_makes_what_make_makes():
         assert filled == {fixed(retry_until=until, **own)}
 
 
-def test_a_skeleton_follows_the_seconds():
+def test_a_skeleton_updates_its_timestamp():
     fixed = partial(make, "mail", uuid="UUID", id="ID")
     skeleton = PayloadTemplate(fixed, expires=True)
     moments = [(0, 20), (0, 20), (10, 20), (10, 20), (10, 21), (11, 21), (11, 21), (10, 20)]
@@ -97,7 +97,7 @@ def test_options_travel_in_the_payload(app: FakeQd):
     assert (payload["backoff"], payload["timeout"], payload["tags"]) == ("1,5,30", 30, ["mail"])
 
 
-def test_what_using_says_beats_the_declaration(app: FakeQd):
+def test_using_overrides_the_declaration(app: FakeQd):
     job = app.job("mail.welcome", tries=5, timeout=30, queue="mail")(welcome)
     job.using(tries=1, queue="high").dispatch("a@b.c")
     assert (app.last["maxTries"], app.last["timeout"], app.sent[-1].queue) == (1, 30, "high")
@@ -105,12 +105,12 @@ def test_what_using_says_beats_the_declaration(app: FakeQd):
     assert (app.last["maxTries"], app.sent[-1].queue) == (5, "mail")
 
 
-def test_using_twice_keeps_what_the_first_said(app: FakeQd):
+def test_a_second_using_keeps_the_options_of_the_first(app: FakeQd):
     app.job("mail.welcome")(welcome).using(queue="high", delay=5).using(tries=3).dispatch("a@b.c")
     assert (app.sent[-1].queue, app.sent[-1].delay, app.last["maxTries"]) == ("high", 5.0, 3)
 
 
-def test_a_declared_fraction_of_a_timeout_is_left_to_the_declaration(app: FakeQd):
+def test_a_fractional_declared_timeout_is_not_sent(app: FakeQd):
     job = app.job("mail.welcome", timeout=0.5)(welcome)
     job.dispatch("a@b.c")
     assert app.last["timeout"] is None
@@ -130,7 +130,7 @@ def test_retry_for_counts_from_when_the_job_is_due(app: FakeQd):
 # -- arguments
 
 
-def test_defaults_do_not_travel(app: FakeQd):
+def test_defaults_are_not_sent(app: FakeQd):
     job = app.job("mail.welcome")(welcome)
     job.dispatch("a@b.c", subject="Hello")
     assert app.last["data"] == {"to": "a@b.c", "subject": "Hello"}
@@ -158,7 +158,7 @@ def test_defaults_do_not_travel(app: FakeQd):
         ((object(),), {}, "to"),
     ],
 )
-def test_a_wrong_argument_raises_where_it_is_given(app: FakeQd, args, kwargs, words):
+def test_a_wrong_argument_raises_at_the_call(app: FakeQd, args, kwargs, words):
     job: Any = app.job("mail.welcome")(welcome)
     for send in (job.dispatch, job.bind, job.run):
         with pytest.raises(ArgumentError, match=words):
@@ -166,7 +166,7 @@ def test_a_wrong_argument_raises_where_it_is_given(app: FakeQd, args, kwargs, wo
     assert app.sent == []
 
 
-def test_a_wrong_field_raises_where_it_is_sent(app: FakeQd):
+def test_a_wrong_field_raises_at_dispatch(app: FakeQd):
     @app.job("price")
     class Price(Job[None]):
         amount: Decimal
@@ -195,12 +195,12 @@ def test_a_bound_call_keeps_the_values_it_was_given(app: FakeQd):
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(5, 5.0), (0.25, 0.25), (timedelta(minutes=5), 300.0)])
-def test_a_delayed_job_goes_out_later(app: FakeQd, delay, seconds):
+def test_a_delayed_job_is_pushed_as_delayed(app: FakeQd, delay, seconds):
     app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
     assert (app.sent[-1].delay, app.last["delay"]) == (seconds, None)
 
 
-def test_a_moment_is_a_delay_too(app: FakeQd):
+def test_a_datetime_is_accepted_as_a_delay(app: FakeQd):
     job = app.job("mail.welcome")(welcome)
     job.using(delay=datetime.now(UTC) + timedelta(minutes=1)).dispatch("a@b.c")
     delay = app.sent[-1].delay
@@ -209,19 +209,19 @@ def test_a_moment_is_a_delay_too(app: FakeQd):
 
 
 @pytest.mark.parametrize("delay", [0, timedelta(0), datetime(2020, 1, 1, tzinfo=UTC)])
-def test_what_is_due_is_ready_at_once(app: FakeQd, delay):
+def test_a_job_that_is_due_is_ready_at_once(app: FakeQd, delay):
     app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
     assert app.sent[-1].delay is None
 
 
 @pytest.mark.parametrize("delay", [-1, timedelta(seconds=-1), float("nan"), "soon", datetime(2030, 1, 1), True])
-def test_a_delay_that_is_none_is_refused(app: FakeQd, delay):
+def test_an_invalid_delay_is_refused(app: FakeQd, delay):
     with pytest.raises(DeclarationError, match="delay"):
         app.job("mail.welcome")(welcome).using(delay=delay).dispatch("a@b.c")
     assert app.sent == []
 
 
-def test_raw_is_no_matter_of_using(app: FakeQd):
+def test_using_does_not_accept_raw(app: FakeQd):
     with pytest.raises(DeclarationError, match="raw"):
         app.job("mail.welcome")(welcome).using(raw=True)
 
@@ -252,13 +252,13 @@ def test_an_unknown_connection_is_named(app: FakeQd):
         app.job("mail.welcome")(welcome).using(connection="othr").dispatch("a@b.c")
 
 
-def test_a_connection_without_a_url_names_the_ways_out(app: FakeQd):
+def test_a_connection_without_a_url_is_an_error_with_hints(app: FakeQd):
     app.settings = settings(redis=ConnectionSettings(name="redis"))
     with pytest.raises(ConfigError, match=r"QD_REDIS_URL.*embedded:"):
         app.job("mail.welcome")(welcome).dispatch("a@b.c")
 
 
-def test_new_settings_count_from_the_next_call_on(app: FakeQd):
+def test_new_settings_apply_from_the_next_call(app: FakeQd):
     job = app.job("mail.welcome")(welcome)
     job.dispatch("a@b.c")
     app.settings = settings(redis=ConnectionSettings(name="redis", url="redis://x.invalid", queue="new"))
@@ -267,7 +267,7 @@ def test_new_settings_count_from_the_next_call_on(app: FakeQd):
     assert [queue.closed for queue in app.opened] == [True, False]
 
 
-def test_what_the_connection_raises_reaches_the_caller(app: FakeQd):
+def test_errors_of_the_connection_reach_the_caller(app: FakeQd):
     job = app.job("mail.welcome")(welcome)
     job.dispatch("a@b.c")
     app.opened[0].error = ConnectionLost("away")
@@ -278,7 +278,7 @@ def test_what_the_connection_raises_reaches_the_caller(app: FakeQd):
 # -- many
 
 
-def test_many_go_in_one_trip_for_each_connection(app: FakeQd):
+def test_many_jobs_are_sent_in_one_round_trip_per_connection(app: FakeQd):
     job = app.job("mail.welcome", queue="mail")(welcome)
     handles = app.dispatch(
         job.bind("a"), job.using(delay=5).bind("b"), job.using(connection="other").bind("c"), job.bind("d")
@@ -290,7 +290,7 @@ def test_many_go_in_one_trip_for_each_connection(app: FakeQd):
     assert [handle.id for handle in handles] == [by_name[name] for name in "abcd"]
 
 
-def test_functions_and_classes_go_together(app: FakeQd):
+def test_function_and_class_jobs_can_be_sent_together(app: FakeQd):
     @app.job("charge", queue="payments")
     class Charge(Job[None]):
         order_id: int
@@ -320,7 +320,7 @@ def test_nothing_is_sent_when_one_of_many_is_wrong(app: FakeQd):
     assert app.sent == []
 
 
-def test_each_of_many_has_a_payload_as_if_it_were_sent_alone(app: FakeQd, monkeypatch: pytest.MonkeyPatch):
+def test_each_of_many_jobs_has_the_payload_of_a_single_dispatch(app: FakeQd, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(time, "time", lambda: 1_795_225_685.4)
     plain, expiring = app.job("mail.welcome")(welcome), app.job("mail.last", retry_for=60)(welcome)
     calls = [(job, name) for name in "abc" for job in (plain, expiring.using(delay=5), expiring)]
@@ -336,7 +336,7 @@ def test_each_of_many_has_a_payload_as_if_it_were_sent_alone(app: FakeQd, monkey
     assert many == alone
 
 
-def test_none_at_all_is_fine(app: FakeQd):
+def test_dispatching_no_jobs_is_allowed(app: FakeQd):
     assert app.dispatch() == []
     assert app.opened == []
 
@@ -369,7 +369,7 @@ def test_adispatch_sends_in_another_thread(app: FakeQd):
 # -- named queues
 
 
-def test_a_php_string_job(app: FakeQd):
+def test_a_php_string_job_can_be_sent(app: FakeQd):
     handle = app.queue("reports").push(r"App\Jobs\Report@fire", {"month": 7})
     payload = app.last
     assert list(payload) == KEYS
@@ -384,19 +384,19 @@ def test_a_string_job_without_data_has_laravels_empty_string(app: FakeQd):
     assert app.last["data"] is None
 
 
-def test_a_string_job_may_wait_and_go_elsewhere(app: FakeQd):
+def test_a_string_job_can_have_a_delay_queue_and_connection(app: FakeQd):
     app.queue("reports", "other").push("Legacy", delay=timedelta(seconds=3))
     assert (app.sent[-1].connection, app.sent[-1].delay) == ("other", 3.0)
 
 
-def test_data_that_json_cannot_hold_is_refused(app: FakeQd):
+def test_data_that_json_cannot_represent_is_refused(app: FakeQd):
     for data in (float("nan"), {"at": datetime(2030, 1, 1)}, object()):
         with pytest.raises(ArgumentError):
             app.queue("reports").push("Legacy", data)
     assert app.sent == []
 
 
-def test_raw_bytes_go_as_they_are(app: FakeQd):
+def test_raw_bytes_are_sent_unchanged(app: FakeQd):
     app.queue("reports").push_raw(b"\xffwhatever")
     app.queue("reports").push_raw(b"{}", delay=5)
     assert [(sent.payload, sent.delay) for sent in app.sent] == [(b"\xffwhatever", None), (b"{}", 5.0)]
@@ -404,7 +404,7 @@ def test_raw_bytes_go_as_they_are(app: FakeQd):
         app.queue("reports").push_raw("{}")  # type: ignore[arg-type]
 
 
-def test_size_counts_what_waits_and_what_runs(app: FakeQd):
+def test_size_counts_waiting_and_running_jobs(app: FakeQd):
     queue = app.queue("reports")
     queue.push("A")
     queue.push("B", delay=5)
@@ -416,7 +416,7 @@ def test_size_counts_what_waits_and_what_runs(app: FakeQd):
 # -- JobQueued
 
 
-def test_every_way_out_tells_job_queued(app: FakeQd):
+def test_every_way_to_send_emits_job_queued(app: FakeQd):
     told: list[JobQueued] = []
     app.on(JobQueued)(told.append)
     job = app.job("mail.welcome", queue="mail")(welcome)
@@ -433,7 +433,7 @@ def test_every_way_out_tells_job_queued(app: FakeQd):
     assert [event.payload for event in told] == [sent.payload for sent in app.sent]
 
 
-def test_job_queued_is_not_told_of_what_did_not_go(app: FakeQd):
+def test_job_queued_is_not_emitted_for_unsent_jobs(app: FakeQd):
     told: list[JobQueued] = []
     app.on(JobQueued)(told.append)
     job = app.job("mail.welcome")(welcome)
@@ -448,7 +448,7 @@ def test_job_queued_is_not_told_of_what_did_not_go(app: FakeQd):
 # -- a call by its name, as the command line makes it
 
 
-def test_a_call_by_name(app: FakeQd):
+def test_a_job_can_be_called_by_name(app: FakeQd):
     job = app.job("mail.welcome", queue="mail")(welcome)
     app.call("mail.welcome", b'{"to":"a"}').dispatch()
     assert (app.last["data"], app.sent[-1].queue) == ({"to": "a"}, "mail")

@@ -73,7 +73,7 @@ def test_a_command_travels_as_its_fields_under_the_name_of_its_class(app: FakeQd
     assert (one.read["data"], one.read["maxTries"], one.read["id"]) == ({"order_id": 7, "to": []}, 3, sent.id)
 
 
-def test_its_handler_gets_it_whole(app: FakeQd):
+def test_the_handler_gets_the_whole_command(app: FakeQd):
     app.map(SendInvoice, send_invoice, "mail.invoice")
     call = app.bind(SendInvoice(7, copies=2, to=["ada"]))
     assert isinstance(call, Call)
@@ -81,7 +81,7 @@ def test_its_handler_gets_it_whole(app: FakeQd):
     assert app.call("mail.invoice", b'{"order_id":8}').run() == "invoice 8 x1 to []"
 
 
-def test_a_bound_command_is_a_call_like_others(app: FakeQd):
+def test_a_bound_command_is_a_call(app: FakeQd):
     app.map(SendInvoice, send_invoice, "mail.invoice")
     app.dispatch(app.bind(SendInvoice(1)), app.bind(SendInvoice(2)).using(queue="high", delay=5))
     assert [(sent.queue, sent.delay, sent.trip) for sent in app.sent] == [("default", None, 1), ("high", 5, 1)]
@@ -110,7 +110,7 @@ def vars_of(thing: Any) -> dict[str, Any]:
     return msgspec.structs.asdict(thing) if isinstance(thing, msgspec.Struct) else vars(thing)
 
 
-def test_a_class_with_handle_is_made_anew_for_each(app: FakeQd):
+def test_a_handler_class_is_instantiated_for_each_command(app: FakeQd):
     class Invoices:
         def __init__(self) -> None:
             self.seen: list[int] = []
@@ -125,7 +125,7 @@ def test_a_class_with_handle_is_made_anew_for_each(app: FakeQd):
     assert app.bind(SendInvoice(2)).run() == ([2], "Session")
 
 
-def test_a_handler_may_be_async_and_take_what_is_provided(app: FakeQd):
+def test_a_handler_can_be_async_and_have_provided_parameters(app: FakeQd):
     async def handler(command: SendInvoice, session: Session = provided(), other: int = 3) -> tuple[int, str, int]:
         return command.order_id, type(session).__name__, other
 
@@ -139,7 +139,7 @@ def test_a_handler_may_be_async_and_take_what_is_provided(app: FakeQd):
         app.call(f"{__name__}.SendInvoice", b'{"order_id":7,"other":4}')
 
 
-def test_wrong_values_are_told_where_it_is_sent(app: FakeQd):
+def test_wrong_values_raise_at_dispatch(app: FakeQd):
     app.map(SendInvoice, send_invoice)
     wrong: Any = "seven"
     with pytest.raises(
@@ -148,7 +148,7 @@ def test_wrong_values_are_told_where_it_is_sent(app: FakeQd):
         app.send(SendInvoice(wrong))
 
 
-def test_a_command_that_nothing_handles(app: FakeQd):
+def test_a_command_without_a_handler_is_an_error(app: FakeQd):
     app.map(SendInvoice, send_invoice)
     with pytest.raises(ArgumentError, match=r"Refund has no handler: call app.map\(Refund, ...\) first"):
         app.send(Refund(7))
@@ -186,7 +186,7 @@ def generator(command: SendInvoice) -> Any:
         ("SendInvoice", send_invoice, "'SendInvoice' is not a class of commands"),
     ],
 )
-def test_a_command_or_handler_of_the_wrong_shape_is_refused(app: FakeQd, kind: Any, handler: Any, said: str):
+def test_an_invalid_command_or_handler_is_refused(app: FakeQd, kind: Any, handler: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.map(kind, handler)
 
@@ -197,7 +197,7 @@ def test_a_command_has_one_handler(app: FakeQd):
         app.map(SendInvoice, send_invoice, "other.name")
 
 
-def test_options_are_checked(app: FakeQd):
+def test_options_of_handlers_are_checked(app: FakeQd):
     with pytest.raises(DeclarationError, match=r"unknown option 'qeue' of job '.*SendInvoice'.*queue"):
         app.map(SendInvoice, send_invoice, qeue="mail")  # type: ignore[call-arg]
     with pytest.raises(DeclarationError, match="cannot be raw"):
@@ -207,7 +207,7 @@ def test_options_are_checked(app: FakeQd):
 # -- the app's own events
 
 
-def test_emit_calls_the_listeners_here_and_now_and_sends_nothing(app: FakeQd):
+def test_emit_calls_the_listeners_directly_and_sends_nothing(app: FakeQd):
     heard: list[object] = []
     app.on(OrderPaid)(heard.append)
     app.on(Event)(heard.append)
@@ -216,7 +216,7 @@ def test_emit_calls_the_listeners_here_and_now_and_sends_nothing(app: FakeQd):
     assert not app.opened
 
 
-def test_a_listener_that_raises_stops_neither_the_others_nor_the_queued_ones(app: FakeQd, caplog):
+def test_an_error_in_a_listener_does_not_stop_the_others(app: FakeQd, caplog):
     heard: list[object] = []
 
     @app.on(OrderPaid)
@@ -265,13 +265,13 @@ def test_a_queued_listener_gets_the_event(app: FakeQd):
     assert app.call("books.paid", b'{"order_id":7,"currency":"USD"}').run() == "7 Session"
 
 
-def test_a_queued_listener_of_a_base_hears_what_derives_from_it(app: FakeQd):
+def test_a_queued_listener_of_a_base_class_gets_derived_events(app: FakeQd):
     app.on(OrderPaid, queue="mail")(thank)
     app.emit(OrderPaidTwice(7, "USD", times=3))
     assert app.sent[0].read["data"] == {"order_id": 7, "currency": "USD"}
 
 
-def test_a_wrong_field_is_told_before_anybody_hears_of_it(app: FakeQd):
+def test_a_wrong_field_raises_before_any_listener_runs(app: FakeQd):
     heard: list[object] = []
     app.on(OrderPaid)(heard.append)
     app.on(OrderPaid, queue="mail")(thank)
@@ -281,7 +281,7 @@ def test_a_wrong_field_is_told_before_anybody_hears_of_it(app: FakeQd):
     assert heard == []
 
 
-def test_what_cannot_be_queued_is_refused(app: FakeQd):
+def test_an_event_that_cannot_be_queued_is_refused(app: FakeQd):
     with pytest.raises(DeclarationError, match="JobFailed is an event of qd itself and cannot be queued"):
         app.on(JobFailed, queue="mail")(print)
     with pytest.raises(DeclarationError, match="has no name a worker could find"):
@@ -294,7 +294,7 @@ def test_what_cannot_be_queued_is_refused(app: FakeQd):
         app.emit(7)  # type: ignore[arg-type]
 
 
-def test_after_commit_counts_for_queued_listeners(app: FakeQd):
+def test_after_commit_applies_to_queued_listeners(app: FakeQd):
     waiting: list[Any] = []
 
     def open_transaction(act: Any) -> bool:
@@ -309,7 +309,7 @@ def test_after_commit_counts_for_queued_listeners(app: FakeQd):
     assert len(app.sent) == 1
 
 
-def test_commands_events_and_models_in_chains_batches_and_in_tests(app: FakeQd):
+def test_commands_and_models_work_in_chains_batches_and_fakes(app: FakeQd):
     heard: list[object] = []
 
     @app.on(OrderPaid, "mail.paid", queue="mail")

@@ -27,7 +27,7 @@ def made(app: FakeQd, call: Call[None], ties: Relations | None = None) -> Messag
 def charge(order_id: int, note: str = "none") -> None: ...
 
 
-def test_a_parcel_is_made_and_not_sent(app: FakeQd):
+def test_a_message_is_prepared_without_sending_it(app: FakeQd):
     job = app.job("shop.charge", queue="shop")(charge)
     parcel = made(app, job.using(delay=5).bind(42))
     assert not app.sent
@@ -38,13 +38,13 @@ def test_a_parcel_is_made_and_not_sent(app: FakeQd):
     assert (app.sent[0].payload, app.sent[0].delay) == (parcel.body, 5.0)
 
 
-def test_a_parcel_as_a_link_is_the_same_payload(app: FakeQd):
+def test_a_message_as_a_chained_job_has_the_same_payload(app: FakeQd):
     parcel = made(app, app.job("shop.charge")(charge).bind(42, note="é"))
     assert parcel.link == ChainedJob("default", 0.0, parcel.body.decode())
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_ties_stand_in_front_of_the_id(app: FakeQd, signed: bool):
+def test_relations_come_before_the_id(app: FakeQd, signed: bool):
     if signed:
         app.settings = replace(app.settings, signing=SigningSettings(keys=("k1:secret",)))
     job = app.job("shop.charge", tags=["a"])(charge)
@@ -58,12 +58,12 @@ def test_ties_stand_in_front_of_the_id(app: FakeQd, signed: bool):
             Signing(["k1:secret"]).check(payload)
 
 
-def test_a_plain_job_has_no_ties(app: FakeQd):
+def test_a_plain_job_has_no_relations(app: FakeQd):
     app.job("shop.charge")(charge).dispatch(42)
     assert "qd" not in app.last
 
 
-def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
+def test_relations_of_the_declaration_and_of_a_chain_are_combined(app: FakeQd):
     job = app.job("shop.charge", unique="order:{order_id}", unique_until="start", result_ttl=60)(charge)
     ties = made(app, job.bind(42), TIES).relations
     assert ties == Relations(
@@ -71,7 +71,7 @@ def test_ties_of_the_declaration_and_of_a_chain_stand_together(app: FakeQd):
     )
 
 
-def test_a_key_is_of_its_job(app: FakeQd):
+def test_a_key_belongs_to_its_job(app: FakeQd):
     job = app.job("shop.charge")(charge)
     parcel = made(app, job.using(key="order:42", delay=5).bind(42))
     assert parcel.relations == Relations(key=f"00000.{parcel.id[:16]} shop.charge:order:42")
@@ -85,14 +85,14 @@ def test_a_key_is_of_its_job(app: FakeQd):
         ("x" * 300, "j:xxx"),
     ],
 )
-def test_a_name_is_plain_and_not_long(key: str, name: str):
+def test_a_key_is_short_and_printable(key: str, name: str):
     found = name_of("j", key)
     assert found.startswith(name)
     assert len(found) <= 200
     assert name_of("j", key + "x") != found
 
 
-def test_a_key_and_a_unique_name_are_one_too_many(app: FakeQd):
+def test_a_key_and_unique_cannot_be_combined(app: FakeQd):
     job = app.job("shop.charge", unique="{order_id}")(charge)
     with pytest.raises(DeclarationError, match=r"job 'shop\.charge' has unique= and is sent with key='a'"):
         job.using(key="a").dispatch(42)
@@ -102,13 +102,13 @@ def test_a_key_and_a_unique_name_are_one_too_many(app: FakeQd):
 @pytest.mark.parametrize(
     "said", [{"key": ""}, {"key": " "}, {"key": 42}, {"after_commit": 1}, {"unique_for": 0, "unique": "x"}]
 )
-def test_an_option_that_is_none_is_refused_by_its_name(app: FakeQd, said: dict[str, Any]):
+def test_an_unknown_option_is_refused_by_name(app: FakeQd, said: dict[str, Any]):
     job = app.job("shop.charge")(charge)
     with pytest.raises(DeclarationError, match=f"option {next(iter(said))} of"):
         job.using(**said)
 
 
-def test_keyed_wants_a_job_of_this_app(app: FakeQd):
+def test_keyed_requires_a_job_of_this_app(app: FakeQd):
     with pytest.raises(ArgumentError, match="is not a job of this app"):
         app.keyed(charge, "order:42")  # type: ignore[arg-type]
 
@@ -116,12 +116,12 @@ def test_keyed_wants_a_job_of_this_app(app: FakeQd):
 # -- names for people
 
 
-def test_display_name_is_what_people_are_shown(app: FakeQd):
+def test_the_display_name_is_sent(app: FakeQd):
     app.job("shop.charge", display_name="Charge a card")(charge).dispatch(42)
     assert (app.last["displayName"], app.last["job"]) == ("Charge a card", "shop.charge")
 
 
-def test_display_name_may_hold_the_arguments(app: FakeQd):
+def test_the_display_name_can_contain_arguments(app: FakeQd):
     job = app.job("shop.charge", display_name="Charge {order_id} ({note}) {{}}")(charge)
     for order, note in ((42, "é"), (43, "/x"), (44, "y")):
         job.dispatch(order, note=note)
@@ -131,7 +131,7 @@ def test_display_name_may_hold_the_arguments(app: FakeQd):
     assert app.last["displayName"] == "Charge 42 (none) {}"
 
 
-def test_names_of_a_class_job_are_its_fields(app: FakeQd):
+def test_the_display_name_of_a_class_job_can_contain_fields(app: FakeQd):
     @app.job("shop.pay", display_name="Pay {order_id} in {currency}")
     class Pay(Job[None]):
         order_id: int
@@ -155,7 +155,7 @@ def test_names_of_a_class_job_are_its_fields(app: FakeQd):
         ("order:{order_id", "expected '}'"),
     ],
 )
-def test_a_wrong_name_is_told_at_the_declaration(app: FakeQd, option: str, text: str, reason: str):
+def test_a_wrong_display_name_is_refused_at_the_declaration(app: FakeQd, option: str, text: str, reason: str):
     said: Any = {option: text}
     with pytest.raises(DeclarationError, match=rf"option {option} of job '.*charge'.*{reason}"):
         app.job("shop.charge", **said)(charge)
@@ -203,7 +203,7 @@ def test_a_rollback_sends_nothing(app: FakeQd):
     assert not app.sent
 
 
-def test_bulk_waits_in_one_piece_and_sends_the_others_at_once(app: FakeQd):
+def test_after_commit_jobs_of_a_bulk_are_sent_together_after_the_commit(app: FakeQd):
     transaction, job = Transaction(app), app.job("shop.charge")(charge)
     waiting = job.using(after_commit=True)
     handles = app.dispatch(waiting.bind(1), job.bind(2), waiting.bind(3))
@@ -213,14 +213,14 @@ def test_bulk_waits_in_one_piece_and_sends_the_others_at_once(app: FakeQd):
     assert [sent.trip for sent in app.sent] == [1, 2, 2]
 
 
-def test_without_a_transaction_it_is_sent_at_once(app: FakeQd):
+def test_without_a_transaction_after_commit_sends_at_once(app: FakeQd):
     transaction = Transaction(app)
     transaction.open = False
     app.job("shop.charge")(charge).using(after_commit=True).dispatch(42)
     assert len(app.sent) == 1
 
 
-def test_what_is_wrong_raises_at_the_dispatch_and_not_at_the_commit(app: FakeQd):
+def test_errors_are_raised_at_dispatch_and_not_at_the_commit(app: FakeQd):
     transaction, job = Transaction(app), app.job("shop.charge")(charge).using(after_commit=True)
     with pytest.raises(DeclarationError, match=r"option delay of job 'shop\.charge'"):
         job.using(delay=-1).dispatch(42)

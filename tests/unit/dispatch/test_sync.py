@@ -71,14 +71,14 @@ def test_a_job_runs_before_dispatch_returns_whatever_its_delay(shop: Shop) -> No
     assert shop.heard == ["JobProcessing", "JobProcessed", "JobAttempted"]
 
 
-def test_it_is_tried_again_at_once_as_often_as_its_tries_say(shop: Shop) -> None:
+def test_a_failing_job_is_retried_at_once_up_to_its_tries(shop: Shop) -> None:
     shop.work.dispatch(1, fails=2)
     assert shop.did == [(1, 1), (1, 2), (1, 3)]
     again = ["JobProcessing", "JobExceptionOccurred", "JobReleasedAfterException", "JobAttempted"]
     assert shop.heard == [*again, *again, "JobProcessing", "JobProcessed", "JobAttempted"]
 
 
-def test_its_last_error_comes_out_of_dispatch(shop: Shop) -> None:
+def test_dispatch_raises_the_last_error_of_the_job(shop: Shop) -> None:
     failed: list[object] = []
     shop.app.on(JobFailed)(lambda event: failed.append(event.error))
     with pytest.raises(ValueError, match="1 does not work") as raised:
@@ -87,13 +87,13 @@ def test_its_last_error_comes_out_of_dispatch(shop: Shop) -> None:
     assert failed == [raised.value]
 
 
-def test_what_was_sent_with_it_runs_all_the_same(shop: Shop) -> None:
+def test_jobs_sent_together_with_a_failing_job_still_run(shop: Shop) -> None:
     with pytest.raises(ValueError, match="1 does not work"):
         shop.app.dispatch(shop.work.bind(1, fails=9), shop.work.bind(2))
     assert shop.did[-1] == (2, 1)
 
 
-def test_limits_of_the_payload_count(shop: Shop) -> None:
+def test_limits_of_the_payload_apply(shop: Shop) -> None:
     with pytest.raises(ValueError, match="does not work"):
         shop.work.using(tries=1).dispatch(1, fails=1)
     with pytest.raises(ValueError, match="does not work"):
@@ -114,7 +114,7 @@ def test_a_job_that_releases_itself_runs_again_until_its_tries_are_used_up(shop:
         again.dispatch(9)
 
 
-def test_a_job_that_fails_by_hand_says_why(shop: Shop) -> None:
+def test_a_job_that_calls_fail_reports_the_reason(shop: Shop) -> None:
     @shop.app.job("gives_up", tries=5)
     def gives_up() -> None:
         shop.did.append(1)
@@ -125,13 +125,13 @@ def test_a_job_that_fails_by_hand_says_why(shop: Shop) -> None:
     assert shop.did == [1]
 
 
-def test_an_error_comes_out_with_nothing_of_qds_before_it(shop: Shop) -> None:
+def test_the_traceback_of_an_error_contains_no_frames_of_qd(shop: Shop) -> None:
     with pytest.raises(ValueError, match="does not work") as raised:
         shop.work.using(tries=1).dispatch(1, fails=9)
     assert raised.value.__context__ is sys.exc_info()[1]  # an alarm amid an except clause may have left one for ever
 
 
-def test_a_checkpoint_is_there_in_the_next_attempt(shop: Shop) -> None:
+def test_the_next_attempt_sees_the_checkpoint(shop: Shop) -> None:
     @shop.app.job("saves", tries=2)
     def saves() -> None:
         shop.did.append(current_job().saved)
@@ -156,14 +156,14 @@ def test_a_chain_runs_to_its_end_however_long(shop: Shop) -> None:
     assert [n for n, _ in shop.did] == list(range(1200))
 
 
-def test_a_chain_stops_where_it_fails_and_what_catches_runs(shop: Shop) -> None:
+def test_a_failed_chain_stops_and_runs_its_catch_callback(shop: Shop) -> None:
     chain = shop.app.chain(shop.work.bind(1), shop.work.bind(2, fails=3), shop.work.bind(3), catch=shop.work.bind(4))
     with pytest.raises(ValueError, match="2 does not"):
         chain.dispatch()
     assert [n for n, _ in shop.did] == [1, 2, 2, 2, 4]
 
 
-def test_a_batch_is_counted_and_calls_back(shop: Shop) -> None:
+def test_a_batch_is_counted_and_runs_its_callbacks(shop: Shop) -> None:
     work = shop.work
     calls = [work.bind(1), work.bind(2, fails=3)]
     batch = shop.app.batch(*calls, then=work.bind(7), catch=work.bind(8), finally_=work.bind(9), allow_failures=True)
@@ -175,12 +175,12 @@ def test_a_batch_is_counted_and_calls_back(shop: Shop) -> None:
     assert shop.did[-1] == (10, 1)
 
 
-def test_a_failure_that_a_batch_does_not_allow_comes_out_and_cancels_it(shop: Shop) -> None:
+def test_a_failure_raises_and_cancels_the_batch(shop: Shop) -> None:
     with pytest.raises(ValueError, match="1 does not"):
         shop.app.batch(shop.work.bind(1, fails=3), shop.work.bind(2)).dispatch()
 
 
-def test_a_job_adds_to_its_batch(shop: Shop) -> None:
+def test_a_job_can_add_to_its_batch(shop: Shop) -> None:
     @shop.app.job("more")
     def more() -> None:
         shop.app.current_batch().add(shop.work.bind(5))
@@ -189,7 +189,7 @@ def test_a_job_adds_to_its_batch(shop: Shop) -> None:
     assert shop.did == [(5, 1), (6, 1)]
 
 
-def test_a_unique_job_is_not_sent_by_itself(shop: Shop) -> None:
+def test_a_unique_job_cannot_dispatch_itself_while_it_runs(shop: Shop) -> None:
     skipped: list[str] = []
     shop.app.on(UniqueJobSkipped)(lambda event: skipped.append(event.unique))
 
@@ -204,7 +204,7 @@ def test_a_unique_job_is_not_sent_by_itself(shop: Shop) -> None:
     assert (shop.did, len(skipped)) == ([True, False], 1)
 
 
-def test_a_job_in_a_job_is_the_current_one_and_then_the_first_is_again(shop: Shop) -> None:
+def test_the_current_job_is_restored_after_a_nested_job(shop: Shop) -> None:
     @shop.app.job("outer")
     def outer() -> None:
         shop.work.dispatch(1)
@@ -214,7 +214,7 @@ def test_a_job_in_a_job_is_the_current_one_and_then_the_first_is_again(shop: Sho
     assert shop.did == [(1, 1), "outer"]
 
 
-def test_an_async_job_runs_also_where_a_loop_runs(shop: Shop) -> None:
+def test_an_async_job_runs_even_inside_an_event_loop(shop: Shop) -> None:
     @shop.app.job("waits")
     async def waits() -> None:
         await asyncio.sleep(0)
@@ -238,7 +238,7 @@ def test_threads_share_batches_and_results(shop: Shop) -> None:
     assert seen == [("done", 40)]
 
 
-def test_where_nobody_keeps_places_all_are_free(shop: Shop) -> None:
+def test_without_a_store_rate_limits_are_not_enforced(shop: Shop) -> None:
     @shop.app.job("placed", middleware=[WithoutOverlapping("x")])
     def placed() -> None:
         shop.did.append(1)
@@ -247,7 +247,7 @@ def test_where_nobody_keeps_places_all_are_free(shop: Shop) -> None:
     assert shop.did == [1]
 
 
-def test_null_takes_everything_and_forgets_it(tmp_path: Path) -> None:
+def test_the_null_driver_accepts_and_discards_everything(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "null")
     shop.work.using(delay=5).dispatch(1)
     shop.work.using(key="a", delay=5).dispatch(1)
@@ -267,7 +267,7 @@ def test_null_takes_everything_and_forgets_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sync", "null"])
-def test_what_such_a_connection_cannot_do_is_declared_and_refused(shop: Shop, name: str) -> None:
+def test_unsupported_features_are_declared_and_refused(shop: Shop, name: str) -> None:
     queue = shop.app.connections.get(name)
     assert name in BARE
     assert {"memory"} <= queue.limits.keys()

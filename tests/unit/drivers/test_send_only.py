@@ -71,7 +71,7 @@ def shop(tmp_path: Path, clock: SimpleNamespace) -> Shop:
     return Shop(tmp_path)
 
 
-def test_jobs_go_to_the_first_that_takes_them(shop: Shop) -> None:
+def test_jobs_go_to_the_first_connection_that_accepts_them(shop: Shop) -> None:
     shop.work.dispatch()
     shop.parts[0].error = ConnectionLost("away")
     shop.work.using(delay=5).dispatch()
@@ -81,7 +81,7 @@ def test_jobs_go_to_the_first_that_takes_them(shop: Shop) -> None:
     assert shop.parts[1].took[0].delay == 5
 
 
-def test_a_change_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_connection_is_logged_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "qd.failover")
     shop.parts[0].error = ConnectionLost("away")
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_a_change_is_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["jobs for 'all' go to 'b': 'a' fails: away", "jobs for 'all' go to 'a' again"]
 
 
-def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, clock: SimpleNamespace) -> None:
+def test_a_failed_connection_is_tried_last_for_a_while(shop: Shop, clock: SimpleNamespace) -> None:
     shop.parts[0].error = ConnectionLost("away")
     for _ in range(4):
         shop.work.dispatch()
@@ -107,7 +107,7 @@ def test_one_that_failed_is_asked_last_for_a_while(shop: Shop, clock: SimpleName
     assert shop.parts[0].asked == 2
 
 
-def test_all_that_failed_are_named(shop: Shop) -> None:
+def test_all_failed_connections_are_named(shop: Shop) -> None:
     for part, word in zip(shop.parts, ("away", "gone", "lost"), strict=True):
         part.error = ConnectionLost(word)
     with pytest.raises(ConnectionLost, match="no connection of 'all' takes jobs: a: away; b: gone; c: lost"):
@@ -117,14 +117,14 @@ def test_all_that_failed_are_named(shop: Shop) -> None:
     assert shop.took() == [0, 0, 1]
 
 
-def test_what_a_server_refuses_no_other_is_asked_for(shop: Shop) -> None:
+def test_a_job_refused_by_one_server_is_not_offered_to_another(shop: Shop) -> None:
     shop.parts[0].error = ServerRefused("no")
     with pytest.raises(ServerRefused):
         shop.work.dispatch()
     assert shop.took() == [0, 0, 0]
 
 
-def test_what_is_tied_goes_to_the_first_only(shop: Shop) -> None:
+def test_jobs_with_relations_go_to_the_first_connection_only(shop: Shop) -> None:
     shop.parts[0].error = ConnectionLost("away")
     for options in ({"unique": "x"}, {"key": "y", "delay": 5}):
         with pytest.raises(ConnectionLost, match="away"):
@@ -146,21 +146,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("more", "said"), REFUSED)
-def test_one_that_cannot_be_is_refused_at_the_start(tmp_path: Path, more: str, said: str) -> None:
+def test_an_invalid_failover_connection_is_refused_at_the_start(tmp_path: Path, more: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Shop(tmp_path, more)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_control_is_the_first_part_where_nobody_says_another(shop: Shop) -> None:
+def test_control_defaults_to_the_first_connection(shop: Shop) -> None:
     assert shop.app.settings.control == "a"
 
 
 # -- drivers of the app's own
 
 
-def test_a_driver_of_the_apps_own_is_made_with_the_settings_of_its_connection(tmp_path: Path) -> None:
+def test_a_custom_driver_gets_the_settings_of_its_connection(tmp_path: Path) -> None:
     shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\nqueue = "q"\nprefix = "p:"\n')
     made: list[config.ConnectionSettings] = []
 
@@ -174,7 +174,7 @@ def test_a_driver_of_the_apps_own_is_made_with_the_settings_of_its_connection(tm
     assert [(at.name, at.driver, at.queue, at.prefix) for at in made] == [("mine", "mine", "q", "p:")]
 
 
-def test_a_class_that_only_says_what_becomes_of_a_job_is_a_driver(tmp_path: Path) -> None:
+def test_a_class_with_only_the_required_methods_is_a_driver(tmp_path: Path) -> None:
     """Its constructor takes the settings; who works on it is no word of it."""
 
     class Spool(SendingOnly):
@@ -187,7 +187,9 @@ def test_a_class_that_only_says_what_becomes_of_a_job_is_a_driver(tmp_path: Path
 
 
 @pytest.mark.parametrize(("made", "lacks"), [(None, "settings, limits"), (object(), "push, later")])
-def test_one_that_makes_no_connector_is_refused_with_what_it_lacks(tmp_path: Path, made: object, lacks: str) -> None:
+def test_a_driver_without_a_connector_is_refused_with_the_missing_methods(
+    tmp_path: Path, made: object, lacks: str
+) -> None:
     shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\n')
     shop.app.extend("mine", lambda at: made)
     with pytest.raises(
@@ -205,18 +207,18 @@ def test_an_unknown_driver_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("word", ["redis", "sync", "failover", "null", "made"])
-def test_a_word_that_is_taken_is_refused(shop: Shop, word: str) -> None:
+def test_a_driver_name_that_is_taken_is_refused(shop: Shop, word: str) -> None:
     with pytest.raises(DeclarationError, match=f"there is already a driver '{word}'"):
         shop.app.extend(word, Made)
 
 
-def test_a_factory_is_one(shop: Shop) -> None:
+def test_a_factory_is_a_driver(shop: Shop) -> None:
     wrong: Any = "jobs:make"
     with pytest.raises(DeclarationError, match="is not callable"):
         shop.app.extend("mine", wrong)
 
 
-def test_parts_are_opened_once(shop: Shop) -> None:
+def test_parts_of_a_failover_connection_are_opened_once(shop: Shop) -> None:
     assert isinstance(shop.all, FailoverQueue)
     again: Connector = shop.app.connections.get("all")
     assert again is shop.all

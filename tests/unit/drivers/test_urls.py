@@ -35,7 +35,7 @@ def test_a_url_names_region_account_and_options() -> None:
         ("sqs://eu-west-1?shared=maybe", "neither true nor false"),
     ],
 )
-def test_what_is_wrong_in_a_url_is_said(url: str, says: str) -> None:
+def test_errors_in_an_sqs_url_are_reported(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as told:
         SqsUrl(url)
     assert "secret" not in str(told.value)
@@ -51,11 +51,11 @@ def test_what_is_wrong_in_a_url_is_said(url: str, says: str) -> None:
         ("-staging", "mail-staging.fifo", "mail-staging.fifo"),
     ],
 )
-def test_names_get_their_suffix_as_laravel_gives_it(suffix: str, queue: str, name: str) -> None:
+def test_queue_names_get_the_same_suffix_as_in_laravel(suffix: str, queue: str, name: str) -> None:
     assert SqsUrl(f"sqs://eu-west-1?suffix={suffix}").name(queue) == name
 
 
-def test_names_begin_with_the_connections_prefix() -> None:
+def test_queue_names_begin_with_the_prefix_of_the_connection() -> None:
     assert SqsUrl("sqs://eu-west-1?suffix=-x").name("mail.fifo", "shop-") == "shop-mail-x.fifo"
 
 
@@ -72,7 +72,7 @@ WRONG: list[tuple[Callable[[str], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("read", "url", "said"), WRONG, ids=[row[1] for row in WRONG])
-def test_a_url_that_cannot_be_used_is_refused(read: Callable[[str], object], url: str, said: str) -> None:
+def test_an_unusable_url_is_refused(read: Callable[[str], object], url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         read(url)
     assert "s3cret" not in str(raised.value)

@@ -47,12 +47,12 @@ def job(name: str = "mail.welcome") -> RunningJob:
 # -- the job in hand
 
 
-def test_outside_a_job_there_is_none():
+def test_outside_a_job_there_is_no_current_job():
     with pytest.raises(NotInJob, match="outside a job"):
         current_job()
 
 
-def test_what_the_worker_enters_is_the_current_job_in_every_thread():
+def test_the_current_job_is_visible_in_every_thread():
     found: list[RunningJob] = []
     one = job()
     context.enter(one)
@@ -68,7 +68,7 @@ def test_what_the_worker_enters_is_the_current_job_in_every_thread():
         current_job()
 
 
-def test_a_running_job_tells_what_it_is():
+def test_a_running_job_has_its_attributes():
     one = job()
     assert (one.id, one.name, one.queue, one.attempt, one.stopping, one.outcome) == (
         "an-id", "mail.welcome", "default", 2, False, None
@@ -79,21 +79,21 @@ def test_a_running_job_tells_what_it_is():
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0, 0.0), (30, 30.0), (timedelta(minutes=1), 60.0)])
-def test_release_notes_the_outcome_and_then_raises(delay, seconds):
+def test_release_records_the_outcome_and_raises(delay, seconds):
     one = job()
     with pytest.raises(Settled):
         one.release(delay)
     assert one.outcome == Release(seconds)
 
 
-def test_release_without_a_delay_is_at_once():
+def test_release_without_a_delay_is_immediate():
     one = job()
     with pytest.raises(Settled):
         one.release()
     assert one.outcome == Release(0.0)
 
 
-def test_fail_notes_the_outcome_and_then_raises():
+def test_fail_records_the_outcome_and_raises():
     one = job()
     with pytest.raises(Settled):
         one.fail("no such order")
@@ -133,7 +133,7 @@ def test_run_converts_as_a_worker_does(app: FakeQd):
     assert not app.opened
 
 
-def test_run_gives_the_result_and_tells_the_events(app: FakeQd, heard: list[Event]):
+def test_run_returns_the_result_and_emits_the_events(app: FakeQd, heard: list[Event]):
     @app.job("mail.welcome", queue="mail")
     def welcome(to: str) -> str:
         one = current_job()
@@ -145,7 +145,7 @@ def test_run_gives_the_result_and_tells_the_events(app: FakeQd, heard: list[Even
         current_job()
 
 
-def test_run_gives_the_tags_and_places_that_were_said(app: FakeQd):
+def test_run_uses_the_given_tags_queue_and_connection(app: FakeQd):
     @app.job("mail.welcome", tags=["mail"])
     def welcome() -> tuple[object, ...]:
         job = current_job()
@@ -188,7 +188,7 @@ def test_run_of_an_async_job(app: FakeQd):
     assert sleep.run(0) == 1.0
 
 
-def test_run_of_an_async_job_in_a_running_loop_names_the_way_out(app: FakeQd):
+def test_run_of_an_async_job_in_a_running_loop_raises_with_a_hint(app: FakeQd):
     @app.job("sleep")
     async def sleep() -> None: ...
 
@@ -211,7 +211,7 @@ def test_jobs_run_inside_jobs(app: FakeQd):
     assert outer.run() == ["outer", "inner", "outer"]
 
 
-def test_two_threads_run_their_own(app: FakeQd):
+def test_two_threads_run_their_own_jobs(app: FakeQd):
     barrier = threading.Barrier(2)
     names: list[str] = []
 
@@ -252,7 +252,7 @@ class Charging:
         self.call = Charge(order_id=7)
 
 
-def test_an_error_goes_through_after_failed_and_the_events(app: FakeQd, heard: list[Event]):
+def test_an_error_is_raised_after_failed_and_the_events(app: FakeQd, heard: list[Event]):
     error = ValueError("no money")
 
     def work() -> None:
@@ -273,7 +273,7 @@ def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
     assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
-def test_release_cannot_be_kept_and_says_so(app: FakeQd, heard: list[Event]):
+def test_release_is_an_error_in_run(app: FakeQd, heard: list[Event]):
     charging = Charging(app, lambda: current_job().release(30))
     with pytest.raises(JobFailure, match="released itself for 30 s"):
         charging.call.run()
@@ -304,7 +304,7 @@ def test_a_failure_of_an_inner_job_is_an_error_of_the_outer(app: FakeQd, heard: 
     assert kinds(heard) == [JobProcessing, JobProcessing, *[JobFailed, JobExceptionOccurred, JobAttempted] * 2]
 
 
-def test_a_listener_that_raises_harms_nothing_and_is_logged(app: FakeQd, caplog):
+def test_an_error_in_a_listener_is_logged_and_ignored(app: FakeQd, caplog):
     @app.on(JobProcessing)
     def broken(event: JobProcessing) -> None:
         raise RuntimeError("listener down")
@@ -342,11 +342,11 @@ def test_a_listener_may_fail_the_job_before_it_runs(app: FakeQd):
 # -- what it saves
 
 
-def test_a_fresh_job_has_saved_nothing():
+def test_a_new_job_has_no_checkpoint():
     assert job().saved is None
 
 
-def test_a_checkpoint_is_what_json_makes_of_it_and_each_look_a_copy():
+def test_a_checkpoint_is_stored_as_json_and_each_read_is_a_copy():
     running_job = job()
     running_job.checkpoint({"row": 7, "seen": (1, 2), "at": datetime(2026, 11, 21, tzinfo=UTC)})
     assert running_job.saved == {"row": 7, "seen": [1, 2], "at": "2026-11-21T00:00:00Z"}
@@ -354,7 +354,7 @@ def test_a_checkpoint_is_what_json_makes_of_it_and_each_look_a_copy():
     assert running_job.saved["row"] == 7
 
 
-def test_a_checkpoint_is_handed_on_before_it_counts():
+def test_a_checkpoint_is_saved_before_it_is_visible():
     kept: list[bytes] = []
     running_job = RunningJob("an-id", "x", "default", 2, b'"before"', kept.append)
     assert running_job.saved == "before"
@@ -391,7 +391,7 @@ LOOP.append(LOOP)
     ],
     ids=["object", "inside", "nan", "naive", "surrogate", "loop", "large"],
 )
-def test_what_cannot_be_saved_is_refused_and_the_last_checkpoint_stays(state, words):
+def test_an_invalid_checkpoint_is_refused_and_the_last_one_stays(state, words):
     running_job = job()
     running_job.checkpoint(1)
     with pytest.raises(ArgumentError, match=words):
@@ -406,11 +406,11 @@ def test_64_kib_can_be_saved():
 
 
 @pytest.mark.parametrize("foreign", [b"", b"{", b"\xff"])
-def test_what_another_program_has_put_there_is_nothing_saved(foreign):
+def test_a_value_written_by_another_program_is_no_checkpoint(foreign):
     assert RunningJob("an-id", "x", "default", 2, foreign).saved is None
 
 
-def test_a_job_that_runs_here_and_now_can_save_too(app: FakeQd):
+def test_a_job_under_run_can_save_a_checkpoint(app: FakeQd):
     @app.job("steps")
     def steps() -> list[object]:
         current_job().checkpoint({"row": 7})
@@ -444,7 +444,7 @@ def seen(app: FakeQd) -> list[dict[str, Any]]:
     return found
 
 
-def test_arguments_are_converted_and_hold_the_defaults(app: FakeQd, seen: list[dict[str, Any]]) -> None:
+def test_arguments_are_converted_and_include_the_defaults(app: FakeQd, seen: list[dict[str, Any]]) -> None:
     @app.job("x")
     def work(when: datetime, tags: set[str], note: str = "none", copies: int = 1) -> None: ...
 
@@ -452,7 +452,7 @@ def test_arguments_are_converted_and_hold_the_defaults(app: FakeQd, seen: list[d
     assert seen == [{"when": NOON, "tags": {"a", "b"}, "note": "none", "copies": 2}]
 
 
-def test_arguments_of_a_class_job_hold_what_its_factories_make(app: FakeQd, seen: list[dict[str, Any]]) -> None:
+def test_arguments_of_a_class_job_include_factory_defaults(app: FakeQd, seen: list[dict[str, Any]]) -> None:
     @app.job("x")
     class Work(Job[None]):
         when: datetime
@@ -464,7 +464,7 @@ def test_arguments_of_a_class_job_hold_what_its_factories_make(app: FakeQd, seen
     assert seen == [{"when": NOON, "parts": [1]}]
 
 
-def test_names_of_kwargs_are_there_too(app: FakeQd, seen: list[dict[str, Any]]) -> None:
+def test_arguments_include_the_names_in_kwargs(app: FakeQd, seen: list[dict[str, Any]]) -> None:
     @app.job("x")
     def work(n: int = 1, **more: float) -> None: ...
 
@@ -472,7 +472,7 @@ def test_names_of_kwargs_are_there_too(app: FakeQd, seen: list[dict[str, Any]]) 
     assert seen == [{"n": 1, "a": 1.0}]
 
 
-def test_a_raw_job_has_the_object_that_is_its_data(app: FakeQd, seen: list[dict[str, Any]]) -> None:
+def test_the_arguments_of_a_raw_job_are_its_data(app: FakeQd, seen: list[dict[str, Any]]) -> None:
     @app.job("x", raw=True)
     def work(body: Any) -> None: ...
 
@@ -481,7 +481,7 @@ def test_a_raw_job_has_the_object_that_is_its_data(app: FakeQd, seen: list[dict[
     assert seen == [{"a": 1}, {}]
 
 
-def test_arguments_are_converted_once_for_all_who_look_and_for_the_function(app: FakeQd) -> None:
+def test_arguments_are_converted_once_for_readers_and_the_function(app: FakeQd) -> None:
     found: list[object] = []
 
     @app.middleware
@@ -502,7 +502,7 @@ def test_arguments_are_converted_once_for_all_who_look_and_for_the_function(app:
     assert found[0] is found[1] is found[2]
 
 
-def test_a_dict_that_somebody_changes_is_nobody_elses(app: FakeQd, seen: list[dict[str, Any]]) -> None:
+def test_a_changed_copy_of_arguments_affects_no_other_reader(app: FakeQd, seen: list[dict[str, Any]]) -> None:
 
     @app.middleware
     def clears(job: RunningJob, call_next: Callable[[], object]) -> object:
@@ -517,7 +517,7 @@ def test_a_dict_that_somebody_changes_is_nobody_elses(app: FakeQd, seen: list[di
     assert seen == [{"n": 7}]
 
 
-def test_arguments_that_do_not_convert_are_given_as_json(app: FakeQd) -> None:
+def test_arguments_that_do_not_convert_are_returned_as_json(app: FakeQd) -> None:
     @app.job("x")
     def work(n: int, when: datetime = NOON) -> None: ...
 

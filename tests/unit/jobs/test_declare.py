@@ -35,22 +35,22 @@ def at_the_top(to: str, subject: str = "Hello") -> str:
 # -- names
 
 
-def test_a_job_is_called_after_its_module_and_function(app: FakeQd):
+def test_a_job_is_named_after_its_module_and_function(app: FakeQd):
     assert app.job(at_the_top).name == f"{HERE}.at_the_top"
     assert app._registry.names() == [f"{HERE}.at_the_top"]
 
 
-def test_a_given_name_holds(app: FakeQd):
+def test_a_given_name_is_used(app: FakeQd):
     assert app.job("mail.welcome")(at_the_top).name == "mail.welcome"
     assert app.job()(at_the_top).name == f"{HERE}.at_the_top"
 
 
-def test_a_class_is_called_after_its_module_and_class(app: FakeQd):
+def test_a_class_job_is_named_after_its_module_and_class(app: FakeQd):
     @app.job
     class Charge(Job[None]):
         def handle(self) -> None: ...
 
-    assert app._registry.names() == [f"{HERE}.test_a_class_is_called_after_its_module_and_class.Charge"]
+    assert app._registry.names() == [f"{HERE}.test_a_class_job_is_named_after_its_module_and_class.Charge"]
 
 
 def test_the_plain_call_is_the_function_itself(app: FakeQd):
@@ -61,7 +61,7 @@ def test_the_plain_call_is_the_function_itself(app: FakeQd):
     assert app.sent == []
 
 
-def test_a_name_used_twice_names_both_places(app: FakeQd):
+def test_a_duplicate_name_is_reported_with_both_places(app: FakeQd):
     app.job("mail.welcome")(at_the_top)
     with pytest.raises(DeclarationError) as told:
         app.job("mail.welcome")(lambda_free)
@@ -73,7 +73,7 @@ def test_a_name_used_twice_names_both_places(app: FakeQd):
 def lambda_free() -> None: ...
 
 
-def test_near_names_are_found(app: FakeQd):
+def test_similar_names_are_found(app: FakeQd):
     for name in ("mail.welcome", "mail.goodbye", "shop.charge"):
         app.job(name)(at_the_top)
     assert app._registry.near("mail.wellcome")[0] == "mail.welcome"
@@ -137,7 +137,7 @@ class AsyncFailed(Job[None]):
         (AsyncFailed, "failed"),
     ],
 )
-def test_what_cannot_be_a_job_is_refused_where_it_is_declared(app: FakeQd, target, words):
+def test_an_invalid_job_is_refused_at_its_declaration(app: FakeQd, target, words):
     with pytest.raises(DeclarationError, match=words):
         app.job(target)
     assert app._registry.names() == []
@@ -151,7 +151,7 @@ def test_a_method_is_refused_inside_its_class(app: FakeQd):
             def method(self) -> None: ...
 
 
-def test_main_may_declare_what_it_names(app: FakeQd):
+def test_main_can_declare_jobs_with_a_name(app: FakeQd):
     assert app.job("main.thing")(in_main).name == "main.thing"
 
 
@@ -180,12 +180,12 @@ def test_an_empty_name_is_refused(app: FakeQd):
         ({"queue": ""}, "queue"),
     ],
 )
-def test_options_are_checked_where_they_are_written(app: FakeQd, options, words):
+def test_options_are_checked_at_the_declaration(app: FakeQd, options, words):
     with pytest.raises(DeclarationError, match=words):
         app.job("mail.welcome", **options)(at_the_top)
 
 
-def test_options_become_numbers(app: FakeQd):
+def test_durations_in_options_become_numbers(app: FakeQd):
     app.job("a", tries=5, timeout=timedelta(minutes=2), backoff=[1, timedelta(seconds=5)], tags=["x"])(at_the_top)
     options = declared(app, "a").options
     assert (options.tries, options.timeout, options.backoff, options.tags) == (5, 120.0, (1.0, 5.0), ("x",))
@@ -224,7 +224,7 @@ def test_a_class_without_a_declaration_cannot_be_sent(app: FakeQd):
         Unhandled(order_id=1).dispatch()
 
 
-def test_a_subclass_is_not_the_job_its_parent_is(app: FakeQd):
+def test_a_subclass_of_a_job_is_not_a_job(app: FakeQd):
     @app.job("parent")
     class Parent(Job[None]):
         number: int
@@ -260,7 +260,7 @@ def test_prepare_converts_now_and_calls_later(app: FakeQd):
         (b"[]", UnknownParameters, "parts"),
     ],
 )
-def test_prepare_tells_what_does_not_fit(app: FakeQd, data, error, words):
+def test_prepare_reports_arguments_that_do_not_fit(app: FakeQd, data, error, words):
     @app.job("sum")
     def total(parts: list[int]) -> None: ...
 
@@ -278,7 +278,7 @@ async def sleeper(seconds: float) -> float:
     return seconds
 
 
-def test_an_async_job_is_known_as_one_and_gives_a_coroutine(app: FakeQd):
+def test_an_async_job_is_recognized_and_returns_a_coroutine(app: FakeQd):
     app.job("sleep")(sleeper)
     job = declared(app, "sleep")
     assert job.is_async
@@ -321,7 +321,7 @@ def test_failed_is_called_on_a_fresh_instance(app: FakeQd):
     assert told == [(7, error)]
 
 
-def test_a_job_without_failed_is_told_nothing_and_its_data_not_read(app: FakeQd):
+def test_the_data_of_a_job_without_failed_is_not_read(app: FakeQd):
     @app.job("charge")
     class Charge(Job[None]):
         order_id: int
@@ -333,7 +333,7 @@ def test_a_job_without_failed_is_told_nothing_and_its_data_not_read(app: FakeQd)
     declared(app, "plain").on_failed(b"{", ValueError())
 
 
-def test_the_constructor_of_a_class_job_runs_with_the_job_not_before(app: FakeQd):
+def test_the_constructor_of_a_class_job_runs_when_the_job_runs(app: FakeQd):
     @app.job("strict")
     class Strict(Job[None]):
         number: int
@@ -348,7 +348,7 @@ def test_the_constructor_of_a_class_job_runs_with_the_job_not_before(app: FakeQd
         call()
 
 
-def test_a_raw_job_gets_its_data_whole(app: FakeQd):
+def test_a_raw_job_gets_its_whole_data(app: FakeQd):
     @app.job("hook", raw=True)
     def hook(data: Any) -> Any:
         return data
@@ -384,7 +384,7 @@ def dropped(make: Any) -> list[warnings.WarningMessage]:
     return [each for each in told if issubclass(each.category, NeverSent)]
 
 
-def test_a_bind_that_is_dropped_warns_with_its_line(app: FakeQd):
+def test_a_discarded_bind_warns_with_its_line(app: FakeQd):
     job = app.job("mail.welcome")(at_the_top)
 
     def forgetful() -> None:
@@ -396,7 +396,7 @@ def test_a_bind_that_is_dropped_warns_with_its_line(app: FakeQd):
     assert ".dispatch()" in str(told.message)
 
 
-def test_a_using_that_is_dropped_warns_with_its_line(app: FakeQd):
+def test_a_discarded_using_warns_with_its_line(app: FakeQd):
     job = app.job("mail.welcome")(at_the_top)
 
     def forgetful() -> None:
@@ -406,7 +406,7 @@ def test_a_using_that_is_dropped_warns_with_its_line(app: FakeQd):
     assert (told.category, told.lineno) == (NeverSent, line_of("# dropped: using"))
 
 
-def test_a_using_of_an_instance_that_is_dropped_warns(app: FakeQd):
+def test_a_discarded_using_of_an_instance_warns(app: FakeQd):
     @app.job("number")
     class Number(Job[None]):
         number: int
@@ -416,7 +416,7 @@ def test_a_using_of_an_instance_that_is_dropped_warns(app: FakeQd):
     assert [told.category for told in dropped(lambda: Number(number=1).using(delay=1))] == [NeverSent]
 
 
-def test_what_was_sent_run_or_handed_on_does_not_warn(app: FakeQd):
+def test_a_call_that_was_sent_run_or_passed_on_does_not_warn(app: FakeQd):
     job: JobFunction[..., Any, Any] = app.job("mail.welcome")(at_the_top)
 
     @app.job("number")

@@ -18,7 +18,7 @@ from tests.support.fakes import FakeQd, settings
 # -- options that are worked out
 
 
-def test_display_name_tags_tries_and_backoff_may_be_worked_out_of_the_fields(app: FakeQd):
+def test_options_can_be_computed_from_the_fields(app: FakeQd):
     @app.job("charge", tags=["declared"], tries=1)
     class Charge(Job[None]):
         order_id: int
@@ -44,7 +44,7 @@ def test_display_name_tags_tries_and_backoff_may_be_worked_out_of_the_fields(app
     assert first["data"] == {"order_id": 7}
 
 
-def test_using_goes_before_what_is_worked_out(app: FakeQd):
+def test_using_overrides_computed_options(app: FakeQd):
     @app.job("charge", tags=["declared"])
     class Charge(Job[None]):
         order_id: int
@@ -59,7 +59,7 @@ def test_using_goes_before_what_is_worked_out(app: FakeQd):
     assert [(sent.read["tags"], sent.delay) for sent in app.sent] == [(["said"], 5), (["worked out"], 5)]
 
 
-def test_a_field_of_that_name_is_an_argument(app: FakeQd):
+def test_a_field_named_like_an_option_is_an_argument(app: FakeQd):
     @app.job("charge")
     class Charge(Job[None]):
         tags: list[str]
@@ -72,7 +72,7 @@ def test_a_field_of_that_name_is_an_argument(app: FakeQd):
     assert (payload["data"], payload["maxTries"], "tags" in payload) == ({"tags": ["a"]}, None, False)
 
 
-def test_what_is_worked_out_wrongly_is_told_with_the_option(app: FakeQd):
+def test_an_invalid_computed_option_is_reported_by_name(app: FakeQd):
     @app.job("charge")
     class Charge(Job[None]):
         def tries(self) -> int:
@@ -88,7 +88,7 @@ def test_what_is_worked_out_wrongly_is_told_with_the_option(app: FakeQd):
 # -- send()
 
 
-def test_a_class_with_a_send_is_sent_by_it(app: FakeQd):
+def test_a_custom_send_replaces_dispatch(app: FakeQd):
     asked: list[tuple[int, str]] = []
 
     @app.job("charge", queue="payments")
@@ -144,7 +144,7 @@ def test_send_waits_for_the_commit_too(app: FakeQd):
     assert asked == ["default"]
 
 
-def test_a_tick_calls_send_at_once_although_the_job_says_after_commit(app: FakeQd):
+def test_a_tick_calls_send_at_once_even_for_an_after_commit_job(app: FakeQd):
     """Of an app without transactions too, which refuses such a dispatch."""
     asked: list[str] = []
 
@@ -162,7 +162,7 @@ def test_a_tick_calls_send_at_once_although_the_job_says_after_commit(app: FakeQ
     assert asked == ["default"]
 
 
-def test_a_step_of_a_chain_is_sent_as_its_chain_is(app: FakeQd):
+def test_a_step_of_a_chain_does_not_use_its_own_send(app: FakeQd):
     @app.job("charge")
     class Charge(Job[None]):
         def handle(self) -> None: ...
@@ -188,7 +188,7 @@ def test_an_async_send_is_refused(app: FakeQd):
 # -- payload hooks
 
 
-def test_a_hook_adds_keys_where_laravels_hooks_put_theirs(app: FakeQd):
+def test_a_hook_adds_keys_in_the_place_of_laravels_hooks(app: FakeQd):
     seen: list[tuple[str, str, Mapping[str, Any]]] = []
 
     @app.payload_hook
@@ -223,7 +223,7 @@ def test_a_hook_adds_keys_where_laravels_hooks_put_theirs(app: FakeQd):
     assert (seen[0][2]["job"], seen[0][2]["data"]) == ("mail.welcome", {"to": "you"})
 
 
-def test_a_hook_that_is_added_later_counts_from_then_on(app: FakeQd):
+def test_a_hook_applies_from_when_it_is_added(app: FakeQd):
     @app.job("mail.welcome")
     def welcome() -> None: ...
 
@@ -258,7 +258,7 @@ def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
         (7, "returned 7, which is not a mapping"),
     ],
 )
-def test_what_a_hook_may_not_add_is_refused_before_anything_is_sent(app: FakeQd, given: Any, said: str):
+def test_a_forbidden_key_of_a_hook_is_refused_before_anything_is_sent(app: FakeQd, given: Any, said: str):
     def tenant(connection: str, queue: str, payload: Mapping[str, Any]) -> Any:
         return given
 
@@ -288,7 +288,7 @@ async def asynchronous(connection: str, queue: str, payload: Mapping[str, Any]) 
         (7, "the payload hook 7 cannot be called"),
     ],
 )
-def test_a_hook_of_the_wrong_shape_is_refused(app: FakeQd, hook: Any, said: str):
+def test_a_hook_with_a_wrong_signature_is_refused(app: FakeQd, hook: Any, said: str):
     with pytest.raises(DeclarationError, match=said):
         app.payload_hook(hook)
 

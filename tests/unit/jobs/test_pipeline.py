@@ -35,7 +35,7 @@ def noting_async(name: str, seen: list[str]) -> Any:
     return around
 
 
-def test_middleware_of_the_app_stands_around_that_of_the_job(app: FakeQd):
+def test_middleware_of_the_app_wraps_that_of_the_job(app: FakeQd):
     seen: list[str] = []
     app.middleware.append(noting("app", seen))
 
@@ -48,7 +48,7 @@ def test_middleware_of_the_app_stands_around_that_of_the_job(app: FakeQd):
     assert seen == ["app in", "first in", "second in", "job", "second out", "first out", "app out"]
 
 
-def test_sync_middleware_sees_the_result_of_an_async_job_and_async_middleware_stands_inside(app: FakeQd):
+def test_sync_middleware_sees_the_result_of_an_async_job_and_wraps_async_middleware(app: FakeQd):
     seen: list[str] = []
 
     def doubled(job: RunningJob, call_next: Next) -> object:
@@ -88,7 +88,7 @@ def test_a_class_job_has_middleware_too(app: FakeQd):
     assert Work(n=3).run() == [3]  # type: ignore[comparison-overlap]
 
 
-def test_what_middleware_returns_is_the_result_and_the_job_need_not_run(app: FakeQd):
+def test_the_return_value_of_middleware_is_the_result_even_if_the_job_does_not_run(app: FakeQd):
     ran: list[int] = []
 
     @app.job("x", middleware=[lambda job, call_next: "instead"])
@@ -99,7 +99,7 @@ def test_what_middleware_returns_is_the_result_and_the_job_need_not_run(app: Fak
     assert (work.run(), ran) == ("instead", [])
 
 
-def test_middleware_is_given_the_job_in_hand(app: FakeQd):
+def test_middleware_gets_the_current_job(app: FakeQd):
     found: list[RunningJob] = []
 
     @app.middleware
@@ -116,7 +116,7 @@ def test_middleware_is_given_the_job_in_hand(app: FakeQd):
     assert found[0].uuid == found[0].id
 
 
-def test_a_job_put_back_by_middleware_says_why(app: FakeQd):
+def test_a_job_released_by_middleware_reports_the_reason(app: FakeQd):
     heard: list[JobReleased] = []
     app.on(JobReleased)(heard.append)
 
@@ -131,7 +131,7 @@ def test_a_job_put_back_by_middleware_says_why(app: FakeQd):
     assert (heard[0].delay, heard[0].reason) == (3, "not now")
 
 
-def test_a_release_holds_when_middleware_swallows_it(app: FakeQd):
+def test_a_release_counts_even_if_middleware_swallows_it(app: FakeQd):
     def deaf(job: RunningJob, call_next: Next) -> object:
         try:
             return call_next()
@@ -201,7 +201,7 @@ class Made:
         ),
     ],
 )
-def test_a_wrong_shape_is_refused_at_the_declaration(app: FakeQd, stage: Any, said: str):
+def test_middleware_with_a_wrong_signature_is_refused_at_the_declaration(app: FakeQd, stage: Any, said: str):
     with pytest.raises(DeclarationError) as refused:
 
         @app.job("shop.x", middleware=[two, stage])
@@ -226,7 +226,7 @@ def test_a_class_job_with_a_wrong_middleware_is_refused(app: FakeQd):
             def handle(self) -> None: ...
 
 
-def test_middleware_of_the_app_is_checked_as_it_is_put_in(app: FakeQd):
+def test_middleware_of_the_app_is_checked_when_it_is_added(app: FakeQd):
     with pytest.raises(DeclarationError, match=r"middleware one of app\.middleware does not take"):
         app.middleware.append(one)  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="is async"):
@@ -239,7 +239,7 @@ def test_middleware_of_the_app_is_checked_as_it_is_put_in(app: FakeQd):
     assert not app.middleware
 
 
-def test_middleware_does_not_travel_with_using(app: FakeQd):
+def test_using_does_not_accept_middleware(app: FakeQd):
     @app.job("x")
     def work() -> None: ...
 

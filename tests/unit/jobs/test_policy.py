@@ -45,31 +45,31 @@ def limits(**facts: object) -> JobLimits:
 # -- whose word counts
 
 
-def test_the_worker_speaks_where_nobody_else_does():
+def test_the_options_of_the_worker_are_the_default():
     assert limits_of(payload(), None, WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
     assert limits_of(payload(), JobOptions(), WORKER) == limits_of(payload(), None, WORKER)
 
 
-def test_the_declaration_counts_before_the_worker():
+def test_the_declaration_overrides_the_worker():
     declared = JobOptions(tries=5, timeout=0.5, backoff=(1.0, 2.0), max_exceptions=2, fail_on_timeout=True)
     assert limits_of(payload(), declared, WORKER) == JobLimits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0)
 
 
-def test_the_payload_counts_before_the_declaration():
+def test_the_payload_overrides_the_declaration():
     declared = JobOptions(tries=5, timeout=7.0, backoff=(1.0, 2.0), max_exceptions=2)
     said = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
     assert limits_of(said, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
 
 
-def test_a_payload_that_says_false_says_nothing_about_fail_on_timeout():
+def test_fail_on_timeout_false_in_the_payload_does_not_override():
     assert limits_of(payload(failOnTimeout=False), JobOptions(fail_on_timeout=True), WORKER).fail_on_timeout
 
 
-def test_a_negative_timeout_is_none():
+def test_a_negative_timeout_means_no_timeout():
     assert limits_of(payload(timeout=-1), None, WORKER).timeout == 0.0
 
 
-def test_a_declared_span_of_retries_begins_when_the_job_was_due():
+def test_a_declared_retry_period_begins_when_the_job_was_due():
     declared = JobOptions(retry_for=100.0)
     assert limits_of(payload(createdAt=NOW), declared, WORKER).retry_until == NOW + 100
     assert limits_of(payload(createdAt=NOW, delay=30), declared, WORKER).retry_until == NOW + 130
@@ -87,7 +87,7 @@ def test_an_attempt_beyond_tries_does_not_run(attempts, tries, runs):
     assert (before(limits(tries=tries), payload(attempts=attempts), NOW) is None) == runs
 
 
-def test_a_deadline_makes_tries_not_count():
+def test_a_deadline_overrides_tries():
     held = limits(tries=1, retry_until=NOW)
     assert before(held, payload(attempts=50), NOW) is None
     reason = before(held, payload(attempts=1), NOW + 90)
@@ -115,25 +115,25 @@ def after(held: JobLimits, attempts: int, **more: object) -> Release | Fail:
     return after_error(held, payload(attempts=attempts), NOW, **{"exceptions": 1, **more})  # type: ignore[arg-type]
 
 
-def test_it_is_released_with_its_backoff_until_tries_are_used_up():
+def test_a_job_is_released_with_its_backoff_until_tries_are_used_up():
     assert after(limits(), 1) == Release(1.0)
     assert after(limits(), 2) == Release(5.0)
     assert isinstance(after(limits(), 3), Fail)
     assert after(limits(tries=0), 99) == Release(5.0)
 
 
-def test_a_deadline_that_is_here_ends_it_and_tries_do_not():
+def test_a_passed_deadline_fails_the_job_and_tries_do_not():
     assert after(limits(tries=1, retry_until=NOW + 0.1), 7) == Release(5.0)
     assert isinstance(after(limits(tries=0, retry_until=NOW), 1), Fail)
 
 
-def test_too_many_exceptions_end_it():
+def test_too_many_exceptions_fail_the_job():
     assert after(limits(max_exceptions=2), 1, exceptions=1) == Release(1.0)
     assert isinstance(after(limits(max_exceptions=2), 1, exceptions=2), Fail)
     assert isinstance(after(limits(max_exceptions=2, retry_until=NOW + 9), 1, exceptions=2), Fail)
 
 
-def test_a_timeout_ends_it_only_where_that_was_asked_for():
+def test_a_timeout_fails_the_job_only_with_fail_on_timeout():
     assert after(limits(), 1, timed_out=True) == Release(1.0)
     assert after(limits(fail_on_timeout=True), 1) == Release(1.0)
     assert isinstance(after(limits(fail_on_timeout=True), 1, timed_out=True), Fail)
@@ -141,7 +141,7 @@ def test_a_timeout_ends_it_only_where_that_was_asked_for():
 
 @settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 12))
-def test_what_failed_after_its_last_try_would_not_have_run_again(tries, attempts):
+def test_a_job_that_fails_after_its_last_try_would_not_run_again(tries, attempts):
     held = limits(tries=tries)
     failed = isinstance(after(held, attempts), Fail)
     assert failed == (before(held, payload(attempts=attempts + 1), NOW) is not None)
@@ -151,11 +151,11 @@ def test_what_failed_after_its_last_try_would_not_have_run_again(tries, attempts
 
 
 @pytest.mark.parametrize(("attempts", "wait"), [(0, 1.0), (1, 1.0), (2, 5.0), (3, 30.0), (4, 30.0), (999, 30.0)])
-def test_the_last_backoff_goes_on(attempts, wait):
+def test_the_last_backoff_repeats(attempts, wait):
     assert backoff((1.0, 5.0, 30.0), attempts) == wait
 
 
-def test_a_held_job_is_looked_at_after_one_second_doubling_to_sixty():
+def test_a_held_job_is_checked_after_one_second_doubling_to_sixty():
     now, since, waits = NOW, 0.0, []
     for _ in range(9):
         waits.append(hold_delay(since, now))
@@ -180,7 +180,7 @@ def test_a_clock_that_went_back_does_not_hold_a_job():
         ({"max_exceptions": 2}, 1, 1, True),
     ],
 )
-def test_a_kill_for_its_timeout_fails_a_job_where_an_error_would(facts, attempts, exceptions, fails):
+def test_a_timeout_kill_fails_a_job_when_an_error_would(facts, attempts, exceptions, fails):
     job = payload(attempts=attempts, exceptions=exceptions)
     assert fails_when_killed(limits(**facts), job) is fails
     verdict = after_error(limits(**facts), job, NOW, exceptions=exceptions + 1, timed_out=True)

@@ -56,7 +56,7 @@ def test_drops_are_reported_once_a_minute_and_at_the_end(monkeypatch: pytest.Mon
     assert look(1, leaving=True) == []
 
 
-def test_each_report_of_a_master_that_is_looked_at_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_each_report_of_a_master_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     signs = count(1)
     monkeypatch.setattr("qd.keeper.dead_workers.now", lambda: next(signs))
     log = Log("keeper", write=lambda line: None)

@@ -48,7 +48,7 @@ def stamp(value: bytes | None, way: str = "") -> str:
     return f"{ASKED:.6f}{'' if value is None else f'_{value.decode()}'}{way}"
 
 
-def test_what_qd_restart_wrote_is_no_restart_of_laravels_and_the_next_change_is_one():
+def test_the_value_written_by_qd_restart_is_not_a_laravel_restart():
     keeper = Keeper()
     assert keeper.beat("", b"1795260000") == []
     assert keeper.beat(stamp(VALUE, " rolling"), VALUE) == ["rolling"]
@@ -71,19 +71,19 @@ def test_a_master_that_starts_after_the_qd_restart_obeys_the_next_queue_restart(
     assert keeper.beat(stamp(value, " rolling"), NEWER) == ["restart"]
 
 
-def test_a_master_that_starts_between_the_stamp_and_laravels_key_takes_it_for_what_it_is():
+def test_a_master_that_starts_between_the_two_writes_does_not_restart_twice():
     keeper = Keeper(imported=ASKED + 0.1)
     assert keeper.beat(stamp(VALUE), b"1795260000") == []
     assert keeper.beat(stamp(VALUE), VALUE) == []
     assert keeper.beat(stamp(VALUE), NEWER) == ["restart"]
 
 
-def test_one_change_near_the_stamp_of_a_former_release_is_put_down_to_it_and_no_second_one():
+def test_one_change_near_the_stamp_of_an_old_release_is_attributed_to_it():
     keeper = Keeper()
     assert keeper.beat("", b"1795260000") == []
     assert keeper.beat(stamp(None, " rolling"), VALUE) == ["rolling"]
     assert keeper.beat(stamp(None, " rolling"), NEWER) == ["rolling", "restart"]
 
 
-def test_a_stamp_names_laravels_value():
+def test_a_stamp_contains_laravels_value():
     assert read_restart(stamp(VALUE).encode()) == Restart(ASKED, laravel=int(VALUE))

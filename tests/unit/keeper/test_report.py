@@ -44,14 +44,14 @@ def turned(board: Scoreboard, second: int) -> None:
     board.set_header(H.MASTER_AT, second * 10**9)
 
 
-def test_a_master_that_takes_no_turn_grows_silent(board: Scoreboard, silent: Silent) -> None:
+def test_a_master_without_turns_is_reported_as_silent(board: Scoreboard, silent: Silent) -> None:
     turned(board, 1000)
     assert [silent(second) for second in range(1001, 1014)] == list(range(1, 14))
     turned(board, 1013)
     assert silent(1014) == 1
 
 
-def test_after_a_stop_of_all_the_master_is_not_blamed(board: Scoreboard, silent: Silent) -> None:
+def test_suspending_the_process_tree_does_not_make_the_master_silent(board: Scoreboard, silent: Silent) -> None:
     turned(board, 1000)
     assert silent(1001) == 1
     assert [silent(1060), silent(1061)] == [0, 1]
@@ -59,7 +59,7 @@ def test_after_a_stop_of_all_the_master_is_not_blamed(board: Scoreboard, silent:
     assert silent(1062) == 1
 
 
-def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> None:
+def test_a_slot_without_a_worker_is_not_reported(board: Scoreboard) -> None:
     for number, pid in enumerate((0, 415)):
         slot = board.slot(number)
         slot[W.STATE], slot[W.PID] = SlotState.STARTING, pid
@@ -68,7 +68,7 @@ def test_a_slot_whose_worker_is_not_born_yet_is_not_told(board: Scoreboard) -> N
     assert [worker["pid"] for worker in told] == [415]
 
 
-def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_times_use_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of this host does not count: it may be an hour ahead."""
     monkeypatch.setattr(module, "now", lambda: 1000 * 10**9)
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
@@ -85,7 +85,7 @@ def test_what_runs_began_by_the_clock_of_the_server(board: Scoreboard, monkeypat
     assert since() == [4930.0, 4930.0]
 
 
-def test_a_scheduler_is_no_worker_and_a_missing_one_is_told_since_when(board: Scoreboard) -> None:
+def test_a_scheduler_is_not_counted_as_a_worker_and_its_absence_is_reported(board: Scoreboard) -> None:
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
     worker, scheduler = board.slot(0), board.slot(1)
     worker[W.PID], worker[W.STATE] = 7, SlotState.WAITING

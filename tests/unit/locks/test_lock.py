@@ -75,7 +75,7 @@ class Alarm:
 
 
 @pytest.mark.parametrize("renew", [False, True])
-def test_an_alarm_at_any_line_leaves_nobody_inside(server: Server, redis: Client, renew: bool):
+def test_an_alarm_at_any_line_leaves_no_lock_behind(server: Server, redis: Client, renew: bool):
     app = Qd(server.url)
 
     def body() -> None:
@@ -97,7 +97,7 @@ def test_an_alarm_at_any_line_leaves_nobody_inside(server: Server, redis: Client
     app.connections.close_all()
 
 
-def test_an_alarm_at_any_line_of_a_wait_leaves_nobody_in_line(server: Server, redis: Client):
+def test_an_alarm_at_any_line_of_a_wait_leaves_no_waiter_behind(server: Server, redis: Client):
     """Each eleventh line: a wait has its length."""
     app = Qd(server.url)
     holder = app.lock("report", ttl=600)

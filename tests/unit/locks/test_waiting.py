@@ -10,7 +10,7 @@ import pytest
 from qd.locks.waiting import MOST, _limits, waiter_limit
 
 
-def test_the_door_lets_so_many_in_and_the_others_in_order():
+def test_a_limited_number_of_coroutines_wait_and_the_others_follow_in_order():
     async def main() -> None:
         door, entered = waiter_limit("report"), list[int]()
         assert waiter_limit("report") is door is not waiter_limit("other")

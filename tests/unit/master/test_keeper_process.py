@@ -30,18 +30,18 @@ def settings(driver: str, *, control: str = "redis://c/0", name: str = "work") -
 
 
 @pytest.mark.parametrize("driver", URLS)
-def test_leases_move_with_the_control_connection_where_they_stand_on_it(driver: str) -> None:
+def test_leases_move_with_the_control_connection_if_they_are_stored_there(driver: str) -> None:
     moved = place_of(settings(driver)) != place_of(settings(driver, control="redis://d/0"))
     assert moved == (driver not in WITH_KEYSPACE)
 
 
 @pytest.mark.parametrize("driver", URLS)
-def test_the_name_of_a_connection_is_where_its_leases_stand_on_another(driver: str) -> None:
+def test_renaming_a_connection_moves_leases_stored_on_the_control_connection(driver: str) -> None:
     moved = place_of(settings(driver)) != place_of(settings(driver, name="renamed"))
     assert moved == (driver not in WITH_KEYSPACE)
 
 
-def test_a_keeper_that_has_not_been_about_yet_is_not_silent_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starting_keeper_has_more_time_before_it_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     killed, board, seconds = list[int](), Scoreboard(), 1
     monkeypatch.setattr(keeper_process, "now", lambda: seconds * 10**9)
     monkeypatch.setattr(keeper_process, "kill_group", killed.append)

@@ -85,7 +85,7 @@ def test_each_message_arrives_as_it_was_sent(receiver: MessageReceiver) -> None:
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=list(MALFORMED))
-def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_heard(
+def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_read(
     receiver: MessageReceiver, master: Master, data: bytes
 ) -> None:
     worker = master.children.take(0, 1, 0.0)
@@ -119,7 +119,7 @@ NOT_KEPT = {
 
 
 @pytest.mark.parametrize("data", NOT_KEPT.values(), ids=list(NOT_KEPT))
-def test_a_descriptor_that_is_not_kept_is_closed(receiver: MessageReceiver, master: Master, data: bytes) -> None:
+def test_an_unneeded_descriptor_is_closed(receiver: MessageReceiver, master: Master, data: bytes) -> None:
     read, write = os.pipe()
     socket.send_fds(receiver.sender.sock, [data], [write])
     os.close(write)
@@ -129,7 +129,7 @@ def test_a_descriptor_that_is_not_kept_is_closed(receiver: MessageReceiver, mast
     os.close(read)
 
 
-def test_a_worker_that_was_given_up_before_it_was_born_is_killed(
+def test_a_worker_abandoned_before_its_birth_is_killed(
     receiver: MessageReceiver, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = list[int]()

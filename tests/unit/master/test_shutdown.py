@@ -14,7 +14,7 @@ from qd.process.scoreboard import SlotState, W
 from tests.support.masters import MakeRig
 
 
-def test_many_reloads_are_one_and_each_worker_more_counts():
+def test_repeated_reloads_merge_and_each_ttin_counts():
     burst = [
         signal.SIGHUP,
         signal.SIGTTIN,
@@ -30,11 +30,11 @@ def test_many_reloads_are_one_and_each_worker_more_counts():
     ]
 
 
-def test_nothing_came():
+def test_no_signals_merge_to_no_signals():
     assert merged([]) == []
 
 
-def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(make_rig: MakeRig) -> None:
+def test_a_child_that_hangs_before_its_first_job_is_killed_after_a_second(make_rig: MakeRig) -> None:
     """Without a stop timeout: nothing else would end it. The template goes first, with what it may still fork."""
     rig = make_rig(no_preload=False)
     rig.turn()
@@ -52,7 +52,7 @@ def test_a_child_that_hangs_before_it_can_have_a_job_is_ended_after_a_second(mak
     assert rig.state.stopping.over
 
 
-def test_a_running_job_is_told_a_fifth_before_the_deadline_and_killed_at_it(make_rig: MakeRig) -> None:
+def test_a_running_job_is_interrupted_before_the_stop_deadline_and_killed_at_it(make_rig: MakeRig) -> None:
     rig = make_rig(stop_timeout=10.0)
     (worker,) = rig.workers
     worker.slot[W.STATE] = SlotState.BUSY
@@ -66,7 +66,7 @@ def test_a_running_job_is_told_a_fifth_before_the_deadline_and_killed_at_it(make
     assert rig.did[2:] == [("killed", worker.pid)]
 
 
-def test_without_a_stop_timeout_a_running_job_is_waited_for(make_rig: MakeRig) -> None:
+def test_without_a_stop_timeout_the_master_waits_for_a_running_job(make_rig: MakeRig) -> None:
     rig = make_rig()
     (worker,) = rig.workers
     worker.slot[W.STATE] = SlotState.BUSY
@@ -75,7 +75,7 @@ def test_without_a_stop_timeout_a_running_job_is_waited_for(make_rig: MakeRig) -
     assert rig.did == [("SIGTERM", worker.pid)]
 
 
-def test_a_second_signal_tells_the_job_at_once_and_ends_it_a_moment_later(make_rig: MakeRig) -> None:
+def test_a_second_signal_interrupts_the_job_at_once_and_kills_it_soon_after(make_rig: MakeRig) -> None:
     rig = make_rig(stop_timeout=60.0)
     (worker,) = rig.workers
     worker.slot[W.STATE] = SlotState.BUSY
@@ -93,7 +93,7 @@ def test_a_second_signal_tells_the_job_at_once_and_ends_it_a_moment_later(make_r
 
 
 @pytest.mark.parametrize(("by_signal", "sent"), [(False, ["READY", "STOPPING"]), (True, ["STOPPING"])])
-def test_a_program_that_is_done_before_it_is_ready_has_not_failed_for_systemd(
+def test_a_program_that_ends_before_it_is_ready_has_not_failed_for_systemd(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, by_signal: bool, sent: list[str]
 ) -> None:
     """With --stop-when-empty, one worker may find the queues empty before the other has booted."""

@@ -19,7 +19,7 @@ def test_the_slot_of_a_dead_worker_is_free_once_the_keeper_has_moved_its_jobs() 
     assert (children.unsettled(), children.free_slot(), slot[W.STATE], slot[W.PID]) == (False, 0, SlotState.FREE, 0)
 
 
-def test_each_worker_of_a_slot_has_a_generation_of_its_own() -> None:
+def test_each_worker_of_a_slot_gets_a_new_generation() -> None:
     children, generations = Children(Scoreboard()), list[int]()
     for _ in range(3):
         worker = children.take(0, 1, 0.0)
@@ -40,7 +40,7 @@ def falls(rig: Rig) -> None:
     rig.turn(SOON)
 
 
-def test_workers_that_die_before_any_job_are_replaced_ever_more_slowly(make_rig: MakeRig) -> None:
+def test_workers_that_die_before_any_job_are_replaced_with_growing_delays(make_rig: MakeRig) -> None:
     rig = make_rig()
     for delay in (0.1, 0.2, 0.4, 0.8, 1.6):
         falls(rig)
@@ -52,7 +52,7 @@ def test_workers_that_die_before_any_job_are_replaced_ever_more_slowly(make_rig:
     assert len(rig.told("worker.died", "how")) == 5
 
 
-def test_the_delay_begins_anew_after_a_worker_that_has_done_a_job(make_rig: MakeRig) -> None:
+def test_a_finished_job_resets_the_spawn_delay(make_rig: MakeRig) -> None:
     rig = make_rig()
     for _ in range(3):
         falls(rig)
@@ -70,7 +70,7 @@ def test_the_delay_begins_anew_after_a_worker_that_has_done_a_job(make_rig: Make
     assert rig.told("worker.crash_loop", "deaths") == ["2", "3", "2"]
 
 
-def test_a_worker_that_stays_for_a_while_ends_the_crash_loop_without_a_job(make_rig: MakeRig) -> None:
+def test_a_worker_that_survives_for_a_while_ends_the_crash_loop(make_rig: MakeRig) -> None:
     rig = make_rig()
     for _ in range(3):
         falls(rig)
@@ -101,7 +101,7 @@ def test_workers_that_die_in_a_job_are_replaced_at_once(make_rig: MakeRig) -> No
     assert rig.told("worker.crash_loop", "deaths") == []
 
 
-def test_without_processes_to_be_had_those_that_are_there_stay_and_one_line_is_told_a_step(make_rig: MakeRig) -> None:
+def test_failed_forks_keep_the_existing_workers_and_log_one_line_per_delay(make_rig: MakeRig) -> None:
     rig = make_rig()
     (first,) = rig.workers
     rig.full, rig.state.wanted = True, 6
@@ -115,7 +115,7 @@ def test_without_processes_to_be_had_those_that_are_there_stay_and_one_line_is_t
     assert len(rig.workers) == 6
 
 
-def test_a_template_that_cannot_be_forked_is_tried_again(make_rig: MakeRig) -> None:
+def test_a_failed_fork_of_the_template_is_retried(make_rig: MakeRig) -> None:
     rig = make_rig(no_preload=False)
     rig.state.codes.serving = None  # as at the start
     rig.full = True
@@ -153,7 +153,7 @@ def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(mak
     assert len(rig.orders(coming)) == 1, "a worker of the new template"
 
 
-def test_an_answered_order_ends_the_suspicion(make_rig: MakeRig) -> None:
+def test_an_answered_order_resets_the_count_of_unanswered_ones(make_rig: MakeRig) -> None:
     rig = make_rig(no_preload=False)
     for _ in range(4):
         rig.turn(SPAWN_PATIENCE + SOON)

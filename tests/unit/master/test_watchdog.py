@@ -40,7 +40,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(monkeypatch)
 
 
-def test_the_stack_is_asked_for_and_then_it_is_killed(rig: Rig) -> None:
+def test_the_stack_is_requested_before_the_worker_is_killed(rig: Rig) -> None:
     assert rig.look(1000.2) == []
     assert rig.look(1000 + GRACE - STACK + 0.005) == ["stack"]
     assert rig.late.next() == pytest.approx(STACK, abs=0.006)
@@ -48,20 +48,20 @@ def test_the_stack_is_asked_for_and_then_it_is_killed(rig: Rig) -> None:
     assert rig.look(1000 + GRACE + 0.006) == ["stack", Verdict.TIMEOUT.name]
 
 
-def test_a_master_that_looks_late_gives_the_stack_its_time_all_the_same(rig: Rig) -> None:
+def test_a_late_check_still_leaves_time_for_the_stack(rig: Rig) -> None:
     assert rig.look(1003) == ["stack"]
     assert rig.look(1003.001) == ["stack"], "a look that something else has brought"
     assert rig.late.next() == pytest.approx(STACK, abs=0.006)
     assert rig.look(1003 + STACK + 0.001) == ["stack", Verdict.TIMEOUT.name]
 
 
-def test_what_ends_by_itself_in_that_time_is_left_alone(rig: Rig) -> None:
+def test_a_job_that_ends_during_the_grace_time_is_not_killed(rig: Rig) -> None:
     assert rig.look(1003) == ["stack"]
     rig.worker.slot[W.DEADLINE] = 0  # its own alarm has been heard
     assert rig.look(1003.2) == ["stack"]
 
 
-def test_a_silent_one_has_that_time_too(rig: Rig) -> None:
+def test_a_silent_worker_also_gets_time_for_its_stack(rig: Rig) -> None:
     rig.worker.slot[W.STATE] = SlotState.WAITING
     for second in range(11):
         assert rig.look(1000 + second) == []
@@ -100,7 +100,7 @@ def looks(quiet: HeartbeatMonitor, one: Worker, clock: Clock, seconds: float, ea
     return quiet.of(one)
 
 
-def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
+def test_only_time_during_which_the_master_ran_counts_as_silence(clock: Clock) -> None:
     quiet, one = HeartbeatMonitor(), worker(clock)
     assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
     clock.pass_(3600)  # the whole tree was stopped
@@ -110,7 +110,7 @@ def test_silence_is_what_the_master_has_seen_awake(clock: Clock) -> None:
     assert looks(quiet, one, clock, 0.3) < 1
 
 
-def test_silence_does_not_count_in_a_job_nor_before_what_was_announced(clock: Clock) -> None:
+def test_a_job_or_an_announced_wait_does_not_count_as_silence(clock: Clock) -> None:
     quiet, one = HeartbeatMonitor(), worker(clock)
     one.slot[W.STATE] = SlotState.BUSY
     assert looks(quiet, one, clock, 60) < 1
@@ -142,16 +142,16 @@ def cut(stack: str) -> str:
     return job_stack(stack, "/lib/qd/")
 
 
-def test_what_led_to_the_job_is_left_out():
+def test_frames_below_the_job_are_removed_from_the_stack():
     assert cut(f"{JOB}\n{BELOW}") == JOB
     assert cut(f"{THREAD}\n\n{JOB}\n{BELOW}\n") == f"{THREAD}\n\n{JOB}"
 
 
-def test_what_the_job_called_of_qd_between_its_own_frames_stays():
+def test_frames_of_qd_between_frames_of_the_job_stay():
     between = '  File "/lib/qd/jobs/pipeline.py", line 4 in through\n  File "/srv/middleware.py", line 2 in timed'
     assert cut(f"{JOB}\n{between}\n{BELOW}") == f"{JOB}\n{between}"
 
 
-def test_without_code_of_a_job_all_of_it_stays():
+def test_a_stack_without_job_code_is_kept_whole():
     for stack in ("", THREAD, f"Current thread 0x01 (most recent call first):\n{BELOW}", "cut off\n\n"):
         assert cut(stack) == stack

@@ -27,7 +27,7 @@ from qd.options import kinds
         (timedelta(minutes=5), 300.0),
     ],
 )
-def test_a_span_is_read_in_seconds(written, seconds):
+def test_a_duration_is_parsed_in_seconds(written, seconds):
     assert kinds.span(written) == pytest.approx(seconds)
 
 
@@ -51,7 +51,7 @@ def test_a_span_is_read_in_seconds(written, seconds):
         timedelta(-1),
     ],
 )
-def test_what_is_no_span_is_refused_with_its_value(wrong):
+def test_an_invalid_duration_is_refused_with_its_value(wrong):
     with pytest.raises(ValueError, match="duration") as refused:
         kinds.span(wrong)
     assert "\n" not in str(refused.value)
@@ -70,31 +70,31 @@ def test_what_is_no_span_is_refused_with_its_value(wrong):
         ("1.5G", 3 << 29),
     ],
 )
-def test_a_size_is_read_in_bytes(written, count):
+def test_a_size_is_parsed_in_bytes(written, count):
     assert kinds.size(written) == count
 
 
 @pytest.mark.parametrize("wrong", ["", "M", "-1", "128X", -1, True, None, 1.5])
-def test_what_is_no_size_is_refused(wrong):
+def test_an_invalid_size_is_refused(wrong):
     with pytest.raises(ValueError, match="is not a size"):
         kinds.size(wrong)
 
 
 @given(st.integers(0, 10**9))
-def test_what_is_shown_is_read_back(number):
+def test_a_formatted_value_parses_to_itself(number):
     assert kinds.span(kinds.span_text(number)) == number
     assert kinds.size(kinds.size_text(number)) == number
     milliseconds = number / 1000
     assert kinds.span(kinds.span_text(milliseconds)) == pytest.approx(milliseconds, rel=1e-5)
 
 
-def test_spans_and_sizes_are_shown_as_a_person_writes_them():
+def test_durations_and_sizes_are_formatted_with_units():
     assert [kinds.span_text(s) for s in (0, 0.1, 1.5, 25, 60, 90, 5400, 86400)] == [
         "0", "100ms", "1.5s", "25s", "60s", "90s", "90m", "1d",
     ]  # fmt: skip
     assert [kinds.size_text(n) for n in (0, 1000, 1 << 27, 3 << 30)] == ["0", "1000", "128M", "3G"]
 
 
-def test_a_near_miss_is_named_and_a_far_one_is_not():
+def test_a_similar_name_is_suggested_and_a_distant_one_is_not():
     assert kinds.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
     assert kinds.did_you_mean("zzz", ["tries", "timeout"]) == ""

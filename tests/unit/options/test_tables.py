@@ -16,7 +16,7 @@ def test_the_table_holds_every_field_of_the_work_options():
 
 
 @pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
-def test_every_row_is_whole_and_its_default_is_read_back(row):
+def test_every_row_is_complete_and_its_default_parses(row):
     assert row.kind in KINDS
     assert row.help
     assert row.help[0].islower()
@@ -48,7 +48,7 @@ def test_every_row_is_whole_and_its_default_is_read_back(row):
         ("log_format", "json", "json"),
     ],
 )
-def test_a_value_is_read_as_its_option_holds_it(name, written, value):
+def test_a_value_is_parsed_as_the_type_of_its_option(name, written, value):
     assert WORK[name].read(written) == value
 
 
@@ -77,12 +77,12 @@ def test_a_value_is_read_as_its_option_holds_it(name, written, value):
         ("queues", [], "an empty list of queues"),
     ],
 )
-def test_what_makes_no_sense_is_refused(name, written, says):
+def test_an_invalid_value_is_refused(name, written, says):
     with pytest.raises(ValueError, match=says):
         WORK[name].read(written)
 
 
-def test_job_options_are_converted_and_what_is_not_said_stays_none():
+def test_job_options_are_converted_and_missing_ones_stay_none():
     said = JobOptions.read(
         {"tries": 5, "timeout": timedelta(minutes=1), "backoff": [1, 5], "tags": ["a"], "queue": None}
     )
@@ -109,6 +109,6 @@ def test_a_wrong_job_option_is_refused_by_name(given, says):
         JobOptions.read(given)
 
 
-def test_options_said_later_win_and_the_others_stay():
+def test_later_options_win_and_the_others_stay():
     declared = JobOptions(queue="mail", tries=5, raw=True)
     assert JobOptions(queue="high", raw=False).over(declared) == JobOptions(queue="high", tries=5, raw=False)

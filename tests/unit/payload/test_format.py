@@ -26,7 +26,7 @@ def made(**more: object) -> Payload:
 
 
 @pytest.mark.parametrize(("name", "raw"), malformed(), ids=[name for name, _ in malformed()])
-def test_what_is_no_payload_is_malformed(name, raw):
+def test_invalid_payloads_are_malformed(name, raw):
     with pytest.raises(Malformed) as error:
         read(raw)
     reason = str(error.value)
@@ -39,7 +39,7 @@ def test_what_is_no_payload_is_malformed(name, raw):
 
 
 @pytest.mark.parametrize(("name", "raw"), odd(), ids=[name for name, _ in odd()])
-def test_the_odd_is_read_or_malformed_and_nothing_else(name, raw):
+def test_odd_payloads_are_read_or_malformed(name, raw):
     try:
         payload = read(raw)
     except Malformed:
@@ -64,7 +64,7 @@ def test_a_payload_with_some_bytes_changed_is_read_or_malformed(at, new, length)
         read(VALID[:at] + new + VALID[at + length :])
 
 
-def test_a_payload_of_nothing_but_a_job_has_all_defaults():
+def test_a_payload_with_only_a_job_has_all_defaults():
     payload = read(b'{"job":"mail.welcome"}')
     assert (payload.attempts, payload.crashes, payload.exceptions, payload.held, payload.rsv) == (0, 0, 0, 0, None)
     assert bytes(payload.data) == b'""'
@@ -74,7 +74,7 @@ def test_a_payload_of_nothing_but_a_job_has_all_defaults():
     assert payload.display == "mail.welcome"
 
 
-def test_data_is_not_touched():
+def test_data_is_not_changed():
     data = b' { "b" : [ ] , "a" : 1.0 , "\\u00e9" : {} }'.strip()
     assert bytes(read(b'{"job":"x","data":%b}' % data).data) == data
 
@@ -112,15 +112,15 @@ def test_backoff_is_read_as_laravel_13_reads_it(keys, waits):
         (b'"retryUntil":null', None),
     ],
 )
-def test_the_deadline_has_two_names_and_zero_is_none(keys, moment):
+def test_the_deadline_has_two_names_and_zero_means_no_deadline(keys, moment):
     assert read(b'{"job":"x",%b}' % keys).deadline == moment
 
 
-def test_the_last_of_equal_keys_counts():
+def test_the_last_of_duplicate_keys_counts():
     assert read(b'{"job":"x","attempts":1,"job":"y","attempts":2}').attempts == 2
 
 
-def test_only_the_call_of_an_object_is_a_laravel_object():
+def test_only_call_queued_handler_is_a_laravel_object():
     assert read(json.dumps({"job": OBJECT_JOB}).encode()).is_laravel_object
     assert not read(rb'{"job":"App\\Jobs\\Report@fire"}').is_laravel_object
 
@@ -128,7 +128,7 @@ def test_only_the_call_of_an_object_is_a_laravel_object():
 # -- making
 
 
-def test_what_is_made_is_read():
+def test_a_built_payload_is_read_back():
     payload = made(
         uuid="u-1",
         id="i-1",
@@ -162,7 +162,7 @@ def test_any_name_and_any_data_arrive_as_they_were(job, data):
     assert bytes(payload.data) == data.encode()
 
 
-def test_each_payload_has_an_uuid_and_an_id_of_its_own():
+def test_each_payload_has_its_own_uuid_and_id():
     payloads = [made() for _ in range(200)]
     assert len({payload.uuid for payload in payloads}) == len({payload.id for payload in payloads}) == 200
     shape = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -171,7 +171,7 @@ def test_each_payload_has_an_uuid_and_an_id_of_its_own():
 
 
 @pytest.mark.parametrize("byte", [0, 255])
-def test_an_uuid_keeps_its_version_and_variant_whatever_the_kernel_gives(byte: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_uuid_has_its_version_and_variant_for_any_random_bytes(byte: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "urandom", lambda count: bytes([byte]) * count)
     digit = f"{byte:02x}"[0]
     uuid = f"{digit * 8}-{digit * 4}-4{digit * 3}-{'8b'[byte % 2]}{digit * 3}-{digit * 12}"
@@ -180,7 +180,7 @@ def test_an_uuid_keeps_its_version_and_variant_whatever_the_kernel_gives(byte: i
 
 
 @given(st.binary(min_size=48, max_size=48), st.binary(min_size=48, max_size=48))
-def test_many_names_are_made_as_each_of_them_is(one: bytes, other: bytes):
+def test_many_ids_are_built_like_single_ones(one: bytes, other: bytes):
     with pytest.MonkeyPatch.context() as patch:
         found = []
         for noise in (one, other):
@@ -219,7 +219,7 @@ def test_backoff_travels_as_text_without_exponents(backoff, text):
     ],
     ids=str,
 )
-def test_what_cannot_travel_is_refused(more):
+def test_an_unserializable_payload_is_refused(more):
     with pytest.raises(ArgumentError):
         made(**more)
 
@@ -229,5 +229,5 @@ def test_a_job_needs_a_name():
         make("", b"{}", created_at=1)
 
 
-def test_no_data_is_the_empty_text_of_laravel():
+def test_no_data_is_laravels_empty_string():
     assert b'"data":"",' in make("x", b"", created_at=1)

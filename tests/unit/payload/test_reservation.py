@@ -23,20 +23,20 @@ def reserved(raw: bytes, unit: str = '"attempts":2', mark: str = MARK) -> bytes:
     return before + f'{unit},"rsv":"{mark}"'.encode() + after
 
 
-def test_an_answer_keeps_what_is_not_given():
+def test_an_answer_keeps_fields_that_are_not_given():
     member = reserved(VALID, '"attempts":2,"crashes":1,"exceptions":3,"held":1795225685')
     payload = read(answered(member, MARK))
     assert (payload.attempts, payload.crashes, payload.exceptions, payload.held) == (2, 1, 3, 1795225685)
     assert payload.rsv == "Ab3Ab3Ab3A.3.17.-"
 
 
-def test_an_answer_puts_in_what_is_given_and_leaves_zeroes_out():
+def test_an_answer_adds_given_fields_and_omits_zeros():
     member = reserved(VALID, '"attempts":2,"crashes":1,"held":1795225685')
     text = answered(member, MARK, attempts=1, crashes=0, exceptions=4, held=0)
     assert text == reserved(VALID, '"attempts":1,"exceptions":4', "Ab3Ab3Ab3A.3.17.-")
 
 
-def test_an_answer_finds_its_unit_beside_others():
+def test_an_answer_finds_its_reservation_among_others():
     inner = '{"attempts":2,"rsv":"Ab3Ab3Ab3A.3.17.1"}'
     raw = b'{"job":"x","data":%b,"attempts":0}' % inner.encode()
     text = answered(reserved(raw), MARK, exceptions=1)
@@ -71,7 +71,7 @@ counts = st.none() | st.integers(0, 2**53)
     given_counts=st.tuples(counts, counts, counts, counts),
     attempts=st.integers(0, 2**53),
 )
-def test_an_answer_changes_its_unit_only(data, job, given_counts, attempts):
+def test_an_answer_changes_only_the_reservation_fields(data, job, given_counts, attempts):
     pushed = make(job, data, created_at=1795225685)
     mark = f"Ab3Ab3Ab3A.3.17.{attempts}"
     member = reserved(pushed, f'"attempts":{attempts},"crashes":1', mark)
@@ -91,7 +91,7 @@ def test_an_answer_changes_its_unit_only(data, job, given_counts, attempts):
 
 @settings(deadline=None)
 @given(st.binary(), st.integers(0, 50), st.integers(0, 20), st.binary(max_size=60))
-def test_the_original_is_what_stood_there_before_the_splice(pushed, start, length, text):
+def test_the_original_payload_is_restored_from_a_reservation(pushed, start, length, text):
     start = min(start, len(pushed))
     before = pushed[start : start + length]
     member = pushed[:start] + text + pushed[start + len(before) :]
@@ -104,7 +104,7 @@ def test_a_mark_has_four_parts():
 
 
 @pytest.mark.parametrize("mark", ["", "a.1.2", "a.1.2.3.4", ".1.2.3", "a.x.2.3", "a.1.2.y", "a.1.2."])
-def test_what_is_no_mark_is_refused(mark):
+def test_an_invalid_mark_is_refused(mark):
     with pytest.raises(ValueError):
         split_mark(mark)
 
@@ -120,14 +120,14 @@ def test_a_reservation_is_found_by_who_reserved_it(base, mark):
     assert member[unit.start : unit.end].endswith(f'"rsv":"{mark}"'.encode())
 
 
-def test_an_answered_unit_holds_nothing():
+def test_an_answered_reservation_has_no_owner():
     assert unanswered(answered(reserved(VALID), MARK)) is None
 
 
 # -- what a job saves
 
 
-def test_a_forged_unit_with_numbers_beyond_all_is_none():
+def test_a_forged_reservation_with_huge_numbers_is_ignored():
     for attempts, turn in ((b"1", b"9" * 5000), (b"9" * 5000, b"1"), (b"1", b"x")):
         forged = b'{"attempts":1,"rsv":"Ab3Ab3Ab3A.3.7.1","x":{"attempts":%b,"rsv":"Ab3Ab3Ab3A.3.%b.1"}}' % (
             attempts,
@@ -138,7 +138,7 @@ def test_a_forged_unit_with_numbers_beyond_all_is_none():
         assert unit.mark == "Ab3Ab3Ab3A.3.7.1"
 
 
-def test_what_is_saved_stands_behind_the_unit_and_is_read_back():
+def test_a_checkpoint_follows_the_reservation_fields_and_is_read_back():
     member = reserved(VALID, '"attempts":2,"crashes":1')
     text = saving(member, MARK, b'{"row":7}')
     assert read(text).checkpoint == b'{"row":7}'
@@ -172,7 +172,7 @@ SCATTERED = [
 
 
 @pytest.mark.parametrize("raw", SCATTERED)
-def test_a_checkpoint_counts_wherever_another_program_has_put_the_last_one(raw):
+def test_a_checkpoint_is_found_wherever_another_program_moved_it(raw):
     member = raw % MARK.encode()
     before, text = read(member), saving(saving(member, MARK, b'"first"'), MARK, b'"second"')
     assert read(text).checkpoint == b'"second"'
@@ -182,7 +182,7 @@ def test_a_checkpoint_counts_wherever_another_program_has_put_the_last_one(raw):
 
 
 @pytest.mark.parametrize("saved", ['"no base64!"', '"a"', "7", "null", '{"a":1}', '"\\u0041"'])
-def test_a_foreign_key_of_that_name_is_no_checkpoint_and_harms_nobody(saved):
+def test_a_foreign_key_of_the_same_name_is_no_checkpoint(saved):
     payload = read(b'{"job":"x","attempts":0,"saved":%b}' % saved.encode())
     assert payload.checkpoint is None
 

@@ -27,7 +27,7 @@ def link(number: int = 1, ties: Relations | None = None, **more: Any) -> Chained
     return ChainedJob("q", 0.0, raw.decode())
 
 
-def test_what_follows_is_written_into_the_next():
+def test_the_remaining_chain_is_written_into_the_next_payload():
     rest, catch = (link(2), link(3)), (link(4),)
     raw = chained_payload(link(), 1_795_000_000, rest, catch)
     payload = read(raw)
@@ -37,13 +37,13 @@ def test_what_follows_is_written_into_the_next():
     assert json.loads(raw)["qd"]["chain"][0][2] == link(2).payload
 
 
-def test_what_it_was_tied_to_itself_stays():
+def test_the_relations_of_a_chained_job_itself_stay():
     own = Relations(unique="n", key="k", batch="b", result=5.0)
     payload = read(chained_payload(link(ties=own), 1_795_000_000, (link(2),)))
     assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
 
 
-def test_the_last_one_stays_as_it_was_made():
+def test_the_last_chained_job_stays_unchanged():
     assert (
         chained_payload(link(ties=Relations(unique="n")), 1_795_000_000)
         == link(ties=Relations(unique="n")).payload.encode()
@@ -51,7 +51,7 @@ def test_the_last_one_stays_as_it_was_made():
 
 
 @pytest.mark.parametrize("extra", [None, {"hook": {"createdAt": 1, "id": 2, "qd": {}}}])
-def test_its_moments_count_from_when_it_is_sent(extra):
+def test_times_of_a_chained_job_count_from_when_it_is_sent(extra):
     made = link(retry_until=1_795_000_060, extra=extra)
     raw = chained_payload(made, 1_795_001_000)
     assert (read(raw).createdAt, read(raw).retryUntil) == (1_795_001_000, 1_795_001_060)
@@ -69,7 +69,7 @@ def names(*effects: object) -> list[object]:
     return [read(effect.payload).id if isinstance(effect, Push) else effect for effect in effects]
 
 
-def test_a_success_goes_on_and_a_failure_is_caught():
+def test_success_continues_the_chain_and_failure_runs_catch():
     own = [Free("n", "u")]
     assert names(*effects_of(JOB, TIED, DONE)) == [*own, "i2"]
     assert names(*effects_of(JOB, TIED, Failed(JobFailure("no"), 1))) == [*own, "i4"]
@@ -77,7 +77,7 @@ def test_a_success_goes_on_and_a_failure_is_caught():
     assert effects_of(JOB, TIED, Lost(JobFailure("gone"))) == ()
 
 
-def test_a_job_that_is_tied_to_nothing_does_nothing_to_others():
+def test_a_job_without_relations_affects_no_other_job():
     assert effects_of(JOB, read(make("t", b"{}", created_at=1)), DONE) == ()
 
 
@@ -95,7 +95,7 @@ NO = JobFailure("no")
         (Lost(NO), None),
     ],
 )
-def test_each_end_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
+def test_every_outcome_is_counted_in_the_batch(outcome: Outcome, counted: Effect | None):
     raw = make("t", b"{}", uuid="u", id="i", created_at=1).replace(
         b',"id":', relations_text(Relations(batch="b")) + b',"id":'
     )
@@ -115,7 +115,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("text", STRANGE)
 @pytest.mark.parametrize("rest", [(), (link(2),)])
-def test_a_link_that_is_not_ours_is_sent_as_it_is(text: str, rest: tuple[ChainedJob, ...]):
+def test_a_foreign_chained_job_is_sent_unchanged(text: str, rest: tuple[ChainedJob, ...]):
     assert chained_payload(ChainedJob("q", 0.0, text), 1_795_000_000, rest) == text.encode()
 
 
@@ -131,24 +131,24 @@ def buried(raw: bytes) -> bytes:
     return answered(raw.replace(b'"attempts":0', UNIT), MARK, attempts=2)
 
 
-def test_it_is_as_it_was_pushed_but_for_its_time() -> None:
+def test_a_retried_payload_equals_the_pushed_one_except_for_its_time() -> None:
     raw = pushed()
     assert sent_again(buried(raw), 5000.7) == raw.replace(b'"createdAt":1000', b'"createdAt":5000')
 
 
-def test_the_time_it_was_given_begins_anew() -> None:
+def test_the_retry_deadline_is_renewed() -> None:
     again = read(sent_again(buried(pushed(retry_until=1060)), 5000.0))
     assert (again.createdAt, again.retryUntil) == (5000, 5060)
 
 
-def test_where_nobody_knows_how_long_it_was_given_it_has_no_end() -> None:
+def test_an_unknown_retry_period_means_no_deadline() -> None:
     old = b'{"job":"a","data":{"retryUntil":7},"retryUntil":1060,"timeoutAt":9,"attempts":1}'
     again = sent_again(old, 5000.0)
     assert again == b'{"job":"a","data":{"retryUntil":7},"retryUntil":null,"timeoutAt":null,"attempts":0}'
     assert read(again).deadline is None
 
 
-def test_what_the_job_has_saved_stays() -> None:
+def test_the_checkpoint_survives_a_retry() -> None:
     held = saving(pushed().replace(b'"attempts":0', UNIT), MARK, b'{"page":7}')
     again = read(sent_again(answered(held, MARK), 5000.0))
     assert (again.attempts, again.crashes, again.rsv, again.checkpoint) == (0, 0, None, b'{"page":7}')
@@ -175,7 +175,7 @@ def test_keys_are_found_on_the_top_level_and_nothing_else_changes(raw: bytes, ag
     assert sent_again(raw, 5000.0) == again
 
 
-def test_how_often_and_when_first_it_failed_travels_with_it_and_changes_nothing_else() -> None:
+def test_the_failure_count_and_first_failure_time_are_kept() -> None:
     raw, now = buried(pushed()), 5000.0
     again = sent_again(raw, now, 4000.25)
     assert again == sent_again(raw, now).replace(b"{", b'{"failures":"1 4000.250",', 1)
@@ -188,13 +188,13 @@ def test_how_often_and_when_first_it_failed_travels_with_it_and_changes_nothing_
 @pytest.mark.parametrize(
     "value", [b"7", b"null", b"{}", b'"7"', b'"-1 7.000"', b'"1 1e9"', b'"7 nan"', b'"' + b"9" * 99 + b' 1.000"']
 )
-def test_a_key_of_this_name_that_qd_has_not_written_stays_and_counts_for_nothing(value: bytes) -> None:
+def test_a_foreign_key_of_the_same_name_is_kept_and_ignored(value: bytes) -> None:
     raw = b'{"job":"a","failures":%b}' % value
     assert read(raw).failed_before == (0, None)
     assert sent_again(raw, 5000.0, 4000.0) == raw == as_pushed(raw)
 
 
-def test_a_large_payload_is_no_work() -> None:
+def test_a_large_payload_is_rewritten() -> None:
     data = json.dumps({"text": 'a"\\' * 300_000, "deep": [[{}] * 10] * 10_000}).encode()
     raw = make("a", data, created_at=1)
     assert bytes(read(sent_again(buried(raw), 5000.0)).data) == data
@@ -213,6 +213,6 @@ def test_a_large_payload_is_no_work() -> None:
         b'{"job":"a","\xff":1}',
     ],
 )
-def test_what_cannot_be_run_is_refused(raw: bytes) -> None:
+def test_a_payload_that_cannot_run_is_refused(raw: bytes) -> None:
     with pytest.raises(Malformed):
         sent_again(raw, 5000.0)

@@ -73,7 +73,7 @@ def test_nothing_is_signed_without_a_key():
 
 
 @pytest.mark.parametrize("key", ["uuid", "id", "job", "data"])
-def test_a_change_of_what_is_signed_is_noticed(key: str):
+def test_a_change_of_signed_content_is_detected(key: str):
     payload = pushed(NEW)
     value = json.loads(payload)[key]
     wrong = (
@@ -83,7 +83,7 @@ def test_a_change_of_what_is_signed_is_noticed(key: str):
     assert refusal(wrong, NEW) == "its signature does not match: job, id or data were changed"
 
 
-def test_each_flipped_bit_of_the_signature_is_noticed():
+def test_each_flipped_bit_of_the_signature_is_detected():
     payload = pushed(NEW)
     start, end = payload.index(b"v2."), payload.index(b'",')
     for at in range(start, end):
@@ -98,7 +98,7 @@ MOVED += [("a", "b", "c d"), ("a 1:b", "c", "d"), ("a", "1:b 1:c", "d"), ("a", "
 
 
 @pytest.mark.parametrize("signed", MOVED)
-def test_parts_cannot_be_moved_into_each_other(signed: tuple[str, str, str]):
+def test_bytes_cannot_be_moved_between_signed_parts(signed: tuple[str, str, str]):
     """Lengths stand before each: the end of one is never the beginning of the next."""
     texts = {
         parts: json.dumps({"uuid": parts[0], "id": parts[1], "job": parts[2], "data": 1}).encode() for parts in MOVED
@@ -115,18 +115,18 @@ def test_an_unknown_key_is_named():
     assert len(refusal(b'{"job":"x","sig":"v2.' + b"k" * 9999 + b'"}', NEW)) < 100
 
 
-def test_unsigned_is_refused_where_it_is_required_and_a_wrong_one_always():
+def test_a_missing_signature_is_refused_if_required_and_a_wrong_one_always():
     assert refusal(pushed(), NEW) == "unsigned"
     assert refusal(pushed(), NEW, require=False) == ""
     assert refusal(pushed(OTHER), NEW, require=False)
 
 
-def test_counts_may_change_and_the_signature_holds():
+def test_the_signature_stays_valid_when_counts_change():
     payload = pushed(NEW).replace(b'"attempts":0', b'"attempts":1,"rsv":"Tok3n.1.1.1"')
     assert refusal(answered(payload, "Tok3n.1.1.1", attempts=5, exceptions=2, held=9), NEW) == ""
 
 
-def test_of_two_equal_keys_the_one_that_is_checked_is_the_one_that_runs():
+def test_the_duplicate_key_that_is_verified_is_the_one_that_runs():
     payload = pushed(NEW)
     twice = payload[:-1] + b',"data":{"to":"mallory"}}'
     assert b"mallory" in bytes(read(twice).data)
@@ -141,7 +141,7 @@ def load(tmp_path, text: str, **environ: str) -> config.Settings:
     return config.load(tmp_path / "qd.toml", environ=environ)
 
 
-def test_keys_come_from_the_file_from_files_and_from_the_environment(tmp_path):
+def test_signing_keys_come_from_the_configuration_files_and_the_environment(tmp_path):
     (tmp_path / "key").write_text("a-new-secret-of-ours\n")
     found = load(tmp_path, f'[signing]\nkeys = ["2026b:file:key", "{OLD}"]\n')
     assert found.signing == SigningSettings((NEW, OLD), True)
@@ -181,14 +181,14 @@ def saved_by(payload: bytes, state: bytes, *keys: str) -> bytes:
     return saving(held, "T.1.2.1", Signing(keys).sealed(read(held), state))
 
 
-def test_what_a_job_saves_is_signed_with_it_and_opened_with_any_key():
+def test_a_checkpoint_is_signed_and_verified_with_any_key():
     payload = pushed(OLD)
     held = saved_by(payload, b'{"row":7}', NEW, OLD)
     assert Signing([OLD, NEW]).opened(read(held)) == b'{"row":7}'
     assert Signing([OLD]).opened(read(payload)) is None
 
 
-def test_what_was_saved_by_somebody_else_or_for_another_job_is_refused():
+def test_a_forged_or_foreign_checkpoint_is_refused():
     mine, other = pushed(NEW), pushed(NEW)
     held = saved_by(mine, b"7", NEW)
     forged = [
@@ -202,6 +202,6 @@ def test_what_was_saved_by_somebody_else_or_for_another_job_is_refused():
             Signing([NEW]).opened(read(text))
 
 
-def test_an_unsigned_job_saves_as_it_is():
+def test_an_unsigned_job_saves_an_unsigned_checkpoint():
     held = saved_by(pushed(), b"7", NEW)
     assert read(held).checkpoint == Signing([NEW], require=False).opened(read(held)) == b"7"

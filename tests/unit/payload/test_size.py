@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES, ascii=st.booleans(), indent=st.sampled_from([None, 1]))
-def test_depth_is_that_of_the_value(value: Any, ascii: bool, indent: int | None):
+def test_depth_counts_nested_values(value: Any, ascii: bool, indent: int | None):
     found = real_depth(value)
     text = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
     assert depth(text) == found
@@ -40,19 +40,19 @@ def test_depth_is_that_of_the_value(value: Any, ascii: bool, indent: int | None)
 
 
 @given(value=VALUES, most=st.integers(0, 5), largest=st.integers(0, 50))
-def test_what_is_harmless_breaks_no_bound(value: Any, most: int, largest: int):
+def test_harmless_payloads_exceed_no_limit(value: Any, most: int, largest: int):
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) <= harmless(largest, most):
         check(text, None, largest, most)
 
 
 @given(raw=st.binary())
-def test_any_bytes_have_some_depth(raw: bytes):
+def test_depth_is_defined_for_any_bytes(raw: bytes):
     assert depth(raw) >= 0
 
 
 @pytest.mark.parametrize("piece", [b"[", b"[]", b'"', b'\\"', b'"[', b'"[",', b'{"a":', b"\\", b']"'])
-def test_hostile_bytes_are_counted_in_the_order_of_their_size(piece: bytes):
+def test_the_depth_of_hostile_bytes_is_counted_in_linear_time(piece: bytes):
     """Ten times the bytes take about ten times as long, and by far not a hundred times."""
 
     def took(raw: bytes) -> float:
@@ -90,7 +90,7 @@ def nested(levels: int) -> Any:
     ],
     ids=["too large", "too deep"],
 )
-def test_what_is_beyond_a_bound_is_refused_before_anything_is_sent(way: str, value: Any, said: str):
+def test_payloads_over_a_limit_are_refused_before_anything_is_sent(way: str, value: Any, said: str):
     app = app_with()
     data = json.dumps({"to": value}).encode()
     queue = app.queue("a")
@@ -108,14 +108,14 @@ def test_what_is_beyond_a_bound_is_refused_before_anything_is_sent(way: str, val
     assert not app.opened
 
 
-def test_what_is_just_within_is_sent():
+def test_payloads_just_within_a_limit_are_sent():
     app = app_with()
     app.call("mail.welcome", json.dumps({"to": nested(510)}).encode()).dispatch()
     app.queue("a").push_raw(b"x" * MEGABYTE)
     assert len(app.sent) == 2
 
 
-def test_a_small_bound_is_kept_to_the_byte_and_to_the_bracket():
+def test_limits_are_exact_to_the_byte_and_level():
     app = app_with(max_depth=5)
     call = app.call("mail.welcome", json.dumps({"to": nested(3)}).encode())
     call.dispatch()
@@ -130,7 +130,7 @@ def test_a_small_bound_is_kept_to_the_byte_and_to_the_bracket():
     assert len(app.sent) == 3
 
 
-def test_a_bound_of_0_is_none():
+def test_a_limit_of_0_means_no_limit():
     app = app_with(max_depth=0)
     app.call("mail.welcome", json.dumps({"to": nested(600)}).encode()).dispatch()
     app.settings = replace(app.settings, max_payload=0)

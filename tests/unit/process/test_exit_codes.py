@@ -11,7 +11,7 @@ def test_every_reason_to_stop_is_an_orderly_exit(reason: StopReason) -> None:
 
 
 @pytest.mark.parametrize("code", [Exit.BUG, Exit.USAGE, Exit.IMPORT, Exit.UNAVAILABLE, Exit.CONFIG, -9, 255])
-def test_any_other_exit_is_not(code: int) -> None:
+def test_any_other_exit_is_not_orderly(code: int) -> None:
     assert not is_orderly(code)
     assert of_program(code) == code
 
@@ -22,7 +22,7 @@ def test_the_program_exits_with_0_after_an_orderly_exit_and_with_12_for_memory()
     assert set(codes.values()) == {0}
 
 
-def test_an_exit_code_is_named_in_words_where_it_has_a_meaning() -> None:
+def test_a_known_exit_code_is_described() -> None:
     assert describe_status(12 << 8) == "exit 12 (memory)"
     assert describe_status(3 << 8) == "exit 3 (import)"
     assert describe_status(0) == "exit 0"

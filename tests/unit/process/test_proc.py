@@ -31,7 +31,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
         ("", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
     ],
 )
-def test_a_container_is_known_by_its_marks(tmp_path: Path, file: str, variables: dict[str, str], inside: bool):
+def test_a_container_is_detected(tmp_path: Path, file: str, variables: dict[str, str], inside: bool):
     (tmp_path / "run").mkdir()
     if file:
         (tmp_path / file).touch()
@@ -46,13 +46,13 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_boot_and_namespace_have_stable_names() -> None:
+def test_boot_and_namespace_ids_are_stable() -> None:
     assert proc.boot_id()
     assert proc.boot_id() == proc.boot_id()
     assert proc.pid_namespace().startswith("pid:")
 
 
-def test_start_time_tells_processes_apart(child: subprocess.Popen[bytes]) -> None:
+def test_the_start_time_distinguishes_processes(child: subprocess.Popen[bytes]) -> None:
     mine, childs = proc.start_time(os.getpid()), proc.start_time(child.pid)
     assert mine is not None
     assert childs is not None
@@ -91,7 +91,7 @@ def test_a_reaped_process_is_dead(child: subprocess.Popen[bytes]) -> None:
     assert proc.start_time(child.pid) is None
 
 
-def test_a_process_that_may_not_be_asked_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_permission_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, sig: int) -> None:
         raise PermissionError(pid, sig)
 
@@ -106,7 +106,7 @@ def test_a_process_hidden_in_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("pid", [0, -1, -4711])
-def test_a_pid_that_means_a_group_is_never_asked(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pid_that_means_a_group_is_never_signaled(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("kill(pid <= 0) would reach a group"))
     assert proc.alive(pid, 1) is None
 
@@ -115,7 +115,7 @@ def test_a_pid_beyond_all_limits_is_unknown() -> None:
     assert proc.alive(2**70, 1) in (None, False)
 
 
-def test_own_memory_grows_with_what_is_allocated() -> None:
+def test_own_memory_grows_with_allocations() -> None:
     before = proc.own_anon_bytes()
     block = bytearray(os.urandom(1)) * 64_000_000  # over 32 MB malloc asks the kernel, whatever is free on its heap
     grown = proc.own_anon_bytes() - before
@@ -159,7 +159,7 @@ def test_own_memory_survives_a_file_put_in_its_place(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_memory_of_others(child: subprocess.Popen[bytes]) -> None:
+def test_the_memory_of_another_process_is_read(child: subprocess.Popen[bytes]) -> None:
     eventually(lambda: (proc.rss_of(child.pid) or 0) > 1_000_000)
     child.kill()
     child.wait()
@@ -186,7 +186,7 @@ def _group(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text + "\n")
 
 
-def test_the_smallest_quota_on_the_way_up_counts_v2(tmp_path: Path) -> None:
+def test_the_smallest_quota_of_all_parent_groups_counts_under_v2(tmp_path: Path) -> None:
     _group(tmp_path / "a" / "b", cpu__max="max 100000")
     _group(tmp_path / "a", cpu__max="150000 100000")
     assert proc._cpu_quota("0::/a/b", tmp_path) == 1.5
@@ -200,23 +200,23 @@ def test_a_quota_is_found_under_v1(tmp_path: Path) -> None:
     assert proc._cpu_quota(membership, tmp_path) == 2.5
 
 
-def test_no_quota_under_v1_is_minus_one(tmp_path: Path) -> None:
+def test_minus_one_means_no_quota_under_v1(tmp_path: Path) -> None:
     _group(tmp_path / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert proc._cpu_quota("3:cpu:/", tmp_path) is None
 
 
-def test_a_container_that_sees_the_hosts_path_asks_the_root(tmp_path: Path) -> None:
+def test_a_container_that_sees_the_hosts_path_reads_the_root_group(tmp_path: Path) -> None:
     _group(tmp_path, cpu__max="200000 100000")
     assert proc._cpu_quota("0::/system.slice/docker-12ab.scope", tmp_path) == 2.0
     assert proc._cpu_quota("0::/../../other", tmp_path) == 2.0
 
 
 @pytest.mark.parametrize("membership", ["", "garbage", "0::", "1:cpu:/nowhere"])
-def test_what_cannot_be_read_is_no_quota(membership: str, tmp_path: Path) -> None:
+def test_an_unreadable_quota_is_no_quota(membership: str, tmp_path: Path) -> None:
     assert proc._cpu_quota(membership, tmp_path) is None
 
 
-def test_a_thread_is_named() -> None:
+def test_a_thread_gets_its_name() -> None:
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, name="metrics-flusher")
     thread.start()
@@ -228,7 +228,7 @@ def test_a_thread_is_named() -> None:
     assert "metrics-flusher" not in proc.thread_names()
 
 
-def test_a_connected_stream_is_described_and_left_as_it_was() -> None:
+def test_a_connected_stream_is_described_without_changing_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -249,7 +249,7 @@ def test_a_unix_stream_is_described_by_its_peer(tmp_path: Path) -> None:
         assert f"fd {client.fileno()}: unix {tmp_path / 's'}" in proc.connected_sockets()
 
 
-def test_sockets_a_fork_may_share_are_left_out() -> None:
+def test_sockets_that_a_fork_can_share_are_not_described() -> None:
     left, right = socket.socketpair()
     with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd, socket.socket() as lonely:
         statsd.connect(("127.0.0.1", 9))
@@ -257,7 +257,7 @@ def test_sockets_a_fork_may_share_are_left_out() -> None:
         assert not [line for line in proc.connected_sockets() if line.startswith(ours)]
 
 
-def test_a_copy_of_a_journals_socket_on_stderr_is_left_out(tmp_path: Path) -> None:
+def test_a_copy_of_the_journal_socket_on_stderr_is_not_described(tmp_path: Path) -> None:
     script = "import os; from qd.process import proc as vitals; os.dup(2); print(vitals.connected_sockets())"
     with socket.socket(socket.AF_UNIX) as journal, socket.socket(socket.AF_UNIX) as stderr:
         journal.bind(str(tmp_path / "j"))
@@ -320,7 +320,7 @@ print(open("/proc/self/oom_score_adj").read())
 
 @linux_only
 @pytest.mark.parametrize(("given", "own"), [(0, 500), (300, 800), (900, 1000)])
-def test_a_child_dies_before_a_parent_of_any_score(given: int, own: int) -> None:
+def test_the_oom_killer_chooses_a_child_before_its_parent(given: int, own: int) -> None:
     script = f"""
 from qd.process import proc as vitals
 assert vitals.oom_score_adj({given}) and vitals.die_before_parent(500)

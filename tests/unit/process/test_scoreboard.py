@@ -15,7 +15,7 @@ def looking(board: Scoreboard, *queues: str, force: bool = False) -> ShutQueues:
     return found
 
 
-def test_nothing_is_shut_without_maintenance_and_all_of_it_in_one() -> None:
+def test_all_queues_are_open_without_maintenance_and_closed_in_it() -> None:
     board = Scoreboard()
     one = looking(board, "a", "b")
     assert (one.look(), one.holds, one.shut) == (True, False, ())
@@ -26,7 +26,7 @@ def test_nothing_is_shut_without_maintenance_and_all_of_it_in_one() -> None:
     assert (one.look(), one.holds, one.shut, board.header(H.DOWN)) == (True, False, (), 0)
 
 
-def test_allowed_queues_by_name_wherever_they_stand() -> None:
+def test_allowed_queues_are_found_by_name() -> None:
     board = Scoreboard()
     workers = [looking(board, *queues) for queues in (("a", "high"), ("high", "b"), ("c",), ("mail",))]
     scoreboard.set_open_queues(board, True, ("high", "mail"))
@@ -45,7 +45,7 @@ def test_the_same_set_in_another_order_writes_nothing() -> None:
     assert bytes(board.words) == before
 
 
-def test_more_than_fit_are_left_out_and_reach_no_slot() -> None:
+def test_queues_that_do_not_fit_are_dropped_without_overwriting_a_slot() -> None:
     board = Scoreboard()
     names = [f"q{number:02}" for number in range(scoreboard.MAX_OPEN_QUEUES + 5)]
     scoreboard.set_open_queues(board, True, names)
@@ -53,7 +53,7 @@ def test_more_than_fit_are_left_out_and_reach_no_slot() -> None:
     assert not list(board)
 
 
-def test_who_looks_while_it_is_changed_takes_nothing_and_looks_again() -> None:
+def test_a_read_during_a_change_is_retried_without_taking_a_job() -> None:
     board = Scoreboard()
     scoreboard.set_open_queues(board, True, ("a",))
     worker = looking(board, "a", "b")

@@ -36,7 +36,7 @@ def listener(tmp_path: Path) -> Iterator[tuple[Listener, Notifier]]:
     heard.socket.close()
 
 
-def test_each_call_is_one_datagram_with_its_words(listener: tuple[Listener, Notifier]) -> None:
+def test_each_call_is_one_datagram(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
     assert notifier.wanted
     assert notifier.ready("4 workers")
@@ -52,7 +52,7 @@ def test_each_call_is_one_datagram_with_its_words(listener: tuple[Listener, Noti
     assert heard.next() is None
 
 
-def test_reloading_carries_the_moment(listener: tuple[Listener, Notifier]) -> None:
+def test_reloading_includes_the_timestamp(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
     assert notifier.reloading()
     said = heard.next()
@@ -77,14 +77,14 @@ def test_an_empty_status_sends_nothing(listener: tuple[Listener, Notifier]) -> N
     assert heard.next() is None
 
 
-def test_text_that_is_no_utf8_is_sent_all_the_same(listener: tuple[Listener, Notifier]) -> None:
+def test_invalid_utf8_is_sent_anyway(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
     assert notifier.status("caf\udce9 pool")
     assert heard.next() == {"STATUS": "caf? pool"}
 
 
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="abstract sockets are Linux's")
-def test_an_abstract_socket_is_reached() -> None:
+def test_an_abstract_socket_works() -> None:
     heard = Listener(f"\0qd-test-{os.getpid()}")
     try:
         assert Notifier({"NOTIFY_SOCKET": f"@qd-test-{os.getpid()}"}).ready()
@@ -118,13 +118,13 @@ def test_a_full_queue_neither_blocks_nor_loses_the_newest_of_each(listener: tupl
 
 
 @pytest.mark.parametrize("address", ["", "@", "relative", "vsock:2:1234", "/nowhere/at/all", "/" + "x" * 300, "/a\0b"])
-def test_nobody_to_tell_is_no_error(address: str) -> None:
+def test_a_missing_listener_is_no_error(address: str) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": address})
     assert not notifier.ready()
     assert not notifier.watchdog()
 
 
-def test_without_variables_nothing_is_wanted() -> None:
+def test_without_variables_nothing_is_sent() -> None:
     notifier = Notifier({})
     assert not notifier.wanted
     assert notifier.watchdog_interval is None
@@ -143,11 +143,11 @@ def test_without_variables_nothing_is_wanted() -> None:
         ("30000000", "me", None),
     ],
 )
-def test_watchdog_interval_is_half_of_what_is_allowed(usec: str, pid: str, interval: float | None) -> None:
+def test_the_watchdog_interval_is_half_of_the_limit(usec: str, pid: str, interval: float | None) -> None:
     assert Notifier({"WATCHDOG_USEC": usec, "WATCHDOG_PID": pid}).watchdog_interval == interval
 
 
-def test_strip_leaves_nothing_for_children() -> None:
+def test_children_do_not_inherit_the_variables_of_systemd() -> None:
     environ = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "PATH": "/bin"}
     strip(environ)
     strip(environ)

@@ -45,7 +45,7 @@ def shop(tmp_path, monkeypatch):
     return Shop(tmp_path)
 
 
-def test_a_job_with_arguments(shop):
+def test_an_entry_can_be_a_job_with_arguments(shop):
     entry = shop.only("""
         [schedule.entries.cleanup]
         job = "shop.cleanup"
@@ -70,7 +70,7 @@ def test_a_job_with_arguments(shop):
     assert json.loads(parcel.data) == {"days": 7, "before": "2026-11-21T07:00:00+00:00"}
 
 
-def test_a_function_a_line_and_a_command(shop):
+def test_an_entry_can_be_a_function_a_shell_line_or_a_command(shop):
     shop.said(f"""
         entries.refill = {{call = "{__name__}:refill", every = "10s", on_every_host = true, in_background = true}}
         entries."du -s" = {{shell = "du -s *", every = 90, output_to = "/tmp/du", append = true, timeout = "5m"}}
@@ -96,7 +96,7 @@ def test_entries_of_the_code_come_first_and_no_two_have_one_name(shop):
         assert [entry.name for entry in shop.app.schedule.entries()] == ["refill", "other"]
 
 
-def test_they_survive_the_way_to_another_process(shop):
+def test_entries_survive_serialization(shop):
     found = shop.said("entries.a = {job = 'shop.cleanup', args = {days = 7}, environments = ['a', 'b'], every = 1}")
     assert config.from_json(config.to_json(found)) == found
 
@@ -118,13 +118,13 @@ def test_they_survive_the_way_to_another_process(shop):
         ("[schedule.entries.a]\nargs = 7", "args in qd.toml:5 [schedule.entries.a]: 7 is not a table of arguments"),
     ],
 )  # fmt: skip
-def test_a_key_that_is_wrong_is_a_mistake_of_the_file(shop, text, says):
+def test_a_wrong_key_is_reported_with_its_line(shop, text, says):
     with pytest.raises(ConfigError) as error:
         shop.said(text)
     assert says in str(error.value)
 
 
-def test_words_of_the_code_write_the_cron_that_the_file_is_told_to_write():
+def test_the_suggested_cron_expressions_match_the_builder_methods():
     words = {word: says for word, says in ENTRY_WORDS.items() if "cron = " in says and " for " not in says}
     assert len(words) > 10
     for word, says in words.items():
@@ -152,7 +152,7 @@ SHELL = "shell = 'ls'"
         (f"{SHELL}, every = 0.0105", "whole milliseconds"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_seen_without_the_app(shop, keys, says):
+def test_contradicting_keys_are_found_without_the_app(shop, keys, says):
     from qd.schedule.declare import check
 
     settings = shop.said(f"\n\nentries.a = {{{keys}}}")
@@ -177,7 +177,7 @@ def test_what_does_not_fit_together_is_seen_without_the_app(shop, keys, says):
         ("call = 'json:dumps'", "wants arguments"),
     ],
 )
-def test_what_does_not_fit_the_app(shop, keys, says):
+def test_keys_that_do_not_fit_the_app_are_refused(shop, keys, says):
     shop.said(f"entries.a = {{{keys}, every = 1}}")
     with pytest.raises(DeclarationError) as error:
         shop.app.schedule.entries()
@@ -185,7 +185,7 @@ def test_what_does_not_fit_the_app(shop, keys, says):
     assert says in str(error.value)
 
 
-def test_pyproject_has_them_below_tool_qd(shop):
+def test_pyproject_entries_are_read_from_tool_qd(shop):
     (shop.folder / "pyproject.toml").write_text("""
         [tool.qd.connections.redis]
         url = "redis://h"

@@ -67,7 +67,7 @@ def test_a_job_call_is_named_after_its_job_and_arguments(app, report):
         ((7,), {"kind": "very long"}, 'shop.report(7, kind="very long")'),
     ],
 )
-def test_arguments_in_a_name(app, report, args, kwargs, name):
+def test_the_name_of_an_entry_contains_its_arguments(app, report, args, kwargs, name):
     app.schedule(report.bind(*args, **kwargs)).daily()
     assert only(app).name == name
 
@@ -77,7 +77,7 @@ def test_a_bare_job_runs_with_its_defaults(app, report):
     assert (only(app).kind, only(app).name) == ("job", "shop.report")
 
 
-def test_a_class_job_and_a_chain(app, report):
+def test_a_class_job_and_a_chain_can_be_entries(app, report):
     @app.job("shop.sweep")
     class Sweep(Job[None]):
         days: int = 7
@@ -92,7 +92,7 @@ def test_a_class_job_and_a_chain(app, report):
     ]
 
 
-def test_a_long_name_is_cut_and_still_its_own(app, report):
+def test_a_long_name_is_shortened_and_stays_unique(app, report):
     app.schedule(report.bind(kind="x" * 100)).daily()
     app.schedule(report.bind(kind="x" * 101)).daily()
     names = [entry.name for entry in app.schedule.entries()]
@@ -100,7 +100,7 @@ def test_a_long_name_is_cut_and_still_its_own(app, report):
     assert names[0] != names[1]
 
 
-def test_a_password_of_a_url_is_in_no_name(app, report):
+def test_the_name_of_an_entry_contains_no_password(app, report):
     app.schedule.shell("pg_dump postgres://shop:geheim@db/shop").daily()
     app.schedule(report.bind(kind="redis://:geheim@h/0")).daily()
     command, job = app.schedule.entries()
@@ -109,7 +109,7 @@ def test_a_password_of_a_url_is_in_no_name(app, report):
     assert job.name == "shop.report(kind=redis://:***@h/0)"
 
 
-def test_a_payload_of_each_tick_is_a_new_one(app, report):
+def test_each_tick_has_a_new_payload(app, report):
     app.schedule(report.bind(7)).daily()
     task = only(app).task
     one, other = task.message(), task.message()
@@ -126,7 +126,7 @@ def test_functions_are_named_after_their_module(app):
     assert first.task == CallTask(tick)
 
 
-def test_a_shell_line_stands_as_it_is_and_parameters_are_quoted(app):
+def test_a_shell_line_is_used_as_is_and_parameters_are_quoted(app):
     app.schedule.shell(
         "du -s * | mail root", "a b", 7, {"--file": "x y", "force": True, "no": None, "tag": [1, 2]}
     ).daily()
@@ -137,7 +137,7 @@ def test_a_shell_line_stands_as_it_is_and_parameters_are_quoted(app):
     assert app.schedule.entries()[1].name == "true"
 
 
-def test_a_command_of_qd(app):
+def test_an_entry_can_be_a_qd_command(app):
     app.schedule.qd("failed forget --older-than 30d", {"queue": "mail"}).weekly()
     assert only(app).task == QdTask(("failed", "forget", "--older-than", "30d", "--queue=mail"))
     assert only(app).name == "qd failed forget --older-than 30d --queue=mail"
@@ -146,7 +146,7 @@ def test_a_command_of_qd(app):
 # --- what can be said
 
 
-def test_everything_that_can_be_said_of_a_run(app, tmp_path):
+def test_all_options_of_a_run_are_stored(app, tmp_path):
     scheduled = (
         app.schedule(tick)
         .name("nightly")
@@ -177,13 +177,13 @@ def test_everything_that_can_be_said_of_a_run(app, tmp_path):
     assert repr(scheduled).startswith("<scheduled nightly at ")
 
 
-def test_the_same_as_keywords(app, report):
+def test_keywords_have_the_same_effect_as_methods(app, report):
     app.schedule(report, every=10, timezone="Europe/Berlin", overlap=False, missed="once", name="often")
     entry = only(app)
     assert (entry.name, entry.alone, entry.missed, entry.timing.text) == ("often", True, "once", "every 10s")
 
 
-def test_entries_are_reckoned_in_the_zone_of_the_settings_unless_they_name_one(app):
+def test_entries_use_the_configured_time_zone_unless_they_set_one(app):
     from dataclasses import replace
 
     app.settings = replace(app.settings, schedule=replace(app.settings.schedule, timezone="Asia/Tokyo"))
@@ -192,7 +192,7 @@ def test_entries_are_reckoned_in_the_zone_of_the_settings_unless_they_name_one(a
     assert [entry.timing.zone for entry in app.schedule.entries()] == ["Asia/Tokyo", "UTC"]
 
 
-def test_environments(app):
+def test_entries_can_be_limited_to_environments(app):
     app.schedule(tick).daily().environments(["production"])
     app.schedule(atick).daily()
     assert [entry.runs_in("production") for entry in app.schedule.entries()] == [True, True]
@@ -270,7 +270,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_refused_where_it_is_declared(app, case):
+def test_a_mistake_is_refused_at_the_declaration(app, case):
     declare, said = BAD[case]
     with pytest.raises(DeclarationError, match=said) as error:
         declare(app)
@@ -291,7 +291,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("case", LATE)
-def test_what_only_the_whole_entry_shows_is_refused_when_entries_are_asked_for(app, case):
+def test_contradictions_are_refused_when_entries_are_read(app, case):
     declare, said = LATE[case]
     declare(app)
     with pytest.raises(DeclarationError, match=said) as error:
@@ -304,7 +304,7 @@ def test_a_lambda_with_a_name_is_an_entry(app):
     assert only(app).name == "nothing"
 
 
-def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
+def test_a_duplicate_explicit_name_is_refused_with_both_places(app):
     first = here()
     app.schedule(tick).name("nightly")
     second = here()
@@ -315,18 +315,18 @@ def test_two_names_given_by_hand_are_refused_at_once_and_both_places_named(app):
 
 
 @pytest.mark.parametrize(("word", "meant"), [("dailyAt", "daily_at"), ("everyFiveMinutes", "every_five_minutes")])
-def test_a_word_of_laravels_spelling_names_qds(app, word, meant):
+def test_a_laravel_method_name_suggests_qds_name(app, word, meant):
     with pytest.raises(AttributeError, match=rf"no method '{word}' \(did you mean '{meant}'\?\)"):
         getattr(app.schedule(tick), word)
     assert not hasattr(app.schedule(tick), "_nothing")
 
 
-def test_a_length_is_shown_as_it_is_written(app):
+def test_a_duration_is_shown_as_written(app):
     app.schedule(tick).every(hours=6)
     assert only(app).timing.text == "every 6h"
 
 
-def test_the_names_of_qds_commands_are_those_of_the_command_line():
+def test_the_known_commands_match_the_command_line():
     context = click.Context(command)
     found = {name: command.get_command(context, name) for name in command.list_commands(context)}
     assert set(tasks.COMMANDS) == set(found)
@@ -355,12 +355,12 @@ def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, repor
         ("on_failure", (tick,)),
     ],
 )
-def test_what_is_about_a_run_is_refused_of_a_job(app, report, word, given):
+def test_options_of_runs_are_refused_for_jobs(app, report, word, given):
     with pytest.raises(DeclarationError, match=f"{word} is for runs, and a job is run by a worker"):
         getattr(app.schedule(report), word)(*given)
 
 
-def test_what_no_scheduler_can_send_is_refused(app: FakeQd, report):
+def test_jobs_that_no_scheduler_can_send_are_refused(app: FakeQd, report):
     @app.job
     def needs(month: int): ...
 
@@ -388,7 +388,7 @@ def test_a_job_has_one_lock(app: FakeQd, report):
             app.schedule.entries()
 
 
-def test_a_connection_that_is_not_configured_is_told_with_the_line(app, report):
+def test_an_unknown_connection_is_reported_with_the_line(app, report):
     line = here()
     app.schedule(report.using(connection="othr").bind()).daily()
     with pytest.raises(DeclarationError, match=r"unknown connection 'othr' \(did you mean 'other'\?\)") as error:
@@ -396,6 +396,6 @@ def test_a_connection_that_is_not_configured_is_told_with_the_line(app, report):
     assert line in str(error.value)
 
 
-def test_a_cron_expression_takes_the_place_of_all_that_was_said_before(app):
+def test_a_cron_expression_replaces_earlier_timing(app):
     app.schedule(tick).every_ten_seconds().mondays().cron("5 4 * * *")
     assert only(app).timing.text == "5 4 * * *"

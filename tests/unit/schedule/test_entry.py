@@ -42,7 +42,7 @@ NOON = at("2026-11-21T12:00")
         (lambda one: one.hourly().when(lambda: False), "2026-11-21T13:00"),  # the user's, not asked
     ],
 )
-def test_it_is_found_however_far_it_is(configure, moment):
+def test_the_next_tick_is_found_however_far_away(configure, moment):
     assert next_of(declared(configure), NOON) == at(moment)
 
 
@@ -59,7 +59,7 @@ def test_it_is_found_however_far_it_is(configure, moment):
         (lambda one: one.daily().when(False), ""),  # switched off: meant
     ],
 )
-def test_hours_that_are_never_met(configure, why):
+def test_hours_that_exclude_all_ticks_are_reported(configure, why):
     entry = declared(configure)
     assert (next_of(entry, NOON), closed(entry, NOON)) == (None, why)
 
@@ -67,7 +67,7 @@ def test_hours_that_are_never_met(configure, why):
 @pytest.mark.parametrize("opens", ["2:10", "2:30", "1:50", "3:00", "2:00"])
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25", "2026-06-01"])
 @pytest.mark.parametrize("word", ["between", "unless_between"])
-def test_a_change_of_the_clock_hides_no_tick(opens, day, word):
+def test_a_clock_change_hides_no_tick(opens, day, word):
     entry = declared(lambda one: getattr(one.every(60), word)("1:05", opens).timezone("Europe/Berlin"))
     (asks,) = entry.filters
     start = int(at(day, "Europe/Berlin")) - 3600
@@ -92,7 +92,7 @@ def every_minute(configure, zone="UTC"):
     ("time", "within"),
     [("07:59:59", False), ("08:00", True), ("12:00", True), ("17:00", True), ("17:00:01", False), ("23:00", False)],
 )
-def test_between_counts_both_ends(time, within):
+def test_between_includes_both_ends(time, within):
     assert takes(every_minute(lambda entry: entry.between("8:00", "17:00")), f"2026-11-21T{time}") is within
     assert takes(every_minute(lambda entry: entry.unless_between("8:00", "17:00")), f"2026-11-21T{time}") is not within
 
@@ -109,12 +109,12 @@ def test_between_counts_both_ends(time, within):
         ("12:00", False),
     ],
 )
-def test_between_goes_over_midnight(time, within):
+def test_between_can_span_midnight(time, within):
     assert takes(every_minute(lambda entry: entry.between("22:00", "6:00")), f"2026-11-21T{time}") is within
     assert takes(every_minute(lambda entry: entry.unless_between("22:00", "6:00")), f"2026-11-21T{time}") is not within
 
 
-def test_times_of_the_day_are_those_of_the_entrys_zone_whatever_was_said_first():
+def test_hours_use_the_zone_of_the_entry_in_any_order_of_calls():
     for configure in (
         lambda entry: entry.between("8:00", "9:00").timezone("Asia/Tokyo"),
         lambda entry: entry.timezone("Asia/Tokyo").between("8:00", "9:00"),
@@ -124,21 +124,21 @@ def test_times_of_the_day_are_those_of_the_entrys_zone_whatever_was_said_first()
         assert not takes(entry, "2026-11-21T08:30", "UTC")
 
 
-def test_the_zone_of_an_entry_that_counts_seconds_is_that_of_its_times():
+def test_the_zone_of_an_interval_entry_applies_to_its_hours():
     app = FakeQd()
     app.schedule(tick).every(30).timezone("Asia/Tokyo").between("8:00", "9:00")
     (entry,) = app.schedule.entries()
     assert takes(entry, "2026-11-21T08:30", "Asia/Tokyo")
 
 
-def test_in_summer_the_clock_on_the_wall_counts():
+def test_hours_use_local_time_in_summer():
     entry = every_minute(lambda entry: entry.between("8:00", "9:00"), "Europe/Berlin")
     assert takes(entry, "2026-07-01T06:30")
     assert takes(entry, "2026-12-01T07:30")
     assert not takes(entry, "2026-12-01T06:30")
 
 
-def test_all_filters_must_pass_and_each_says_why():
+def test_all_filters_must_pass_and_each_has_a_reason():
     open_, entry = [True], every_minute(lambda entry: entry.when(lambda: open_[0]).skip(tick).between("8:00", "17:00"))
     assert takes(entry, "2026-11-21T12:00")
     open_[0] = False
@@ -152,6 +152,6 @@ def test_all_filters_must_pass_and_each_says_why():
 
 
 @pytest.mark.parametrize(("say", "taken"), [("when", True), ("skip", False)])
-def test_true_and_false_will_do(say, taken):
+def test_when_and_skip_accept_booleans(say, taken):
     assert takes(every_minute(lambda entry: getattr(entry, say)(True)), "2026-11-21T12:00") is taken
     assert takes(every_minute(lambda entry: getattr(entry, say)(False)), "2026-11-21T12:00") is not taken

@@ -36,7 +36,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_two_ways_of_writing_one_expression_have_one_mark(one: str, other: str) -> None:
+def test_equal_expressions_have_equal_marks(one: str, other: str) -> None:
     assert Cron(one).mark == Cron(other).mark
     assert Cron(one).next_after(1e9) == Cron(other).next_after(1e9)
     assert Cron(one).text == one
@@ -55,7 +55,7 @@ def test_a_range_may_end_on_a_sunday() -> None:
         assert found == days, expression
 
 
-def test_another_zone_or_expression_has_another_mark() -> None:
+def test_different_zones_or_expressions_have_different_marks() -> None:
     marks = {Cron("0 7 * * *").mark, Cron("0 8 * * *").mark, Cron("0 7 * * *", "Europe/Berlin").mark}
     assert len(marks) == 3
 
@@ -90,7 +90,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("expression", "said"), WRONG, ids=[expression for expression, _ in WRONG])
-def test_a_wrong_expression_is_refused_with_what_is_wrong(expression: str, said: str) -> None:
+def test_a_wrong_expression_is_refused_with_the_reason(expression: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         Cron(expression)
     text = str(caught.value)
@@ -109,7 +109,7 @@ RARE = [
 
 
 @pytest.mark.parametrize(("expression", "day"), RARE)
-def test_what_comes_rarely_is_taken(expression: str, day: tuple[int, int, int]) -> None:
+def test_rare_expressions_are_accepted(expression: str, day: tuple[int, int, int]) -> None:
     assert (
         Cron(expression).next_after(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
         == datetime(*day, tzinfo=UTC).timestamp()
@@ -117,14 +117,14 @@ def test_what_comes_rarely_is_taken(expression: str, day: tuple[int, int, int]) 
 
 
 @pytest.mark.parametrize("at", [2e11, 253402300799.0, 1e17, float("inf")])
-def test_after_the_end_of_the_calendar_nothing_comes(at: float) -> None:
+def test_there_are_no_ticks_after_the_end_of_the_calendar(at: float) -> None:
     """Such a moment may stand in a store that somebody has written into."""
     assert Cron("@daily", "Europe/Berlin").next_after(at) is None
     assert Cron("@daily").next_after(at) is None
     assert Cron("@daily").next_after(86399.5) == 86400
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_a_value_that_is_not_a_string_is_refused() -> None:
     for value in (None, 5, ["0 7 * * *"]):
         with pytest.raises(ValueError, match="is not a cron expression: write a text"):
             Cron(value)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ except ValueError as error:
 """
 
 
-def test_a_host_without_zone_data_is_told_what_to_install_and_has_utc() -> None:
+def test_a_host_without_zone_data_has_utc_and_gets_a_hint() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BARE], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE)}
     )
@@ -175,12 +175,12 @@ def test_a_host_without_zone_data_is_told_what_to_install_and_has_utc() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.001, 0.0105, float("nan"), float("inf")])
-def test_a_beat_that_is_none_is_refused(seconds: float) -> None:
+def test_an_invalid_interval_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="whole milliseconds"):
         Every(seconds)
 
 
-def test_a_beat_is_the_multiples_of_its_length() -> None:
+def test_ticks_of_an_interval_are_its_multiples() -> None:
     assert Every(10).next_after(1005) == 1010
     assert Every(10).next_after(1010) == 1020
     assert Every(0.1).next_after(1700000000.3) == 1700000000.4
@@ -214,7 +214,7 @@ def ticks(expression: str, zone: str, start: float, end: float) -> list[float]:
 
 
 @pytest.mark.parametrize("zone", YEARS)
-def test_each_change_is_taken_as_debians_cron_takes_it(zone: str) -> None:
+def test_each_clock_change_is_handled_as_in_debians_cron(zone: str) -> None:
     for change in changes(zone):
         for expression in EXPRESSIONS:
             span = change - 3 * HOUR, change + 4 * HOUR
@@ -222,7 +222,7 @@ def test_each_change_is_taken_as_debians_cron_takes_it(zone: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_change_in_each_zone_is_taken_as_debians_cron_takes_it() -> None:
+def test_each_clock_change_in_each_zone_is_handled_as_in_debians_cron() -> None:
     asked = set()
     for zone in sorted(available_timezones()):
         for change in changes_in(zone, 2024) + changes_in(zone, 2026):
@@ -251,7 +251,7 @@ def moments(draw: st.DrawFn) -> tuple[str, float]:
 
 @given(expressions, moments())
 @settings(max_examples=60, deadline=None)
-def test_no_tick_is_left_out_and_none_added(expression: str, moment: tuple[str, float]) -> None:
+def test_no_tick_is_lost_or_added(expression: str, moment: tuple[str, float]) -> None:
     zone, at = moment
     span = int(at), int(at) + 4 * HOUR
     found = ticks(expression, zone, at, span[1])
@@ -261,7 +261,7 @@ def test_no_tick_is_left_out_and_none_added(expression: str, moment: tuple[str, 
 
 @given(expressions, moments(), st.lists(st.integers(-8 * HOUR, 8 * HOUR), max_size=8))
 @settings(max_examples=150, deadline=None)
-def test_the_answer_does_not_depend_on_what_was_asked_before(
+def test_the_next_tick_does_not_depend_on_earlier_queries(
     expression: str, moment: tuple[str, float], asked: list[int]
 ) -> None:
     zone, at = moment
@@ -280,7 +280,7 @@ def test_the_answer_does_not_depend_on_what_was_asked_before(
 
 @given(st.integers(10, 10_000_000), st.floats(0, 2e9))
 @settings(max_examples=200)
-def test_a_beat_is_strictly_later_and_a_multiple(ms: int, at: float) -> None:
+def test_the_next_tick_of_an_interval_is_strictly_later(ms: int, at: float) -> None:
     beat = Every(ms / 1000)
     found = beat.next_after(at)
     assert found is not None
@@ -291,13 +291,13 @@ def test_a_beat_is_strictly_later_and_a_multiple(ms: int, at: float) -> None:
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
 @pytest.mark.parametrize(("expression", "seconds"), [("*/20 * * * * *", 20), ("* * * * *", 60), ("*/15 * * * *", 900)])
-def test_a_beat_goes_by_elapsed_time_over_every_change(expression: str, seconds: int, zone: str) -> None:
+def test_an_interval_uses_elapsed_time_across_clock_changes(expression: str, seconds: int, zone: str) -> None:
     for change in changes(zone):
         found = ticks(expression, zone, change - 2 * HOUR, change + 2 * HOUR)
         assert {after - before for before, after in pairwise(found)} == {seconds}
 
 
-def test_six_fields_follow_the_rule_of_five() -> None:
+def test_expressions_with_seconds_follow_the_same_rule() -> None:
     """cronsim takes each expression of six fields for a beat: 2:30 would not come in spring, and come twice in autumn."""
     berlin = "Europe/Berlin"
     for change in changes(berlin):
@@ -313,7 +313,7 @@ def test_six_fields_follow_the_rule_of_five() -> None:
     ]
 
 
-def test_a_beat_within_named_hours_has_all_its_minutes_on_the_day_of_a_change() -> None:
+def test_minute_steps_within_hours_are_complete_on_the_day_of_a_clock_change() -> None:
     """Where hours are added to the hour, a change by half an hour loses 2:00 to 2:20."""
     zone = "Australia/Lord_Howe"
     start = int(datetime(2025, 4, 6, tzinfo=ZoneInfo(zone)).timestamp())
@@ -327,7 +327,7 @@ def test_a_beat_within_named_hours_has_all_its_minutes_on_the_day_of_a_change() 
     ]
 
 
-def test_a_day_that_was_not_has_no_ticks() -> None:
+def test_a_skipped_day_has_no_ticks() -> None:
     zone = "Pacific/Apia"
     start = datetime(2011, 12, 29, 13, tzinfo=ZoneInfo(zone)).timestamp()
     assert [wall(tick, zone)[:10] for tick in ticks("0 12 * * *", zone, start, start + 48 * HOUR)] == [
@@ -336,7 +336,7 @@ def test_a_day_that_was_not_has_no_ticks() -> None:
     ]
 
 
-def test_equal_expressions_in_one_zone_are_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_expressions_in_one_zone_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = Cron("7 7 * * *", "Europe/Berlin"), Cron("0 7 7 * * *", "Europe/Berlin")
     found = one.next_after(1.75e9)
 
@@ -350,7 +350,7 @@ def test_equal_expressions_in_one_zone_are_reckoned_once(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("zone", NIGHTS)
-def test_the_page_tells_what_happens_in_the_night_of_the_change(zone: str) -> None:
+def test_the_tables_of_the_page_are_correct(zone: str) -> None:
     page = (ROOT / "docs" / "schedule-clock.md").read_text()
     _, _, section = page.partition(f"\n### {zone}\n")
     assert clock_table(zone) in section.partition("\n### ")[0], (
@@ -364,7 +364,7 @@ def test_the_page_names_every_alias() -> None:
         assert any(f"`{alias}`" in line and f"`{expression}`" in line for line in page.splitlines()), alias
 
 
-def test_what_the_page_advises_does_what_it_says() -> None:
+def test_the_advice_of_the_page_works() -> None:
     berlin = "Europe/Berlin"
     spring, autumn = changes(berlin)
     assert not ticks("*/60 2 * * *", berlin, spring - HOUR, spring + HOUR)

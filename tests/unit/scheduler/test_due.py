@@ -18,32 +18,32 @@ def due(last: int, now: int, missed: str = "skip") -> Due | None:
     return decide(seconds, last, now, LATE, missed)  # type: ignore[arg-type]
 
 
-def test_nothing_is_due_before_its_tick_and_it_is_at_it():
+def test_an_entry_is_due_at_its_tick_and_not_before():
     assert due(5000, 5999) is None
     assert due(5000, 6000) == Due(6000)
 
 
 @pytest.mark.parametrize("missed", ["skip", "once", "all"])
-def test_ticks_that_are_a_little_late_are_taken_one_after_the_other(missed):
+def test_slightly_late_ticks_are_taken_in_order(missed):
     assert due(5000, 66_000, missed) == Due(6000)
     assert due(6000, 66_000, missed) == Due(7000)
 
 
-def test_skip_passes_over_all_that_are_late():
+def test_skip_ignores_all_late_ticks():
     assert due(5000, 100_000) == Due(39_000, runs=False, missed=34)
     assert due(39_000, 100_000) == Due(40_000)
 
 
-def test_once_runs_the_latest_of_those_that_are_late():
+def test_once_runs_the_latest_late_tick():
     assert due(5000, 100_000, "once") == Due(39_000, runs=True, missed=33)
     assert due(38_000, 100_000, "once") == Due(39_000)
 
 
-def test_all_runs_each_in_order():
+def test_all_runs_each_late_tick_in_order():
     assert due(5000, 100_000, "all") == Due(6000)
 
 
-def test_all_runs_the_latest_thousand():
+def test_all_runs_at_most_the_latest_thousand():
     now = 10_000_000
     found = due(0, now, "all")
     assert found == Due(now - LATE - 1000 * MOST, missed=MOST)
@@ -54,7 +54,7 @@ def test_a_timing_that_never_comes_again_is_never_due():
     assert decide(lambda at: None, 0, 100_000, LATE, "all") is None
 
 
-def test_a_month_of_seconds_is_passed_over_without_looking_at_each():
+def test_a_month_of_missed_seconds_is_skipped_without_visiting_each():
     asked = []
 
     def counted(at: int) -> int:
@@ -72,7 +72,7 @@ def test_the_latest_tick_of_a_rare_timing_is_found_far_back(after):
     assert latest(hourly, after, 7_000_000, 1) == [3_600_000]
 
 
-def test_things_of_one_moment_stand_together_and_the_earliest_comes_first():
+def test_items_of_one_time_are_grouped_and_the_earliest_comes_first():
     moments: Moments[str] = Moments()
     for at, what in ((30, "c"), (10, "a"), (30, "d"), (20, "b")):
         moments.add(at, what)
@@ -83,7 +83,7 @@ def test_things_of_one_moment_stand_together_and_the_earliest_comes_first():
     assert moments.next is None
 
 
-def test_entries_of_equal_timing_share_one_reckoning(monkeypatch):
+def test_entries_with_equal_timing_share_one_computation(monkeypatch):
     asked = []
     real = Every.next_after
 
@@ -99,7 +99,7 @@ def test_entries_of_equal_timing_share_one_reckoning(monkeypatch):
     assert cache.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
 
 
-def test_what_is_behind_comes_one_by_one_the_earliest_first_and_of_one_moment_in_order():
+def test_a_backlog_is_taken_one_by_one_earliest_first():
     backlog: Backlog[int] = Backlog()
     for at, what in ((30, 5), (10, 2), (10, 1)):
         backlog.add(at, what)
@@ -111,7 +111,7 @@ def test_what_is_behind_comes_one_by_one_the_earliest_first_and_of_one_moment_in
     assert (backlog.next(int), len(backlog)) == (None, 0)
 
 
-def test_ticks_that_are_known_to_be_few_are_not_counted_again():
+def test_a_small_backlog_is_not_counted_again():
     asked = []
 
     def counted(at: int) -> int:

@@ -22,19 +22,19 @@ def hang() -> None:
             continue
 
 
-def test_what_it_returns_is_handed_on():
+def test_the_result_of_user_code_is_returned():
     assert Guard().run(lambda: 7) == 7
 
 
 @pytest.mark.parametrize("body", [lambda: 1 / 0, sys.exit, lambda: signal.raise_signal(signal.SIGINT)])
-def test_whatever_it_raises_is_told(body):
+def test_any_error_of_user_code_is_reported(body):
     with pytest.raises(
         UserCodeFailed, match=r"raised (ZeroDivisionError: division by zero|SystemExit|KeyboardInterrupt)"
     ):
         Guard().run(body)
 
 
-def test_what_hangs_is_ended_and_no_timer_is_left():
+def test_user_code_that_hangs_is_interrupted_and_no_timer_is_left():
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(UserCodeFailed, match=r"took longer than 0.05 s"):
         Guard(0.05).run(hang)
@@ -42,7 +42,7 @@ def test_what_hangs_is_ended_and_no_timer_is_left():
     assert signal.getsignal(signal.SIGALRM) == before
 
 
-def test_a_call_to_a_server_is_not_torn_apart():
+def test_a_call_to_a_server_is_not_interrupted():
     done = []
 
     def sends() -> None:
@@ -58,7 +58,7 @@ def test_a_call_to_a_server_is_not_torn_apart():
     assert done == ["whole"]
 
 
-def test_in_another_thread_it_is_called_as_it_is():
+def test_in_another_thread_user_code_is_called_directly():
     with ThreadPoolExecutor() as pool:
         assert pool.submit(Guard(0.01).run, lambda: 7).result() == 7
 
@@ -68,7 +68,7 @@ def record() -> RunRecord:
     return RunRecord()
 
 
-def test_what_a_run_tells_comes_over(record: RunRecord):
+def test_the_record_of_a_run_reaches_the_scheduler(record: RunRecord):
     assert (record.stage, record.outcome) == (Stage.BEFORE, None)
     record.enter(Stage.BODY)
     assert time.monotonic_ns() - record.since < 60e9
@@ -79,7 +79,7 @@ def test_what_a_run_tells_comes_over(record: RunRecord):
     assert (record.stage, record.outcome) == (Stage.OVER, outcome)
 
 
-def test_what_is_no_text_and_what_is_too_long_is_told_as_far_as_it_can_be(record: RunRecord):
+def test_invalid_or_long_text_is_stored_as_far_as_possible(record: RunRecord):
     record.settle(Outcome(0.0, None, "caf\udce9", "x" * 2 * SIZE))
     assert record.outcome == Outcome(0.0, None, "caf\\udce9")
 
@@ -87,7 +87,7 @@ def test_what_is_no_text_and_what_is_too_long_is_told_as_far_as_it_can_be(record
 @pytest.mark.parametrize(
     "page", [b"\xff" * SIZE, b"\x7f" * SIZE, HEAD.pack(99, 2**62, 5) + b"[[[[[", HEAD.pack(2, 0, 2) + b"{}"]
 )
-def test_what_is_scribbled_over_it_counts_as_not_told(record: RunRecord, page: bytes):
+def test_an_overwritten_record_counts_as_empty(record: RunRecord, page: bytes):
     began = time.monotonic_ns()
     record._page[: len(page)] = page
     assert record.stage in Stage

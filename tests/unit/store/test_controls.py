@@ -21,12 +21,12 @@ REPORT = {"token": "T", "host": "h", "pid": 1, "booted_at": 1.0, "seen_at": 5000
         (b"1795267168.618500_ rolling", None), (b"1795267168.618500_x", None), (b"_1795267168", None),
     ],
 )  # fmt: skip
-def test_what_is_no_stamp_is_no_restart(raw, stamp):
+def test_an_invalid_stamp_is_no_restart(raw, stamp):
     assert controls.read_restart(raw) == stamp
 
 
 @pytest.mark.parametrize("raw", [b"1795267168.618500_0", b"1795267168.618500_1795267169 rolling"])
-def test_the_release_before_reads_a_stamp_that_names_laravels_value_as_a_number(raw):
+def test_the_previous_release_can_read_the_stamp(raw):
     """Its whole way to read one."""
     assert abs(float(raw.decode().removesuffix(" rolling")) - 1795267168.6185) < 1e-6
 
@@ -34,7 +34,7 @@ def test_the_release_before_reads_a_stamp_that_names_laravels_value_as_a_number(
 @pytest.mark.parametrize(
     "raw", [b"1", b"{", b"[]", b"", b"\xff", b"[" * 100_000, b'{"by": 7, "at": "x", "until": true}']
 )
-def test_a_note_that_cannot_be_read_still_holds(raw):
+def test_an_unreadable_maintenance_note_still_applies(raw):
     assert controls.read_pause(raw) == controls.Pause()
     assert controls.read_down(raw) == controls.Down()
 
@@ -52,17 +52,17 @@ def test_a_report_of_a_newer_version_is_read():
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"token": 1}'])
-def test_what_is_no_report_is_none(raw):
+def test_an_invalid_report_is_ignored(raw):
     assert masters.read_master(raw) is None
 
 
-def test_old_and_unreadable_reports_are_forgotten():
+def test_old_and_unreadable_reports_are_dropped():
     fields = {"T": json.dumps(REPORT).encode(), "x": b"{"}
     assert masters.forgotten(fields, 5000.0 + masters.FORGOTTEN - 1) == ["x"]
     assert masters.forgotten(fields, 5000.0 + masters.FORGOTTEN + 1) == ["T", "x"]
 
 
-def test_queues_of_masters_each_once():
+def test_each_queue_of_the_masters_is_listed_once():
     one = masters.MasterReport("T", "h", 1, 1.0, 1.0, connection="redis", queues=["a", "b"])
     two = masters.MasterReport("U", "h", 2, 1.0, 1.0, connection="redis", queues=["b", "c"])
     other = masters.MasterReport("V", "h", 3, 1.0, 1.0, connection="sqs", queues=["a"])

@@ -42,13 +42,13 @@ def declared(app: Qd) -> tuple[Any, Any]:
     return welcome, Charge
 
 
-def test_without_a_fake_this_app_cannot_send(app: Qd):
+def test_without_a_fake_the_app_cannot_send(app: Qd):
     welcome, _ = declared(app)
     with pytest.raises(ConfigError):
         welcome.dispatch("a@b.c")
 
 
-def test_what_is_dispatched_is_a_list_of_plain_records(app: Qd):
+def test_dispatched_jobs_are_a_list_of_plain_records(app: Qd):
     welcome, charge = declared(app)
     with app.fake() as fake:
         first = welcome.dispatch("a@b.c")
@@ -63,7 +63,7 @@ def test_what_is_dispatched_is_a_list_of_plain_records(app: Qd):
     assert len({sent.id for sent in fake.all()}) == 3
 
 
-def test_arguments_are_those_that_the_worker_would_get(app: Qd):
+def test_recorded_arguments_are_those_that_the_worker_would_get(app: Qd):
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     welcome, _ = declared(app)
     with app.fake() as fake:
@@ -81,7 +81,7 @@ def test_a_raw_job_shows_its_one_argument(app: Qd):
     assert fake.dispatched(hook)[0].arguments == {"body": [1, {"a": None}]}
 
 
-def test_a_wrong_value_raises_as_in_production_and_nothing_is_noted(app: Qd):
+def test_a_wrong_value_raises_and_nothing_is_recorded(app: Qd):
     welcome, _ = declared(app)
     with app.fake() as fake:
         with pytest.raises(ArgumentError, match="'to'"):
@@ -93,7 +93,7 @@ def test_a_wrong_value_raises_as_in_production_and_nothing_is_noted(app: Qd):
     assert fake.all() == []
 
 
-def test_bulk_async_and_threads_are_noted_too(app: Qd):
+def test_bulk_async_and_threaded_dispatches_are_recorded(app: Qd):
     welcome, charge = declared(app)
     with app.fake() as fake:
         handles = app.dispatch(welcome.bind("1"), charge(order_id=2))
@@ -105,7 +105,7 @@ def test_bulk_async_and_threads_are_noted_too(app: Qd):
     assert [sent.id for sent in fake.all()][:2] == [handle.id for handle in handles]
 
 
-def test_what_a_queue_by_name_is_given_is_noted_apart(app: Qd):
+def test_jobs_sent_by_name_are_recorded_separately(app: Qd):
     with app.fake() as fake:
         app.queue("mail").push(r"App\Jobs\Report@fire", {"month": 7}, delay=3)
         app.queue("mail").push("Legacy")
@@ -119,12 +119,12 @@ def test_what_a_queue_by_name_is_given_is_noted_apart(app: Qd):
     assert fake.all() == []
 
 
-def test_what_needs_an_answer_of_the_server_raises(app: Qd):
+def test_calls_that_need_a_server_raise(app: Qd):
     with app.fake(), pytest.raises(QdError, match="ask no server"):
         app.queue("mail").size()
 
 
-def test_nobody_hears_that_a_job_was_queued(app: Qd):
+def test_job_queued_is_not_emitted(app: Qd):
     welcome, _ = declared(app)
     heard: list[JobQueued] = []
     app.on(JobQueued)(heard.append)
@@ -133,7 +133,7 @@ def test_nobody_hears_that_a_job_was_queued(app: Qd):
     assert heard == []
 
 
-def test_an_inner_fake_takes_over_and_the_outer_one_comes_back(app: Qd):
+def test_an_inner_fake_replaces_the_outer_one_temporarily(app: Qd):
     welcome, _ = declared(app)
     with app.fake() as outer:
         welcome.dispatch("1")
@@ -146,7 +146,7 @@ def test_an_inner_fake_takes_over_and_the_outer_one_comes_back(app: Qd):
         welcome.dispatch("4")
 
 
-def test_after_an_error_in_the_block_the_app_is_as_before(app: Qd):
+def test_after_an_error_in_the_block_the_app_is_restored(app: Qd):
     welcome, _ = declared(app)
     with pytest.raises(ZeroDivisionError), app.fake():
         raise ZeroDivisionError
@@ -154,7 +154,7 @@ def test_after_an_error_in_the_block_the_app_is_as_before(app: Qd):
         welcome.dispatch("4")
 
 
-def test_a_fake_forgets_when_it_is_told_to(app: Qd):
+def test_a_fake_can_be_cleared(app: Qd):
     welcome, _ = declared(app)
     with app.fake() as fake:
         welcome.dispatch("1")
@@ -164,7 +164,7 @@ def test_a_fake_forgets_when_it_is_told_to(app: Qd):
 
 
 @pytest.mark.parametrize("stranger", ["function", "other app", "undeclared class", "name"])
-def test_a_question_about_what_is_no_job_of_this_app_raises(app: Qd, stranger: str):
+def test_querying_an_unknown_job_raises(app: Qd, stranger: str):
     """It would be an empty list for ever, and a test that asserts `== []` would never fail."""
 
     class Undeclared(Job[None]): ...
@@ -180,7 +180,7 @@ def test_a_question_about_what_is_no_job_of_this_app_raises(app: Qd, stranger: s
         fake.dispatched(others[stranger])
 
 
-def test_commands_are_asked_for_by_their_class(app: Qd):
+def test_commands_are_queried_by_their_class(app: Qd):
     @dataclass
     class SendInvoice:
         order_id: int
@@ -200,13 +200,13 @@ def test_a_connection_that_only_production_knows_can_be_named(app: Qd):
     assert fake.dispatched(welcome)[0].options.get("connection") == "sqs"
 
 
-def test_fake_is_what_the_block_is_given(app: Qd):
+def test_the_block_gets_the_fake(app: Qd):
     with app.fake() as fake:
         assert isinstance(fake, Fake)
         assert repr(fake) == "<fake: 0 jobs>"
 
 
-def test_a_job_that_waits_for_a_commit_is_noted_after_it_and_not_after_a_rollback(app: Qd):
+def test_an_after_commit_job_is_recorded_after_the_commit_and_not_after_a_rollback(app: Qd):
     welcome, _ = declared(app)
     after: list[Callable[[], object]] = []
 
@@ -272,7 +272,7 @@ def test_a_batch_is_a_record_and_its_jobs_are_dispatched(app: Qd):
     assert fake.batches == []
 
 
-def test_a_job_under_a_key_is_moved_and_cancelled(app: Qd):
+def test_a_keyed_job_can_be_moved_and_cancelled(app: Qd):
     welcome, _ = declared(app)
     with app.fake() as fake:
         remind = welcome.using(key="order:42", delay=1800)
@@ -291,7 +291,7 @@ def test_a_job_under_a_key_is_moved_and_cancelled(app: Qd):
     assert fake.dispatched(welcome) == []
 
 
-def test_a_handle_tells_where_its_job_waits_and_cancels_it(app: Qd):
+def test_a_handle_reports_the_place_of_its_job_and_cancels_it(app: Qd):
     welcome, charge = declared(app)
     with app.fake() as fake:
         now, later = welcome.dispatch("a@b.c"), welcome.using(delay=5).dispatch("b@b.c")
@@ -309,7 +309,7 @@ def test_a_handle_tells_where_its_job_waits_and_cancels_it(app: Qd):
     assert [sent.arguments for sent in fake.all()] == [{"to": "a@b.c"}, {"order_id": 8}]
 
 
-def test_a_class_that_sends_itself_does_not(app: Qd):
+def test_a_custom_send_is_not_called(app: Qd):
     @app.job("sms")
     class Sms(Job[None]):
         to: str

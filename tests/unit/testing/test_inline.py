@@ -29,7 +29,7 @@ def done() -> list[Any]:
     return []
 
 
-def test_a_job_runs_where_it_is_dispatched_and_is_written_down(app: Qd, done: list[Any]):
+def test_a_job_runs_at_dispatch_and_is_recorded(app: Qd, done: list[Any]):
     @app.job("mail.welcome", queue="mail")
     def welcome(to: str) -> None:
         job = current_job()
@@ -45,7 +45,7 @@ def test_a_job_runs_where_it_is_dispatched_and_is_written_down(app: Qd, done: li
         welcome.dispatch("a@b.c")
 
 
-def test_delays_are_passed_over_and_bulk_runs_in_order(app: Qd, done: list[Any]):
+def test_delays_are_ignored_and_bulk_jobs_run_in_order(app: Qd, done: list[Any]):
     @app.job("note")
     def note(number: int) -> None:
         done.append(number)
@@ -55,7 +55,7 @@ def test_delays_are_passed_over_and_bulk_runs_in_order(app: Qd, done: list[Any])
     assert done == [1, 2, 3]
 
 
-def test_arguments_are_converted_as_on_the_way_through_a_queue(app: Qd, done: list[Any]):
+def test_arguments_are_converted_as_in_a_queue(app: Qd, done: list[Any]):
     @app.job("note")
     def note(numbers: set[int]) -> None:
         done.append(numbers)
@@ -67,7 +67,7 @@ def test_arguments_are_converted_as_on_the_way_through_a_queue(app: Qd, done: li
     assert done[0] is not given
 
 
-def test_a_job_dispatched_by_a_job_runs_in_it(app: Qd, done: list[Any]):
+def test_a_job_dispatched_by_a_job_runs_inside_it(app: Qd, done: list[Any]):
     @app.job("outer")
     def outer() -> None:
         done.append("begin")
@@ -83,7 +83,7 @@ def test_a_job_dispatched_by_a_job_runs_in_it(app: Qd, done: list[Any]):
     assert done == ["begin", "inner", "outer"]
 
 
-def test_middleware_that_holds_jobs_back_lets_all_through(app: Qd, done: list[Any]):
+def test_limiting_middleware_lets_all_jobs_pass(app: Qd, done: list[Any]):
     """There is nobody else to wait for."""
     held: list[Middleware] = [
         WithoutOverlapping("{number}"),
@@ -105,7 +105,7 @@ def test_middleware_that_holds_jobs_back_lets_all_through(app: Qd, done: list[An
     assert done == [1, 3, 2, 4]
 
 
-def test_an_error_comes_out_of_dispatch_after_failed_and_the_listeners(app: Qd, done: list[Any]):
+def test_dispatch_raises_after_failed_and_the_listeners(app: Qd, done: list[Any]):
     @app.job("pay.charge", tries=5)
     class Charge(Job[None]):
         order_id: int
@@ -170,7 +170,7 @@ def test_a_released_job_finds_its_checkpoint(app: Qd, done: list[Any]):
 
 
 @pytest.mark.parametrize(("tries", "runs"), [(2, 2), (0, 1000)])
-def test_one_that_always_releases_itself_fails_at_last(app: Qd, done: list[Any], tries: int, runs: int):
+def test_a_job_that_always_releases_itself_eventually_fails(app: Qd, done: list[Any], tries: int, runs: int):
     @app.job("poll", tries=tries)
     class Poll(Job[None]):
         def handle(self) -> None:
@@ -231,7 +231,7 @@ def test_a_chain_runs_to_its_end_however_long(app: Qd, done: list[Any]):
     assert done == list(range(1200))
 
 
-def test_the_first_error_of_a_chain_comes_out_also_when_what_catches_it_raises(app: Qd, done: list[Any]):
+def test_the_first_error_of_a_chain_is_raised_even_if_catch_fails(app: Qd, done: list[Any]):
     @app.job("step")
     def step(number: int) -> None:
         done.append(number)
@@ -242,13 +242,13 @@ def test_the_first_error_of_a_chain_comes_out_also_when_what_catches_it_raises(a
     assert done == [1, 2]
 
 
-def test_what_another_program_runs_is_only_written_down(app: Qd):
+def test_jobs_of_other_programs_are_only_recorded(app: Qd):
     with app.inline() as ran:
         app.queue("php").push(r"App\Jobs\Report@fire", {"month": 7})
     assert [each.job for each in ran.pushed("php")] == [r"App\Jobs\Report@fire"]
 
 
-def test_middleware_stands_around_it(app: Qd, done: list[Any]):
+def test_middleware_wraps_an_inline_job(app: Qd, done: list[Any]):
     def seen(job: RunningJob, call_next: Callable[[], object]) -> object:
         done.append((job.name, job.connection, job.uuid != job.id, job.tags, job.payload[:1]))
         return call_next()
@@ -283,7 +283,7 @@ def step_of(app: Qd, done: list[Any]) -> Any:
     return step
 
 
-def test_a_batch_runs_and_then_what_follows(app: Qd, done: list[Any]):
+def test_a_batch_runs_and_then_its_callbacks(app: Qd, done: list[Any]):
     step = step_of(app, done)
     with app.inline() as ran:
         sent = app.batch(
@@ -295,7 +295,7 @@ def test_a_batch_runs_and_then_what_follows(app: Qd, done: list[Any]):
     assert len(ran.batches[0].jobs) == 4
 
 
-def test_a_batch_with_a_failure_raises_it_in_the_end(app: Qd, done: list[Any]):
+def test_a_batch_raises_its_failure_at_the_end(app: Qd, done: list[Any]):
     step = step_of(app, done)
     with app.inline(), pytest.raises(ValueError, match="fail"):
         app.batch(
@@ -305,7 +305,7 @@ def test_a_batch_with_a_failure_raises_it_in_the_end(app: Qd, done: list[Any]):
     assert done == ["fail", "catch", "fail", 2, "finally"]
 
 
-def test_a_batch_that_allows_failures_raises_none(app: Qd, done: list[Any]):
+def test_a_batch_that_allows_failures_does_not_raise(app: Qd, done: list[Any]):
     step = step_of(app, done)
     with app.inline():
         sent = app.batch(step.bind("fail"), step.bind(2), catch=step.bind("catch"), allow_failures=True).dispatch()
@@ -313,7 +313,7 @@ def test_a_batch_that_allows_failures_raises_none(app: Qd, done: list[Any]):
     assert done == ["fail", "catch", 2]
 
 
-def test_a_cancelled_batch_has_no_then_where_a_job_was_skipped_for_that(app: Qd, done: list[Any]):
+def test_then_does_not_run_for_a_cancelled_batch_with_skipped_jobs(app: Qd, done: list[Any]):
     def skip(job: RunningJob, call_next: Callable[[], object]) -> object:
         job.skipped = app.current_batch().cancelled
         return None if job.skipped else call_next()
@@ -331,14 +331,14 @@ def test_a_cancelled_batch_has_no_then_where_a_job_was_skipped_for_that(app: Qd,
     assert done == ["a", "finally", "cancel", "c", "then"]
 
 
-def test_a_batch_without_jobs_is_over_at_once(app: Qd, done: list[Any]):
+def test_an_empty_batch_finishes_at_once(app: Qd, done: list[Any]):
     step = step_of(app, done)
     with app.inline():
         assert app.batch(then=step.bind("then"), finally_=step.bind("finally")).dispatch().finished
     assert done == ["then", "finally"]
 
 
-def test_a_result_is_there_for_those_who_ask(app: Qd):
+def test_a_result_can_be_read(app: Qd):
     @app.job("sum", result_ttl=60)
     def total(numbers: set[int]) -> int:
         current_job().progress(50)

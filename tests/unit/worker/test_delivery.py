@@ -81,7 +81,7 @@ class Scripted:
         (True, [OLD, False, NEW, NEW, True], True, [OLD, NEW]),  # a checkpoint came late
     ],
 )
-def test_an_answer_is_given_once_for_what_stands_there(unsure, script, answer, acked):
+def test_an_answer_is_given_once(unsure, script, answer, acked):
     queue = Scripted(*script)
     delivery = Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
     assert delivery.until_answered(HeldJob(OLD, None, unsure), queue.ack) is answer
@@ -101,7 +101,7 @@ def saved(held: HeldJob) -> bytes | None:
     return read(held.job.member).checkpoint
 
 
-def test_what_was_saved_is_what_is_answered_for():
+def test_a_saved_checkpoint_changes_the_reservation_that_is_answered():
     made, _ = checkpoints(True, True)
     made.keep(MARK, b"1")
     made.keep(MARK, b"2")
@@ -109,7 +109,7 @@ def test_what_was_saved_is_what_is_answered_for():
     assert (saved(held), held.unsaved, held.unsure) == (b"2", None, False)
 
 
-def test_a_call_that_breaks_is_remembered_and_the_next_ones_wait(monkeypatch):
+def test_a_broken_call_is_remembered_and_later_calls_wait(monkeypatch):
     made, queue = checkpoints(AWAY, NEW, True)
     made.keep(MARK, b"1")
     made._not_before += 60
@@ -122,7 +122,7 @@ def test_a_call_that_breaks_is_remembered_and_the_next_ones_wait(monkeypatch):
     assert (saved(held), held.unsaved, held.unsure) == (b"3", None, False)
 
 
-def test_what_never_arrived_goes_with_the_answer():
+def test_a_checkpoint_that_never_arrived_is_sent_with_the_answer():
     made, _ = checkpoints(AWAY)
     made.keep(MARK, b"1")
     held = made.end()
@@ -138,7 +138,7 @@ def test_a_server_that_refuses_has_changed_nothing():
 
 
 @pytest.mark.parametrize("script", [[False], [AWAY, None], [AWAY, NEW, False, NEW]], ids=str)
-def test_a_lease_that_is_gone_is_told_to_the_alarm(script, monkeypatch):
+def test_a_lost_lease_is_reported_to_the_alarm(script, monkeypatch):
     made, queue = checkpoints(*script)
     told = []
     monkeypatch.setattr(made.alarm, "lease_lost", lambda: told.append(True))
@@ -148,7 +148,7 @@ def test_a_lease_that_is_gone_is_told_to_the_alarm(script, monkeypatch):
     assert told == [True]
 
 
-def test_after_its_end_nothing_of_a_job_is_saved():
+def test_nothing_is_saved_after_the_end_of_a_job():
     made, queue = checkpoints()
     made.end()
     with pytest.raises(NotInJob):
@@ -159,7 +159,7 @@ def test_after_its_end_nothing_of_a_job_is_saved():
     assert queue.asked == []
 
 
-def test_the_end_waits_for_a_call_under_way():
+def test_the_end_waits_for_a_running_call():
     made, queue = checkpoints(True)
     sent, go = threading.Event(), threading.Event()
     whole = queue.checkpoint
@@ -184,7 +184,7 @@ def test_the_end_waits_for_a_call_under_way():
     assert saved(ends[0]) == b"1"
 
 
-def test_each_refusal_is_told_once_also_of_a_right_that_only_workers_need() -> None:
+def test_each_refusal_is_logged_once() -> None:
     lines = list[bytes]()
     log = Log("worker", write=lambda line: lines.append(line))
     server: Any = Scripted()
@@ -219,7 +219,7 @@ def answers(queue: Any) -> Delivery:
         ([ServerRefused("no"), OLD, True], []),
     ],
 )
-def test_an_answer_is_left_where_its_server_has_been_away_for_a_second(
+def test_an_answer_is_handed_over_after_the_server_was_unreachable_for_a_second(
     script: list[object], left: list[tuple[Reserved, bool]]
 ) -> None:
     queue = Leaving(True, *script)
@@ -230,7 +230,7 @@ def test_an_answer_is_left_where_its_server_has_been_away_for_a_second(
     assert queue.script == []
 
 
-def test_no_answer_is_left_within_the_first_second_nor_where_no_server_takes_it() -> None:
+def test_an_answer_is_not_handed_over_within_the_first_second_or_without_a_server() -> None:
     queue = Leaving(True, AWAY, OLD, True)
     assert answers(queue).until_answered(HeldJob(OLD), queue.ack) is True
     assert queue.left == []
@@ -241,7 +241,7 @@ def test_no_answer_is_left_within_the_first_second_nor_where_no_server_takes_it(
     assert queue.left == [(OLD, False)]
 
 
-def test_the_ack_that_a_turn_could_not_send_is_left_and_the_next_turn_is_without_it() -> None:
+def test_an_ack_that_a_turn_could_not_send_is_handed_over_once() -> None:
     queue = Leaving(True)
     delivery = answers(queue)
     delivery.done, delivery._away_since = OLD, time.monotonic() - LEAVES

@@ -53,20 +53,20 @@ def served(rota: Rota, jobs: dict[str, int], turns: int, *, each: float = 0.0) -
     return found
 
 
-def test_named_queues_are_in_strict_order() -> None:
+def test_named_queues_are_polled_in_strict_order() -> None:
     assert served(Rota(QUEUES), {"a": 3, "d": 2}, 5) == "aaadd"
 
 
-def test_queues_in_turn_have_the_same_share_however_many_between_them_are_empty() -> None:
+def test_rotating_queues_get_equal_shares_despite_empty_queues() -> None:
     assert served(Rota(QUEUES, stays=1), {"a": 9, "d": 9}, 8) == "adadadad"
     assert served(Rota(QUEUES, stays=1), {"a": 9, "b": 9, "d": 9}, 7) == "abdabda"
 
 
-def test_each_worker_begins_with_another_queue() -> None:
+def test_each_worker_starts_with_a_different_queue() -> None:
     assert [Rota(QUEUES, stays=1, begin=slot).order[0] for slot in range(6)] == [*"abcdab"]
 
 
-def test_a_worker_stays_for_some_jobs_where_a_look_elsewhere_costs_a_call() -> None:
+def test_a_worker_stays_with_a_queue_if_polling_another_costs_a_call() -> None:
     assert served(Rota(QUEUES, stays=3), {"a": 9, "c": 9}, 14) == "aaacccaaacccaa"
 
 
@@ -76,7 +76,7 @@ def test_a_worker_does_not_stay_for_long_jobs() -> None:
     assert served(Rota(QUEUES, stays=8), {"a": 9, "c": 9}, 16, each=0.1) == "aaaaaaaacccccccc"
 
 
-def test_a_queue_that_is_alone_with_its_jobs_is_looked_at_first_but_once_in_so_many_turns() -> None:
+def test_the_only_busy_queue_is_polled_first_in_most_turns() -> None:
     rota, first = Rota(QUEUES, stays=4), ""
     for _ in range(12):
         first += rota.order[0]
@@ -84,7 +84,7 @@ def test_a_queue_that_is_alone_with_its_jobs_is_looked_at_first_but_once_in_so_m
     assert first == "acccdcccdccc"
 
 
-def test_the_order_has_every_queue_once_whatever_it_begins_with() -> None:
+def test_every_order_contains_every_queue_once() -> None:
     rota = Rota(QUEUES, stays=2)
     for queue in "abcdddcba":
         rota.took(queue, 0.0)

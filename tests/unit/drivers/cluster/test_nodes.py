@@ -34,7 +34,7 @@ QUEUE_KEYS = (
         (b"\xff\xfe", slot_of(b"\xff\xfe")),
     ],
 )
-def test_a_slot_is_that_of_the_servers(key: str | bytes, slot: int) -> None:
+def test_slots_are_computed_as_the_server_does(key: str | bytes, slot: int) -> None:
     assert slot_of(key) == slot  # of Redis's own documentation and CLUSTER KEYSLOT
 
 
@@ -61,7 +61,7 @@ def test_a_slot_is_that_of_the_servers(key: str | bytes, slot: int) -> None:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "shop_database_"])
-def test_a_name_is_tagged_where_several_keys_belong_together(name: str, real: str, prefix: str) -> None:
+def test_names_of_related_keys_get_a_hash_tag(name: str, real: str, prefix: str) -> None:
     names = Names(prefix)
     assert names.real(prefix + name) == prefix + real
     assert names.slot(prefix + name) == slot_of(prefix + real)
@@ -71,7 +71,7 @@ def test_a_name_is_tagged_where_several_keys_belong_together(name: str, real: st
 
 @pytest.mark.parametrize("queue", ["mail", "shop:mail", "{shop}:mail", "{}", "{", "a{b", "a}b", "é 世界", "{a}{b}"])
 @pytest.mark.parametrize("prefix", ["", "app_", "{app}", "a:{app}:"])
-def test_all_keys_of_a_queue_are_in_one_slot(queue: str, prefix: str) -> None:
+def test_all_keys_of_a_queue_share_one_slot(queue: str, prefix: str) -> None:
     names = Names(prefix)
     ready = names.real(f"{prefix}queues:{queue}")
     own = [ready + ending for ending in (":ends", ":seen", ":cancel", ":none")]
@@ -86,13 +86,13 @@ def test_a_queue_that_cannot_be_tagged_is_refused() -> None:
         Names().real("queues:}x")
 
 
-def test_keys_that_only_a_cluster_has_are_no_queues() -> None:
+def test_keys_that_only_exist_on_a_cluster_are_not_queues() -> None:
     names = Names("p_")
     assert [names.original(f"p_queues:{{a}}:{word}") for word in ("ends", "seen", "cancel")] == [None] * 3
     assert names.original("p_queues:{a}:paused") == "p_queues:a:paused"
 
 
-def test_a_url_names_some_of_the_nodes_and_how_each_is_reached() -> None:
+def test_a_cluster_url_lists_nodes_and_connection_options() -> None:
     seeds = seeds_of("rediss+cluster://me:s%40cret@c1,c2:7000, [::1]:7001?ssl_cert_reqs=none")
     assert seeds.places == ("c1:6379", "c2:7000", "[::1]:7001")
     assert seeds.url("c9:1") == "rediss://me:s%40cret@c9:1?ssl_cert_reqs=none"
@@ -110,7 +110,7 @@ def test_a_url_names_some_of_the_nodes_and_how_each_is_reached() -> None:
         ("redis://c1", "unknown kind of url 'redis:'"),
     ],
 )
-def test_what_is_wrong_in_a_url_is_told_without_the_password(url: str, why: str) -> None:
+def test_errors_in_a_cluster_url_do_not_show_the_password(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as told:
         seeds_of(url.replace("//", "//me:secret@"))
     assert "secret" not in str(told.value)

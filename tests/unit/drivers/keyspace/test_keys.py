@@ -28,7 +28,7 @@ SENT: dict[str, Callable[[FakeQd], object]] = {
 
 
 @pytest.mark.parametrize("how", SENT)
-def test_nothing_is_sent_to_a_key_of_another_queue(how: str):
+def test_a_queue_named_like_a_key_of_another_queue_cannot_be_sent_to(how: str):
     app = FakeQd()
     with pytest.raises((ArgumentError, DeclarationError)) as refused:
         SENT[how](app)
@@ -36,12 +36,12 @@ def test_nothing_is_sent_to_a_key_of_another_queue(how: str):
 
 
 @pytest.mark.parametrize("ending", BESIDE)
-def test_no_worker_takes_jobs_from_there(ending: str):
+def test_a_queue_named_like_a_key_of_another_queue_cannot_be_worked(ending: str):
     with pytest.raises(ValueError, match=f"a key of queue 'default' .'{ending}'"):
         WORK["queues"].read(["mail", f"default{ending}"])
 
 
-def test_each_key_beside_a_queue_is_known():
+def test_every_key_suffix_is_known():
     made = [
         key("NAME")
         for _, key in inspect.getmembers(keys, inspect.isfunction)

@@ -54,7 +54,7 @@ def test_a_password_arrives_as_the_client_has_it() -> None:
     assert (login.user, login.password) == ("me", "p@ss:w/rd")
 
 
-def test_the_tls_options_are_obeyed() -> None:
+def test_the_tls_options_are_applied() -> None:
     client = redis.Redis("h", ssl=True, ssl_check_hostname=False, ssl_min_version=ssl.TLSVersion.TLSv1_3)
     tls = parsed(url_of(client)).tls
     assert tls is not None
@@ -65,7 +65,7 @@ def test_the_tls_options_are_obeyed() -> None:
     )
 
 
-def test_a_primary_is_asked_of_the_same_sentinels() -> None:
+def test_the_same_sentinels_are_queried_for_the_primary() -> None:
     watched = Sentinel(
         [("s1", 26379), ("::1", 7)],
         sentinel_kwargs={"username": "w", "password": "watch"},
@@ -99,13 +99,13 @@ class OfCluster(redis.RedisCluster):
         pass
 
 
-def test_a_cluster_is_entered_by_the_same_nodes() -> None:
+def test_a_cluster_is_reached_through_the_same_nodes() -> None:
     assert url_of(OfCluster(password="secret")) == "redis+cluster://:secret@c1:7001,127.0.0.1:7002"
     kind = redis.SSLConnection
     assert url_of(OfCluster(connection_class=kind)) == "rediss+cluster://c1:7001,127.0.0.1:7002"
 
 
-def test_the_credential_provider_is_asked_and_not_copied() -> None:
+def test_the_credential_provider_is_called_and_not_copied() -> None:
     provider = Provider("me", "secret")
     url = url_of(redis.Redis("h", credential_provider=provider))
     assert url == url_of(redis.Redis("h", credential_provider=provider))
@@ -144,7 +144,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("client", "said"), REFUSED)
-def test_what_qd_cannot_connect_as_is_refused_when_the_app_is_made(client: Any, said: str) -> None:
+def test_unsupported_clients_are_refused_when_the_app_is_created(client: Any, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Qd(redis=client)
     assert said in str(raised.value)
@@ -152,7 +152,7 @@ def test_what_qd_cannot_connect_as_is_refused_when_the_app_is_made(client: Any, 
     assert "\n" not in str(raised.value)
 
 
-def test_a_url_and_a_client_are_two_servers() -> None:
+def test_a_url_and_a_client_cannot_be_combined() -> None:
     with pytest.raises(ConfigError, match="not both"):
         Qd("redis://h/0", redis=redis.Redis())
 
@@ -165,7 +165,7 @@ def test_a_url_and_a_client_are_two_servers() -> None:
         "import qd.master.master, qd.daemon, qd.cli.main",
     ],
 )
-def test_redis_py_is_loaded_by_no_process_that_does_not_connect(code: str) -> None:
+def test_redis_py_is_not_loaded_without_a_connection(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}; print('redis' in sys.modules)"],
         capture_output=True,

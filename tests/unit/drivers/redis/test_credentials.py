@@ -40,13 +40,13 @@ def ask(shop: ModuleType, provider: object) -> tuple[str | None, str | None]:
     return Login(provider="shop_credentials:provider").ask("h:6379/0")
 
 
-def test_without_a_provider_the_url_is_obeyed() -> None:
+def test_without_a_provider_the_url_applies() -> None:
     assert Login().ask("h") == (None, None)
     assert RedisUrl("redis://me:word@h/0").login.ask("h") == ("me", "word")
 
 
 @pytest.mark.parametrize("given", [("me", "word"), ["me", "word"], ("word",), (None, "word"), ("", "word")])
-def test_user_and_password_or_a_password_alone(shop: ModuleType, given: Any) -> None:
+def test_a_provider_returns_user_and_password_or_a_password(shop: ModuleType, given: Any) -> None:
     assert ask(shop, Fixed(given)) == (given[0] if given[0] == "me" else None, "word")
     assert ask(shop, lambda: given)[1] == "word"
 
@@ -65,7 +65,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
-def test_what_is_no_user_and_password_is_one_error_without_it(shop: ModuleType, given: Any, said: str) -> None:
+def test_invalid_credentials_are_one_error_that_does_not_show_them(shop: ModuleType, given: Any, said: str) -> None:
     with pytest.raises(Unusable) as raised:
         ask(shop, Fixed(given))
     assert str(raised.value).startswith(f"no credentials for Redis at h:6379/0: 'shop_credentials:provider' {said}")
@@ -75,7 +75,7 @@ def test_what_is_no_user_and_password_is_one_error_without_it(shop: ModuleType, 
     assert raised.value.__suppress_context__
 
 
-def test_what_ends_a_job_is_not_held_back(shop: ModuleType) -> None:
+def test_a_provider_does_not_swallow_the_end_of_a_job(shop: ModuleType) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask(shop, Fixed(KeyboardInterrupt()))
 
@@ -90,7 +90,7 @@ def test_what_ends_a_job_is_not_held_back(shop: ModuleType) -> None:
         ("Qd:NoSuchProvider", "is part of the app, which this process has not imported"),
     ],
 )
-def test_a_provider_that_is_not_there_is_named(shop: ModuleType, name: str, said: str) -> None:
+def test_a_missing_provider_is_named(shop: ModuleType, name: str, said: str) -> None:
     shop.number, shop.Kind = 7, Fixed  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=name) as raised:
         check_provider(f"redis://h/0?credentials={name}")
@@ -99,7 +99,7 @@ def test_a_provider_that_is_not_there_is_named(shop: ModuleType, name: str, said
         Login(provider=name).ask("h")
 
 
-def test_one_that_is_there_is_found_by_its_path(shop: ModuleType) -> None:
+def test_an_existing_provider_is_found_by_its_path(shop: ModuleType) -> None:
     shop.inner = Fixed(Fixed(("a", "b")))  # type: ignore[attr-defined]
     check("shop_credentials:inner.given")
     assert Login(provider="shop_credentials:inner.given").ask("h") == ("a", "b")
@@ -138,14 +138,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("lines", "said"), REFUSED)
-def test_credentials_without_a_place_are_refused(tmp_path: Path, lines: str, said: str) -> None:
+def test_invalid_credentials_settings_are_refused(tmp_path: Path, lines: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, f"[connections.redis]\n{lines}\n")
     assert said in str(raised.value)
     assert "qd.toml:3" in str(raised.value)
 
 
-def test_a_password_beside_a_provider_is_refused() -> None:
+def test_a_password_together_with_a_provider_is_refused() -> None:
     with pytest.raises(ConfigError, match="remove one of them") as raised:
         RedisUrl(f"redis://me:{SECRET}@h/0?credentials=a:b")
     assert SECRET not in str(raised.value)

@@ -27,7 +27,7 @@ class Space:
 
 
 @pytest.mark.parametrize("how", SENT)
-def test_the_names_of_a_queue_are_packed_with_its_first_job_only(how: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_keys_of_a_queue_are_packed_once(how: str, monkeypatch: pytest.MonkeyPatch):
     send, told = SENT[how]
     space: Any = Space()
     queue = KeyspaceQueue(ConnectionSettings("redis"), space)

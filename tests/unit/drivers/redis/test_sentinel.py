@@ -20,16 +20,16 @@ def test_all_parts_of_a_url_are_found() -> None:
     assert found.place == "'shop' by the sentinels s1:1, [::1]:2, s3:26379"
 
 
-def test_a_number_of_a_database_and_a_port_need_not_be_said() -> None:
+def test_database_and_port_are_optional() -> None:
     found = Primary("redis+sentinel://s1/shop")
     assert (found.sentinels, found.db) == ([("s1", 26379)], 0)
 
 
-def test_tls_is_for_sentinels_and_servers() -> None:
+def test_tls_applies_to_sentinels_and_servers() -> None:
     assert Primary("rediss+sentinel://s1/shop?ssl_cert_reqs=none").tls is not None
 
 
-def test_only_a_url_of_sentinels_asks_them() -> None:
+def test_only_a_sentinel_url_queries_sentinels() -> None:
     assert isinstance(target_of("redis+sentinel://s1/shop"), Primary)
     assert type(target_of("redis://s1/0")) is RedisUrl
 
@@ -51,7 +51,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("url", "said"), WRONG)
-def test_what_is_wrong_in_a_url_is_named(url: str, said: str) -> None:
+def test_errors_in_a_url_are_named(url: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Primary(url)
     assert said in str(raised.value)
@@ -59,13 +59,13 @@ def test_what_is_wrong_in_a_url_is_named(url: str, said: str) -> None:
     assert "secret99" not in str(raised.value)
 
 
-def test_an_address_is_not_taken_for_two() -> None:
+def test_an_ipv6_address_is_one_address() -> None:
     assert address_of("[fe80::1]") == ("fe80::1", 26379)
     with pytest.raises(ConfigError):
         address_of("fe80::1:26379")
 
 
-def test_both_passwords_of_a_url_are_secrets() -> None:
+def test_both_passwords_of_a_sentinel_url_are_secrets() -> None:
     url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_username=w&sentinel_password=of-the-sentinels"
     assert redaction.passwords_in(url) == ["of-the-server", "of-the-sentinels"]
     shown = redaction.mask_url(url)
