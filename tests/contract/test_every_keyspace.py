@@ -16,7 +16,7 @@ from qd.drivers.database.commands import COMMANDS as KNOWN
 from qd.drivers.keyspace.base import Keyspace, script
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ServerRefused
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 from tests.contract.spaces import Beside, Stand
 from tests.support.servers.redis import Server
 
@@ -209,7 +209,7 @@ def test_many_commands_by_chance_are_answered_as_by_redis(both: Both, lines: lis
 # -- steps, by chance
 
 READY, DELAYED, RESERVED, NOTIFY, OWNERS, PAUSED, FAILED, FAILED_AT, KEYED = (
-    "queues:q" + end for end in ("", *BESIDE[:5], ":failed", ":failed_at", ":keyed")
+    "queues:q" + end for end in ("", *QUEUE_SUFFIXES[:5], ":failed", ":failed_at", ":keyed")
 )
 CANCEL, TICKS, RECORD, LOCK = "qd:cancel", "qd:ticks", "qd:job:1", "qd:unique:one"
 BATCH = ["qd:batch:1", "qd:batch:1:pending", "qd:batch:1:failed"]

@@ -1,5 +1,5 @@
-"""Files, environment, code and flags -> one Settings, each value with its origin. Everything that needs a setting asks
-here: `load` where it is found out, `from_json` where another process has found it out already.
+"""Files, environment, code and flags -> one Settings, each value with its origin. `load` reads them;
+`from_json` takes over those that another process has read.
 """
 
 from __future__ import annotations
@@ -7,12 +7,8 @@ from __future__ import annotations
 from qd.config.load import load, strange_drivers, strangers, unread
 from qd.config.settings import (
     ConnectionSettings,
-    EntrySettings,
-    FailedSettings,
     LaravelSettings,
-    ScheduleSettings,
     Settings,
-    SigningSettings,
     check_work,
     from_json,
     provider_of,
@@ -21,12 +17,8 @@ from qd.config.settings import (
 
 __all__ = [
     "ConnectionSettings",
-    "EntrySettings",
-    "FailedSettings",
     "LaravelSettings",
-    "ScheduleSettings",
     "Settings",
-    "SigningSettings",
     "check_work",
     "from_json",
     "load",

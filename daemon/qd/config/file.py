@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from qd.config.table import ENTRY_WORDS, PLANNED, SECTIONS
+from qd.config.table import ENTRY_WORDS, SECTIONS
 from qd.errors import ConfigError
 from qd.options import kinds
 
@@ -90,8 +90,6 @@ class ConfigFile:
 
     def _unknown_key(self, key: str, dotted: str, kind: str) -> str:
         where = f"in {self.where(f'{dotted}.{key}')} [{dotted}]"
-        if f"{dotted}.{key}" in PLANNED:
-            return f"{key} {where} ({PLANNED[f'{dotted}.{key}']}) is not built in this version"
         if kind == "schedule.entries.NAME" and key in ENTRY_WORDS:
             return f"unknown key '{key}' {where}: {ENTRY_WORDS[key]}"
         inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
@@ -128,9 +126,11 @@ def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
             raise ConfigError(f"no [tool.qd] in {_shown(named.absolute())}")
         return found
     if os.path.lexists("qd.toml"):
-        if Path("qd.toml").exists() and not Path("qd.toml").is_file():  # reading a pipe would block
-            raise ConfigError(f"./qd.toml is {_kind(Path('qd.toml'))}: remove it, or name a file with --config")
-        return _read(Path("qd.toml").absolute())
+        path = Path("qd.toml").absolute()
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "no file"
+            raise ConfigError(f"./qd.toml is {kind}: remove it, or name a file with --config")
+        return _read(path)
     if Path(PYPROJECT).is_file():
         return _read(Path(PYPROJECT).absolute())
     return None
@@ -181,10 +181,6 @@ def _broken(path: Path, message: str) -> str:
         message = message.replace(twice[0], f"[{name}] is defined twice: rename one of them")
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
     return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {message}"
-
-
-def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "no file"
 
 
 def _shown(path: Path) -> str:
@@ -302,18 +298,13 @@ def parsed(text: str, path: str) -> Mapping[str, str]:
         if not line or line[0] in "#;":
             continue
         held = LINE.fullmatch(line)
-        value = unquoted(held[2]) if held is not None else None
-        if held is None or value is None or "\0" in value or held[1] == NAMED:
+        value = held[2] if held is not None else ""
+        quote = value[:1] if value[:1] in ("'", '"') else ""
+        closed = not quote or (len(value) > 1 and value[-1] == quote)
+        if held is None or not closed or "\0" in value or held[1] == NAMED:
             raise ConfigError(f'{path}:{number} is not a variable (write NAME=value, NAME="value", or start it with #)')
-        found[held[1]] = value
+        found[held[1]] = value[1:-1] if quote else value
     return found
-
-
-def unquoted(value: str) -> str | None:
-    """The value without quotes, or None if its quote is not closed."""
-    if value[:1] not in ('"', "'"):
-        return value
-    return value[1:-1] if len(value) > 1 and value[-1] == value[0] else None
 
 
 VARIABLES = Variables(os.environ)

@@ -34,25 +34,13 @@ from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
 from qd.options.kinds import did_you_mean
 from qd.options.tables import WORK, Option, WorkOptions
 
-SECTION = ("schedule", "entries")
+SECTION = "schedule.entries"
 SCHEDULE = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
 FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
 LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "min_uptime")  # their built-in values depend on other settings
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}  # variables that are not in a table
-
-
-def entries_of(file: ConfigFile) -> tuple[EntrySettings, ...]:
-    """In the order of the file, each with its line. The file has checked every key."""
-    return tuple([_entry(file, name, keys) for name, keys in file.section(*SECTION).items()])
-
-
-def origins_of(file: ConfigFile) -> dict[str, str]:
-    """`schedule.entries.cleanup.cron` -> "qd.toml:12", for the keys that are set."""
-    each = file.section(*SECTION).items()
-    given = [".".join((*SECTION, name, key)) for name, keys in each for key in keys]
-    return {dotted: file.where(dotted) for dotted in given}
 
 
 def _entry(file: ConfigFile, name: str, keys: Mapping[str, Any]) -> EntrySettings:
@@ -62,7 +50,7 @@ def _entry(file: ConfigFile, name: str, keys: Mapping[str, Any]) -> EntrySetting
 
         # a TOML datetime is sent as ISO 8601, like every datetime
         held["args"] = json.dumps(held["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
-    return EntrySettings(name, file.shown, file.line(".".join((*SECTION, name))), **held)
+    return EntrySettings(name, file.shown, file.line(f"{SECTION}.{name}"), **held)
 
 
 class Found(NamedTuple):
@@ -149,21 +137,14 @@ class Configured(NamedTuple):
 
 def configured(layers: Layers) -> Configured:
     """Raises ConfigError. A missing url is an error only when the connection is used."""
-    names = list(layers.section("connections")) or [unnamed(layers)]
-    default = connection_name(layers, "default", names, only(names))
+    url = layers.code.get("url")
+    by_url = SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"  # if no file names one
+    names = list(layers.section("connections")) or [by_url]
+    only = "redis" if "redis" in names else names[0] if len(names) == 1 else ""
+    default = connection_name(layers, "default", names, only)
     connections = {name: connection_of(layers, name, name == default) for name in names}
     check_parts(layers, connections)
     return Configured(connections, default, connection_name(layers, "control", names, sent_to(default, connections)[0]))
-
-
-def unnamed(layers: Layers) -> str:
-    """The name of the only connection if no file names one: the driver of the url of Qd(url)."""
-    url = layers.code.get("url")
-    return SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"
-
-
-def only(names: list[str]) -> str:
-    return "redis" if "redis" in names else names[0] if len(names) == 1 else ""
 
 
 def connection_name(layers: Layers, key: str, names: list[str], built_in: str) -> str:
@@ -360,10 +341,12 @@ def signing_of(layers: Layers) -> SigningSettings:
 
 def schedule_of(layers: Layers) -> ScheduleSettings:
     held = layers.all("schedule", table.SCHEDULE)
-    if layers.file is None:
+    if (file := layers.file) is None:
         return ScheduleSettings(**held)
-    layers.origins.update(origins_of(layers.file))
-    return ScheduleSettings(**held, entries=entries_of(layers.file))
+    entries = file.section("schedule", "entries")
+    names = [f"{SECTION}.{name}.{key}" for name, keys in entries.items() for key in keys]
+    layers.origins.update({name: file.where(name) for name in names})
+    return ScheduleSettings(**held, entries=tuple([_entry(file, name, keys) for name, keys in entries.items()]))
 
 
 def work_of(layers: Layers, found: Configured) -> WorkOptions:
@@ -377,7 +360,12 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
     held["queues"] = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
     held["in_turn"] = layers.origins["worker.queues"] == "built in"
     held["pooled"] = pooled(layers, found, held["connection"])
-    held["workers"] = workers_of(layers.value("worker.workers", WORK["workers"], built_in="auto"))
+    workers = layers.value("worker.workers", WORK["workers"], built_in="auto")
+    if not isinstance(workers, int):
+        from qd.process.proc import cpus_granted  # producers do not need it
+
+        workers = cpus_granted()
+    held["workers"] = workers
     if held["once"]:  # one job needs one worker
         held["workers"] = min(held["workers"], 1)
     if layers.only_schedule:
@@ -408,12 +396,6 @@ def check_pool(layers: Layers) -> None:
     where = f" in {layers.file.shown}" if layers.file else ""
     known = f" (known: {', '.join(pools)})" if pools else f" (write [pools.{layers.pool}] into qd.toml)"
     raise ConfigError(f"unknown pool '{layers.pool}'{where}{did_you_mean(layers.pool, pools)}{known}")
-
-
-def workers_of(value: int | str) -> int:
-    from qd.process.proc import cpus_granted  # producers do not need it
-
-    return value if isinstance(value, int) else cpus_granted()
 
 
 def supervised(environ: Mapping[str, str]) -> bool:

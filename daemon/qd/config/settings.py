@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from qd.config.table import CONNECTION, environ_name
@@ -62,7 +61,7 @@ class FailedSettings:
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
     """keys: "ID:SECRET", the first one signs; without keys nothing is signed or verified. require: refuse unsigned payloads.
-    files: where keys were read from; not sent to children."""
+    files: where keys were read from."""
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     require: bool = True
@@ -116,7 +115,7 @@ class Settings:
     file: Path | None
     app: str
     imports: tuple[str, ...]
-    env: str  # "" where nothing says it
+    env: str  # "" if it is not set
     default: str
     control: str
     connections: Mapping[str, ConnectionSettings]
@@ -204,35 +203,18 @@ def to_json(settings: Settings) -> bytes:
     """All settings with their secrets, for a pipe between qd's own processes."""
     import json
 
-    connections = {name: asdict(connection) for name, connection in settings.connections.items()}
-    return json.dumps({**asdict(settings), "connections": connections}, default=str).encode()
+    import msgspec
+
+    # msgspec's own JSON refuses paths that are not UTF-8
+    return json.dumps(msgspec.to_builtins(settings, enc_hook=str)).encode()
 
 
 def from_json(data: bytes) -> Settings:
     """The settings that `to_json` wrote."""
     import json
 
-    given = json.loads(data)
-    work: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given["work"].items()
-    }
-    given["root"] = Path(given["root"])
-    given["file"] = Path(given["file"]) if given["file"] else None
-    given["imports"] = tuple(given["imports"])
-    given["connections"] = {
-        name: ConnectionSettings(**{**each, "connections": tuple(each["connections"])})
-        for name, each in given["connections"].items()
-    }
-    given["work"] = WorkOptions(**work)
-    given["laravel"] = LaravelSettings(**given["laravel"]) if given["laravel"] else None
-    given["failed"] = FailedSettings(**given["failed"])
-    given["signing"] = SigningSettings(tuple(given["signing"]["keys"]), given["signing"]["require"])
-    given["schedule"] = _schedule(given["schedule"])
-    settings = Settings(**given)
+    import msgspec
+
+    settings = msgspec.convert(json.loads(data), Settings, dec_hook=lambda kind, value: kind(value))
     hide_secrets(settings)
     return settings
-
-
-def _schedule(given: dict[str, Any]) -> ScheduleSettings:
-    entries = [{**each, "environments": tuple(each["environments"])} for each in given["entries"]]
-    return ScheduleSettings(**{**given, "entries": tuple([EntrySettings(**each) for each in entries])})

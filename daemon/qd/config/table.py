@@ -200,9 +200,6 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "schedule.entries.NAME": ENTRY,
 }
 
-# Keys that are planned: reported as such, instead of "unknown".
-PLANNED: dict[str, str] = {}
-
 
 def environ_name(option: Option, connection: str = "") -> str:
     """The environment variable of a row. connection: its name, for the rows of [connections.NAME]."""

@@ -53,7 +53,7 @@ def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Sessi
         app.serializer(MappedObjects())
 
 
-# -- what jobs are given
+# -- sessions and mapped objects in jobs
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class MappedObjects:
         return kind.__name__
 
     def pack(self, thing: Any) -> Any:
-        """The primary key; a list if it has several columns. None: not flushed yet."""
+        """The primary key; a list if it has several columns; None if the object is not flushed yet."""
         identity = inspect(thing).identity
         if identity is None:
             return None
@@ -112,7 +112,7 @@ def leave_behind(engine: Engine) -> None:
 
 
 def wait_for_commit(act: Act) -> bool:
-    """Call `act` after the commit of the session that began last here. False: none has an open transaction."""
+    """Call `act` after the commit of the session that began last here. Returns False without an open transaction."""
     session = newest()
     if session is None:
         return False

@@ -119,17 +119,17 @@ def _name(value: object) -> str:
     raise ValueError(f"{value!r} is not a name")
 
 
-BESIDE = (
+QUEUE_SUFFIXES = (
     ":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed", ":qd-taken",
     ":qd-holding", ":qd-ended", ":qd-sending", ":qd-sender", ":qd-elsewhere", ":qd-resent",
 )  # fmt: skip
-"""Suffixes of the keys that belong to a queue."""
+"""Suffixes of the keys of a queue, in the order of their functions in drivers/keyspace/keys.py."""
 
 
 def queue_name(value: object) -> str:
     """The name of a queue whose keys belong to no other queue. Raises ValueError."""
     name = _name(value)
-    if name.endswith(BESIDE):
+    if name.endswith(QUEUE_SUFFIXES):
         queue, _, word = name.rpartition(":")
         raise ValueError(f"'{name}' cannot be a queue: it is a key of queue '{queue}' (':{word}'), choose another name")
     return name
@@ -150,16 +150,9 @@ def _several(value: object) -> list[object]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-DATABASES = tuple(DRIVERS["database"].schemes)
-
-
 def _names(value: object) -> tuple[str, ...]:
     """Names in order, without duplicates."""
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(_text(part) for part in _several(value))
 
 
 def _spans(value: object) -> tuple[float, ...]:
@@ -229,8 +222,9 @@ def _database(value: object) -> str:
     """A url for SQLAlchemy. Messages show its kind only."""
     text = value.strip() if isinstance(value, str) else ""
     kind = text.partition(":")[0].partition("+")[0]
-    if kind not in DATABASES or "://" not in text or not text.isprintable():
-        raise ValueError(f"not the url of a database (known: {', '.join(f'{name}://' for name in DATABASES)})")
+    databases = DRIVERS["database"].schemes
+    if kind not in databases or "://" not in text or not text.isprintable():
+        raise ValueError(f"not the url of a database (known: {', '.join(f'{name}://' for name in databases)})")
     return text
 
 
@@ -279,7 +273,7 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "names": _names,
     "queue": queue_name,
     "queues": _queues,
-    "texts": _texts,
+    "texts": lambda value: tuple(_text(part) for part in _several(value)),
     "until": _until,
     "zone": _zone,
     "arguments": _arguments,

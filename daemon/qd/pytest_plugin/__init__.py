@@ -23,30 +23,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def qd_app(pytestconfig: pytest.Config) -> Qd:
-    """The app of the other fixtures: `qd_app` of pytest's configuration, or `app` of qd.toml. Override it in conftest.py
-    where yours is made otherwise."""
-    from qd.pytest_plugin.worker import found_app
+    """The app of the other fixtures: `qd_app` of pytest's configuration, or `app` of qd.toml. Override the fixture in
+    conftest.py if you create the app in another way."""
+    from qd.pytest_plugin.worker import find_app
 
-    return found_app(str(pytestconfig.getini("qd_app")), pytestconfig.rootpath)
+    return find_app(str(pytestconfig.getini("qd_app")), pytestconfig.rootpath)
 
 
 @pytest.fixture
 def qd_fake(qd_app: Qd) -> Iterator[Fake]:
-    """app.fake() for the length of the test."""
+    """app.fake() for the duration of the test."""
     with qd_app.fake() as fake:
         yield fake
 
 
 @pytest.fixture
 def qd_inline(qd_app: Qd) -> Iterator[Fake]:
-    """app.inline() for the length of the test."""
+    """app.inline() for the duration of the test."""
     with qd_app.inline() as ran:
         yield ran
 
 
 @pytest.fixture(scope="session")
 def qd_server() -> Iterator[Server]:
-    """A scratch Valkey or Redis, one a pytest process. Started when the first test asks for a worker."""
+    """A scratch Valkey or Redis, one per pytest process. It starts with the first test that uses a worker."""
     from qd.pytest_plugin.worker import Server
 
     server = Server()
@@ -58,7 +58,7 @@ def qd_server() -> Iterator[Server]:
 
 @pytest.fixture
 def qd_worker(qd_app: Qd, qd_server: Server, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Worker]:
-    """A real worker on a scratch server, to which the app is pointed for the length of the test."""
+    """A real worker on a scratch server. The app uses that server for the duration of the test."""
     from qd.pytest_plugin.worker import worked
 
     with worked(qd_app, qd_server, pytestconfig.rootpath, tmp_path) as worker:

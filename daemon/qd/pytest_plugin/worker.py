@@ -1,4 +1,4 @@
-"""The fixture `qd_worker`: an app pointed at a scratch server, and the real `qd work` on it.
+"""The fixture `qd_worker`: an app that uses a scratch server, and the real `qd work` on it.
 
 Server and worker live for one test, and end with the process that started them even if it is killed.
 """
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from qd.app import Qd
 
 
-def found_app(said: str, root: Path) -> Qd:
-    """said: `qd_app` of pytest's configuration, MODULE:ATTRIBUTE or "". root: pytest's rootdir. Raises ConfigError."""
-    settings = settings_of(root, said)
+def find_app(named: str, root: Path) -> Qd:
+    """named: `qd_app` of pytest's configuration, MODULE:ATTRIBUTE or "". root: pytest's rootdir. Raises ConfigError."""
+    settings = settings_of(root, named)
     if not settings.app:
         raise ConfigError(
             'no app is named for the fixtures of qd: write qd_app = "shop.queue:app" into [tool.pytest.ini_options], or '
@@ -44,13 +44,13 @@ def found_app(said: str, root: Path) -> Qd:
 
 
 def settings_of(root: Path, app: str = "", code: dict[str, object] | None = None) -> Settings:
-    """The configuration of the project whose folder is `root`, wherever pytest was started. code: what Qd(...) says."""
+    """The configuration of the project in the folder `root`, wherever pytest was started. code: the arguments of Qd(...)."""
     settings = config.load(file_of(root), flags={"app": app or None}, code=code)
     return settings if settings.file else replace(settings, root=root)
 
 
 def file_of(root: Path) -> Path | None:
-    """None: there is none in that folder, or the environment names another."""
+    """The file in that folder; None without one, or if QD_CONFIG names another."""
     if os.environ.get("QD_CONFIG"):
         return None
     if (root / "qd.toml").is_file():
@@ -73,7 +73,7 @@ kill "$reader" 2>/dev/null
 exit "$code"
 """
 NOT_INHERITED = ("QD_OWNER", "NOTIFY_SOCKET", "WATCHDOG_", "INVOCATION_ID", "SUPERVISOR_", "SYSTEMD_EXEC_PID")
-LOOK_AGAIN = 0.02  # seconds between two checks
+POLL = 0.02  # seconds between two checks
 START_WAIT = 20.0  # seconds
 STOP_WAIT = 40.0  # seconds: longer than the --stop-timeout of qd work (25)
 DATABASES = 64
@@ -81,7 +81,7 @@ DATABASES = 64
 
 class Held:
     """A program that runs until it ends, `stop()` is called, or this process is gone. log takes its stderr, output its
-    stdout; folder goes with it."""
+    stdout; folder is deleted at its end."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Held:
         return self.process.poll() is None
 
     def wait(self, seconds: float) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for its end and return its exit code. Raises subprocess.TimeoutExpired."""
         code = self.process.wait(seconds)
         self._close()
         return code
 
     def stop(self, seconds: float = STOP_WAIT) -> int:
-        """Ask it to stop (SIGTERM), wait, and give its exit code."""
+        """Send SIGTERM, wait, and return its exit code."""
         self._close()
         return self.process.wait(seconds)
 
@@ -124,7 +124,7 @@ class Held:
 
 
 class Server:
-    """A Valkey or Redis of its own, on no port, in a folder below /tmp that goes with it."""
+    """A private Valkey or Redis without a port, in a folder below /tmp that is deleted at its end."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="qd-scratch-"))
@@ -135,7 +135,7 @@ class Server:
         return f"unix://{self.socket}?db={database}"
 
     def start(self) -> Server:
-        """Start it and wait until it answers. Raises ConfigError: there is none to start. QdError: it ends."""
+        """Start it and wait until it answers. Raises ConfigError without a server binary, QdError if it ends."""
         log = self.folder / "log"
         command = [str(server_binary()), "--dir", str(self.folder), "--port", "0", "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--databases", str(DATABASES)]
@@ -144,8 +144,8 @@ class Server:
         while self._ask("PING") != b"+PONG\r\n":
             if not self._held.running() or time.monotonic() > deadline:
                 last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                raise QdError(f"the scratch server does not start: {last or 'it says nothing'}")
-            time.sleep(LOOK_AGAIN)
+                raise QdError(f"the scratch server does not start: {last or 'its log is empty'}")
+            time.sleep(POLL)
         return self
 
     def empty(self) -> None:
@@ -169,9 +169,9 @@ SHOWN = 60  # lines of the log that an error shows
 
 
 class Worker:
-    """Runs the jobs of an app, in processes of their own, as in production.
+    """Runs the jobs of an app in separate processes, as in production.
 
-    Jobs are those that the app's module declares when it is imported: what a test declares or patches is not there.
+    They import the app's module: jobs that a test declares, and its patches, do not exist there.
     """
 
     def __init__(self, name: str, settings: Settings, app: Qd, folder: Path) -> None:
@@ -182,17 +182,17 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """What `qd work` has written to its log until now."""
-        return text_of(self._log)
+        """The log of `qd work` so far."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
     def output(self) -> str:
-        """What jobs have printed until now."""
-        return text_of(self._output)
+        """The output of jobs so far."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     @property
     def failed(self) -> list[Record]:
-        """The jobs that have failed for good, with `job`, `error`, `reason`, `attempts` and more; the first one first."""
+        """The jobs that have failed permanently, oldest first, with `job`, `error`, `reason`, `attempts` and more."""
         found = []
         for name in self._settings.connections:
             with store_of(self._settings, name) as store:
@@ -201,10 +201,10 @@ class Worker:
         return sorted(found, key=lambda record: record.failed_at)
 
     def run_until_empty(self, *arguments: str, seconds: float = 60.0) -> None:
-        """Run what is ready, and what becomes ready by that, in all queues. arguments: more flags of `qd work`.
+        """Run all ready jobs, and those that they dispatch, in all queues. arguments: more flags of `qd work`.
 
-        What is delayed stays where it is. Raises AssertionError with the log when it takes longer than `seconds`, or when
-        `qd work` does not end with 0; a job that fails is no such thing.
+        Delayed jobs stay where they are. Raises AssertionError with the log if it takes longer than `seconds`, or if
+        `qd work` does not exit with 0. A job that fails does not raise.
         """
         deadline = time.monotonic() + seconds
         while ready := self._ready():
@@ -216,35 +216,34 @@ class Worker:
                     self.end()
                     raise AssertionError(f"there is still work after {seconds:g} s\n{self._tail()}") from None
                 self._running.remove(held)
-                self._expect(code)
+                self._check(code)
 
     def start(self, *queues_and_flags: str) -> None:
-        """Start `qd work` beside the test, and return when it takes jobs; stop() ends it, at the latest the fixture."""
-        told = len(self.log)
+        """Start `qd work` in the background, and return when it takes jobs. stop() ends it, or the end of the test."""
+        before = len(self.log)
         held = self._work(*queues_and_flags)
         deadline = time.monotonic() + START_WAIT
-        while " master.ready " not in self.log[told:]:
+        while " master.ready " not in self.log[before:]:
             if not held.running() or time.monotonic() > deadline:
                 self.end()
                 raise AssertionError(f"`qd work` does not start\n{self._tail()}")
-            time.sleep(LOOK_AGAIN)
+            time.sleep(POLL)
 
     def stop(self) -> None:
-        """Let the jobs in hand finish, and end every `qd work` that start() began. Raises AssertionError: one did not
-        end with 0."""
+        """Let running jobs finish, and stop each `qd work` of start(). Raises AssertionError if one does not exit with 0."""
         codes = [held.stop() for held in self._running]
         self._running.clear()
         for code in codes:
-            self._expect(code)
+            self._check(code)
 
     def end(self) -> None:
-        """As stop(), and whatever their exit codes are."""
+        """As stop(), but with any exit code."""
         for held in self._running:
             held.stop()
         self._running.clear()
 
     def _work(self, *arguments: str) -> Held:
-        alone = ["-w", "1", "--no-schedule"]  # what the clock says is no part of a test
+        alone = ["-w", "1", "--no-schedule"]  # a test must not depend on the time of day
         command = [sys.executable, "-m", "qd", "work", "--app", self._name, *alone, *arguments]
         if self._settings.file is not None:
             command += ["--config", str(self._settings.file)]
@@ -255,25 +254,21 @@ class Worker:
 
     def _ready(self) -> dict[str, list[str]]:
         """Connection -> its queues with ready jobs."""
-        found = {name: ready_queues(self._app, self._settings, name) for name in self._settings.connections}
-        return {name: queues for name, queues in found.items() if queues}
+        found = dict[str, list[str]]()
+        for connection in self._settings.connections:
+            with store_of(self._settings, connection) as store:
+                names = queues_found(store)
+            sizes = self._app.connections.get(connection).sizes
+            if ready := [name for name in names if sizes(name).ready]:
+                found[connection] = ready
+        return found
 
-    def _expect(self, code: int) -> None:
+    def _check(self, code: int) -> None:
         if code != 0:
-            raise AssertionError(f"`qd work` ended with {code}\n{self._tail()}")
+            raise AssertionError(f"`qd work` exited with {code}\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self.log.splitlines()[-SHOWN:])
-
-
-def text_of(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def ready_queues(app: Qd, settings: Settings, connection: str) -> list[str]:
-    with store_of(settings, connection) as store:
-        names = queues_found(store)
-    return [name for name in names if app.connections.get(connection).sizes(name).ready]
 
 
 @contextmanager
@@ -287,8 +282,7 @@ def store_of(settings: Settings, connection: str) -> Iterator[KeyspaceStore]:
 
 @contextmanager
 def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker]:
-    """In the block all connections of the app lead to databases of `server`. root: the project's folder. folder: takes
-    the log."""
+    """In the block all connections of the app use databases of `server`. root: the project's folder. folder: for the log."""
     server.empty()
     settings = moved(settings_of(root, code=app._code_settings), server)
     worker = Worker(name_of(app, settings.app), settings, app, folder)
@@ -302,7 +296,7 @@ def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker
 
 
 def moved(settings: Settings, server: Server) -> Settings:
-    """Each connection in a database of its own, of the scratch server, in place of where it is."""
+    """These settings, with each connection in its own database of the scratch server."""
     connections = {
         name: replace(found, url=server.url(number))
         for number, (name, found) in enumerate(settings.connections.items())
@@ -312,20 +306,20 @@ def moved(settings: Settings, server: Server) -> Settings:
 
 
 def environ_of(settings: Settings) -> dict[str, str]:
-    """The same for the process of `qd work`: what the environment says beats the file."""
+    """The same for the process of `qd work`, where the environment overrides the file."""
     urls = {(CONNECTION["url"], name): found.url for name, found in settings.connections.items()}
     if settings.laravel is not None:
         urls[LARAVEL["cache_url"], ""] = settings.laravel.cache_url
     return {environ_name(option, name): url for (option, name), url in urls.items() if url is not None}
 
 
-def name_of(app: Qd, said: str) -> str:
-    """The app as MODULE:ATTRIBUTE. said: what the configuration names. Raises QdError: it stands in no module."""
-    module, _, attribute = said.partition(":")
+def name_of(app: Qd, named: str) -> str:
+    """The app as MODULE:ATTRIBUTE. named: the app of the configuration. Raises QdError if no module has it."""
+    module, _, attribute = named.partition(":")
     if getattr(sys.modules.get(module), attribute or "app", None) is app:
-        return said
+        return named
     for name, module_found in sys.modules.copy().items():
         for attribute, value in vars(module_found).copy().items():
             if value is app and name != "__main__":
                 return f"{name}:{attribute}"
-    raise QdError("qd_worker runs apps of modules that it can import: this one is in none (write `app = Qd()` in one)")
+    raise QdError("qd_worker needs an app that it can import: write `app = Qd()` at the top level of a module")

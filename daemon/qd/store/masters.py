@@ -12,12 +12,12 @@ from operator import attrgetter
 import msgspec
 
 from qd.drivers.keyspace import keys
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 from qd.store.base import Store
 
 SILENT = 10.0  # seconds without a report: the master has ended, or its keeper cannot reach the server
 FORGOTTEN = 3600.0  # seconds after which keepers delete a report
-KEPT = tuple(ending.removeprefix(":") for ending in BESIDE)
+KEPT = tuple(ending.removeprefix(":") for ending in QUEUE_SUFFIXES)
 LOOK = 100_000  # names to scan for queues; on a server with more, some queues may not be found
 
 

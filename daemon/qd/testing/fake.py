@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import partial
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -26,11 +25,11 @@ from qd.dispatch.services import Services
 from qd.drivers.types import NewBatch
 from qd.errors import ArgumentError, QdError
 from qd.jobs.job import Job, JobFunction
-from qd.jobs.plan import Plan, SendOptions
+from qd.jobs.plan import SendOptions
 from qd.jobs.registry import Declared, DeclaredRaw
 from qd.options.kinds import span
 from qd.options.tables import JOB_KINDS
-from qd.payload.format import ChainedJob, Relations, read
+from qd.payload.format import ChainedJob, read
 from qd.testing.queue import MemoryLocks, Waiting
 
 
@@ -78,48 +77,18 @@ class Batched:
     id: str = field(compare=False)
 
 
-def batched(
-    new: NewBatch, jobs: list[Message], then: Message | None, catch: Message | None, last: Message | None
-) -> Batched:
-    after = [None if each is None else dispatched(each) for each in (then, catch, last)]
-    return Batched(
-        jobs=[dispatched(each) for each in jobs],
-        then=after[0],
-        catch=after[1],
-        finally_=after[2],
-        name=new.name,
-        allow_failures=new.allow_failures,
-        id=new.id,
-    )
-
-
-def chained(first: Message, rest: list[Message], catch: list[Message]) -> Chained:
-    return Chained([dispatched(each) for each in (first, *rest)], dispatched(catch[0]) if catch else None)
-
-
 def dispatched(message: Message) -> Dispatched:
     assert message.plan is not None
-    declared = message.plan.declared
-    return Dispatched(arguments(declared, message.data), options(message.plan), declared.name, message.id)
-
-
-def pushed(message: Message) -> Pushed:
-    data = msgspec.json.decode(message.data or b'""') if message.name else message.body
-    return Pushed(message.queue, message.name, data, message.delay)
-
-
-def arguments(declared: Declared, data: bytes) -> dict[str, Any]:
+    plan, declared = message.plan, message.plan.declared
     if isinstance(declared, DeclaredRaw):
-        return {declared.signature.parameters[0].name: decode_value(data)}
-    return declared.signature.decode(data)
-
-
-def options(plan: Plan) -> SendOptions:
-    found = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
-    found |= {name: value for name in ("key", "after_commit") if (value := getattr(plan, name)) is not None}
+        arguments = {declared.signature.parameters[0].name: decode_value(message.data)}
+    else:
+        arguments = declared.signature.decode(message.data)
+    options = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
+    options |= {name: value for name in ("key", "after_commit") if (value := getattr(plan, name)) is not None}
     if plan.delay is not None:
-        found["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
-    return cast(SendOptions, found)
+        options["delay"] = plan.delay if isinstance(plan.delay, datetime) else span(plan.delay)
+    return Dispatched(arguments, cast(SendOptions, options), declared.name, message.id)
 
 
 AnyJob = JobFunction[..., Any, Any] | type[Job[Any]]
@@ -132,7 +101,7 @@ class Fake:
         self._registry, self._handlers = services.registry, services.handlers
         self._lock = threading.Lock()
         self._waiting = Waiting()
-        self._made: dict[str, Message] = {}  # by id: those that are sent later, by a chain or a batch, too
+        self._made: dict[str, Message] = {}  # by id; also those that a chain or a batch sends later
         self._kept = MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
@@ -152,11 +121,13 @@ class Fake:
     @property
     def chains(self) -> list[Chained]:
         """The chains that have at least two jobs or a `catch` job."""
-        return [
-            chained(each, *self._behind(each))
-            for each in self._waiting.all()
-            if each.relations and is_chain(each.relations)
-        ]
+        found = list[Chained]()
+        for first in self._waiting.all():
+            if (relations := first.relations) and (relations.chain or relations.catch):
+                jobs = [dispatched(each) for each in (first, *map(self._linked, relations.chain))]
+                catch = dispatched(self._linked(relations.catch[0])) if relations.catch else None
+                found.append(Chained(jobs, catch))
+        return found
 
     @property
     def batches(self) -> list[Batched]:
@@ -165,7 +136,11 @@ class Fake:
 
     def pushed(self, queue: str) -> list[Pushed]:
         """The jobs sent by app.queue(queue).push and push_raw."""
-        return [pushed(each) for each in self._waiting.all() if each.plan is None and each.queue == queue]
+        return [
+            Pushed(queue, each.name, msgspec.json.decode(each.data or b'""') if each.name else each.body, each.delay)
+            for each in self._waiting.all()
+            if each.plan is None and each.queue == queue
+        ]
 
     def clear(self) -> None:
         """Forget what was sent until now."""
@@ -183,15 +158,19 @@ class Fake:
         with self._lock:
             self._made[message.id] = message
 
-    def _behind(self, message: Message) -> tuple[list[Message], list[Message]]:
-        """The next jobs of its chain, and the job that is sent when one of them fails."""
-        relations = message.relations or Relations()
-        return [self._linked(link) for link in relations.chain], [self._linked(link) for link in relations.catch]
-
     def _batched(self, new: NewBatch) -> Batched:
         jobs = [each for each in self._waiting.all() if each.relations is not None and each.relations.batch == new.id]
-        then, catch, last = (self._called_back(new, what) for what in ("then", "catch", "finally"))
-        return batched(new, jobs, then, catch, last)
+        callbacks = {what: self._called_back(new, what) for what in new.callbacks}
+        after = {what: dispatched(message) for what, message in callbacks.items() if message is not None}
+        return Batched(
+            jobs=[dispatched(each) for each in jobs],
+            then=after.get("then"),
+            catch=after.get("catch"),
+            finally_=after.get("finally"),
+            name=new.name,
+            allow_failures=new.allow_failures,
+            id=new.id,
+        )
 
     def _called_back(self, new: NewBatch, what: str) -> Message | None:
         callback = new.callbacks.get(what)
@@ -203,15 +182,13 @@ class Fake:
     def _declared(self, job: AnyJob) -> Declared:
         found = declared_of(job) or self._handlers.declared(job)
         if found is None or self._registry.get(found.name) is not found:
-            raise ArgumentError(f"{job!r} is no job of this app: give what @app.job made, or a class of commands")
+            raise ArgumentError(
+                f"{job!r} is not a job of this app: pass a job that @app.job declared, or a command class"
+            )
         return found
 
     def __repr__(self) -> str:
         return f"<fake: {len(self._waiting.all())} jobs>"
-
-
-def is_chain(relations: Relations) -> bool:
-    return bool(relations.chain or relations.catch)
 
 
 def declared_of(job: object) -> Declared | None:
@@ -264,9 +241,7 @@ class Nowhere(LocalConnection):
     def close(self) -> None: ...
 
     def __getattr__(self, name: str) -> NoReturn:  # whatever else a connection can do
-        raise QdError(
-            f"app.fake() and app.inline() ask no server ('{name}'): what needs one is tested with the fixture qd_worker"
-        )
+        raise QdError(f"app.fake() and app.inline() have no server ('{name}'): use the fixture qd_worker to test this")
 
 
 @contextmanager
@@ -283,21 +258,17 @@ def staged(
     before = services.connections.make, send._submit_now, send.prepare, send._hand_over
     store = Stored()
     services.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
-    send._submit_now, send.prepare = post, partial(noted, send.prepare, note)
+
+    def prepare(*about: object) -> Message:
+        message: Message = before[2](*about)
+        note(message)
+        return message
+
+    send._submit_now, send.prepare = post, prepare
     send._hand_over = lambda message: post((message,))  # a class's own send() would send it
     try:
-        with services.using(unread(services)):
+        built_in = config.unread(services.code())
+        with services.using(Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})):
             yield
     finally:
         services.connections.make, send._submit_now, send.prepare, send._hand_over = before
-
-
-def unread(services: Services) -> Settings:
-    built_in = config.unread(services.code())
-    return Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})
-
-
-def noted(make: Callable[..., Message], note: Callable[[Message], None], *about: object) -> Message:
-    made = make(*about)
-    note(made)
-    return made

@@ -62,24 +62,16 @@ class Inline(Fake):
             except Exception as error:
                 if push is None:
                     raise
-                errors += self._unexpected(message, error)
+                batch = self._kept.kept[message.relations.batch or ""] if message.relations else None
+                if batch is None or not batch.new.allow_failures:
+                    errors.append(error)
         if push is not None and not messages:
-            errors += self._finish_empty()
+            for id, kept in list(self._kept.kept.items()):
+                if not kept.total:
+                    errors += self._call_back(kept.new, self._kept.settled(id))
         if errors:
             raise errors[0]
         return sent
-
-    def _unexpected(self, message: Message, error: Exception) -> list[Exception]:
-        """The error of a job of a batch, unless the batch allows failures."""
-        kept = self._kept.kept[message.relations.batch or ""] if message.relations else None
-        return [] if kept and kept.new.allow_failures else [error]
-
-    def _finish_empty(self) -> list[Exception]:
-        errors = list[Exception]()
-        for id, kept in list(self._kept.kept.items()):
-            if not kept.total:
-                errors += self._call_back(kept.new, self._kept.settled(id))
-        return errors
 
     def _run(self, message: Message) -> None:
         """Run it, what follows in its chain, and the callbacks of its batch. Raises the first error, at the end."""
@@ -93,23 +85,22 @@ class Inline(Fake):
                 self._attempts(each, each.plan, effects.append)
             except Exception as error:
                 errors.append(error)
-            ahead += [self._pushed(effect) for effect in effects if isinstance(effect, Push)]
+            for pushed in effects:
+                if isinstance(pushed, Push):  # a job of a chain, with the rest of it
+                    payload = read(pushed.payload)
+                    next_one = self._made[payload.id or ""]
+                    ahead.append(replace(next_one, body=pushed.payload, relations=payload.qd))
             errors += self._done(effects)
         if errors:
             raise errors[0]
 
     def _attempts(self, message: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
         declared, payload, services = plan.declared, read(message.body), self._services
-        job = SentJob(
-            payload, message.body, declared, message.connection, message.queue, services, self._teller(message)
-        )
+        ttl = message.relations and message.relations.result
+        progress = (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
+        job = SentJob(payload, message.body, declared, message.connection, message.queue, services, progress)
         runner = LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)
-
-    def _pushed(self, effect: Push) -> Message:
-        """A job of a chain, with what follows it."""
-        payload = read(effect.payload)
-        return replace(self._made[payload.id or ""], body=effect.payload, relations=payload.qd)
 
     def _done(self, effects: Sequence[Effect]) -> list[Exception]:
         """Apply the effects in memory. Returns the errors of callbacks."""
@@ -134,11 +125,6 @@ class Inline(Fake):
             except Exception as error:
                 errors.append(error)
         return errors
-
-    def _teller(self, message: Message) -> Callable[[float], None] | None:
-        """Records progress. None: the job has no result_ttl."""
-        ttl = message.relations and message.relations.result
-        return (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
 
 
 @contextmanager

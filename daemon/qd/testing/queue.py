@@ -25,7 +25,7 @@ class Waiting:
         self._lock = threading.RLock()
         self._messages: list[Message] = []
         self._sent_at: dict[str, float] = {}  # by id
-        self._begun: set[str] = set()  # ids of those that run, or have run
+        self._begun: set[str] = set()  # ids of jobs that run, or have run
         self._kept: dict[str, Kept] = {}
 
     def all(self) -> list[Message]:
@@ -47,7 +47,7 @@ class Waiting:
                 self._sent_at[message.id] = time.time()
 
     def begin(self, message: Message) -> None:
-        """It runs, and waits no more."""
+        """Mark it as running."""
         self._begun.add(message.id)
 
     def keep(self, end: Keep) -> None:
@@ -106,7 +106,7 @@ class Waiting:
             return next((each for each in self._messages if each.id not in self._begun and fits(each)), None)
 
     def _change(self, message: Message | None, new: Message | None) -> bool:
-        """Replace a message by `new`, or delete it (None). False: it no longer exists."""
+        """Replace a message by `new`, or delete it (None). Returns False if it no longer exists."""
         with self._lock:
             if message not in self._messages or message is None:
                 return False
@@ -116,7 +116,7 @@ class Waiting:
 
 
 def key_name(message: Message) -> str:
-    """The key that it waits under; "": none."""
+    """The key that it waits under, or ""."""
     return ((message.relations and message.relations.key) or "").rpartition(" ")[2]
 
 
@@ -125,8 +125,10 @@ class MemoryLocks:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._owners: dict[str, tuple[str, float]] = {}  # lock -> owner, monotonic moment at which it falls free
-        self._lines: dict[str, dict[str, float]] = {}  # lock -> waiter, in order -> until when it counts as there
+        self._owners: dict[str, tuple[str, float]] = {}  # lock -> owner, monotonic time at which it expires
+        self._lines: dict[
+            str, dict[str, float]
+        ] = {}  # lock -> waiter, in order -> monotonic time until which it counts
         self._tokens: set[str] = set()  # wake lists that have one
         self._last = 0
         self.steps: dict[str, Callable[..., Any]] = {

@@ -120,7 +120,7 @@ def test_jobs_sent_by_name_are_recorded_separately(app: Qd):
 
 
 def test_calls_that_need_a_server_raise(app: Qd):
-    with app.fake(), pytest.raises(QdError, match="ask no server"):
+    with app.fake(), pytest.raises(QdError, match="have no server"):
         app.queue("mail").size()
 
 

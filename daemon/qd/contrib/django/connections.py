@@ -7,6 +7,7 @@ Before and after a job, as around a request, broken connections and those older 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd.events import JobExceptionOccurred, JobTimedOut
@@ -30,7 +31,7 @@ def watch(app: Qd) -> None:
 
     app.middleware.append(around)
     app._transactions.append(wait_for_commit)
-    for last in (JobExceptionOccurred, JobTimedOut):  # told after failed() and the listeners of JobFailed
+    for last in (JobExceptionOccurred, JobTimedOut):  # emitted after failed() and JobFailed
         app.on(last)(lambda _: close_old())
 
 
@@ -45,7 +46,7 @@ def close_old() -> None:
 
 
 def close_both() -> None:
-    """Also those of the thread in which an async job uses the database: that of sync_to_async."""
+    """Also in the thread in which async jobs use the database, that of sync_to_async."""
     import asyncio
 
     from asgiref.sync import sync_to_async
@@ -68,7 +69,7 @@ def close() -> None:
 
 
 def opened() -> list[Any]:
-    from django.db import connections  # waits until Django's settings are there
+    from django.db import connections  # needs Django's settings
 
     return list(connections.all(initialized_only=True))
 
@@ -77,21 +78,20 @@ def opened() -> list[Any]:
 
 
 def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozenset()) -> bool:
-    """Call `act` after the commit of the atomic block that is open in this thread. False: none is.
+    """Call `act` after the commit of the atomic block that is open in this thread. Returns False without one.
 
-    A savepoint that is rolled back drops it, as Django's on_commit does. Where blocks of two databases are open, it waits
-    for both, the one of "default" first. waited: databases that it has waited for; inside of a TestCase they still have
-    their block open when their callbacks are called. Raises TransactionManagementError: autocommit is off, and nobody hears
-    of commits.
+    A savepoint that is rolled back drops it, as Django's on_commit does. If blocks of two databases are open, it waits for
+    both, "default" first. waited: databases that have committed; in a TestCase their block is still open when their
+    callbacks run. Raises TransactionManagementError if autocommit is off, because Django then reports no commits.
     """
-    others = sorted(opened(), key=lambda each: bool(each.alias != "default"))
-    found = next((each for each in others if each.alias not in waited and has_transaction(each)), None)
-    if found is None:
-        return False
-    found.on_commit(lambda: wait_for_commit(act, waited | {found.alias}) or act())
-    return True
+    for found in sorted(opened(), key=lambda each: bool(each.alias != "default")):
+        by_hand = found.connection is not None and not found.autocommit
+        if found.alias not in waited and (found.in_atomic_block or by_hand):
+            found.on_commit(partial(committed, act, waited | {found.alias}))
+            return True
+    return False
 
 
-def has_transaction(connection: Any) -> bool:
-    by_hand = connection.connection is not None and not connection.autocommit
-    return bool(connection.in_atomic_block or by_hand)
+def committed(act: Callable[[], object], waited: frozenset[str]) -> None:
+    if not wait_for_commit(act, waited):
+        act()

@@ -1,4 +1,4 @@
-"""The project's Qd, for `manage.py qd` where settings.QD names no other module."""
+"""The project's Qd, for `manage.py qd` if settings.QD names no other module."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Models:
     """The serializer of Django's models, see qd.arguments.Serializer."""
 
     def recognizes(self, kind: Any) -> bool:
-        from django.db.models import Model  # waits until Django is there
+        from django.db.models import Model  # needs Django's settings
 
         return issubclass(kind, Model) and not kind._meta.abstract
 
@@ -47,7 +47,7 @@ class Models:
         return found
 
 
-OURS = "qd.contrib.django"  # its tasks.py is the backend, which a project need not have
+OURS = "qd.contrib.django"  # its tasks.py is the backend, which needs Django's own Tasks
 HERE = "qd.contrib.django.found:app"
 KEYS = ("url", "imports", "app")
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
@@ -63,12 +63,12 @@ class DjangoQd(Qd):
     @property
     def _code_settings(self) -> dict[str, object]:
         """settings.QD, in place of arguments of Qd(...). Raises ConfigError."""
-        asked = asked_for()
-        return {key: asked[key] for key in ("url", "imports") if asked.get(key)}
+        given = qd_settings()
+        return {key: given[key] for key in ("url", "imports") if given.get(key)}
 
 
 def install(app: Qd) -> None:
-    """Add Django's features to an app that you have made yourself. The app of `app()` has them.
+    """Add Django's features to your own app. The app of `app()` has them.
 
     Jobs take and carry models, wait for commits (`after_commit=True`), and close database connections as a request does.
     A worker calls django.setup() and imports jobs.py and tasks.py of each installed app. Calling it again does nothing.
@@ -125,22 +125,22 @@ def app(settings: str | None = None) -> DjangoQd:
     return made()
 
 
-def asked_for() -> Mapping[str, Any]:
+def qd_settings() -> Mapping[str, Any]:
     """settings.QD, checked. Raises ConfigError."""
     from django.conf import settings
 
     check_settings()
-    asked: Mapping[str, Any] = getattr(settings, "QD", {})
-    for key in asked:
+    given: Mapping[str, Any] = getattr(settings, "QD", {})
+    for key in given:
         if key not in KEYS:
             near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
             raise ConfigError(f"unknown key '{key}' in QD of the Django settings{near}; all else is for qd.toml")
-    return asked
+    return given
 
 
 def chosen() -> str:
     """MODULE:ATTRIBUTE of the project's Qd: settings.QD["app"], else that of `app()`."""
-    return str(asked_for().get("app") or HERE)
+    return str(qd_settings().get("app") or HERE)
 
 
 def check_settings() -> None:

@@ -58,7 +58,7 @@ LAST_LINE = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
 STATUS = {"ready": TaskResultStatus.READY, "delayed": TaskResultStatus.READY, "running": TaskResultStatus.RUNNING}
 
 declared: dict[str, Task[..., Any]] = {}  # by module path
-hearing: set[int] = set()  # ids of the apps whose failures are sent to Django's signals
+listening: set[int] = set()  # ids of the apps whose failures are sent to Django's signals
 
 
 class QdBackend(BaseTaskBackend):
@@ -68,13 +68,13 @@ class QdBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        said = dict(self.options)
-        self.app: Qd = import_string(said.pop("app").replace(":", ".")) if "app" in said else project.app()
-        self.sending: dict[str, Any] = {"result_ttl": RESULT_TTL, **said}
+        options = dict(self.options)
+        self.app: Qd = import_string(options.pop("app").replace(":", ".")) if "app" in options else project.app()
+        self.sending: dict[str, Any] = {"result_ttl": RESULT_TTL, **options}
         self.supports_get_result = bool(self.sending["result_ttl"])
-        if id(self.app) not in hearing:
-            hearing.add(id(self.app))
-            self.app.on(JobFailed)(tell_failed)
+        if id(self.app) not in listening:
+            listening.add(id(self.app))
+            self.app.on(JobFailed)(send_failed)
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Also declares it: Django validates a Task when its module is imported."""
@@ -86,8 +86,8 @@ class QdBackend(BaseTaskBackend):
         known = self.app._registry.get(task.module_path)
         if known is None:
             run = running_async if inspect.iscoroutinefunction(task.func) else running
-            said = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
-            options = {**said, "queue": task.queue_name, "raw": True}
+            own = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
+            options = {**own, "queue": task.queue_name, "raw": True}
             made: JobFunction[..., Any, Any] = self.app.job(task.module_path, **options)(run(task.module_path))
             declared_as(self.app, task)
             jobs[self.app, task.module_path] = made
@@ -190,7 +190,7 @@ class Attempt:
         return record_of(found)
 
 
-def tell_failed(event: JobFailed) -> None:
+def send_failed(event: JobFailed) -> None:
     """Send Django's task_finished for a task that has failed permanently."""
     job = event.job
     if job.name not in declared:
@@ -267,7 +267,7 @@ def record_of(found: TaskResult[Any]) -> dict[str, Any]:
 
 
 def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
-    """None: it is unknown."""
+    """The result of the task with this id; None if it is unknown."""
     queue = backend.app.connections.get(backend.app.settings.connection(backend.sending.get("connection")).name)
     kept = queue.jobs.kept(id)
     if kept is not None and kept.status == "done":
@@ -281,25 +281,25 @@ def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
 
 def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[Any] | None:
     try:
-        told = json.loads(value)
-        task = backend.task_named(told["task"])
+        record = json.loads(value)
+        task = backend.task_named(record["task"])
     except (ValueError, LookupError, TypeError):
         return None  # the job with this id is not a task
     if task is None:
         return None
     found = task_result(
         backend,
-        task.using(backend=backend.alias, queue_name=told["queue"]),
+        task.using(backend=backend.alias, queue_name=record["queue"]),
         id,
-        args=told["args"],
-        kwargs=told["kwargs"],
-        enqueued_at=told["at"],
+        args=record["args"],
+        kwargs=record["kwargs"],
+        enqueued_at=record["at"],
         status=TaskResultStatus.SUCCESSFUL,
-        started_at=told["started"],
-        finished_at=told["finished"],
-        workers=told["workers"],
+        started_at=record["started"],
+        finished_at=record["finished"],
+        workers=record["workers"],
     )
-    object.__setattr__(found, "_return_value", told["value"])
+    object.__setattr__(found, "_return_value", record["value"])
     return found
 
 
@@ -307,7 +307,7 @@ def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[An
 
 
 def data_of(raw: bytes) -> dict[str, Any] | None:
-    """The data of a task's payload. None: it is not a task."""
+    """The data of a task's payload; None if it is not a task."""
     try:
         data = json.loads(raw)
         return data if {"args", "kwargs", "backend", "at"} <= set(data) else None
@@ -324,19 +324,19 @@ def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] 
     workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
     if found.spot != "failed":
         return task_result(backend, task, id, **own, status=STATUS[found.spot], workers=workers)
-    said = json.loads(found.text.partition(b"\n")[0])
-    error = TaskError(exception_class_path=path_of(said), traceback=said.get("trace") or said.get("reason") or "")
-    ended = said.get("failed_at")
-    workers = [""] * int(said.get("attempts") or 0)
+    record = json.loads(found.text.partition(b"\n")[0])
+    error = TaskError(exception_class_path=path_of(record), traceback=record.get("trace") or record.get("reason") or "")
+    ended = record.get("failed_at")
+    workers = [""] * int(record.get("attempts") or 0)
     return task_result(
         backend, task, id, **own, status=TaskResultStatus.FAILED, finished_at=ended, workers=workers, errors=[error]
     )
 
 
-def path_of(said: Mapping[str, Any]) -> str:
+def path_of(record: Mapping[str, Any]) -> str:
     """The import path of the error's class: the record has only its name, the last line of the traceback its module."""
-    name = str(said.get("error") or "Exception")
-    named = [path for path in LAST_LINE.findall(said.get("trace") or "") if path.rpartition(".")[2] == name]
+    name = str(record.get("error") or "Exception")
+    named = [path for path in LAST_LINE.findall(record.get("trace") or "") if path.rpartition(".")[2] == name]
     path = named[-1] if named else name
     return path if "." in path else f"builtins.{path}"
 
@@ -346,7 +346,7 @@ def failed_result(
 ) -> TaskResult[Any]:
     """The result of a task that has just failed."""
     kind = type(error)
-    told = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
+    failure = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
     return task_result(
         task.get_backend(),
         task,
@@ -357,5 +357,5 @@ def failed_result(
         status=TaskResultStatus.FAILED,
         finished_at=time.time(),
         workers=[""] * attempts,
-        errors=[told],
+        errors=[failure],
     )

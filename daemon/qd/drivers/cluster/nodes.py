@@ -36,7 +36,7 @@ from qd.errors import (
     Unreachable,
     WrongPassword,
 )
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 
 REST = 0.2  # seconds that an unreachable server rests, at least
 LOOK = (0.1, 0.5)  # seconds that an attempt to reconnect may take, the first and the longest
@@ -252,7 +252,7 @@ class Names:
         kind, name, ending = found.groups()
         if ending in ON_CLUSTER:
             return None
-        its_own = kind == "queues:" and ending not in ("", *BESIDE)  # the queue's name itself has braces
+        its_own = kind == "queues:" and ending not in ("", *QUEUE_SUFFIXES)  # the queue's name itself has braces
         return real if its_own else f"{start}{kind}{name}{ending}"
 
 
@@ -278,7 +278,7 @@ def tagged_queue(name: str) -> str:
 def split(name: str) -> tuple[str, str]:
     """`queues:mail:delayed` -> mail, :delayed."""
     body = name.removeprefix("queues:")
-    ending = next((each for each in BESIDE if body.endswith(each)), "")
+    ending = next((each for each in QUEUE_SUFFIXES if body.endswith(each)), "")
     return body[: len(body) - len(ending)], ending
 
 

@@ -29,11 +29,11 @@ from qd.drivers.database.items import (
 from qd.drivers.database.rows import JobRows, Placed, Spot
 from qd.drivers.database.transaction import WRONGTYPE, Step
 from qd.errors import ServerRefused
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 
 QUEUES, NOTIFY_END = b"queues:", b":notify"
 SPOTS: dict[bytes, Spot] = {b":delayed": "delayed", b":reserved": "reserved", NOTIFY_END: "ready"}
-OTHERS = tuple(ending.encode() for ending in BESIDE)
+OTHERS = tuple(ending.encode() for ending in QUEUE_SUFFIXES)
 
 
 class QueueKey(NamedTuple):

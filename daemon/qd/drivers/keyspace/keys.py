@@ -69,7 +69,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 
 RESTART = "qd:restart"
 DOWN = "qd:down"
@@ -85,7 +85,7 @@ SCHEDULE_PAUSED = "qd:schedule:paused"
 
 def is_queue(name: str) -> bool:
     """Whether no key of a queue of this name belongs to another queue."""
-    return not name.endswith(BESIDE)
+    return not name.endswith(QUEUE_SUFFIXES)
 
 
 def _of_queue(ending: str) -> Callable[[str], str]:
@@ -103,22 +103,10 @@ def _of(start: str, ending: str = "") -> Callable[[str], str]:
 
 
 ready = _of_queue("")
-delayed = _of_queue(":delayed")
-reserved = _of_queue(":reserved")
-notify = _of_queue(":notify")
-owners = _of_queue(":owners")
-paused = _of_queue(":paused")
-failed = _of_queue(":failed")
-failed_at = _of_queue(":failed_at")
-keyed = _of_queue(":keyed")
-deaths = _of_queue(":deaths")
-taken = _of_queue(":qd-taken")
-holding = _of_queue(":qd-holding")
-ended = _of_queue(":qd-ended")
-sending = _of_queue(":qd-sending")
-sender = _of_queue(":qd-sender")
-resent = _of_queue(":qd-resent")
-elsewhere = _of_queue(":qd-elsewhere")
+(
+    delayed, reserved, notify, owners, paused, failed, failed_at, deaths, keyed, taken, holding, ended, sending, sender,
+    elsewhere, resent,
+) = map(_of_queue, QUEUE_SUFFIXES)  # fmt: skip
 
 # On a cluster only: next to the key of a queue, a batch or the ticks (`ends`), and next to a ready list.
 ends = _of("", ":ends")

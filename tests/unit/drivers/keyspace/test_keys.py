@@ -9,7 +9,7 @@ import pytest
 
 from qd import ArgumentError, DeclarationError
 from qd.drivers.keyspace import keys
-from qd.options.kinds import BESIDE
+from qd.options.kinds import QUEUE_SUFFIXES
 from qd.options.tables import WORK
 from tests.support.fakes import FakeQd
 
@@ -35,17 +35,19 @@ def test_a_queue_named_like_a_key_of_another_queue_cannot_be_sent_to(how: str):
     assert str(refused.value).endswith(SAID)
 
 
-@pytest.mark.parametrize("ending", BESIDE)
+@pytest.mark.parametrize("ending", QUEUE_SUFFIXES)
 def test_a_queue_named_like_a_key_of_another_queue_cannot_be_worked(ending: str):
     with pytest.raises(ValueError, match=f"a key of queue 'default' .'{ending}'"):
         WORK["queues"].read(["mail", f"default{ending}"])
 
 
-def test_every_key_suffix_is_known():
-    made = [
-        key("NAME")
-        for _, key in inspect.getmembers(keys, inspect.isfunction)
+def test_each_key_function_of_a_queue_has_its_suffix():
+    made = {
+        name: key("NAME").removeprefix("queues:NAME")
+        for name, key in inspect.getmembers(keys, inspect.isfunction)
         if list(inspect.signature(key).parameters) == ["queue"]
-    ]
-    assert {name.removeprefix("queues:NAME") for name in made} == {"", *BESIDE}
+    }
+    assert made.pop("ready") == ""
+    assert {name: suffix.replace(":qd-", ":") for name, suffix in made.items()} == {name: f":{name}" for name in made}
+    assert set(made.values()) == set(QUEUE_SUFFIXES)
     assert WORK["queues"].read("reserved,a:b") == ("reserved", "a:b")
