@@ -285,7 +285,8 @@ class Listeners:
         return found
 
     def has(self, event: type[Event]) -> bool:
-        return bool(self.of(event))
+        found = self._found.get(event)  # not of(): jobs call this six times
+        return bool(self.of(event) if found is None else found)
 
     def emit(self, event: Event) -> bool:
         """Call every listener. Returns False if one of them returned False (only Looping uses the result).

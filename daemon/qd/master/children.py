@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from qd.master.postmortem import OomKills, job_stack
 from qd.process import fork, proc
-from qd.process.exit_codes import Exit, ending, is_orderly
+from qd.process.exit_codes import ORDERLY, Exit, ending
 from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
@@ -226,7 +226,7 @@ class Children:
         began = slot[W.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
         code = os.waitstatus_to_exitcode(status)
-        clean = slot[W.STATE] == SlotState.IDLE and is_orderly(code)
+        clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
         death = Death(
             worker,

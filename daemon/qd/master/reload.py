@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from qd.errors import ConfigError
-from qd.master.children import NO_PROCESS, Steps
+from qd.master.children import NO_PROCESS, NO_PROCESS_LONGEST, Steps
 from qd.master.code import PATIENCE, AppImport, MasterPlan, by_name, enter
 from qd.master.keeper_process import place_of
 from qd.master.spawn import Spawner
@@ -31,7 +31,7 @@ class Reload:
         self.codes, self.children, self.log = state.codes, state.children, state.log
         self._folder = by_name(environ)
         self._first: MasterPlan | None = None  # the first import, as long as the fork for it fails
-        self._no_process = Steps(NO_PROCESS)
+        self._no_process = Steps(NO_PROCESS, NO_PROCESS_LONGEST)
         self._revive_at, self._revive_in = 0.0, REVIVE[0]
 
     def request(self, why: str) -> None:

@@ -46,16 +46,12 @@ class StopReason(Enum):
 
 
 ORDERLY = frozenset(reason.code for reason in StopReason)
-
-
-def is_orderly(code: int) -> bool:
-    """Whether this exit code is an expected one. The master then replaces the child at once."""
-    return code in ORDERLY
+"""The expected exit codes: the master replaces such a child at once."""
 
 
 def of_program(code: int) -> int:
     """The exit code of the whole program after its only child, or the first one not replaced, has left with `code`."""
-    return int(Exit.OK) if is_orderly(code) and code != Exit.MEMORY else code
+    return int(Exit.OK) if code in ORDERLY and code != Exit.MEMORY else code
 
 
 def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
@@ -84,5 +80,5 @@ def describe_status(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
     code = os.waitstatus_to_exitcode(status)
-    named = code == Exit.IMPORT or (is_orderly(code) and code != Exit.OK)
+    named = code == Exit.IMPORT or (code in ORDERLY and code != Exit.OK)
     return f"exit {code}" + (f" ({Exit(code).name.lower()})" if named else "")

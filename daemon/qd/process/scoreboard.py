@@ -247,8 +247,7 @@ class Slot:
         return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
 
 
-def now() -> int:
-    return time.monotonic_ns()
+now = time.monotonic_ns
 
 
 MAX_OPEN_QUEUES = 16  # queues that can stay open in maintenance mode

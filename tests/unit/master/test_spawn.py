@@ -120,9 +120,9 @@ def test_a_failed_fork_of_the_template_is_retried(make_rig: MakeRig) -> None:
     rig.state.codes.serving = None  # as at the start
     rig.full = True
     rig.reload.begin(rig.state.plan)
-    for _ in range(65):
+    for _ in range(100):
         rig.turn(0.1)
-    assert rig.told("template.fork_failed", "retry_in") == ["1.000", "2.000", "4.000"]
+    assert rig.told("template.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
     rig.full = False
     rig.turn(4.0)
     coming = rig.state.codes.coming

@@ -2,17 +2,17 @@
 
 import pytest
 
-from qd.process.exit_codes import Exit, StopReason, describe_status, is_orderly, of_program
+from qd.process.exit_codes import ORDERLY, Exit, StopReason, describe_status, of_program
 
 
 @pytest.mark.parametrize("reason", StopReason)
 def test_every_reason_to_stop_is_an_orderly_exit(reason: StopReason) -> None:
-    assert is_orderly(reason.code)
+    assert reason.code in ORDERLY
 
 
 @pytest.mark.parametrize("code", [Exit.BUG, Exit.USAGE, Exit.IMPORT, Exit.UNAVAILABLE, Exit.CONFIG, -9, 255])
 def test_any_other_exit_is_not_orderly(code: int) -> None:
-    assert not is_orderly(code)
+    assert code not in ORDERLY
     assert of_program(code) == code
 
 
