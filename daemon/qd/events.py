@@ -8,13 +8,13 @@ scheduler and dispatch/ create an event only if it has a listener (`has`). An ap
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import msgspec
 
+from qd.arguments.parameters import check_callable, named
 from qd.errors import DeclarationError, EndJob, Settled
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Listeners:
 
     def add(self, event: type[Event], listener: Listener) -> None:
         check_event(event)
-        check_listener(listener, event)
+        check_callable(f"the listener {named(listener)}", listener, (event,), f"one {event.__name__}")
         self._added.append((event, listener))
         self._found.clear()
 
@@ -305,8 +305,8 @@ class Listeners:
                     raise
                 import logging  # `import qd` does not pay for it
 
-                name = getattr(listener, "__qualname__", repr(listener))
-                logging.getLogger("qd.events").exception("the listener %s of %s raised", name, type(event).__name__)
+                kind = type(event).__name__
+                logging.getLogger("qd.events").exception("the listener %s of %s raised", named(listener), kind)
         return agreed
 
 
@@ -316,18 +316,3 @@ def check_event(event: object) -> None:
         raise DeclarationError(
             f"{event!r} is not an event (one of those in qd.events, or a class derived from qd.events.Event)"
         )
-
-
-def check_listener(listener: Listener, event: type[Event]) -> None:
-    """Raises DeclarationError if the listener would never run or cannot be called with one event."""
-    name = getattr(listener, "__qualname__", None) or repr(listener)
-    if not callable(listener):
-        raise DeclarationError(f"{listener!r} is not a listener of {event.__name__}: pass a function of the event")
-    if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
-        raise DeclarationError(f"the listener {name} is async and would never run: make it a def")
-    try:
-        inspect.signature(listener).bind(event)
-    except TypeError as error:
-        raise DeclarationError(f"the listener {name} cannot be called with one {event.__name__}: {error}") from None
-    except ValueError:
-        pass  # a builtin, which has no signature

@@ -27,7 +27,7 @@ from qd.redaction import redact
 from qd.traces import shown
 
 PATIENCE = 3.0  # seconds a worker waits for a slow reader of its log
-DROPPED = b"log: %d lines dropped, nobody reads stderr fast enough\n"
+DROPPED = b"log: %d lines dropped, stderr is not read fast enough\n"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # needs no quotes: contains no space, "=" or quote
 

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from qd.arguments.signature import Pattern, text_of
-from qd.dispatch.services import limit_of, seconds_of
+from qd.dispatch.services import limit_of
 from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost, DeclarationError, EndJob, ServerRefused
 from qd.jobs.pipeline import title_of
 from qd.jobs.plan import Middleware
 from qd.jobs.policy import Fail
+from qd.options.kinds import seconds_of
 from qd.payload.format import plain_name
 from qd.process.shield import shield
 from qd.store.base import Store, store_of
@@ -123,7 +124,16 @@ def within(job: RunningJob, seconds: float, call: Callable[[Connector], T]) -> T
         return call(queue)
 
 
-class Limited:
+class WithKey:
+    """Middleware whose key is checked against each job that declares it."""
+
+    _key: Key
+
+    def check(self, declared: Declared) -> None:
+        self._key.check(declared)
+
+
+class Limited(WithKey):
     """Lets a job run only while it holds one of `most` slots: the base of ConcurrencyLimit and WithoutOverlapping."""
 
     def __init__(
@@ -131,13 +141,10 @@ class Limited:
     ) -> None:
         name = type(self).__name__
         self._key, self._most, self._drop = key, most, drop
-        self._release_after = seconds_of(name, "release_after", release_after)
-        self._expires = None if expires is None else seconds_of(name, "expires", expires)
+        self._release_after = seconds_of(f"{name}: release_after", release_after)
+        self._expires = None if expires is None else seconds_of(f"{name}: expires", expires)
         if self._expires == 0:
             raise DeclarationError(f"{name}: a slot that expires at once limits nothing: set expires above 0")
-
-    def check(self, declared: Declared) -> None:
-        self._key.check(declared)
 
     def _slots(self, job: RunningJob) -> tuple[str, str]:
         """The key of the slots in the store, and the reason for releasing a job that finds no free slot."""
@@ -225,7 +232,7 @@ class WithoutOverlapping(Limited):
         return keys.lock(name), f"another job of {name} is running"
 
 
-class RateLimited:
+class RateLimited(WithKey):
     """At most `most` jobs start in any `per` seconds: a sliding window, exact across all hosts.
 
     Args:
@@ -242,9 +249,6 @@ class RateLimited:
             raise DeclarationError(f'RateLimited("{name}") needs both numbers: RateLimited("{name}", 100, per=60)')
         self._name, self._key = name, Key("RateLimited", key)
         self._limit = None if most is None or per is None else limit_of(name, most, per)
-
-    def check(self, declared: Declared) -> None:
-        self._key.check(declared)
 
     def __repr__(self) -> str:
         figures = f"{self._limit.most} per {self._limit.per:g} s" if self._limit else ""
@@ -274,7 +278,7 @@ class RateLimited:
         return Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
 
 
-class ThrottlesExceptions:
+class ThrottlesExceptions(WithKey):
     """Circuit breaker: after `most` errors within `within` seconds, jobs with the same key rest for `wait` seconds.
 
     Args:
@@ -290,11 +294,8 @@ class ThrottlesExceptions:
         only: type[Exception] | tuple[type[Exception], ...] = Exception, key: KeySource | None = None,
     ) -> None:  # fmt: skip
         name = "ThrottlesExceptions"
-        self._limit, self._wait = limit_of(name, most, within), seconds_of(name, "wait", wait)
+        self._limit, self._wait = limit_of(name, most, within), seconds_of(f"{name}: wait", wait)
         self._only, self._key = only, Key(name, key)
-
-    def check(self, declared: Declared) -> None:
-        self._key.check(declared)
 
     def __repr__(self) -> str:
         figures = f"{self._limit.most} within {self._limit.per:g} s"
@@ -309,14 +310,13 @@ class ThrottlesExceptions:
         try:
             return call_next()
         except self._only:
-            update_store(
-                job, lambda store: self._count(store, strikes, job.mark or job.id), "this error is not counted"
-            )
-            raise
 
-    def _count(self, store: Store, strikes: Strikes, mark: str) -> None:
-        if strikes.count(store, mark):
-            log.warning("%s rests for %g s after %d errors", strikes.name, strikes.wait, strikes.most)
+            def count(store: Store) -> None:
+                if strikes.count(store, job.mark or job.id):
+                    log.warning("%s rests for %g s after %d errors", strikes.name, strikes.wait, strikes.most)
+
+            update_store(job, count, "this error is not counted")
+            raise
 
 
 class SkipIf:

@@ -118,7 +118,7 @@ def test_a_pipe_that_takes_nothing_stops_nothing(
     if kind != "full":
         os.close(pipe.write)
     else:
-        assert " lines dropped, nobody reads" in pipe.drain()
+        assert " lines dropped, stderr is not read" in pipe.drain()
     ledger.conserve()
     figures.tell(ledger)
 

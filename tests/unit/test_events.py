@@ -36,7 +36,7 @@ class AsyncCallable:
         (takes_two, "listener takes_two cannot be called with one JobFailed: missing a required argument"),
         (takes_by_name_only, "listener takes_by_name_only cannot be called"),
         (AsyncCallable(), "is async and would never run: make it a def"),
-        ("no function", "'no function' is not a listener of JobFailed: pass a function"),
+        ("no function", "the listener 'no function' cannot be called: pass a function that takes one JobFailed"),
     ],
 )
 def test_a_listener_with_a_wrong_signature_is_refused_when_it_is_added(app: FakeQd, listener: Any, said: str):

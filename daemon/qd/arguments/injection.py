@@ -27,6 +27,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, Union, final, get_a
 
 import msgspec
 
+from qd.arguments.parameters import check_callable, named
 from qd.errors import DeclarationError, ModelGone, NoProvider, WrongType
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class Provider:
     """Makes the values of one type. Raises DeclarationError if `make` is async or cannot be called without arguments."""
 
     def __init__(self, kind: Any, make: Callable[[], Any]) -> None:
-        _check_provider(kind, make)
+        check_callable(f"the provider {named(make)} of {named(kind)}", make, (), "no arguments")
         self._kind = kind
         self._make = contextmanager(make) if inspect.isgeneratorfunction(make) else make
 
@@ -188,24 +189,6 @@ class Provider:
         if isinstance(self._kind, type) and isinstance(made, self._kind):
             return made  # a session can be a context manager too: closing it is the provider's task
         return stack.enter_context(made) if hasattr(made, "__enter__") and hasattr(made, "__exit__") else made
-
-
-def _check_provider(kind: Any, make: Any) -> None:
-    title = f"the provider of {named(kind)}"
-    if not callable(make):
-        raise DeclarationError(f"{title} is {make!r}, which cannot be called: pass a function that makes one")
-    if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
-        raise DeclarationError(f"{title}, {named(make)}, is async: make it a def")
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise DeclarationError(f"{title}, {named(make)}, cannot be called without arguments: {error}") from None
-    except ValueError:
-        pass  # a builtin, which has no signature
-
-
-def named(thing: Any) -> str:
-    return getattr(thing, "__qualname__", None) or repr(thing)
 
 
 class CallValues:

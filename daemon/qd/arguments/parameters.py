@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import msgspec
@@ -36,6 +36,29 @@ def title_of(target: Callable[..., object]) -> str:
     """Its name in messages: "welcome()"."""
     name: str = getattr(target, "__qualname__", "") or repr(target)
     return f"{name.rpartition('<locals>.')[2]}()"
+
+
+def named(thing: object) -> str:
+    return getattr(thing, "__qualname__", None) or repr(thing)
+
+
+def check_callable(title: str, function: Any, args: Sequence[object], shape: str) -> None:
+    """Raises DeclarationError if `function` cannot be called with `args`, or is async and would never run. shape: the
+    arguments as the message names them."""
+    if not callable(function):
+        raise DeclarationError(f"{title} cannot be called: pass a function that takes {shape}")
+    if any(is_async(each) for each in (function, type(function).__call__)):
+        raise DeclarationError(f"{title} is async and would never run: make it a def")
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        raise DeclarationError(f"{title} cannot be called with {shape}: {error}") from None
+    except ValueError:
+        pass  # a builtin without a signature
+
+
+def is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[Parameter], Parameter | None]:
@@ -111,7 +134,7 @@ def object_fields(cls: type) -> dict[str, Parameter]:
     if hasattr(cls, "__attrs_attrs__"):
         return _of_attrs(cls)
     raise DeclarationError(
-        f"{getattr(cls, '__qualname__', None) or repr(cls)} cannot be sent: make it a dataclass, a msgspec.Struct or an "
+        f"{named(cls)} cannot be sent: make it a dataclass, a msgspec.Struct or an "
         "attrs class, whose fields are the arguments"
     )
 

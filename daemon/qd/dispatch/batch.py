@@ -11,7 +11,6 @@ of a batch from the failed store back to their queues; `dropped` counts those wh
 from __future__ import annotations
 
 import copy
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from qd.dispatch.chain import FOR_ONE, CompositeCall, Member, check_connections, later, members, unlocked
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
-from qd.dispatch.results import FIRST_WAIT, GROWS, LONGEST_WAIT
+from qd.dispatch.results import polls
 from qd.dispatch.route import Message
 from qd.drivers.types import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobFailedError, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
-from qd.jobs.context import RunningJob, current_job
+from qd.jobs.context import current_job
 from qd.jobs.job import Call, caller
 from qd.jobs.plan import Duration, Handle, SendOptions, Status, waiting_time
 from qd.payload.build import new_id, new_uuid
@@ -117,8 +116,8 @@ def current_batch(send: Dispatcher) -> Batch:
 
 
 class Batch(Handle[None]):
-    """A batch that was sent. Each property and method is one round trip: use look() for several values of one moment. All
-    raise UnknownBatch if the batch does not exist (any more)."""
+    """A batch that was sent. Each property and method is one round trip: use look() for several values at one time. All
+    raise UnknownBatch if the batch does not exist or has expired."""
 
     __slots__ = ("_connection", "_send")
 
@@ -127,16 +126,16 @@ class Batch(Handle[None]):
         self._send, self._connection = send, connection
 
     def look(self) -> BatchState:
-        """All values of one moment."""
+        """All values at one time."""
         with shield:
             state = self._kept.state(self.id)
         if state is None:
-            raise UnknownBatch(f"no batch '{self.id}' exists (a finished one is kept for a day)")
+            raise UnknownBatch(f"no batch '{self.id}' exists (finished batches expire)")
         return state
 
     def status(self) -> Status:
         """ "running" until all of its jobs have ended, then "failed" if one of them failed, else "done" (`cancelled` shows
-        whether some may have been skipped). "unknown": it does not exist (any more)."""
+        whether some may have been skipped). "unknown": it does not exist or has expired."""
         try:
             state = self.look()
         except UnknownBatch:
@@ -150,15 +149,12 @@ class Batch(Handle[None]):
 
         Raises TimeoutError; JobFailedError if one of its jobs has failed.
         """
-        seconds, began, wait = waiting_time(timeout), time.monotonic(), FIRST_WAIT
-        while (state := self.look()).finished_at is None:
-            left = wait if seconds is None else seconds - (time.monotonic() - began)
-            if left <= 0:
-                raise TimeoutError(
-                    f"batch {self.id} has not finished within {seconds:g} s: {state.pending} jobs are left"
-                )
-            time.sleep(min(wait, left))
-            wait = min(LONGEST_WAIT, wait * GROWS)
+        seconds = waiting_time(timeout)
+        for _ in polls(seconds):
+            if (state := self.look()).finished_at is not None:
+                break
+        else:
+            raise TimeoutError(f"batch {self.id} has not finished within {seconds:g} s: {state.pending} jobs are left")
         if state.failed:
             raise JobFailedError(
                 self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed"
@@ -283,7 +279,7 @@ class LocalBatch(Batch):
             id, member = self._left.popleft()
             how = "skipped"
             if error is None or self._allow:
-                job = self._job(id, member, Relations(batch=self.id))
+                job = self._send.made(id, *member, self._local, Relations(batch=self.id))
                 try:
                     self._send.run_made(job, member.plan)
                     how = "skipped" if job.skipped else "done"
@@ -309,13 +305,11 @@ class LocalBatch(Batch):
         """0: none of its jobs is in the failed store."""
         return 0
 
-    def _job(self, id: str, member: Member, relations: Relations) -> RunningJob:
-        return self._send.made(id, *member, self._local, relations)
-
     def _call_back(self, due: Iterable[str]) -> None:
         for what in due:
             if (member := self._callbacks.get(what)) is not None:
-                self._send.run_made(self._job(new_id(), member, Relations(after=self.id)), member.plan)
+                job = self._send.made(new_id(), *member, self._local, Relations(after=self.id))
+                self._send.run_made(job, member.plan)
 
 
 def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:

@@ -137,7 +137,12 @@ class Dispatcher:
             if push is not None:
                 push(messages)
             elif len(messages) == 1 and messages[0].relations is None:
-                self._push_one(messages[0])
+                (message,) = messages
+                connection = self._connections.get(message.connection)
+                if message.delay:
+                    connection.later(message.queue, message.body, message.delay)
+                else:
+                    connection.push(message.queue, message.body)
             else:
                 held = self._push_batch(messages)
         if held:
@@ -145,13 +150,6 @@ class Dispatcher:
         if self._listeners.has(JobQueued):
             self._emit(JobQueued, messages)
         return [message.id for message in messages]
-
-    def _push_one(self, message: Message) -> None:
-        connection = self._connections.get(message.connection)
-        if message.delay:
-            connection.later(message.queue, message.body, message.delay)
-        else:
-            connection.push(message.queue, message.body)
 
     def _push_batch(self, messages: Sequence[Message]) -> dict[int, str]:
         """Returns the jobs that were not sent because their unique lock is taken: index -> id of the lock's owner."""

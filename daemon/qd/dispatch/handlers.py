@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from qd import events
 from qd.arguments.injection import PROVIDED, Known
-from qd.arguments.parameters import Parameter, object_fields, parameters_of
+from qd.arguments.parameters import Parameter, named, object_fields, parameters_of
 from qd.arguments.signature import Signature
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import check_event
@@ -71,7 +71,7 @@ def handle(kind: type, call: Callable[..., Any], provided: list[str], /, **field
 
 def handler_of(handler: Any, kind: type) -> tuple[Callable[..., Any], list[Parameter]]:
     """The callable that takes the object, and its other parameters. Raises DeclarationError."""
-    title = f"the handler of {kind.__qualname__}, {getattr(handler, '__qualname__', None) or repr(handler)},"
+    title = f"the handler of {kind.__qualname__}, {named(handler)},"
     if isinstance(handler, type):
         method = getattr(handler, "handle", None)
         if not callable(method):
@@ -80,16 +80,12 @@ def handler_of(handler: Any, kind: type) -> tuple[Callable[..., Any], list[Param
             inspect.signature(handler).bind()
         except (TypeError, ValueError):
             raise DeclarationError(f"{title} cannot be instantiated without arguments") from None
-        return partial(instantiate_and_handle, handler), provided_parameters(method, 2, title)
+        return lambda thing, /, **others: handler().handle(thing, **others), provided_parameters(method, 2, title)
     if not callable(handler):
         raise DeclarationError(f"{title} is not callable: give a function that takes the {kind.__qualname__}")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise DeclarationError(f"{title} is a generator, whose body would never run: return instead of yield")
     return handler, provided_parameters(handler, 1, title)
-
-
-def instantiate_and_handle(handler: Callable[[], Any], thing: object, /, **others: Any) -> object:
-    return handler().handle(thing, **others)
 
 
 def provided_parameters(function: Callable[..., Any], own: int, title: str) -> list[Parameter]:

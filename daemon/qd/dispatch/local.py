@@ -454,5 +454,5 @@ class MemoryBatches:
 
     def _of(self, id: str) -> Kept:
         if id not in self.kept:
-            raise UnknownBatch(f"no batch '{id}' exists")
+            raise UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
         return self.kept[id]

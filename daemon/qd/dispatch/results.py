@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,6 +30,18 @@ LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 TRIES = 50  # a job may move on between being found and being cancelled
+
+
+def polls(timeout: float | None) -> Iterator[float]:
+    """Yields the seconds that have passed: now, and again after growing pauses, until `timeout` is over (None: forever)."""
+    began, wait = time.monotonic(), FIRST_WAIT
+    while True:
+        yield time.monotonic() - began
+        left = wait if timeout is None else timeout - (time.monotonic() - began)
+        if left <= 0:
+            return
+        time.sleep(min(wait, left))
+        wait = min(LONGEST_WAIT, wait * GROWS)
 
 
 class SentJobs:
@@ -70,14 +82,14 @@ class SentJobs:
         """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
         if self._keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
-        began, wait, every, away = time.monotonic(), FIRST_WAIT, LOOK, 0.0
         look_at = 0.0 if self._keeps is None else LOOK  # a bare id: check first that the job exists
-        while True:
+        every, away = LOOK, 0.0
+        for passed in polls(timeout):
             try:
                 kept = self.kept(id)
                 if kept is not None and kept.status is not None:
                     return self._value(id, kept)
-                if time.monotonic() - began >= look_at:
+                if passed >= look_at:
                     self._check_exists(id)
                     look_at, every = look_at + every, every * 2
                 away = 0.0
@@ -85,11 +97,7 @@ class SentJobs:
                 away = away or time.monotonic()
                 if timeout is None and time.monotonic() - away > AWAY:
                     raise
-            left = wait if timeout is None else timeout - (time.monotonic() - began)
-            if left <= 0:
-                raise TimeoutError(f"job {id} has not ended within {timeout:g} s")
-            time.sleep(min(wait, left))
-            wait = min(LONGEST_WAIT, wait * GROWS)
+        raise TimeoutError(f"job {id} has not ended within {timeout:g} s")
 
     def _check_exists(self, id: str) -> None:
         """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""
@@ -98,7 +106,7 @@ class SentJobs:
         if kept is not None and kept.status is not None:
             return
         if found is None:
-            raise NoResult(f"job {id} has no result: it is unknown (any more)")
+            raise NoResult(f"job {id} has no result: it is unknown or has expired")
         if found.spot == "failed":
             raise error_of(id, found.text.partition(b"\n")[0])
 
@@ -121,7 +129,7 @@ class SentJobs:
     # -- cancel
 
     def cancel(self, id: str) -> bool:
-        """True: it will not run, or was told to stop. False: it had ended, is unknown, or is run by another program."""
+        """True: it will not run, or is being stopped. False: it had ended, is unknown, or is run by another program."""
         missed, before = 0, b""
         for _ in range(TRIES):
             found = self.find(id, "delayed", "ready", "running")

@@ -8,7 +8,6 @@ of app.payload_hook, which add keys to each payload, where Laravel's createPaylo
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec.structs import asdict
 
+from qd.arguments.parameters import check_callable, named
 from qd.arguments.signature import Pattern
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.plan import Duration, Plan, patterns
 from qd.jobs.registry import Declared
-from qd.options.kinds import span_in_code
+from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
 from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_extra, with_relations
 from qd.payload.format import NO_DATA, ChainedJob, Relations, key_of, plain_name
@@ -42,7 +42,7 @@ class PayloadHooks(list[PayloadHook]):
 
     def add(self, hook: PayloadHook) -> None:
         """Raises DeclarationError if it cannot be called that way."""
-        check_hook(hook)
+        check_callable(f"the payload hook {named(hook)}", hook, ("", "", {}), "(connection, queue, payload)")
         self.append(hook)
 
     def put_into(self, body: bytes, id: str, connection: str, queue: str) -> bytes:
@@ -52,34 +52,16 @@ class PayloadHooks(list[PayloadHook]):
         for hook in self:
             given = hook(connection, queue, {**payload, **more})
             if not isinstance(given, Mapping):
-                raise ArgumentError(f"the payload hook {title_of(hook)} returned {given!r}, which is not a mapping")
+                raise ArgumentError(f"the payload hook {named(hook)} returned {given!r}, which is not a mapping")
             if taken := [key for key in given if key in OWN_KEYS or not isinstance(key, str)]:
                 raise ArgumentError(
-                    f"the payload hook {title_of(hook)} returned {taken[0]!r}, a key that qd uses: rename it"
+                    f"the payload hook {named(hook)} returned {taken[0]!r}, a key that qd uses: rename it"
                 )
             more.update(given)
         try:
             return with_extra(body, id, more)
         except ArgumentError as error:
             raise ArgumentError(f"job '{payload['job']}': {error} (from a payload hook)") from None
-
-
-def title_of(hook: object) -> str:
-    return getattr(hook, "__qualname__", None) or repr(hook)
-
-
-def check_hook(hook: Any) -> None:
-    title = f"the payload hook {title_of(hook)}"
-    if not callable(hook):
-        raise DeclarationError(f"{title} cannot be called: write def hook(connection, queue, payload)")
-    if inspect.iscoroutinefunction(hook):
-        raise DeclarationError(f"{title} is async and would never run: make it a def")
-    try:
-        inspect.signature(hook).bind("", "", {})
-    except TypeError as error:
-        raise DeclarationError(f"{title} cannot be called with (connection, queue, payload): {error}") from None
-    except ValueError:
-        pass  # a builtin without a signature
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -133,9 +115,8 @@ class Route(msgspec.Struct, frozen=True):
         now = time.time() if now is None else now
         if self.relations is not None or relations is not None or plan.key is not None:
             relations = self._relations(plan, data, id, relations)
-            id = (
-                uuid if relations.unique is not None else id
-            )  # the lock's owner is the id that skipped dispatches return
+            if relations.unique is not None:
+                id = uuid  # the owner of the lock, and the id that a skipped dispatch returns
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
         body = self.skeleton.filled(data, uuid, id, int(now), until, display)
@@ -230,7 +211,4 @@ def due_in(delay: Duration | datetime, job: str | None = None) -> float:
                 f"option delay of {what}: {delay} has no time zone: write datetime.now(timezone.utc) + ..."
             )
         return max(0.0, delay.timestamp() - time.time())
-    try:
-        return span_in_code(delay)
-    except ValueError as error:
-        raise DeclarationError(f"option delay of {what}: {error}") from None
+    return seconds_of(f"option delay of {what}", delay)

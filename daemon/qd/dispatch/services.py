@@ -18,7 +18,7 @@ from qd.events import Listeners
 from qd.jobs.context import Limit
 from qd.jobs.pipeline import Pipeline
 from qd.jobs.registry import Registry
-from qd.options.kinds import span_in_code
+from qd.options.kinds import seconds_of
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
@@ -27,21 +27,13 @@ if TYPE_CHECKING:
 
 def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
     """Raises DeclarationError for values that let nothing through."""
-    seconds = seconds_of(f"the limit '{name}'", "per", per)
+    seconds = seconds_of(f"the limit '{name}': per", per)
     limit = f"the limit '{name}' of {most!r} per {seconds:g} s"
     if not isinstance(most, int) or isinstance(most, bool):
         raise DeclarationError(f"{limit} is not a whole number of starts; give 1 or more")
     if most < 1 or seconds <= 0:
         raise DeclarationError(f"{limit} lets nothing run; give 1 or more")
     return Limit(most, seconds)
-
-
-def seconds_of(whose: str, option: str, value: float | timedelta) -> float:
-    """Raises DeclarationError if it is not a duration."""
-    try:
-        return span_in_code(value)
-    except ValueError as error:
-        raise DeclarationError(f"{whose}: {option}: {error}") from None
 
 
 class DeclaredLimits:

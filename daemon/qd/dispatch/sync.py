@@ -70,11 +70,6 @@ class Shared:
         while len(self.results) > MOST:
             self.results.pop(next(iter(self.results)))
 
-    def forget_batches(self) -> None:
-        finished = [id for id, kept in self.batches.kept.items() if kept.finished_at is not None]
-        for id in finished[:-MOST]:
-            self.batches.kept.pop(id, None)
-
 
 LIMITS: Gaps = MappingProxyType(
     {
@@ -144,7 +139,8 @@ class SyncQueue(SendingOnly):
             try:
                 self._run(queue, text, payload, lambda effect: jobs.extend(self._apply(effect)))
             except Exception as error:
-                if not self._failure_allowed(payload):
+                kept = self._shared.batches.kept.get((payload.qd and payload.qd.batch) or "")
+                if kept is None or not kept.new.allow_failures:
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -180,11 +176,6 @@ class SyncQueue(SendingOnly):
         found = [kept.new.callbacks[what] for what in due if what in kept.new.callbacks]
         return [(callback.queue, callback.payload) for callback in found]
 
-    def _failure_allowed(self, payload: Payload) -> bool:
-        batch = payload.qd.batch if payload.qd is not None else None
-        kept = self._shared.batches.kept.get(batch) if batch else None
-        return kept is not None and kept.new.allow_failures
-
 
 class Batches:
     """drivers.base.Batches whose jobs run when they are sent."""
@@ -195,9 +186,11 @@ class Batches:
         self.cancel, self.cancelled, self.state, self.failures = kept.cancel, kept.cancelled, kept.state, kept.failures
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
-        self._shared.forget_batches()
-        self._shared.batches.send(batch, jobs)
-        last = [] if jobs else self._queue.called_back(batch.id, self._shared.batches.settled(batch.id))
+        batches = self._shared.batches
+        for id in [id for id, kept in batches.kept.items() if kept.finished_at is not None][:-MOST]:
+            batches.kept.pop(id, None)
+        batches.send(batch, jobs)
+        last = [] if jobs else self._queue.called_back(batch.id, batches.settled(batch.id))
         self._queue.run([*((job.queue, job.payload) for job in jobs), *last])
 
     def add(self, id: str, jobs: Sequence[Entry]) -> None:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Never, ParamSpec, TypeVar, Unpack, overload
 
-from qd.arguments.signature import Signature, signature_of, signature_of_fields
+from qd.arguments.parameters import named
+from qd.arguments.signature import signature_of, signature_of_fields
 from qd.errors import DeclarationError
 from qd.jobs.job import Job, JobFunction
 from qd.jobs.pipeline import check_stages
@@ -52,8 +53,8 @@ class Declare:
         name = self._name_of(target)
         options = JobOptions.read(self._options, name)
         signature = signature_of(target, self._registry.known)
-        if options.raw:
-            check_raw(target, signature)
+        if options.raw and (len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional):
+            refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
         declared = (DeclaredRaw if options.raw else Declared)(name, target, signature, options, where)
         check_stages(declared)
         self._registry.add(declared)
@@ -83,8 +84,7 @@ class Declare:
 
 
 def refuse(target: Any, fact: str, fix: str) -> Never:
-    name = getattr(target, "__qualname__", None) or repr(target)
-    raise DeclarationError(f"{name} cannot be a job: it {fact}; {fix}")
+    raise DeclarationError(f"{named(target)} cannot be a job: it {fact}; {fix}")
 
 
 def check_function(target: Any) -> None:
@@ -101,11 +101,6 @@ def check_function(target: Any) -> None:
         refuse(target, "is a method", as_function)
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         refuse(target, "is a generator, whose body would never run", "return instead of yield")
-
-
-def check_raw(target: Any, signature: Signature) -> None:
-    if len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional:
-        refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
 
 
 def check_class(target: type[Any]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+from qd.arguments.parameters import named
 from qd.errors import DeclarationError
 from qd.jobs.registry import Declared
 
@@ -28,11 +29,6 @@ def is_async(stage: object) -> bool:
     return inspect.iscoroutinefunction(stage) or inspect.iscoroutinefunction(getattr(stage, "__call__", None))  # noqa: B004
 
 
-def is_generator(stage: object) -> bool:
-    called = getattr(stage, "__call__", None)  # noqa: B004
-    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (stage, called))
-
-
 def check_stages(declared: Declared) -> None:
     """Check the middleware of one job, outermost first, also with its own `check(declared)`. Raises DeclarationError."""
     outer: object = None  # the last async one
@@ -43,7 +39,7 @@ def check_stages(declared: Declared) -> None:
         if is_async(stage):
             outer = stage
         elif outer is not None:
-            fact = f"is sync, but inside {name_of(outer)}, which is async"
+            fact = f"is sync, but inside {named(outer)}, which is async"
             refuse(declared.name, stage, fact, "put sync middleware before async middleware")
 
 
@@ -52,7 +48,7 @@ def check_stage(job: str, stage: object, *, runs_async: bool) -> None:
         refuse(job, stage, "is a class", f"give an instance, {stage.__name__}(...)")
     if not callable(stage):
         refuse(job, stage, "cannot be called", SHAPE)
-    if is_generator(stage):
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (stage, stage.__call__)):
         refuse(job, stage, "is a generator, whose body would never run", "return call_next() instead of yield")
     if not takes_two(stage):
         refuse(job, stage, "does not take (job, call_next)", SHAPE)
@@ -70,10 +66,6 @@ def takes_two(stage: object) -> bool:
     return True
 
 
-def name_of(stage: object) -> str:
-    return getattr(stage, "__qualname__", None) or repr(stage)
-
-
 def title_of(stage: Any) -> str:
     """For lists: `shop.jobs.timed`, or the repr() of an instance that defines one."""
     if isinstance(stage, partial):
@@ -87,7 +79,7 @@ def title_of(stage: Any) -> str:
 
 
 def refuse(job: str, stage: object, fact: str, fix: str) -> NoReturn:
-    raise DeclarationError(f"middleware {name_of(stage)} of {job} {fact}; {fix}")
+    raise DeclarationError(f"middleware {named(stage)} of {job} {fact}; {fix}")
 
 
 F = TypeVar("F", bound="Middleware")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 from qd.arguments.signature import Pattern
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
-from qd.options.kinds import span_in_code
+from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
 
 if TYPE_CHECKING:
@@ -143,14 +143,11 @@ class Sender(Protocol):
 
 def waiting_time(timeout: Duration | None) -> float | None:
     """The timeout of result() in seconds. Raises ArgumentError."""
-    try:
-        return None if timeout is None else span_in_code(timeout)
-    except ValueError as error:
-        raise ArgumentError(f"timeout of result(): {error}") from None
+    return None if timeout is None else seconds_of("timeout of result()", timeout, ArgumentError)
 
 
 class Handle(Generic[T_co]):
-    """A job that was sent. id: that of current_job() while it runs, and of the log lines.
+    """A job that was sent. id: the one that current_job() and the log lines show.
 
     Each method may raise ConnectionLost and ServerRefused.
     """
@@ -187,7 +184,7 @@ class Handle(Generic[T_co]):
         return self._lookup().progress(self.id)
 
     def cancel(self) -> bool:
-        """Cancel it. True: it will not run, or it is running and was told to stop. False: it had already ended, is unknown,
+        """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,
         or is run by a program other than qd. Searching for a waiting job scans its queue."""
         return self._lookup().cancel(self.id)
 

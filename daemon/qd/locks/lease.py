@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from qd.drivers.connections import Connections
 from qd.errors import ArgumentError, ConnectionLost, EndJob, LockLost, ServerBusy, ServerRefused, Unreachable
-from qd.options.kinds import span_in_code
+from qd.options.kinds import seconds_of
 from qd.process.shield import shield
 from qd.store.base import Store, store_of
 from qd.store.locks import Mutex
@@ -41,7 +41,7 @@ class Owner(NamedTuple):
     id: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" if self.host else f"somebody ('{self.id}')"
+        return f"process {self.pid} on {self.host}" if self.host else f"another program ('{self.id}')"
 
 
 def new_owner() -> str:
@@ -105,13 +105,10 @@ def checked_ttl(name: str, ttl: object, what: str = "ttl") -> float:
     """Seconds, at least a millisecond. Raises ArgumentError."""
     if ttl is None or ttl is False or ttl == 0:
         raise ArgumentError(
-            f"the lock '{name}' has {what}={ttl!r}: without one it would stay for ever when its owner dies; give seconds"
+            f"the lock '{name}' has {what}={ttl!r}: without one it would stay locked if its owner died; give seconds"
             f', and renew=True for work of unknown length: app.lock("{name}", ttl=30, renew=True)'
         )
-    try:
-        seconds = span_in_code(ttl)
-    except ValueError as error:
-        raise ArgumentError(f"the lock '{name}': {what}: {error}") from None
+    seconds = seconds_of(f"the lock '{name}': {what}", ttl, ArgumentError)
     if seconds < 0.001:
         raise ArgumentError(f"the lock '{name}': {what}={seconds:g} is less than a millisecond: give seconds, ttl=30")
     return seconds
@@ -119,12 +116,7 @@ def checked_ttl(name: str, ttl: object, what: str = "ttl") -> float:
 
 def checked_timeout(whose: str, timeout: object) -> float | None:
     """Seconds; None: no limit. Raises ArgumentError."""
-    if timeout is None:
-        return None
-    try:
-        return span_in_code(timeout)
-    except ValueError as error:
-        raise ArgumentError(f"{whose}: timeout: {error}") from None
+    return None if timeout is None else seconds_of(f"{whose}: timeout", timeout, ArgumentError)
 
 
 class HeldLock:
@@ -179,7 +171,7 @@ class HeldLock:
                 return True
             try:
                 self._extend(self.ttl, min(PATIENCE, max(LEAST, self.ttl / 3), patience))
-            except Exception as error:  # the thread that renews the others goes on
+            except Exception as error:  # the thread must still renew the others
                 self._again(error)
             return not self.lost
 
@@ -231,7 +223,7 @@ class HeldLock:
         now = time.monotonic()
         if now >= self.until:
             return f"its ttl of {self.ttl:g} s was over (a longer ttl, extend() or renew=True)"
-        return f"somebody deleted it, or the server has lost it, {now - self.began:.1f} s after it was taken"
+        return f"it was deleted, or the server has lost it, {now - self.began:.1f} s after it was taken"
 
     def report_loss(self) -> None:
         """Call on_lost, once, if it was lost. Its listeners may be slow and may use the lock, so hold no lock here."""
@@ -284,11 +276,13 @@ class Renewals:
 
     def _run(self) -> None:
         while (held := self._next()) is not None:
-            if held.renew(self._room(held)):
+            with self._changed:
+                ends = min((other.until for other in self._locks if other is not held), default=float("inf"))
+            if held.renew(max(LEAST, (ends - time.monotonic()) / 2)):  # as much time is left for the next one
                 continue
             with self._changed:
                 self._locks.discard(held)
-            if held.lost:  # whoever hears of it may take long, and others are due
+            if held.lost:  # its listeners may be slow, and other locks are due
                 threading.Thread(target=held.report_loss, name="qd-lock-lost", daemon=True).start()
 
     def _next(self) -> HeldLock | None:
@@ -303,17 +297,11 @@ class Renewals:
             self._thread = None
             return None
 
-    def _room(self, held: HeldLock) -> float:
-        """Seconds that renewing this lock may take, which leaves as much for the next one."""
-        with self._changed:
-            ends = min((other.until for other in self._locks if other is not held), default=float("inf"))
-        return max(LEAST, (ends - time.monotonic()) / 2)
-
 
 _known: dict[tuple[int, object], Renewals] = {}
 
 
 def renewals(held: HeldLock) -> Renewals:
-    """Those of its connection, in this process."""
+    """The renewals of its connection in this process."""
     key = (os.getpid(), held.identity)
     return _known.get(key) or _known.setdefault(key, Renewals())

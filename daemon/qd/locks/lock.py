@@ -64,10 +64,10 @@ class Lock:
         self._timeout = checked_timeout(f"the lock '{name}'", timeout)
         self._server, self._listeners = LockServer(connections, connection), listeners
         self._held: HeldLock | None = None
-        self._last: HeldLock | None = None  # also after it was given back
+        self._last: HeldLock | None = None  # also after its release
         self._refused_by = ""
 
-    # -- taking and giving back
+    # -- acquire and release
 
     def acquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """Take it, waiting at most `timeout` seconds (None: forever); waiters are served in order. blocking=False: only if
@@ -94,7 +94,7 @@ class Lock:
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
-        except BaseException:  # an alarm, most often: nobody will hear that it was taken
+        except BaseException:  # usually an alarm: the caller will not learn that it was taken
             self._forget()
             wait.leave()
             raise
@@ -121,8 +121,7 @@ class Lock:
             held.report_loss()
 
     def _give(self) -> None:
-        held = self._held
-        if held is None:
+        if (held := self._held) is None:
             return
         renewals(held).drop(held)
         try:
@@ -138,7 +137,7 @@ class Lock:
         held = self._mine("extend")
         held.extend(length)
         if self.renew:
-            renewals(held).add(held)  # it is due at another moment now
+            renewals(held).add(held)  # its due time has changed
 
     def _mine(self, act: str) -> HeldLock:
         held = self._held
@@ -155,7 +154,7 @@ class Lock:
         if self._listeners.has(LostEvent):
             self._listeners.emit(LostEvent(self.name, token))
 
-    # -- asking
+    # -- state
 
     @property
     def held(self) -> bool:
@@ -225,13 +224,13 @@ class Lock:
             held.lose()
             if error is None:
                 held.check()
-        log.warning("the lock '%s' could not be given back and stays until its ttl is over: %s", self.name, away)
+        log.warning("the lock '%s' could not be released and stays locked until its ttl expires: %s", self.name, away)
 
     def _taken(self) -> LockTaken:
         by = f": {read_owner(self._refused_by)} has it" if self._refused_by else ""
         return LockTaken(f"the lock '{self.name}' was not free within {self._timeout:g} s{by}")
 
-    # -- the same for coroutines: the event loop goes on meanwhile
+    # -- the same for coroutines, without blocking the event loop
 
     async def aacquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """As acquire."""
@@ -246,11 +245,11 @@ class Lock:
         if not await limit.enter(seconds):
             return False
         try:
-            return await self._stands(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
+            return await self._wait_in_line(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
         finally:
             limit.leave()
 
-    async def _stands(self, seconds: float | None) -> bool:
+    async def _wait_in_line(self, seconds: float | None) -> bool:
         """Wait in line, in a separate thread."""
         try:
             cancel = Cancel()
@@ -275,7 +274,7 @@ class Lock:
         try:
             self.release()
         except (LockError, ConnectionLost, ServerRefused) as error:
-            log.warning("the lock '%s' of a cancelled task could not be given back: %s", self.name, error)
+            log.warning("the lock '%s' of a cancelled task could not be released: %s", self.name, error)
 
     async def arelease(self) -> None:
         """As release."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from qd.errors import DeclarationError, QdError
 from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
@@ -35,6 +36,14 @@ def span_in_code(value: object) -> float:
         return span(value)
     seconds = f"{span(value):g}" if _SPAN.fullmatch(value.strip()) else "300"
     raise ValueError(f"{value!r} is text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
+
+
+def seconds_of(what: str, value: object, error: type[QdError] = DeclarationError) -> float:
+    """As span_in_code. Raises `error`, which names `what`."""
+    try:
+        return span_in_code(value)
+    except ValueError as reason:
+        raise error(f"{what}: {reason}") from None
 
 
 def _seconds(value: object) -> float:

@@ -43,7 +43,7 @@ def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[e
             assert not lock.held
             assert lost == [events.LockLost("report", lock.token)]
 
-    with pytest.raises(LockLost, match="'report' was lost while it was held: somebody deleted it"):
+    with pytest.raises(LockLost, match="'report' was lost while it was held: it was deleted"):
         block()
     assert lost == [events.LockLost("report", lock.token)]
     assert [record.name for record in caplog.records] == ["qd.locks"]
@@ -105,7 +105,7 @@ def test_a_block_that_is_done_does_not_fail_because_the_server_is_away(caplog):
         app = Qd(own.url)
         with app.lock("report", ttl=30):
             own.kill()
-        assert "could not be given back and stays until its ttl is over" in caplog.text
+        assert "could not be released and stays locked until its ttl expires" in caplog.text
 
 
 # -- copies

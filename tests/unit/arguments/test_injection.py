@@ -320,9 +320,9 @@ def wants_more(url: str) -> Session:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (asynchronous, "the provider of Session, asynchronous, is async: make it a def"),
-        (wants_more, "the provider of Session, wants_more, cannot be called without arguments: missing a req.* 'url'"),
-        (7, "the provider of Session is 7, which cannot be called"),
+        (asynchronous, "the provider asynchronous of Session is async and would never run: make it a def"),
+        (wants_more, "the provider wants_more of Session cannot be called with no arguments: missing a req.* 'url'"),
+        (7, "the provider 7 of Session cannot be called"),
     ],
 )
 def test_a_provider_with_a_wrong_signature_is_refused(app: FakeQd, make: Any, said: str):

@@ -144,7 +144,7 @@ class KeptBatches:
             args += [numbers[job.queue], job.uuid, job.delay, job.payload]
         reply = script("batch_add").call(self._space, self._keys(*names), *args)
         if reply == 0:
-            raise UnknownBatch(f"no batch '{id}' exists (a finished one is kept for a day)")
+            raise UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
         if reply == -1:
             raise BatchFinished(f"batch '{id}' is finished: add to it from inside one of its jobs")
         if reply != 1:
