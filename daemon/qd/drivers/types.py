@@ -298,10 +298,9 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
         effects.append(Free(ties.unique, uuid))
     if how == "failed":
         effects += [Push(link.queue, chained_payload(link, now), link.delay) for link in ties.catch]
-    else:
-        if ties.chain:
-            link, *rest = ties.chain
-            effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), ties.catch), link.delay))
+    elif ties.chain:
+        link, *rest = ties.chain
+        effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), ties.catch), link.delay))
     if ties.batch is not None:
         effects.append(Count(ties.batch, uuid, how, place))
     if ties.result and (known := payload.id or uuid):

@@ -8,11 +8,23 @@ sqs://REGION[/ACCOUNT][?endpoint=http://host:port&suffix=-staging&longest_delay=
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qs, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from qd.errors import ConfigError
 from qd.options.kinds import did_you_mean
+
+
+def options_of(parts: SplitResult, known: Sequence[str], what: str) -> dict[str, str]:
+    """The options of a url. what: "a Redis url", for the error. Raises ConfigError for an unknown one."""
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    for name in options:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ConfigError(f"unknown option '{name}' in {what} (known: {', '.join(known)}){near}")
+    return options
+
 
 _HOSTS = re.compile(
     r"(?P<head>postgres(?:ql)?(?:\+\w+)?://(?:[^?#]*@)?)(?P<hosts>[^/?#@]*,[^/?#@]*)(?=[/?#]|$)(?P<path>[^?#]*)\??"
@@ -75,13 +87,7 @@ class BeanstalkdUrl:
             raise ConfigError(f"a beanstalkd url needs a host and a number as port ({error})") from None
         if not self.host or parts.path.strip("/") or "@" in parts.netloc:
             raise ConfigError("a beanstalkd url is written beanstalkd://host:11300, without user, password and path")
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        for name in options:
-            if name not in OPTIONS:
-                raise ConfigError(
-                    f"unknown option '{name}' in a beanstalkd url{did_you_mean(name, OPTIONS)} (known: priority)"
-                )
-        word = options.get("priority", str(PRIORITY))
+        word = options_of(parts, OPTIONS, "a beanstalkd url").get("priority", str(PRIORITY))
         if not (word.isascii() and word.isdigit() and int(word) < 2**32):
             raise ConfigError(f"priority={word} in a beanstalkd url is not a number from 0 to {2**32 - 1}")
         self.priority = int(word)
@@ -114,7 +120,6 @@ class SqsUrl:
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url)
-            query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             self.region = parts.hostname or ""
         except ValueError as error:
             raise ConfigError(f"not an SQS url ({error})") from None
@@ -124,10 +129,7 @@ class SqsUrl:
             raise ConfigError(
                 "an SQS url holds no key: credentials come from the environment, ~/.aws or the machine's role"
             )
-        for option in query:
-            if option not in SQS_OPTIONS:
-                near = did_you_mean(option, SQS_OPTIONS)
-                raise ConfigError(f"unknown option '{option}' in an SQS url (known: {', '.join(SQS_OPTIONS)}){near}")
+        query = options_of(parts, SQS_OPTIONS, "an SQS url")
         self.account = parts.path.strip("/")
         if self.account and not _ACCOUNT.fullmatch(self.account):
             raise ConfigError(f"'{self.account}' in an SQS url is not an account: write twelve digits, or nothing")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from qd.drivers.broker.base import QueueCounts
 from qd.drivers.sqs.client import NoSuchQueue, Service, Woken
-from qd.drivers.sqs.messages import Counts, SqsMessages, batches
+from qd.drivers.sqs.messages import SqsMessages, batches
 from qd.drivers.urls import SqsUrl
 from qd.errors import ConnectionLost, NeverTaken, ServerBusy, ServerRefused, TooLarge, Unreachable, WrongPassword
 from tests.support.servers.sqs import Sqs
@@ -63,9 +64,9 @@ def payload(n: int, **more: Any) -> bytes:
 
 def test_many_are_sent_by_tens_and_all_are_there(messages: SqsMessages) -> None:
     assert messages.send("mail", [(payload(n), 0) for n in range(25)]) == [None] * 25
-    assert messages.counts("mail") == Counts(25, 0, 0)
+    assert messages.counts("mail") == QueueCounts(25, 0, 0)
     assert messages.send("mail", [(payload(99), 60)]) == [None]
-    assert messages.counts("mail") == Counts(25, 1, 0)
+    assert messages.counts("mail") == QueueCounts(25, 1, 0)
 
 
 def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
@@ -78,7 +79,7 @@ def test_what_is_too_large_is_told_and_all_others_are_sent(messages: SqsMessages
     said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
     assert [type(why) for why in said] == [type(None), TooLarge, NeverTaken, type(None)]
     assert "1100000 bytes" in str(said[1])
-    assert messages.counts("mail").visible == 2
+    assert messages.counts("mail").ready == 2
 
 
 def test_a_batch_that_a_server_finds_too_large_is_halved(messages: SqsMessages) -> None:
@@ -138,7 +139,7 @@ def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: SqsMe
     assert messages.hide_many("mail", [again.handle], 60) == []
     assert messages.delete("mail", again.handle)
     assert messages.hide("mail", again.handle, 0) is False
-    assert messages.counts("mail") == Counts(0, 0, 0)
+    assert messages.counts("mail") == QueueCounts(0, 0, 0)
 
 
 def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: SqsMessages) -> None:
@@ -147,7 +148,7 @@ def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: 
         threading.Timer(0.2, os.write, (write_end, b"x")).start()
         with pytest.raises(Woken):
             messages.receive("mail", 30, seconds=20, wake=read_end)
-        assert messages.counts("mail").visible == 0
+        assert messages.counts("mail").ready == 0
     finally:
         os.close(read_end)
         os.close(write_end)
@@ -176,14 +177,14 @@ def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: SqsMessa
     first_job = payload(1, createdAt=1, tags=["group:order 7"])
     jobs = [first_job, first_job, payload(2, createdAt=1), payload(3)]
     assert messages.send("mail.fifo", [(each, 0) for each in jobs]) == [None] * 4
-    assert messages.counts("mail.fifo").visible == 3
+    assert messages.counts("mail.fifo").ready == 3
     first, second = messages.receive("mail.fifo", 30), messages.receive("mail.fifo", 30)
     assert first is not None
     assert second is not None
     assert (first.body, second.body) == (jobs[0], jobs[2])
     assert messages.receive("mail.fifo", 30) is None, "the third waits for the second: one group"
     assert messages.send("mail.fifo", [(payload(3), 0)]) == [None]
-    assert messages.counts("mail.fifo").visible == 2, "without a moment it may be another try: rather twice than never"
+    assert messages.counts("mail.fifo").ready == 2, "without a moment it may be another try: rather twice than never"
 
 
 def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there_as_unreachable(

@@ -143,7 +143,7 @@ def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: 
     assert other.turn(None, (FIFO,)).reserved is None
     queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
     assert [number(held) for held in (take(queue),)] == [1]
-    assert queue.backend.messages.counts(FIFO) == (1, 0, 1)
+    assert queue.backend.messages.counts(FIFO)[:3] == (1, 0, 1)
 
 
 # -- sending
@@ -156,7 +156,7 @@ def test_what_sqs_does_not_take_is_told_one_by_one_and_all_others_are_sent(conne
         queue.push_many(jobs)
     assert "did not accept 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(said.value)
     assert "a payload of 1 bytes: SQS accepts only text" in str(said.value)
-    assert queue.backend.messages.counts("mail").visible == 11
+    assert queue.backend.messages.counts("mail").ready == 11
 
 
 def test_plain_jobs_are_sent_without_the_control_connection(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has
     assert nothing(other, "mail")
     id, _, handle = queue.space.call("HGET", name, queue.owner).decode().partition(" ")
     assert (id, handle != before.handle) == (before.id, True)
-    assert queue.backend.messages.counts("mail") == (0, 0, 1), "hidden again"
+    assert queue.backend.messages.counts("mail")[:3] == (0, 0, 1), "hidden again"
     assert queue.ack(held)
-    assert queue.backend.messages.counts("mail") == (0, 0, 0)
+    assert queue.backend.messages.counts("mail")[:3] == (0, 0, 0)
 
 
 def test_a_message_that_comes_while_its_worker_leaves_goes_back_at_once(connect: Open) -> None:
@@ -222,7 +222,7 @@ def test_a_message_that_comes_again_after_its_end_is_dropped(connect: Open, monk
         assert queue.ack(held)
     assert queue.backend.messages.hide("mail", handle, 0)
     assert nothing(other, "mail")
-    assert other.backend.messages.counts("mail") == (0, 0, 0)
+    assert other.backend.messages.counts("mail")[:3] == (0, 0, 0)
 
 
 def lose(*_: object) -> bool:
@@ -256,7 +256,7 @@ def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: O
     assert nothing(queue)
     queue.space.call("ZADD", *queue._keys(f"queues:{FIFO}:delayed"), "XX", 1, job_there(queue))  # five minutes later
     keeper = connect(0)
-    eventually(lambda: beat(keeper) and keeper.backend.messages.counts(FIFO).visible)
+    eventually(lambda: beat(keeper) and keeper.backend.messages.counts(FIFO).ready)
     assert number(take(queue)) == 3
     assert queue.clear("mail") == 1
 

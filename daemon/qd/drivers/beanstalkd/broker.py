@@ -39,7 +39,6 @@ LIMITS: Gaps = {
     "waits with a key or for its next attempt",
     "memory": "beanstalkd only keeps jobs: locks, failed jobs, pauses and batches are kept on the control connection",
 }
-Peek = Callable[[Client], "greenstalk.Job[bytes]"]
 COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases|buries): (\d+)", re.M)  # of stats-job, in its order
 CLOSING = 0.3  # seconds in which beanstalkd detects that a connection has ended
 MAX_DELAY = 2.0**32 - 1  # seconds
@@ -268,34 +267,27 @@ class Beanstalkd:
                 stats = client.stats_tube(queue)
             except greenstalk.NotFoundError:
                 return QueueCounts(0, 0, 0)
-            ready = stats["current-jobs-ready"]
-            oldest = self._oldest(client, queue) if ready else None
+            ready, oldest = stats["current-jobs-ready"], None
+            if ready:
+                with suppress(greenstalk.NotFoundError):
+                    self.connection.use(client, queue)
+                    oldest = float(client.stats_job(client.peek_ready())["age"])
             return QueueCounts(ready, stats["current-jobs-delayed"], stats["current-jobs-reserved"], oldest)
 
     def queues(self) -> Sequence[str]:
         with self._client() as client:
             return tuple(client.tubes())
 
-    def _oldest(self, client: Client, queue: str) -> float | None:
-        try:
-            self.connection.use(client, queue)
-            return float(client.stats_job(client.peek_ready())["age"])
-        except greenstalk.NotFoundError:
-            return None
-
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
-        counts = self.counts(queue)
-        peeks = [Client.peek_ready] * counts.ready + [Client.peek_delayed] * counts.delayed
-        return sum(self._delete_next(queue, peek, forget) for peek in peeks)
-
-    def _delete_next(self, queue: str, peek: Peek, forget: Callable[[bytes], None]) -> int:
-        with self._client() as client, suppress(greenstalk.NotFoundError):
-            self.connection.use(client, queue)
-            job = peek(client)
-            client.delete(job)
-            forget(job.body)
-            return 1
-        return 0
+        counts, count = self.counts(queue), 0
+        for peek in [Client.peek_ready] * counts.ready + [Client.peek_delayed] * counts.delayed:
+            with self._client() as client, suppress(greenstalk.NotFoundError):
+                self.connection.use(client, queue)
+                job = peek(client)
+                client.delete(job)
+                forget(job.body)
+                count += 1
+        return count
 
     def within(self, seconds: float) -> AbstractContextManager[None]:
         return self.connection.within(seconds)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qd.drivers.base import ClientIdentity
@@ -27,7 +27,6 @@ from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
-    from qd.drivers.redis.connection import RedisConnection
 
 
 RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
@@ -40,6 +39,7 @@ LONGEST = 15 * 86400.0  # seconds for which a broker that cannot be queried may 
 class BrokerKeeperQueue(BrokerQueue):
     """A KeeperConnector."""
 
+    space: LazyKeyspace
     _ended_checked_at = 0.0
 
     def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
@@ -124,28 +124,19 @@ class BrokerKeeperQueue(BrokerQueue):
 
     def missing_rights(self, queue: str) -> set[str]:
         """Of a borrowed Redis; other permissions show with each call."""
-        redis = self._redis
-        if redis is None:
-            return set()
-        from qd.drivers.redis import acl
+        from qd.drivers.redis import acl, connection  # a producer does not need them
 
-        with self.space.named if isinstance(self.space, LazyKeyspace) else nullcontext():
-            return acl.missing(redis, self.settings.prefix, queue)
+        space = self.space.space
+        if not isinstance(space, connection.RedisConnection):
+            return set()
+        with self.space.named:
+            return acl.missing(space, self.settings.prefix, queue)
 
     def user(self) -> str:
-        redis = self._redis
-        if redis is None:
-            return ""
-        from qd.drivers.redis import acl
+        from qd.drivers.redis import acl, connection
 
-        return acl.name_of(redis)
-
-    @property
-    def _redis(self) -> RedisConnection | None:
-        from qd.drivers.redis.connection import RedisConnection
-
-        space = self.space.space if isinstance(self.space, LazyKeyspace) else self.space
-        return space if isinstance(space, RedisConnection) else None
+        space = self.space.space
+        return acl.name_of(space) if isinstance(space, connection.RedisConnection) else ""
 
 
 def open_broker_queue(

@@ -11,7 +11,7 @@ A keyspace also stores everything besides the queues: failed jobs, locks, batche
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -139,6 +139,19 @@ def checked(replies: list[Any]) -> list[Any]:
 
 def chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def chunked_by_size(items: Sequence[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Parts of at most `most` items and `most_bytes` bytes; a single item may be larger."""
+    some, total = list[T](), 0
+    for item in items:
+        if some and (len(some) == most or total + size(item) > most_bytes):
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size(item)
+    if some:
+        yield some
 
 
 @cache

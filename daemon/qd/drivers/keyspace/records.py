@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, checked, chunked, script
+from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, checked, chunked, chunked_by_size, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
 from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
@@ -128,7 +128,7 @@ class KeptBatches:
         A new batch is open from the first to the last of several calls. An existing batch is not opened: the job that adds
         is pending itself, and if it were killed in between, its next attempt could not close the batch.
         """
-        chunks = list(parts_of(jobs)) or [[]]
+        chunks = list(chunked_by_size(jobs, lambda job: len(job.payload), CHUNK, CHUNK_BYTES)) or [[]]
         for number, chunk in enumerate(chunks):
             opens = 0
             if fields and len(chunks) > 1:
@@ -194,19 +194,6 @@ def fields_of(batch: NewBatch) -> list[Arg]:
         fields += [name, payload, f"{name}:queue", queue, f"{name}:delay", delay]
         fields += [f"{name}:moments", " ".join(map(str, moments))]
     return fields
-
-
-def parts_of(jobs: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Parts that are small enough for one step of the server."""
-    chunk, size = list[Entry](), 0
-    for job in jobs:
-        if chunk and (len(chunk) == CHUNK or size + len(job.payload) > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(job)
-        size += len(job.payload)
-    if chunk:
-        yield chunk
 
 
 TICK_CHUNK = 500  # maximum number of ticks in a script call

@@ -266,8 +266,11 @@ class RedisConnection(Patience):
                 reader.feed(data)
                 came += len(data)
                 reply = reader.gets()
-                if reply is False:
-                    until = self._in_time(until, came)
+                if reply is False:  # more of it comes: limit the time of the whole reply
+                    at = time.monotonic()
+                    until = until or at + ((sock and sock.gettimeout()) or self.timeout)
+                    if at > until + came / RATE:
+                        raise TimeoutError
             if came > LARGE and not reader.has_data():
                 self._reader = hiredis.Reader()  # the old one keeps a copy until the next reply
         except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
@@ -277,15 +280,6 @@ class RedisConnection(Patience):
         if self.about is not None:
             self.about(0.0)
         return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
-
-    def _in_time(self, until: float, came: int) -> float:
-        """Limit the time of a whole reply, of which `came` bytes have arrived. Returns its deadline, without the time for
-        RATE. Raises TimeoutError."""
-        at = time.monotonic()
-        until = until or at + (self._sock.gettimeout() or self.timeout if self._sock else self.timeout)
-        if at > until + came / RATE:
-            raise TimeoutError
-        return until
 
     def fileno(self) -> int:
         """-1: there is no connection."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from qd.drivers.redis import credentials
+from qd.drivers.urls import options_of
 from qd.errors import ConfigError, Unreachable, Unusable
-from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
     from qd.drivers.redis.client import Opened
@@ -75,12 +75,7 @@ def parsed(url: str, kinds: Sequence[str], known: Sequence[str]) -> tuple[SplitR
         raise ConfigError(f"not a Redis url ({error})") from None
     if parts.scheme not in kinds:
         raise ConfigError(f"unknown kind of url '{parts.scheme}:' (known: redis://, rediss://, unix://, embedded:)")
-    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    for option in query:
-        if option not in known:
-            near = did_you_mean(option, known)
-            raise ConfigError(f"unknown option '{option}' in a Redis url (known: {', '.join(known)}){near}")
-    return parts, query
+    return parts, options_of(parts, known, "a Redis url")
 
 
 def login_of(parts: SplitResult, query: Mapping[str, str]) -> credentials.Login:

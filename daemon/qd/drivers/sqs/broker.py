@@ -201,7 +201,7 @@ class SqsBroker(Patience):
     def counts(self, queue: str) -> QueueCounts:
         at = time.monotonic()
         if queue not in self._counted or at - self._counted[queue][0] > FRESH:
-            self._counted[queue] = at, QueueCounts(*self.messages.counts(queue))
+            self._counted[queue] = at, self.messages.counts(queue)
         return self._counted[queue][1]
 
     def queues(self) -> Sequence[str]:

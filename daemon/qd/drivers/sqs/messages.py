@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qd.drivers.keyspace.base import chunked
+from qd.drivers.broker.base import QueueCounts
+from qd.drivers.keyspace.base import chunked, chunked_by_size
 from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service
 from qd.drivers.urls import is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
@@ -37,14 +38,6 @@ class Message(NamedTuple):
     handle: str
     body: bytes
     received: int
-
-
-class Counts(NamedTuple):
-    """Approximate. delayed: by SQS itself. reserved: received and not yet deleted."""
-
-    visible: int
-    delayed: int
-    reserved: int
 
 
 class SqsMessages:
@@ -185,9 +178,10 @@ class SqsMessages:
 
     # -- looking
 
-    def counts(self, queue: str) -> Counts:
+    def counts(self, queue: str) -> QueueCounts:
+        """Approximate. delayed: by SQS itself. reserved: received and not yet deleted."""
         found = self.attributes(queue, *COUNTS)
-        return Counts(*[int(found.get(name, 0)) for name in COUNTS])
+        return QueueCounts(*[int(found.get(name, 0)) for name in COUNTS])
 
     def attributes(self, queue: str, *names: str) -> dict[str, str]:
         reply = self._call("get_queue_attributes", queue, AttributeNames=list(names))
@@ -196,15 +190,8 @@ class SqsMessages:
 
 def batches(payloads: Sequence[tuple[int, bytes]]) -> Iterator[list[int]]:
     """Places of the payloads of each request."""
-    some, size = list[int](), 0
-    for place, payload in payloads:
-        if some and (len(some) == BATCH or size + len(payload) > BYTES):
-            yield some
-            some, size = [], 0
-        some.append(place)
-        size += len(payload)
-    if some:
-        yield some
+    for some in chunked_by_size(payloads, lambda each: len(each[1]), BATCH, BYTES):
+        yield [place for place, _ in some]
 
 
 def is_text(payload: bytes) -> bool:
