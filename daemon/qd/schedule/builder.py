@@ -116,7 +116,7 @@ class Scheduled(Frequencies):
         if inspect.iscoroutinefunction(answer):
             self._refuse(f"{word}({called(answer)}) is async, and would always be true: give a def")
         ask: Callable[[], object] = answer if callable(answer) else lambda: answer
-        why = f"{word}({called(answer)}) said {'no' if word == 'when' else 'yes'}"
+        why = f"{word}({called(answer)}) returned {'false' if word == 'when' else 'true'}"
         made = Filter(lambda at: bool(ask()) == (word == "when"), why, foreign=callable(answer))
         self._filters.append(lambda zone: made)
         return self

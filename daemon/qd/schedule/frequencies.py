@@ -34,8 +34,7 @@ class Fields:
     def _write(self, **fields: str | int) -> Self:
         if self._seconds is not None:
             self._refuse(
-                "every(...) counts seconds and has no days and hours: leave it out, or ask for them with "
-                "between() and when()"
+                "every(...) counts seconds and has no days and hours: remove it, or set them with between() and when()"
             )
         self._written.update({name: str(value) for name, value in fields.items()})
         return self
@@ -59,7 +58,7 @@ class Fields:
     def _number(self, value: object, low: int, high: int, what: str) -> int:
         number = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value.strip()) else value
         if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-            self._refuse(f"{value!r} is no {what} ({low} to {high})")
+            self._refuse(f"{value!r} is not a valid {what} ({low} to {high})")
         return number
 
     def _numbers(self, value: Number | Sequence[Number], low: int, high: int, what: str) -> str:
@@ -75,7 +74,7 @@ class Fields:
         found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
         hour, minute = (int(found[1]), int(found[2] or 0)) if found else (24, 0)
         if hour > 23 or minute > 59:
-            self._refuse(f"{value!r} is no time of day (written '13:00')")
+            self._refuse(f"{value!r} is not a time of day (write '13:00')")
         return hour, minute
 
     def _write_time(self, value: object) -> Self:
@@ -104,7 +103,7 @@ class Days(Fields):
         "1-5", "mon,wed"."""
         several = [part for each in flat(days) for part in (each.split(",") if isinstance(each, str) else [each])]
         if not several:
-            self._refuse("days() was given no day (0 to 7, or 'monday')")
+            self._refuse("days() needs a day (0 to 7, or 'monday')")
         return self._write(weekday=",".join([self._days(each) for each in several]))
 
     def weekdays(self) -> Self:
@@ -192,7 +191,7 @@ class Days(Fields):
             return str(self._weekday(first))
         begin, end = self._weekday(first), self._weekday(last)
         if begin >= end:
-            self._refuse(f"{value!r} are no days of the week in a row (written '1-5')")
+            self._refuse(f"{value!r} is not a range of days of the week (write '1-5')")
         return f"{begin}-{end}"
 
     def _weekday(self, value: object) -> int:
@@ -201,7 +200,7 @@ class Days(Fields):
         word = value.strip().lower()
         found = [number for number, name in enumerate(WEEKDAYS) if word in (name, name[:3])]
         if not found:
-            self._refuse(f"{value!r} is no day of the week{did_you_mean(word, WEEKDAYS)}")
+            self._refuse(f"{value!r} is not a day of the week{did_you_mean(word, WEEKDAYS)}")
         return found[0]
 
 
@@ -234,7 +233,7 @@ class Frequencies(Days):
         except ValueError as error:
             self._refuse(f"every(): {error}")
         if self._written:
-            self._refuse("every(...) counts seconds and has no days and hours: leave it out, or what stands before it")
+            self._refuse("every(...) counts seconds and has no days and hours: remove it, or the calls before it")
         self._seconds = found
         return self
 

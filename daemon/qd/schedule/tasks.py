@@ -72,9 +72,9 @@ def job(call: Call[object] | JobFunction[..., object, object], registry: Registr
         raise ValueError(str(error)) from None
     declared = plan.declared
     if registry.get(declared.name) is not declared:
-        raise ValueError(f"job '{declared.name}' is none of this app")
+        raise ValueError(f"job '{declared.name}' does not belong to this app")
     if isinstance(plan.delay, datetime):
-        raise ValueError(f"job '{declared.name}' is to start at {plan.delay}, at each tick: give its delay in seconds")
+        raise ValueError(f"job '{declared.name}' would start at {plan.delay} for every tick: give its delay in seconds")
     return JobTask(bound), of_call(declared, data)
 
 
@@ -86,12 +86,12 @@ def function(given: Callable[[], object]) -> tuple[CallTask, str]:
     if not callable(given):
         raise ValueError(f"{given!r} cannot be run: give job.bind(...), an instance of a class job, or a function")
     if isinstance(getattr(given, "__self__", None), Call | JobFunction):
-        raise ValueError(f"{called(given)} sends a job at some later moment: give the job itself, job.bind(...)")
+        raise ValueError(f"{called(given)} sends a job: give the job itself, job.bind(...)")
     target = given.func if isinstance(given, partial) else given
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(f"{called(given)} is a generator, whose body would never run: return instead of yield")
     if takes_arguments(given):
-        raise ValueError(f"{called(given)} wants arguments: bind them in a function of your own, or make it a job")
+        raise ValueError(f"{called(given)} takes arguments: bind them in a function of your own, or make it a job")
     own = getattr(given, "__qualname__", "").replace("<locals>.", "")
     named = own and "<lambda>" not in own
     return CallTask(given), f"{given.__module__}.{own}" if named else ""
@@ -100,7 +100,7 @@ def function(given: Callable[[], object]) -> tuple[CallTask, str]:
 def shell(line: str, parameters: Sequence[Parameter]) -> tuple[ShellTask, str]:
     """A line for /bin/sh, with the parameters quoted and appended."""
     if not isinstance(line, str) or not line.strip() or "\0" in line:
-        raise ValueError(f"{line!r} is no command line (written 'pg_dump shop')")
+        raise ValueError(f"{line!r} is not a command line (write 'pg_dump shop')")
     whole = " ".join([line.strip(), *map(shlex.quote, words(parameters))])
     return ShellTask(whole), of_command(whole)
 
@@ -113,7 +113,7 @@ def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
         raise ValueError(f"{line!r} cannot be read: {error}") from None
     found = found[1:] if found[:1] == ["qd"] else found
     if not found:
-        raise ValueError(f"{line!r} is no command of qd (written 'failed forget --older-than 30d')")
+        raise ValueError(f"{line!r} is not a command of qd (write 'failed forget --older-than 30d')")
     whole = (*found, *words(parameters))
     check(whole)
     return QdTask(whole), of_command(shlex.join(["qd", *whole]))
@@ -142,5 +142,7 @@ def option(name: str, value: object) -> list[str]:
 
 def word(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | Path) or "\0" in str(value):
-        raise ValueError(f"{value!r} is no parameter of a command: give texts, numbers, or options as {{'days': 7}}")
+        raise ValueError(
+            f"{value!r} is not a parameter of a command: give strings, numbers, or options as {{'days': 7}}"
+        )
     return str(value)

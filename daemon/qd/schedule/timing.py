@@ -152,9 +152,7 @@ def _long(text: str) -> str:
         return text
     word = text.lower()
     if word == "@reboot":
-        raise ValueError(
-            "cron expression '@reboot' names no moment that all hosts share: do it when the program starts"
-        )
+        raise ValueError("cron expression '@reboot' has no time that all hosts share: do it when the program starts")
     if word not in ALIASES:
         near = kinds.did_you_mean(word, ALIASES)
         raise ValueError(f"unknown cron expression {text!r}{near} (known: {', '.join(ALIASES)})")
@@ -165,11 +163,11 @@ def _check(expression: str, fields: list[str]) -> None:
     if _comes(fields):
         return _check_steps(expression, fields)
     for place, part in enumerate(fields):
-        if not _stands(place, part):
+        if not _is_valid(place, part):
             name, takes = FIELDS[place]
-            bad = next((term for term in part.split(",") if not _stands(place, term)), part)
+            bad = next((term for term in part.split(",") if not _is_valid(place, term)), part)
             raise ValueError(
-                f"cron expression {expression!r}: {bad!r} cannot stand for the {name} ({takes}; "
+                f"cron expression {expression!r}: {bad!r} is not valid for the {name} ({takes}; "
                 "also *, lists 1,2, ranges 1-5, steps */5): every day at 7:00 is '0 7 * * *'"
             )
     raise ValueError(
@@ -185,7 +183,7 @@ def _check_steps(expression: str, fields: list[str]) -> None:
             if int(step) > size:
                 raise ValueError(
                     f"cron expression {expression!r}: a step of {step} is larger than the {name} ({size}): "
-                    "for a beat of any length write every"
+                    "for any other interval write every"
                 )
 
 
@@ -197,7 +195,7 @@ def _comes(fields: list[str]) -> bool:
         return False
 
 
-def _stands(place: int, field: str) -> bool:
+def _is_valid(place: int, field: str) -> bool:
     """Whether this field is valid by itself."""
     fields = ["*"] * 6
     fields[place] = field
@@ -263,7 +261,9 @@ class Every:
     def __post_init__(self) -> None:
         ms = self.seconds * 1000 if math.isfinite(self.seconds) else 0.0
         if ms < SHORTEST_MS or abs(ms - round(ms)) > 1e-6:
-            raise ValueError(f"every {self.seconds} seconds is no beat: write whole milliseconds, 0.01 or more")
+            raise ValueError(
+                f"every {self.seconds} seconds is not a valid interval: use whole milliseconds, 0.01 or more"
+            )
 
     @property
     def text(self) -> str:
@@ -291,7 +291,7 @@ class Cron:
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, str):
-            raise ValueError(f"{self.expression!r} is not a cron expression: write a text like '0 7 * * *'")
+            raise ValueError(f"{self.expression!r} is not a cron expression: write a string like '0 7 * * *'")
         object.__setattr__(self, "zone", KINDS["zone"](self.zone))
         object.__setattr__(self, "_ticks", _ticks(_read(self.expression), self.zone))
 

@@ -136,13 +136,13 @@ class EntryState:
         return ""
 
 
+@dataclass(slots=True)
 class ControlFlags:
-    """Pauses and maintenance mode, as the control connection reads them."""
+    """Pauses and maintenance mode, as the control connection reads them. force: ignore maintenance mode."""
 
-    def __init__(self, force: bool) -> None:
-        self.force = force
-        self.pauses: dict[str, Pause] = {}
-        self.down = ""  # why nothing runs; "": no maintenance mode
+    force: bool
+    pauses: dict[str, Pause] = dataclass_field(default_factory=dict)
+    down: str = ""  # why nothing runs; "": no maintenance mode
 
 
 class ScheduleConnection:

@@ -1,15 +1,13 @@
 """The user's own filters (`when`, `skip`), run in a separate process: they may hang in C, crash, fork or exit there.
 
-    due -> ask -> fork: filters in order -> shared page -> reap -> due again, with the answer -> claimed
+    due -> ask -> fork: filters in order -> record -> reap -> due again, with the answer -> claimed
 
 An entry has at most one question at a time, and no question waits for another one.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,49 +16,27 @@ from functools import partial
 
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.log import Log
+from qd.log import Log, cut
 from qd.process import fork
 from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Filter
 from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import SECONDS, Guard, UserCodeFailed
-from qd.scheduler.runner import Runner, RunRecord, end_trees, waited
+from qd.scheduler.runner import Outcome, Runner, RunRecord, end_trees, waited
 
 MOST = 20  # processes at once; further questions wait
 GRACE = 1.0  # seconds after its own alarm at which a process that did not react is killed
-HEAD = struct.Struct("<q")  # 0: no answer yet; else the length of the text in bytes, plus one
-SIZE = 4096  # bytes
-
-
-class Page:
-    """The answer, in shared memory: why the tick does not run, or ""."""
-
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, SIZE)
-
-    def write(self, answer: str) -> None:
-        text = answer.encode("utf-8", "backslashreplace")[: SIZE - HEAD.size]
-        self._page[HEAD.size : HEAD.size + len(text)] = text
-        HEAD.pack_into(self._page, 0, len(text) + 1)
-
-    def read(self) -> str | None:
-        """None if there is no answer."""
-        length = HEAD.unpack_from(self._page)[0] - 1
-        if not 0 <= length <= SIZE - HEAD.size:
-            return None
-        return self._page[HEAD.size : HEAD.size + length].decode("utf-8", "replace")
-
-    def close(self) -> None:
-        self._page.close()
+LONGEST = 4000  # characters of an answer
 
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """deadline: monotonic seconds. overdue: killed after the deadline."""
+    """record: its outcome is the answer, with an error if the tick does not run. deadline: monotonic. overdue: killed
+    after the deadline."""
 
     claim: TickClaim
-    page: Page = field(default_factory=Page)
+    record: RunRecord = field(default_factory=RunRecord)
     deadline: float = 0.0
     overdue: bool = False
 
@@ -124,7 +100,7 @@ class FilterProcess:
             self._dropped += self._running
         self._running, self._waiting = {}, deque()
         for question in dropped:
-            question.page.close()
+            question.record.close()
             due_again(question.claim, None)
 
     # -- one question
@@ -145,11 +121,11 @@ class FilterProcess:
         self._forked()
         entry, tick, own = question.claim.entry, question.claim.tick, os.getpid()
         owner = f"{self._token}/run-{os.getppid()}-ask{self._count}"  # its leftovers are found like those of a run
-        runner = Runner(self._app, self._settings, self._log, entry, tick, RunRecord(), owner)
+        runner = Runner(self._app, self._settings, self._log, entry, tick, question.record, owner)
         runner.begin(f"qd: filter of {entry.name}")
         answer = refusal([each for each in entry.filters if each.foreign], tick, Guard(self._seconds))
         if os.getpid() == own:  # else a filter forked, and this is the copy
-            question.page.write(answer)
+            question.record.settle(Outcome(0.0, error=cut(answer, LONGEST)))
         return 0
 
     def _end_overdue(self) -> None:
@@ -161,15 +137,15 @@ class FilterProcess:
             each.overdue = True
 
     def _result(self, question: Question, status: int) -> str:
-        if (answer := question.page.read()) is not None:
-            return answer
+        if (answer := question.record.outcome) is not None:
+            return answer.error
         if question.overdue:
             return f"its filter took longer than {self._seconds:g} s"
         how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else describe_status(status)
         return f"its filter ended its process ({how})"
 
     def _answered(self, question: Question, answer: str) -> None:
-        question.page.close()
+        question.record.close()
         due_again(question.claim, question.claim.due._replace(answer=answer))
 
 

@@ -52,7 +52,7 @@ class TickReport:
         name, at, now, message = claim.entry.name, claim.tick, claim.taken_at, claim.message
         assert message is not None
         self.emit(ScheduledTaskStarting, name, at)
-        self.queued(message)
+        self.emit_each(JobQueued, [message])
         late = max(0.0, now - at)
         self.log.info("schedule.sent", entry=name, job=message.name, id=message.id, at=moment(at), late=late)
         self.emit(ScheduledTaskFinished, name, at, claim.took)
@@ -96,14 +96,11 @@ class TickReport:
 
     # -- events
 
-    def queueing(self, messages: Sequence[Message]) -> None:
-        if self._listeners.has(JobQueueing):
-            for message in messages:
-                self.emit(JobQueueing, *fields_of(message))
-
-    def queued(self, message: Message) -> None:
-        if self._listeners.has(JobQueued):
-            self.emit(JobQueued, *fields_of(message))
+    def emit_each(self, kind: type[JobQueueing | JobQueued], messages: Sequence[Message]) -> None:
+        if self._listeners.has(kind):
+            for each in messages:
+                name, job_id, delay = each.name or None, each.id or None, each.delay or None
+                self.emit(kind, each.connection, each.queue, name, job_id, each.body, delay)
 
     def emit(self, kind: type[Event], *args: object) -> None:
         if not self._listeners.has(kind):
@@ -121,11 +118,6 @@ class TickReport:
             self._lasts = {}
         if self._skips and self._skipped.done(lambda: note_each(store, self._skips)):
             self._skips = {}
-
-
-def fields_of(message: Message) -> tuple[object, ...]:
-    name, job_id, delay = message.name or None, message.id or None, message.delay or None
-    return message.connection, message.queue, name, job_id, message.body, delay
 
 
 class History:

@@ -39,6 +39,7 @@ from qd.process import fork, proc
 from qd.process.exit_codes import signal_name
 from qd.redaction import redact
 from qd.schedule.entry import Act, CallTask, Entry, QdTask, ShellTask
+from qd.store.base import decoded
 from qd.traces import shown
 from qd.worker import boot
 from qd.worker.settle import LINE, full, short
@@ -161,6 +162,9 @@ class Outcome(msgspec.Struct, frozen=True):
     trace: str | None = None
 
 
+_decoder = msgspec.json.Decoder(Outcome)
+
+
 class RunRecord:
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, SIZE)
@@ -196,10 +200,7 @@ class RunRecord:
         length = self._head()[2]
         if not 0 < length <= SIZE - HEAD.size:
             return None
-        try:
-            return msgspec.json.decode(self._page[HEAD.size : HEAD.size + length], type=Outcome)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
+        return decoded(_decoder, self._page[HEAD.size : HEAD.size + length])
 
     def close(self) -> None:
         self._page.close()

@@ -1,7 +1,7 @@
 """The schedule at run time. Every host may run a scheduler; none of them leads.
 
     turn       reap ended runs; poll the servers; take due ticks; make some jobs of the next tick; return the wait
-    due tick   heap of times -> pauses, filters -> one claim per tick (tick.lua) -> report
+    due tick   heap of times -> TickClaim: pauses, filters -> one claim per tick (tick.lua) -> report
     filters    the user's own run in a separate process (filters.py); the tick becomes due again with their answer
     jobs       claimed and sent in one step, all that are due at once
     runs       of functions and commands: claimed, then forked. Those of one tick that are not in_background() run one

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from qd.drivers.types import Answers, Claimed
 from qd.errors import ConnectionLost, ServerBusy
+from qd.events import JobQueueing
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import Guard, UserCodeFailed
@@ -79,7 +80,7 @@ class TickTaker:
         for claim in claims:
             self._make_ready(claim)
         self.beat(HOLDS, "")
-        self.report.queueing([claim.message for claim in claims if claim.message is not None])
+        self.report.emit_each(JobQueueing, [claim.message for claim in claims if claim.message is not None])
         answers = connection.begin(claims)
         if answers is None:
             self._keep_unsure(claims)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.base import Arg, Keyspace
 from qd.drivers.keyspace.base import script as text_of
+
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -100,6 +104,14 @@ class KeyspaceStore:
             if cursor == b"0":
                 break
         return sorted(found)
+
+
+def decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
+    """None if the bytes are unreadable: another program, or an incompatible version of qd, may have written them."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def fields_of(flat: Sequence[bytes]) -> dict[str, bytes]:

@@ -10,25 +10,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from heapq import merge
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
 from qd import payload
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, script
+from qd.drivers.keyspace.base import Arg, chunked_by_size, script
 from qd.errors import Malformed
 from qd.payload.format import HOLD, Relations
 from qd.payload.rewrite import sent_again
 from qd.store import masters
-from qd.store.base import KeyspaceStore
+from qd.store.base import KeyspaceStore, decoded
 
 PAGE = 500  # ids read at once
-REFUSALS: dict[int, str | None] = {
-    1: None,
-    0: "",
-    -1: "another job has the lock of its unique name",
-}  # by reply of retry.lua
+# by reply of retry.lua
+REFUSALS: dict[int, str | None] = {1: None, 0: "", -1: "another job has the lock of its unique name"}
 LIGHT = 4 << 20  # bytes of records in memory at once, unless one record is larger
 
 
@@ -117,16 +115,13 @@ class Fill(NamedTuple):
 
 EVERY = Wanted()
 NO_RELATIONS = Relations()
-_decode = msgspec.json.Decoder(_Line).decode
+_decoder = msgspec.json.Decoder(_Line)
 
 
 def record_of(queue: str, id: str, failed_at: float, raw: bytes) -> Record:
     """The record stored as `raw`. If its first line is unreadable, the reason is a note of that."""
     line, _, body = raw.partition(b"\n")
-    try:
-        fields = _decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        fields = _Line(reason="(its record cannot be read)")
+    fields = decoded(_decoder, line) or _Line(reason="(its record cannot be read)")
     return Record(id=id, queue=queue, failed_at=failed_at, payload=body, **msgspec.structs.asdict(fields))
 
 
@@ -182,27 +177,15 @@ class FailedStore:
 
     def read(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[Record]:
         """The records of these ids; deleted ones are left out."""
-        for chunk in self._light(queue, page):
-            raws = self.space.call("HMGET", self._key(keys.failed(queue)), *[_raw(id) for id, _ in chunk])
-            for (id, at), raw in zip(chunk, raws, strict=True):
-                if raw is not None:
-                    yield record_of(queue, id, at, raw)
-
-    def _light(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[list[tuple[str, float]]]:
-        """The page in parts of at most LIGHT bytes."""
         name = self._key(keys.failed(queue))
         sizes = self.space.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page])
-        part, total = list[tuple[str, float]](), 0
-        for pair, size in zip(page, sizes, strict=True):
-            if isinstance(size, Exception):
-                raise size
-            if part and total + size > LIGHT:
-                yield part
-                part, total = [], 0
-            part.append(pair)
-            total += size
-        if part:
-            yield part
+        if failure := next((size for size in sizes if isinstance(size, Exception)), None):
+            raise failure
+        for chunk in chunked_by_size(list(zip(page, sizes, strict=True)), itemgetter(1), PAGE, LIGHT):
+            raws = self.space.call("HMGET", name, *[_raw(id) for (id, _), _ in chunk])
+            for ((id, at), _), raw in zip(chunk, raws, strict=True):
+                if raw is not None:
+                    yield record_of(queue, id, at, raw)
 
     def of_ids(self, queue: str, ids: Sequence[str]) -> list[Record]:
         """The records of these ids (at most 100); deleted ones are left out."""
@@ -298,18 +281,13 @@ class FailedStore:
 
     def gone(self, queue: str, jobs: Mapping[str, str]) -> set[str]:
         """jobs: uuid -> id of its record. Returns the uuids whose record is gone."""
-        uuids, found = list(jobs), set[str]()
+        name, uuids, found = self._key(keys.failed(queue)), list(jobs), set[str]()
         for at in range(0, len(uuids), PAGE):
             page = uuids[at : at + PAGE]
-            there = self.kept(queue, [jobs[uuid] for uuid in page])
+            sizes = self.space.call_many([("HSTRLEN", name, _raw(jobs[uuid])) for uuid in page])
+            there = (isinstance(size, int) and size > 0 for size in sizes)
             found.update(uuid for uuid, kept in zip(page, there, strict=True) if not kept)
         return found
-
-    def kept(self, queue: str, ids: Sequence[str]) -> list[bool]:
-        """Which of these have a record."""
-        name = self._key(keys.failed(queue))
-        sizes = self.space.call_many([("HSTRLEN", name, _raw(id)) for id in ids]) if ids else []
-        return [isinstance(size, int) and size > 0 for size in sizes]
 
     def _of_id(self, queues: Sequence[str], id: str) -> list[Record]:
         commands = [("ZSCORE", self._key(keys.failed_at(queue)), _raw(id)) for queue in queues]

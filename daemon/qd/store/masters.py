@@ -13,7 +13,7 @@ import msgspec
 
 from qd.drivers.keyspace import keys
 from qd.options.kinds import QUEUE_SUFFIXES
-from qd.store.base import Store
+from qd.store.base import Store, decoded
 
 SILENT = 10.0  # seconds without a report: the master has ended, or its keeper cannot reach the server
 FORGOTTEN = 3600.0  # seconds after which keepers delete a report
@@ -99,22 +99,14 @@ def masters(store: Store) -> list[MasterReport]:
 
 
 def read_masters(fields: Mapping[str, bytes]) -> list[MasterReport]:
-    found = [master for raw in fields.values() if (master := read_master(raw)) is not None]
+    found = [master for raw in fields.values() if (master := decoded(_decoder, raw)) is not None]
     return sorted(found, key=attrgetter("host", "pool", "pid"))
-
-
-def read_master(raw: bytes) -> MasterReport | None:
-    """None: not a report, or one of an incompatible version of qd."""
-    try:
-        return _decoder.decode(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 def forgotten(fields: Mapping[str, bytes], now: float) -> list[str]:
     """The tokens of reports to delete: too old, or unreadable."""
-    found = [(token, read_master(raw)) for token, raw in fields.items()]
-    return [token for token, master in found if master is None or now - master.seen_at > FORGOTTEN]
+    found = {token: decoded(_decoder, raw) for token, raw in fields.items()}
+    return [token for token, master in found.items() if master is None or now - master.seen_at > FORGOTTEN]
 
 
 def queues_of(found: Iterable[MasterReport]) -> dict[str, list[str]]:

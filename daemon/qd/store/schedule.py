@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from qd.drivers.keyspace import keys
-from qd.store.base import Store
+from qd.store.base import Store, decoded
 from qd.store.controls import Pause as Pause
 from qd.store.controls import new_pause, read_pause
 
@@ -107,15 +107,8 @@ def skipped(store: Store) -> dict[str, Last]:
 
 
 def read_last(fields: Mapping[str, bytes]) -> dict[str, Last]:
-    found = {name: _read(raw) for name, raw in fields.items()}
+    found = {name: decoded(_decoder, raw) for name, raw in fields.items()}
     return {name: one for name, one in found.items() if one is not None}
-
-
-def _read(raw: bytes) -> Last | None:
-    try:
-        return _decoder.decode(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 # -- claims of ticks
@@ -155,7 +148,7 @@ def sweep(store: Store, declared: Collection[str], now: float) -> int:
     when a scheduler starts."""
     gone, before = 0, now - FORGOTTEN
     for key in (keys.SCHEDULE_LAST, keys.SCHEDULE_SKIPPED):
-        found = {name: _read(raw) for name, raw in store.fields(key).items() if name not in declared}
+        found = {name: decoded(_decoder, raw) for name, raw in store.fields(key).items() if name not in declared}
         gone += len(_take(store, key, [name for name, one in found.items() if one is None or one.ended < before]))
     notes = {name: read_pause(raw) for name, raw in store.fields(keys.SCHEDULE_PAUSED).items()}
     kept = {ALL, *declared}

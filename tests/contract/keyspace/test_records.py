@@ -53,7 +53,7 @@ def test_failed_jobs_are_read_a_page_at_a_time_retried_and_forgotten(store: Keys
     assert found.retry("a", some, store.now()) == [None, None]
     assert found.retry("a", some, store.now()) == ["", ""]
     assert beside.call("LLEN", "app_queues:a") == 2
-    assert found.kept("a", ["r1", "r3"]) == [False, True]
+    assert found.gone("a", {"u1": "r1", "u3": "r3"}) == {"u1"}
     found.forget("a", [record for record in told if record.queue == "a"])
     found.forget("b", [record for record in told if record.queue == "b"])
     assert found.count(["a", "b"]) == 0

@@ -88,7 +88,7 @@ def test_a_filter_that_says_no_raises_or_hangs_skips_the_tick(app: Qd, report: A
 
     host.turns(
         lambda: (
-            told("no", "said no")
+            told("no", "returned false")
             and told("raises", "its filter raised ZeroDivisionError")
             and told("hangs", "its filter took longer than 0.05 s")
             and host.said("schedule.sent")

@@ -192,7 +192,7 @@ def test_it_tells_why_an_entry_did_not_run(project: MakeProject) -> None:
     why = dict(line.removeprefix("skipped ").split(": ", 1) for line in done.stdout.splitlines() if "skipped" in line)
     assert why.keys() == {"leap", "filtered", "elsewhere", "held"}
     assert why["leap"].startswith("not due before 2028-02-29 00:00 UTC")
-    assert "said no" in why["filtered"]
+    assert "returned false" in why["filtered"]
     assert why["elsewhere"] == "off here: only moon, QD_ENV is not set"
     assert (why["held"].startswith("paused by "), why["held"].endswith("disk full")) == (True, True)
     assert witness.lines == ["yes"]

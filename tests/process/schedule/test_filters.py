@@ -122,7 +122,7 @@ def test_a_filter_is_asked_elsewhere_once_a_tick_after_what_the_scheduler_can_te
     assert str(os.getpid()) not in first
     assert len(first) - len(host.said("schedule.sent")) in (0, 1)
     assert not (tmp_path / "never").exists()
-    assert all("when(False) said no" in line for line in host.said("schedule.skipped"))
+    assert all("when(False) returned false" in line for line in host.said("schedule.skipped"))
 
 
 def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(

@@ -174,7 +174,7 @@ def test_contradicting_keys_are_found_without_the_app(shop, keys, says):
         ("call = 'shop.stock'", "is not a function (write 'shop.stock:refill')"),
         ("call = 'no_such_module:f'", "does not import: ModuleNotFoundError"),
         ("call = 'os.path:no_such'", "does not import: AttributeError"),
-        ("call = 'json:dumps'", "wants arguments"),
+        ("call = 'json:dumps'", "takes arguments"),
     ],
 )
 def test_keys_that_do_not_fit_the_app_are_refused(shop, keys, says):

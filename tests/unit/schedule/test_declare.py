@@ -203,21 +203,21 @@ def test_entries_can_be_limited_to_environments(app):
 
 
 BAD = {
-    "hour": (lambda app: app.schedule(tick).at("25:00"), r"'25:00' is no time of day \(written '13:00'\)"),
-    "minute": (lambda app: app.schedule(tick).hourly_at(75), r"75 is no minute \(0 to 59\)"),
-    "several": (lambda app: app.schedule(tick).hourly_at([0, 60]), r"60 is no minute"),
+    "hour": (lambda app: app.schedule(tick).at("25:00"), r"'25:00' is not a time of day \(write '13:00'\)"),
+    "minute": (lambda app: app.schedule(tick).hourly_at(75), r"75 is not a valid minute \(0 to 59\)"),
+    "several": (lambda app: app.schedule(tick).hourly_at([0, 60]), r"60 is not a valid minute"),
     "none": (lambda app: app.schedule(tick).hourly_at([]), r"empty list"),
-    "text": (lambda app: app.schedule(tick).hourly_at("*/5"), r"'\*/5' is no minute"),
-    "hour as a text": (lambda app: app.schedule(tick).at("24"), r"'24' is no time of day"),
-    "range of days": (lambda app: app.schedule(tick).days("5-1"), r"'5-1' are no days of the week in a row"),
-    "range without an end": (lambda app: app.schedule(tick).days("1-"), r"'' is no day of the week"),
-    "day": (lambda app: app.schedule(tick).monthly_on(32), r"32 is no day of a month"),
+    "text": (lambda app: app.schedule(tick).hourly_at("*/5"), r"'\*/5' is not a valid minute"),
+    "hour as a text": (lambda app: app.schedule(tick).at("24"), r"'24' is not a time of day"),
+    "range of days": (lambda app: app.schedule(tick).days("5-1"), r"'5-1' is not a range of days of the week"),
+    "range without an end": (lambda app: app.schedule(tick).days("1-"), r"'' is not a day of the week"),
+    "day": (lambda app: app.schedule(tick).monthly_on(32), r"32 is not a valid day of a month"),
     "weekday": (
         lambda app: app.schedule(tick).weekly_on("munday"),
-        r"'munday' is no day of the week .*'sunday'|'monday'",
+        r"'munday' is not a day of the week .*'sunday'|'monday'",
     ),
-    "no days": (lambda app: app.schedule(tick).days(), r"no day"),
-    "month": (lambda app: app.schedule(tick).yearly_on(13), r"13 is no month"),
+    "no days": (lambda app: app.schedule(tick).days(), r"needs a day"),
+    "month": (lambda app: app.schedule(tick).yearly_on(13), r"13 is not a valid month"),
     "zone": (lambda app: app.schedule(tick, timezone="Europe/Berln"), r"unknown time zone .*'Europe/Berlin'"),
     "summer time": (
         lambda app: app.schedule(tick, timezone="CEST"),
@@ -227,9 +227,9 @@ BAD = {
         lambda app: app.schedule(tick, cron="*/70 * * * *"),
         r"a step of 70 is larger than the minute \(60\): .* every",
     ),
-    "zero": (lambda app: app.schedule(tick, every=0), r"every 0.* no beat"),
+    "zero": (lambda app: app.schedule(tick, every=0), r"every 0.* not a valid interval"),
     "negative": (lambda app: app.schedule(tick).every(-1), r"not a duration"),
-    "tiny": (lambda app: app.schedule(tick).every(seconds=0.001), r"every 0.001 .*no beat"),
+    "tiny": (lambda app: app.schedule(tick).every(seconds=0.001), r"every 0.001 .*not a valid interval"),
     "a text": (lambda app: app.schedule(tick).every("5m"), r"'5m' is text: write 300"),
     "cron": (lambda app: app.schedule(tick).cron("61 * * * *"), r"61"),
     "four": (lambda app: app.schedule(tick, cron="* * * *"), r"4 fields"),
@@ -248,13 +248,13 @@ BAD = {
     "hook": (lambda app: app.schedule(tick).before(len), r"before\(len\) cannot be called"),
     "timeout": (lambda app: app.schedule(tick).timeout("5m"), r"timeout: '5m' is text"),
     "output": (lambda app: app.schedule(tick).output_to(""), r"does not name a file"),
-    "arguments": (lambda app: app.schedule(len), r"len wants arguments"),
+    "arguments": (lambda app: app.schedule(len), r"len takes arguments"),
     "class": (lambda app: app.schedule(dict), r"dict is a class"),
     "no function": (lambda app: app.schedule(7), r"7 cannot be run"),
-    "line": (lambda app: app.schedule.shell(" "), r"no command line"),
-    "parameter": (lambda app: app.schedule.shell("ls", True), r"True is no parameter"),
-    "qd": (lambda app: app.schedule.qd(""), r"no command of qd"),
-    "no command of qd's": (
+    "line": (lambda app: app.schedule.shell(" "), r"not a command line"),
+    "parameter": (lambda app: app.schedule.shell("ls", True), r"True is not a parameter"),
+    "qd": (lambda app: app.schedule.qd(""), r"not a command of qd"),
+    "not a command of qd's": (
         lambda app: app.schedule.qd("nosuch"),
         r"wrong: unknown command 'nosuch' of qd \(known: work",
     ),
@@ -372,7 +372,7 @@ def test_jobs_that_no_scheduler_can_send_are_refused(app: FakeQd, report):
     refuse(report.dispatch, "give the job itself, job.bind")
     refuse(report.using(delay=datetime.now(UTC)).bind(), "give its delay in seconds")
     refuse(app.batch(report.bind()), "a batch is several jobs")
-    refuse(FakeQd().job("other")(tick), "none of this app")
+    refuse(FakeQd().job("other")(tick), "does not belong to this app")
 
 
 def test_a_job_has_one_lock(app: FakeQd, report):

@@ -144,8 +144,8 @@ def test_all_filters_must_pass_and_each_has_a_reason():
     open_[0] = False
     assert not takes(entry, "2026-11-21T12:00")
     assert [each.why for each in entry.filters] == [
-        "when(a lambda) said no",
-        "skip(tick) said yes",
+        "when(a lambda) returned false",
+        "skip(tick) returned true",
         "outside of 08:00-17:00",
     ]
     assert [each.foreign for each in entry.filters] == [True, True, False]

@@ -61,21 +61,21 @@ def test_different_zones_or_expressions_have_different_marks() -> None:
 
 
 WRONG = [
-    ("60 * * * *", "'60' cannot stand for the minute (0-59"),
-    ("60 0 * * * *", "'60' cannot stand for the second (0-59"),
-    ("0 25 * * *", "'25' cannot stand for the hour (0-23"),
-    ("0 1,2,24 * * *", "'24' cannot stand for the hour"),
-    ("0 0 0 * *", "'0' cannot stand for the day of the month (1-31"),
-    ("0 0 * FOO *", "'FOO' cannot stand for the month (1-12 or JAN-DEC"),
-    ("0 0 * * 8", "'8' cannot stand for the day of the week (0-7 or SUN-SAT"),
-    ("0 0 * * FRI-MON", "'FRI-MON' cannot stand for the day of the week"),
-    ("0 0 * * 1#6", "'1#6' cannot stand for the day of the week"),
-    ("*/0 * * * *", "'*/0' cannot stand for the minute"),
-    ("1,,2 * * * *", "'1,,2' cannot stand for the minute"),
-    ("0 0 ? * 1", "'?' cannot stand for the day of the month"),
-    ("0 0 15W * *", "'15W' cannot stand for the day of the month"),
-    ("-1 * * * *", "'-1' cannot stand for the minute"),
-    ("٣ * * * *", "'٣' cannot stand for the minute"),
+    ("60 * * * *", "'60' is not valid for the minute (0-59"),
+    ("60 0 * * * *", "'60' is not valid for the second (0-59"),
+    ("0 25 * * *", "'25' is not valid for the hour (0-23"),
+    ("0 1,2,24 * * *", "'24' is not valid for the hour"),
+    ("0 0 0 * *", "'0' is not valid for the day of the month (1-31"),
+    ("0 0 * FOO *", "'FOO' is not valid for the month (1-12 or JAN-DEC"),
+    ("0 0 * * 8", "'8' is not valid for the day of the week (0-7 or SUN-SAT"),
+    ("0 0 * * FRI-MON", "'FRI-MON' is not valid for the day of the week"),
+    ("0 0 * * 1#6", "'1#6' is not valid for the day of the week"),
+    ("*/0 * * * *", "'*/0' is not valid for the minute"),
+    ("1,,2 * * * *", "'1,,2' is not valid for the minute"),
+    ("0 0 ? * 1", "'?' is not valid for the day of the month"),
+    ("0 0 15W * *", "'15W' is not valid for the day of the month"),
+    ("-1 * * * *", "'-1' is not valid for the minute"),
+    ("٣ * * * *", "'٣' is not valid for the minute"),
     ("", "has 0 fields, not 5"),
     ("* * * *", "has 4 fields, not 5"),
     ("0 0 0 1 1 * 2026", "has 7 fields, not 5"),
@@ -126,7 +126,7 @@ def test_there_are_no_ticks_after_the_end_of_the_calendar(at: float) -> None:
 
 def test_a_value_that_is_not_a_string_is_refused() -> None:
     for value in (None, 5, ["0 7 * * *"]):
-        with pytest.raises(ValueError, match="is not a cron expression: write a text"):
+        with pytest.raises(ValueError, match="is not a cron expression: write a string"):
             Cron(value)  # type: ignore[arg-type]
 
 

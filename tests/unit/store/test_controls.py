@@ -45,15 +45,14 @@ def test_a_pause_reads_as_it_was_written():
 
 
 def test_a_report_of_a_newer_version_is_read():
-    master = masters.read_master(json.dumps(REPORT).encode())
-    assert master is not None
+    (master,) = masters.read_masters({"T": json.dumps(REPORT).encode()})
     assert (master.place, master.queues, master.workers) == (("h", ""), ["a", "b"], [])
     assert (master.silent(5009), master.silent(5011)) == (False, True)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"token": 1}'])
 def test_an_invalid_report_is_ignored(raw):
-    assert masters.read_master(raw) is None
+    assert masters.read_masters({"T": raw}) == []
 
 
 def test_old_and_unreadable_reports_are_dropped():

@@ -9,7 +9,6 @@ from qd.drivers.database.items import (
     OK,
     SYNTAX,
     Commands,
-    Item,
     RedisCommand,
     Run,
     StatusReply,
@@ -24,7 +23,7 @@ from qd.drivers.database.items import (
     whole,
     with_scores,
 )
-from qd.drivers.database.transaction import Name, Step
+from qd.drivers.database.transaction import Step
 from qd.errors import ServerRefused
 
 HASH, SET, LIST, ZSET = "hash", "set", "list", "zset"
@@ -43,6 +42,20 @@ def removal(kind: str) -> Run:
 
 def members(kind: str) -> Run:
     return lambda step, words: [each.item for each in items.every(step, step.get(words[0], kind))]
+
+
+def scan(kind: str) -> Run:
+    """HSCAN or ZSCAN name cursor [COUNT n]"""
+
+    def run(step: Step, words: Words) -> list[Any]:
+        name, most = step.get(words[0], kind), whole(options(words[2:]).get(b"COUNT", b"10"))
+        found = items.after(step, name, cursor_of(words[1]), most) if name.size else []
+        following = cursor_text(found[-1][0]) if len(found) == most else b"0"
+        if kind == ZSET:
+            return [following, with_scores(each for _, each in found)]
+        return [following, [part for _, each in found for part in (each.item, each.value)]]
+
+    return run
 
 
 # -- hashes and sets
@@ -71,19 +84,6 @@ def hincrby(step: Step, words: Words) -> int:
         raise ServerRefused("ERR hash value is not an integer") from None
     items.put(step, name, {words[1]: (0.0, b"%d" % number)})
     return number
-
-
-def hscan(step: Step, words: Words) -> list[Any]:
-    following, found = scanned(step, step.get(words[0], HASH), words)
-    return [following, [part for each in found for part in (each.item, each.value)]]
-
-
-def scanned(step: Step, name: Name, words: Words) -> tuple[bytes, list[Item]]:
-    """NAME cursor [COUNT n]: the next cursor, and the items."""
-    most = whole(options(words[2:]).get(b"COUNT", b"10"))
-    found = items.after(step, name, cursor_of(words[1]), most) if name.size else []
-    following = cursor_text(found[-1][0]) if len(found) == most else b"0"
-    return following, [each for _, each in found]
 
 
 def sadd(step: Step, words: Words) -> int:
@@ -217,11 +217,6 @@ def zremrangebyrank(step: Step, words: Words) -> int:
     return items.take(step, name, [each.item for each in found])
 
 
-def zscan(step: Step, words: Words) -> list[Any]:
-    following, found = scanned(step, step.get(words[0], ZSET), words)
-    return [following, with_scores(found)]
-
-
 COMMANDS: Commands = {
     "HSET": RedisCommand(hset, True, 1, 3),
     "HGET": RedisCommand(lambda step, words: hmget(step, words[:2])[0], False, 1, 2),
@@ -235,7 +230,7 @@ COMMANDS: Commands = {
     "HKEYS": RedisCommand(members(HASH), False),
     "HLEN": RedisCommand(size_of(HASH), False),
     "HINCRBY": RedisCommand(hincrby, True, 1, 3),
-    "HSCAN": RedisCommand(hscan, False, 1, 2),
+    "HSCAN": RedisCommand(scan(HASH), False, 1, 2),
     "SADD": RedisCommand(sadd, True, 1, 2),
     "SREM": RedisCommand(removal(SET), True, 1, 2),
     "SCARD": RedisCommand(size_of(SET), False),
@@ -258,5 +253,5 @@ COMMANDS: Commands = {
     "ZREVRANGEBYSCORE": RedisCommand(by_score(down=True), False, 1, 3),
     "ZREMRANGEBYSCORE": RedisCommand(zremrangebyscore, True, 1, 3),
     "ZREMRANGEBYRANK": RedisCommand(zremrangebyrank, True, 1, 3),
-    "ZSCAN": RedisCommand(zscan, False, 1, 2),
+    "ZSCAN": RedisCommand(scan(ZSET), False, 1, 2),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from qd.drivers.database.items import StatusReply, word
 from qd.drivers.database.queue_keys import place_of
 from qd.drivers.database.rows import JobRows
 from qd.drivers.database.transaction import Step
-from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall
+from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, chunked_by_size
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
 
@@ -93,7 +93,7 @@ class DatabaseKeyspace:
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies = list[Any]()
-        for some in parts(calls):
+        for some in chunked_by_size(calls, lambda call: len(call.names), TOGETHER, TOGETHER):
             names = [word(name) for call in some for name in call.names]
             try:
                 replies += self._run(names, partial(self._run_each, some))
@@ -109,9 +109,8 @@ class DatabaseKeyspace:
 
     def _run_each(self, calls: Sequence[ScriptCall], step: Step) -> list[Any]:
         """A single call is rolled back with its own transaction; each of several has a savepoint."""
-        if len(calls) == 1 and self.connection.depth == 1:
-            return [run_step(step, calls[0])]
-        return [self._run_in_savepoint(step, call) for call in calls]
+        alone = len(calls) == 1 and self.connection.depth == 1
+        return [run_step(step, call) if alone else self._run_in_savepoint(step, call) for call in calls]
 
     def _run_in_savepoint(self, step: Step, call: ScriptCall) -> Any:
         self.connection.query("SAVEPOINT qd_step")
@@ -180,19 +179,6 @@ def run_step(step: Step, call: ScriptCall) -> Any:
     reply = runner().run(step, call.script, call.names, call.args)
     step.flush()
     return reply
-
-
-def parts(calls: Sequence[ScriptCall]) -> Iterator[list[ScriptCall]]:
-    """Groups of calls that together lock at most TOGETHER names."""
-    part, names = list[ScriptCall](), 0
-    for call in calls:
-        if part and names + len(call.names) > TOGETHER:
-            yield part
-            part, names = [], 0
-        part.append(call)
-        names += len(call.names)
-    if part:
-        yield part
 
 
 # `answer` returns a reply, or nil and the text of a refusal. An error that has ended the whole step is raised again by every

@@ -250,9 +250,8 @@ def row_after(
 
 def spliced(payload: bytes, base: str, attempts: int) -> Spliced | None:
     """The payload with the fields of this reservation, or None if it is no job. attempts: of the row, including this one."""
-    if attempts < HIGHEST:
-        return reserved_text(payload, base, attempts=attempts)
-    return reserved_text(payload, base)  # the column counts no further; the payload does
+    # the column counts no further than HIGHEST; the payload does
+    return reserved_text(payload, base, attempts=attempts if attempts < HIGHEST else None)
 
 
 def spent(text: bytes) -> int:
