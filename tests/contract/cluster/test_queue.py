@@ -148,7 +148,7 @@ def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *othe
 
 TORN: dict[str, tuple[Any, str]] = {
     "right behind the step": (deferred, "send_once"),
-    "behind the jobs, before the note is gone": (deferred, "_taken_away"),
+    "behind the jobs, before the note is gone": (deferred, "_delete_notes"),
 }
 each_tear = pytest.mark.parametrize("tear", TORN)
 
@@ -244,9 +244,9 @@ def unique(queue: str, n: int) -> Outgoing:
 def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
     queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace, "finished", killed)
-    real = keyspace.first_locks
-    monkeypatch.setattr(keyspace, "first_locks", lambda *words: real(*words) and killed())
+    monkeypatch.setattr(keyspace, "finish", killed)
+    real = keyspace.take_locks
+    monkeypatch.setattr(keyspace, "take_locks", lambda *words: real(*words) and killed())
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
     assert 0 < call(queue, "PTTL", "qd:unique:shop:7") <= deferred.FIRST
@@ -256,7 +256,7 @@ def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
 def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
     connect: Connect, queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyspace, "finished", killed)
+    monkeypatch.setattr(keyspace, "finish", killed)
     with pytest.raises(Killed):
         queue.post([unique(three[0], 1)])
     revive(monkeypatch)

@@ -179,7 +179,7 @@ def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
 
 def test_a_name_that_is_not_known_is_for_a_person(sentinel: Sentinel) -> None:
     with pytest.raises(NeedsMending, match=r"knows no primary called 'shop' \(known: qd\)"):
-        Primary(sentinel.url.replace("/qd/", "/shop/")).found(60.0)
+        Primary(sentinel.url.replace("/qd/", "/shop/")).find_primary(60.0)
 
 
 def test_a_sentinel_that_hangs_is_not_asked_again_and_again_whether_the_primary_is_another(

@@ -366,7 +366,7 @@ def check_sentinels(connection: RedisConnection, where: str) -> Iterator[Finding
 def named_by(target: Primary, sentinel: tuple[str, int]) -> str:
     """The primary that this sentinel names, or why it names none."""
     try:
-        host, port = target.told_by(sentinel, SENTINEL_PATIENCE)
+        host, port = target.primary_by(sentinel, SENTINEL_PATIENCE)
     except OSError as error:
         return reason(error)
     except ConnectionLost as error:

@@ -96,7 +96,7 @@ class Exchange:
 
     def _broke(self, node: Node, places: Sequence[int], replies: list[Any], error: Exception) -> None:
         self.nodes.stale = True
-        node.broke(error)
+        node.note_error(error)
         for place in places:
             replies[place] = error
 
@@ -113,7 +113,7 @@ class Exchange:
             if is_unknown(reply) and item.script is not None:
                 again[place] = slot, (*commands[:-1], with_text(item.script, commands[-1]))
             elif str(reply).startswith("MOVED "):
-                self.nodes.moved(slot, self.nodes.at(str(reply).split(" ")[2], targets[place].place))
+                self.nodes.note_moved(slot, self.nodes.at(str(reply).split(" ")[2], targets[place].place))
                 again[place] = slot, commands[-1:]
             elif str(reply).startswith("ASK "):
                 targets[place] = self.nodes.at(str(reply).split(" ")[2], targets[place].place)
@@ -238,7 +238,7 @@ class ClusterClient(Patience):
     def call(self, *args: Arg) -> Any:
         command = str(args[0]).upper()
         if command == "SCAN":
-            return self._scanned(args)
+            return self._scan(args)
         if command in SEVERAL and len(args) > 2:
             return self._of_several(command, args[1:])
         return self.send(self._item(args))
@@ -266,7 +266,7 @@ class ClusterClient(Patience):
             items.append(item)
         return whole(self.exchange(items))
 
-    def _scanned(self, args: Sequence[Arg]) -> list[Any]:
+    def _scan(self, args: Sequence[Arg]) -> list[Any]:
         """SCAN over all servers, one after the other. Returns the next cursor, b"0" at the end, and the caller's names. The
         cursor includes the index of the server: `2:1234`."""
         number, _, cursor = text_of(args[1]).rpartition(":")
@@ -277,7 +277,7 @@ class ClusterClient(Patience):
         try:
             following, names = nodes[place].ready().call(args[0], cursor, *args[2:])
         except ConnectionLost as error:
-            nodes[place].broke(error)
+            nodes[place].note_error(error)
             if not self.skips:
                 raise
             following, names = b"0", []
@@ -302,7 +302,7 @@ class ClusterClient(Patience):
         for reply in replies:
             word, _, rest = str(reply).partition(" ")
             if isinstance(reply, ServerRefused) and word == "MOVED":
-                self.nodes.moved(slot, self.nodes.at(rest.split(" ")[1], node.place))
+                self.nodes.note_moved(slot, self.nodes.at(rest.split(" ")[1], node.place))
                 return True
         return False
 
@@ -359,7 +359,7 @@ class ClusterClient(Patience):
                 raise
         except ConnectionLost as error:
             self.nodes.stale = True
-            node.broke(error)
+            node.note_error(error)
             raise
         (reply,) = self.exchange([Item(slot, command, script)])
         if isinstance(reply, Exception):

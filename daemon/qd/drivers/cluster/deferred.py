@@ -157,7 +157,7 @@ def is_whole(client: ClusterClient, note: Note) -> bool:
     return True
 
 
-def parted(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
+def parts_of(names: Sequence[str], args: Sequence[Arg]) -> list[Part]:
     """The parts of keys and arguments that effect_args() has made."""
     parts, at, k = list[Part](), 0, 0
     while at < len(args):
@@ -173,28 +173,30 @@ def stays(client: ClusterClient, part: Part, slot: int) -> bool:
     return part.kind not in ("count", "vacate") and all(client.names.slot(name) == slot for name in part.names)
 
 
-def finished(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
+def finish(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
     """Execute notes in a few round trips. Notes that fail remain for a keeper. Returns note id -> the other owner of the
     lock, for jobs that were not sent because of it."""
-    ways = [Way(note, part, f"{note.id}.{number}") for note in notes for number, part in enumerate(note.parts)]
-    first = [way for way in ways if way.part.kind not in ("push", "keyed")]
-    for way, reply in zip(first, client.exchange([item_of(client, way.part) for way in first]), strict=True):
-        way.reply = reply
-    for way in first:
-        if way.part.kind == "count" and isinstance(way.reply, list) and way.reply:
-            way.reply = sent_aside(client, way.part.names[0], str(way.part.args[3]), way.reply)
-        elif way.part.kind == "vacate":
-            way.reply = vacated(client, way.part, way.reply)
-    pushed = [way for way in ways if way.is_sent]
-    for way, reply in zip(pushed, send_once(client, [way.errand for way in pushed]), strict=True):
-        way.locked, way.reply = way.reply, reply
-    _held(client, [way for way in pushed if way.part.kind == "single" and isinstance(way.reply, int)])
-    undone = {way.note.id for way in ways if is_undone(way)}
-    _taken_away(client, [way for way in ways if way.note.id not in undone])
-    return {way.note.id: way.holder for way in first if way.holder}
+    actions = [Action(note, part, f"{note.id}.{number}") for note in notes for number, part in enumerate(note.parts)]
+    first = [action for action in actions if action.part.kind not in ("push", "keyed")]
+    for action, reply in zip(first, client.exchange([item_of(client, action.part) for action in first]), strict=True):
+        action.reply = reply
+    for action in first:
+        if action.part.kind == "count" and isinstance(action.reply, list) and action.reply:
+            action.reply = send_aside(client, action.part.names[0], str(action.part.args[3]), action.reply)
+        elif action.part.kind == "vacate":
+            action.reply = vacate(client, action.part, action.reply)
+    pushed = [action for action in actions if action.is_sent]
+    for action, reply in zip(pushed, send_once(client, [action.errand for action in pushed]), strict=True):
+        action.locked, action.reply = action.reply, reply
+    _extend_locks(
+        client, [action for action in pushed if action.part.kind == "single" and isinstance(action.reply, int)]
+    )
+    undone = {action.note.id for action in actions if is_undone(action)}
+    _delete_notes(client, [action for action in actions if action.note.id not in undone])
+    return {action.note.id: action.holder for action in first if action.holder}
 
 
-class Way:
+class Action:
     """The execution of one part of a note. reply: of its last call; locked: of its first, if it needs a lock."""
 
     def __init__(self, note: Note, part: Part, id: str) -> None:
@@ -222,26 +224,26 @@ class Way:
         return errand_of(self.part, self.id)
 
 
-def _held(client: ClusterClient, ways: Sequence[Way]) -> None:
+def _extend_locks(client: ClusterClient, actions: Sequence[Action]) -> None:
     """Extend the lock of a job sent now. A job sent before may have ended: if its lock was free, free it again."""
     items = []
-    for way in ways:
-        owner, seconds, *_ = way.part.args
-        real = client.names.real(way.part.names[1])
-        over = way.reply == 0 and way.locked[1] == 1
+    for action in actions:
+        owner, seconds, *_ = action.part.args
+        real = client.names.real(action.part.names[1])
+        over = action.reply == 0 and action.locked[1] == 1
         items.append(client.at(script("apart"), [real], ["free", owner] if over else ["hold", owner, seconds]))
-    for way, reply in zip(ways, client.exchange(items), strict=True):
-        way.reply = reply if isinstance(reply, Exception) else way.reply
+    for action, reply in zip(actions, client.exchange(items), strict=True):
+        action.reply = reply if isinstance(reply, Exception) else action.reply
 
 
-def _taken_away(client: ClusterClient, done: Sequence[Way]) -> None:
+def _delete_notes(client: ClusterClient, done: Sequence[Action]) -> None:
     """Delete the notes. Then the ids of their jobs are remembered for a minute only."""
     homes: dict[str, dict[str, None]] = {}
-    for way in done:
-        homes.setdefault(way.note.home, {})[way.note.id] = None
+    for action in done:
+        homes.setdefault(action.note.home, {})[action.note.id] = None
     gone = client.exchange([client.plain("HDEL", home, *ids) for home, ids in homes.items()])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(client, [way.errand for way in done if way.is_sent or way.locked is not None])
+        _forget_ids(client, [action.errand for action in done if action.is_sent or action.locked is not None])
 
 
 def item_of(client: ClusterClient, part: Part) -> Item:
@@ -256,7 +258,7 @@ def item_of(client: ClusterClient, part: Part) -> Item:
     return client.at(script("apart"), real, [part.kind, *part.args])
 
 
-def vacated(client: ClusterClient, part: Part, flat: Any) -> Any:
+def vacate(client: ClusterClient, part: Part, flat: Any) -> Any:
     """Free the places in the record. flat: the record, or the error of reading it. Returns the error of an unreachable node.
     Does not touch a key of another type."""
     if not isinstance(flat, list):
@@ -271,10 +273,10 @@ def vacated(client: ClusterClient, part: Part, flat: Any) -> Any:
     return next((reply for reply in client.exchange(items) if isinstance(reply, ConnectionLost)), 0)
 
 
-def is_undone(way: Way) -> bool:
-    if isinstance(way.reply, ServerRefused):
-        log.error("an effect of a job's end is not done yet (%s): %s", way.note.home, way.reply)
-    return isinstance(way.reply, Exception)
+def is_undone(action: Action) -> bool:
+    if isinstance(action.reply, ServerRefused):
+        log.error("an effect of a job's end is not done yet (%s): %s", action.note.home, action.reply)
+    return isinstance(action.reply, Exception)
 
 
 def errand_of(part: Part, id: str) -> Errand:
@@ -286,7 +288,7 @@ def errand_of(part: Part, id: str) -> Errand:
     return Errand(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
 
 
-def sent_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[bytes]) -> Exception | None:
+def send_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[bytes]) -> Exception | None:
     """Send jobs that a batch has put aside. jobs: name, delay, queue and payload of each, as batch.lua returns them. Returns
     the first error."""
     errands, names = list[Errand](), list[bytes]()
@@ -300,18 +302,18 @@ def sent_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[by
     sent = [names[place] for place in done]
     gone = client.exchange([client.plain("HDEL", home, *some) for some in chunked(sent, 1000)])
     if not any(isinstance(reply, Exception) for reply in gone):
-        _forgotten(client, [errands[place] for place in done])
+        _forget_ids(client, [errands[place] for place in done])
     return next((reply for reply in replies if isinstance(reply, Exception)), None)
 
 
-def _forgotten(client: ClusterClient, errands: Sequence[Errand]) -> None:
+def _forget_ids(client: ClusterClient, errands: Sequence[Errand]) -> None:
     seen: dict[str, list[str]] = {}
     for errand in errands:
         seen.setdefault(errand.seen(client), []).append(errand.id)
     client.exchange([client.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
 
 
-def left(client: ClusterClient, home: str, at: str) -> tuple[str, list[Note]]:
+def unfinished(client: ClusterClient, home: str, at: str) -> tuple[str, list[Note]]:
     """Some unfinished notes, and the next cursor, "0" at the end. Raises as a command."""
     following, *flat = client.send(client.at(script("ends_left"), [home], [LEFT, at]))
     found = [note_of(home, text_of(id), text) for id, text in chunked(flat, 2)]
@@ -324,7 +326,7 @@ OWNERS = {"ack": 1, "release": 4, "bury": 1}  # index of the owners hash in the 
 LATE = "answer"  # kind of a part. args: name of the script, 1 if it was certainly not executed before, its arguments
 
 
-def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
+def answer(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
     if client.left is not None:
         client.left.append((its.name, tuple(names), tuple(args)))
         return 1
@@ -332,7 +334,7 @@ def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Seq
     real, ready = [client.names.real(name) for name in names[:k]], ready_name(client.names, names[0])
     if its.name == "release":
         real[5] = keys.cancelled(ready)
-    parts, slot = parted(names[k:], args[a:]), slot_of(ready)
+    parts, slot = parts_of(names[k:], args[a:]), slot_of(ready)
     words = list[Arg](args[:a])
     for part in (part for part in parts if stays(client, part, slot)):
         real += [client.names.real(name) for name in part.names]
@@ -344,7 +346,7 @@ def answered(client: ClusterClient, its: Script, names: Sequence[str], args: Seq
         words += ["ends", note.id, note.text]
     reply = client.send(client.at(its, real, words))
     if apart and reply == 1:
-        finished(client, [note])
+        finish(client, [note])
     return reply
 
 
@@ -392,12 +394,12 @@ def is_late(client: ClusterClient, note: Note) -> bool:
         ready_name(client.names, names[0])
         for key in names:
             client.names.real(key)
-        return is_whole(client, note._replace(parts=tuple(parted(names[k:], args[a + 2 :]))))
+        return is_whole(client, note._replace(parts=tuple(parts_of(names[k:], args[a + 2 :]))))
     except (ServerRefused, KeyError):
         return False
 
 
-def found(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note | None:
+def find_answer(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note | None:
     """The answer that was left for this reservation next to any of `queues`, on the nodes that answer."""
     homes = list(dict.fromkeys([home_of(client, queue) for queue in queues]))
     replies = client.exchange([client.plain("HGET", home, id_of(mark)) for home in homes])
@@ -415,13 +417,13 @@ def give(client: ClusterClient, note: Note) -> Given:
     its, owner, member = script(str(name)), str(args[0]), raw_of(args[1])
     base = owner.replace("/", ".") + "."
     queue, _ = split(names[0].removeprefix(client.names.prefix))
-    there = answered(client, its, names, args) == 1
+    there = answer(client, its, names, args) == 1
     if not there:  # a checkpoint whose reply was lost may have changed the text of this reservation
         stored = client.call("HGET", names[OWNERS[its.name]], owner)
         mark = note.id.removeprefix(id_of(""))
         if stored is not None and stored != member and reserved_of("", stored, base).mark == mark:
             args[1] = stored
-            there = answered(client, its, names, args) == 1
+            there = answer(client, its, names, args) == 1
     with suppress(ConnectionLost, ServerRefused):  # a second execution does nothing
         client.send(client.plain("HDEL", note.home, note.id))
     return Given(queue, member, there or not sure)

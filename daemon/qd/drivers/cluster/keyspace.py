@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.cluster import deferred
 from qd.drivers.cluster.client import BeatState, ClusterClient, Item, text_of, whole
-from qd.drivers.cluster.deferred import FIRST, Note, Part, finished, is_whole, left, new_id, raw_of, sent_aside
+from qd.drivers.cluster.deferred import FIRST, Note, Part, finish, is_whole, new_id, raw_of, send_aside, unfinished
 from qd.drivers.cluster.nodes import ready_name, slot_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, checked, chunked, script
@@ -83,19 +83,19 @@ def item(client: ClusterClient, its: Script, names: Names, args: Args) -> Item:
     return Item(slot, evalsha(its, real, args), its)
 
 
-def reals(client: ClusterClient, names: Names) -> list[str]:
+def real_names(client: ClusterClient, names: Names) -> list[str]:
     return [client.names.real(name) for name in names]
 
 
-def stopped(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
-    real = reals(client, names[:2])
+def stop(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
+    real = real_names(client, names[:2])
     return client.send(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
 
 
 def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list[bytes]:
     """If the process dies after the first call, the lock is held for FIRST ms; after the second, a keeper extends it."""
-    ready, locks, jobs = reals(client, names[:3]), reals(client, names[3:]), chunked(args, 4)
-    replies = first_locks(client, [(lock, job[0]) for lock, job in zip(locks, jobs, strict=True)])
+    ready, locks, jobs = real_names(client, names[:3]), real_names(client, names[3:]), chunked(args, 4)
+    replies = take_locks(client, [(lock, job[0]) for lock, job in zip(locks, jobs, strict=True)])
     taken = [place for place, reply in enumerate(replies) if isinstance(reply, list) and reply[1] == 1]
     home, notes, items = keys.ends(ready[0]), dict[int, Note](), []
     for place in taken:
@@ -104,19 +104,19 @@ def unique(client: ClusterClient, its: Script, names: Names, args: Args) -> list
         note = notes[place] = Note(home, new_id(), (hold,))
         items.append(client.at(script("send_apart"), [*ready, home], [payload, delay, note.id, note.text]))
     sent = dict(zip(taken, client.exchange(items), strict=True))
-    finished(client, [notes[place] for place in taken if sent[place] == 1])
+    finish(client, [notes[place] for place in taken if sent[place] == 1])
     refused = [place for place in taken if isinstance(sent[place], ServerRefused | ServerBusy)]
-    freed(client, [(locks[place], jobs[place][0]) for place in refused])
+    free_locks(client, [(locks[place], jobs[place][0]) for place in refused])
     checked([each for place, reply in enumerate(replies) for each in (reply, sent.get(place))])
     return [reply[0] for reply in replies]
 
 
-def first_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> list[Any]:
+def take_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> list[Any]:
     """For each lock {its owner, 1 if taken now}, or an error."""
     return client.exchange([client.at(script("lock_first"), [lock], [owner, FIRST]) for lock, owner in locks])
 
 
-def freed(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> None:
+def free_locks(client: ClusterClient, locks: Sequence[tuple[str, Arg]]) -> None:
     """Ignores errors, because these locks expire after FIRST ms."""
     client.exchange([client.at(script("free"), [lock], [owner]) for lock, owner in locks])
 
@@ -129,31 +129,31 @@ def batch_add(client: ClusterClient, its: Script, names: Names, args: Args) -> i
         ready = names[3 * int(number)]
         jobs += [uuid, delay, ready[len(prefix) + len("queues:") :], payload]
     words = [opens, fields, *args[3 : 3 + 2 * fields], *jobs]
-    code, *more = client.send(client.at(script("batch_aside"), reals(client, names[:3]), words))
+    code, *more = client.send(client.at(script("batch_aside"), real_names(client, names[:3]), words))
     if code != 1:
         return int(code)
-    error = sent_aside(client, names[0], prefix, [raw_of(each) for each in jobs] + more)
+    error = send_aside(client, names[0], prefix, [raw_of(each) for each in jobs] + more)
     if error is not None:
         raise error
     return 1
 
 
-def retried(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
-    jobs, real = chunked(args[1:], 8), reals(client, names)
+def retry(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
+    jobs, real = chunked(args[1:], 8), real_names(client, names)
     places = [int(job[4]) for job in jobs]
     wanted = {n: (real[place - 1], job[2]) for n, (place, job) in enumerate(zip(places, jobs, strict=True)) if place}
-    locks = dict(zip(wanted, checked(first_locks(client, list(wanted.values()))), strict=True))
+    locks = dict(zip(wanted, checked(take_locks(client, list(wanted.values()))), strict=True))
     mine = [n for n, job in enumerate(jobs) if n not in locks or text_of(locks[n][0]) == text_of(job[2])]
     before = [client.plain("EXPIRE", real[int(jobs[n][5]) - 1], 0) for n in mine if int(jobs[n][5])]
     if mine and text_of(args[0]) == "1":
         before.append(client.plain("HDEL", real[4], "cancelled_at"))  # first: jobs of a cancelled batch are skipped
     checked(client.exchange(before))
-    outcomes = dict(zip(mine, _moved(client, names, real, jobs, mine, wanted), strict=True))
-    freed(client, [wanted[n] for n in mine if n in locks and locks[n][1] == 1 and outcomes[n] == 0])
+    outcomes = dict(zip(mine, _move(client, names, real, jobs, mine, wanted), strict=True))
+    free_locks(client, [wanted[n] for n in mine if n in locks and locks[n][1] == 1 and outcomes[n] == 0])
     return [outcomes.get(n, -1) for n in range(len(jobs))]
 
 
-def _moved(
+def _move(
     client: ClusterClient, names: Names, real: list[str], jobs: Sequence[Args], mine: list[int], locked: dict[int, Any]
 ) -> list[int]:
     home, notes, words = keys.ends(real[2]), dict[int, Note](), list[Arg]()
@@ -169,36 +169,36 @@ def _moved(
             notes[n] = Note(home, new_id(), tuple(parts))
         words += [id, payload, notes[n].id if n in notes else "", notes[n].text if n in notes else ""]
     outcomes: list[int] = client.send(client.at(script("retry_apart"), [*real[:4], home], words)) if mine else []
-    finished(client, [notes[n] for n, outcome in zip(mine, outcomes, strict=True) if outcome == 1 and n in notes])
+    finish(client, [notes[n] for n, outcome in zip(mine, outcomes, strict=True) if outcome == 1 and n in notes])
     return outcomes
 
 
-def cleared(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
+def clear(client: ClusterClient, its: Script, names: Names, args: Args) -> list[int]:
     """If the process dies in between, the locks of deleted jobs are held until their TTL."""
-    ready, delayed, *locks = client.send(client.at(its, reals(client, names), [args[0], ""]))
+    ready, delayed, *locks = client.send(client.at(its, real_names(client, names), [args[0], ""]))
     start = text_of(args[1])
-    freed(client, [(client.names.real(start + text_of(name)), owner) for name, owner in chunked(locks, 2)])
+    free_locks(client, [(client.names.real(start + text_of(name)), owner) for name, owner in chunked(locks, 2)])
     return [ready, delayed]
 
 
-def held(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
+def hold(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
     """The record first: if the process dies in between, the record names a place that the owner does not have."""
-    (places, record), (_, holder, _, span, name) = reals(client, names), args
+    (places, record), (_, holder, _, span, name) = real_names(client, names), args
     note = client.at(script("hold_note"), [record], [name, holder, span])
     noted, left = client.exchange([note, client.at(its, [places], args)])
     checked([left, noted])
     if left:
-        client.exchange([_forgot(client, record, args)])  # if that fails, the record expires
+        client.exchange([_forget_place(client, record, args)])  # if that fails, the record expires
     return int(left)
 
 
-def unheld(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
-    places, record = reals(client, names)
-    freed, _ = client.exchange([client.at(its, [places], args), _forgot(client, record, args)])
-    return int(*checked([freed]))
+def unhold(client: ClusterClient, its: Script, names: Names, args: Args) -> int:
+    places, record = real_names(client, names)
+    reply, _ = client.exchange([client.at(its, [places], args), _forget_place(client, record, args)])
+    return int(*checked([reply]))
 
 
-def _forgot(client: ClusterClient, record: str, args: Args) -> Item:
+def _forget_place(client: ClusterClient, record: str, args: Args) -> Item:
     """args: of hold or unhold."""
     return client.at(script("unhold"), [record], [args[-1], args[1]])
 
@@ -207,7 +207,7 @@ def _forgot(client: ClusterClient, record: str, args: Args) -> Item:
 # (deferred.py). If the scheduler dies in between, a keeper executes the notes.
 
 
-def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
+def tick(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
     """As tick.lua. Takes no tick while the server of the queue is unreachable, because the jobs would pile up."""
     if len(names) > 1:
         (reply,) = client.exchange([client.plain("LLEN", client.names.real(names[1]))])
@@ -226,7 +226,7 @@ def ticked(client: ClusterClient, its: Script, names: Sequence[str], args: Seque
         at += 4 + TICKED[how]
     now, *answers = client.send(client.at(script("tick_apart"), [client.names.real(names[0]), home], words))
     these = [note for note, answer in zip(notes, answers, strict=True) if note is not None and answer == 1]
-    holders = finished(client, these) if these else {}
+    holders = finish(client, these) if these else {}
     outcomes = [holders.get(note.id, answer) if note else answer for note, answer in zip(notes, answers, strict=True)]
     return [now, *[each.encode() if isinstance(each, str) else each for each in outcomes]]
 
@@ -279,7 +279,7 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
     for place, reply in zip(places, beats, strict=True):
         state.note_reply(place, float(reply[0]) if isinstance(reply, list) else None, gap)
     answer = merged(state, about, beats)
-    left_over(client, [home for home, count in zip(homes, lengths, strict=True) if isinstance(count, int) and count])
+    finish_notes(client, [home for home, count in zip(homes, lengths, strict=True) if isinstance(count, int) and count])
     return answer
 
 
@@ -331,7 +331,7 @@ def merged(state: BeatState, about: list[Any], beats: list[Any]) -> list[Any]:
     return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
 
 
-def given(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
+def give_all(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
     """Execute answers left by workers, if their node is reachable again."""
     found: list[Given] = []
     for note in notes:
@@ -344,30 +344,30 @@ def given(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
     return found
 
 
-def left_over(client: ClusterClient, homes: Sequence[str]) -> None:
+def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
     """Execute unfinished notes of other processes, for about BUDGET seconds."""
     until, cursors = time.monotonic() + BUDGET, client.beat_state.cursors
     for home in homes:
         try:
-            cursors[home], notes = left(client, home, cursors.get(home, "0"))
+            cursors[home], notes = unfinished(client, home, cursors.get(home, "0"))
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
-        finished(client, [note for note in notes if is_whole(client, note)])
-        client.beat_state.given += given(client, [note for note in notes if deferred.is_late(client, note)])
+        finish(client, [note for note in notes if is_whole(client, note)])
+        client.beat_state.given += give_all(client, [note for note in notes if deferred.is_late(client, note)])
         if time.monotonic() > until:
             return
 
 
 Plan = Callable[[ClusterClient, Script, Names, Args], Any]
 PLANS: dict[str, Plan] = {
-    **dict.fromkeys(deferred.OWN, deferred.answered),
-    "stop": stopped,
+    **dict.fromkeys(deferred.OWN, deferred.answer),
+    "stop": stop,
     "unique": unique,
-    "tick": ticked,
+    "tick": tick,
     "batch_add": batch_add,
-    "retry": retried,
-    "clear": cleared,
-    "hold": held,
-    "unhold": unheld,
+    "retry": retry,
+    "clear": clear,
+    "hold": hold,
+    "unhold": unhold,
     "beat": beat,
 }

@@ -39,7 +39,7 @@ from qd.errors import (
 from qd.options.kinds import QUEUE_SUFFIXES
 
 REST = 0.2  # seconds that an unreachable server rests, at least
-LOOK = (0.1, 0.5)  # seconds that an attempt to reconnect may take, the first and the longest
+RETRY = (0.1, 0.5)  # seconds that an attempt to reconnect may take, the first and the longest
 TIMES = 10.0  # length of a rest, in multiples of the attempt before it
 MAP_AGE = 0.1  # seconds between two reads of the map of slots
 
@@ -49,7 +49,7 @@ class Node:
 
     def __init__(self, place: str, connection: RedisConnection) -> None:
         self.place, self.connection = place, connection
-        self._away_until, self._look, self.why = 0.0, 0.0, ""
+        self._away_until, self._retry_time, self.why = 0.0, 0.0, ""
 
     def ready(self) -> RedisConnection:
         """The open connection. Raises as RedisConnection.connect; immediately while the server rests."""
@@ -59,27 +59,27 @@ class Node:
             if began < self._away_until:
                 raise Unreachable(self.why)
             try:
-                if self._look:
-                    with connection.within(min(self._look, connection.timeout)):
+                if self._retry_time:
+                    with connection.within(min(self._retry_time, connection.timeout)):
                         connection.connect()
                 else:
                     connection.connect()
             except (ConnectionLost, OSError) as error:
                 if not isinstance(error, WrongPassword):
-                    self._rests(time.monotonic() - began, error)
+                    self._rest(time.monotonic() - began, error)
                 raise
-            self._away_until = self._look = 0.0
+            self._away_until = self._retry_time = 0.0
         return connection
 
-    def broke(self, error: Exception) -> None:
+    def note_error(self, error: Exception) -> None:
         """A call on a connection to this server failed. If the server did not answer in time, it rests."""
         if isinstance(error, NoAnswer):
             self.connection.close()
-            self._rests(self.connection.timeout, error)
+            self._rest(self.connection.timeout, error)
 
-    def _rests(self, waited: float, why: object) -> None:
-        self._look = min(LOOK[1], 2 * self._look) or LOOK[0]
-        self._away_until = time.monotonic() + max(REST, TIMES * min(waited, self._look))
+    def _rest(self, waited: float, why: object) -> None:
+        self._retry_time = min(RETRY[1], 2 * self._retry_time) or RETRY[0]
+        self._away_until = time.monotonic() + max(REST, TIMES * min(waited, self._retry_time))
         self.why = str(why)
 
     @property
@@ -108,13 +108,13 @@ class Nodes:
 
     def primaries(self) -> list[Node]:
         """All servers with slots, each once. Raises ConnectionLost if no server answers."""
-        self._fresh()
+        self._refresh()
         return list(dict.fromkeys([node for _, node in self._ranges]))
 
     def of(self, slot: int) -> Node:
         """The server of a slot. Raises ConnectionLost if no server answers, ServerBusy if no server has the slot."""
         if self.stale:
-            self._fresh()
+            self._refresh()
         found = self._moved.get(slot)
         if found is not None:
             return found
@@ -124,23 +124,24 @@ class Nodes:
         self.stale = True
         raise ServerBusy(f"no server of the cluster at {self.place} has slot {slot} now")
 
-    def at(self, place: str, beside: str = "") -> Node:
-        """The server at `host:port`. beside: the address that supplies a missing host."""
+    def at(self, place: str, sender: str = "") -> Node:
+        """The server at `host:port`. sender: the address of the server that named it, which
+        supplies a missing host."""
         host, _, port = place.rpartition(":")
         if not host:
-            place = f"{beside.rpartition(':')[0]}:{port}"
+            place = f"{sender.rpartition(':')[0]}:{port}"
         elif not host.startswith("["):
             place = host_port(host, port)
         if place not in self._by_place:
             self._by_place[place] = Node(place, self._make(self.seeds.url(place)))
         return self._by_place[place]
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_moved(self, slot: int, node: Node) -> None:
         """Note a redirection: the map is out of date."""
         self._moved[slot] = node
         self.stale = True
 
-    def _fresh(self) -> None:
+    def _refresh(self) -> None:
         """Read the map if it is stale. Keeps the old map if that fails."""
         at = time.monotonic()
         if not self.stale or (self._ranges and at - self._read_at < MAP_AGE):
@@ -170,7 +171,7 @@ class Nodes:
                     ) from None
                 why = error
             except ConnectionLost as error:
-                node.broke(error)
+                node.note_error(error)
                 why = why or error
         raise why or ServerBusy(f"the cluster at {self.place} has no slots on any server yet")
 
@@ -186,7 +187,7 @@ class Nodes:
                 self._by_place.pop(place).connection.close()
 
     def _named(self, address: Sequence[Any], asked: Node) -> str:
-        """host:port of an address in the map. An empty host, or `?`, is that of the server that sent the map."""
+        """host:port of an address in the map. An empty host, or `?`, is the host of the server that sent the map."""
         host = address[0].decode() if isinstance(address[0], bytes) else ""
         if host in ("", "?"):
             host = asked.place.rpartition(":")[0].strip("[]")

@@ -194,7 +194,7 @@ class ClusterQueue(KeyspaceQueue):
             mark = reserved_of(queue, member, owner.replace("/", ".") + ".").mark
             note = self._left.get(queue)
             if note is None or note.id != deferred.id_of(mark):
-                note = deferred.found(self.connection, mark, self._served)
+                note = deferred.find_answer(self.connection, mark, self._served)
             if note is None:
                 return member
             self.connection.beat_state.given.append(deferred.give(self.connection, note))
@@ -272,7 +272,7 @@ class NodeWait:
                 self.number = number if isinstance(number, int) else 0
             self.connection.send(packed(("BLPOP", *names, max(0.001, round(seconds, 3)))))
         except ConnectionLost as error:
-            self.node.broke(error)
+            self.node.note_error(error)
             raise
 
     def end(self) -> Any:
@@ -284,7 +284,7 @@ class NodeWait:
                 self.node.ready().call("CLIENT", "UNBLOCK", self.number)
                 return self.connection.receive()
         except (ConnectionLost, ServerRefused) as error:
-            self.node.broke(error)
+            self.node.note_error(error)
         return self.connection.leave()
 
 

@@ -108,7 +108,7 @@ class RedisConnection(Patience):
             check_welcome(self.target, commands, self.call_many(commands))
         except BaseException as error:
             self.close()
-            self.target.doubted()
+            self.target.distrust()
             if type(error) in (ConnectionLost, NoAnswer):
                 raise Unreachable(str(error)) from None
             raise

@@ -79,14 +79,14 @@ class Primary(RedisUrl):
 
     def connection(self, timeout: float) -> Opened:
         """A connection to the named server; RedisConnection checks its role. Raises OSError, ConnectionLost."""
-        self.host, self.port = self.found(timeout)
+        self.host, self.port = self.find_primary(timeout)
         try:
             return super().connection(timeout)
         except OSError:
-            self.doubted()
+            self.distrust()
             raise
 
-    def doubted(self) -> None:
+    def distrust(self) -> None:
         """Query another sentinel next."""
         self.sentinels.append(self.sentinels.pop(0))
 
@@ -97,15 +97,15 @@ class Primary(RedisUrl):
         if began < self._rests_until:
             return ""
         try:
-            address = self.told_by(self.sentinels[0], min(QUERY_TIME, timeout / 2))
+            address = self.primary_by(self.sentinels[0], min(QUERY_TIME, timeout / 2))
         except (OSError, hiredis.ProtocolError, ConnectionLost):
-            self.doubted()
+            self.distrust()
             now = time.monotonic()
             self._rests_until = now + RESTS * (now - began)
             return ""
         return "" if address == (self.host, self.port) else f"the sentinels name {shown(address)} now"
 
-    def found(self, timeout: float) -> Address:
+    def find_primary(self, timeout: float) -> Address:
         """The first answer of a sentinel within `timeout` seconds. Raises ConnectionLost if there is none."""
         until, errors = time.monotonic() + timeout, list[ConnectionLost]()
         for _ in range(len(self.sentinels)):
@@ -113,18 +113,18 @@ class Primary(RedisUrl):
             if left <= 0:
                 break
             try:
-                return self.told_by(self.sentinels[0], min(QUERY_TIME, timeout / 2, left))
+                return self.primary_by(self.sentinels[0], min(QUERY_TIME, timeout / 2, left))
             except (OSError, hiredis.ProtocolError) as error:
                 errors.append(unreached(error)(f"sentinel {shown(self.sentinels[0])}: {reason(error)}"))
             except ConnectionLost as error:
                 errors.append(error)
-            self.doubted()
+            self.distrust()
         for each in errors:  # an error that an operator must fix comes before one of an unreachable sentinel
             if type(each) is not Unreachable:
                 raise each
         raise Unreachable(f"no sentinel names the primary of '{self.service}': {'; '.join(map(str, errors))}")
 
-    def told_by(self, sentinel: Address, seconds: float) -> Address:
+    def primary_by(self, sentinel: Address, seconds: float) -> Address:
         """The primary's address according to one sentinel. Raises OSError, ConnectionLost."""
         with SentinelQuery(sentinel, seconds, self._sentinel_tls) as query:
             user, password = self._login
@@ -176,11 +176,11 @@ class SentinelQuery:
                 raise ConnectionError("it closed the connection")
             self._reader.feed(received)
         if isinstance(reply, hiredis.ReplyError):
-            raise refused(str(reply), shown(self.sentinel))
+            raise error_of(str(reply), shown(self.sentinel))
         return reply
 
 
-def refused(text: str, sentinel: str) -> ConnectionLost:
+def error_of(text: str, sentinel: str) -> ConnectionLost:
     if text.startswith(NO_ENTRY):
         hint = "set sentinel_username and sentinel_password in the url"
         return WrongPassword(f"sentinel {sentinel} refuses this user or password ({hint}): {text}")

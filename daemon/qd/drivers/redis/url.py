@@ -59,7 +59,7 @@ class RedisUrl:
             return client.unix(self.path, timeout)
         return client.tcp(self.host, self.port, timeout, self.tls)
 
-    def doubted(self) -> None:
+    def distrust(self) -> None:
         """Called when the server cannot be used. Primary overrides it."""
 
     def replaced(self, timeout: float) -> str:
