@@ -1,4 +1,4 @@
-"""An app that no server is asked for (a file whose app is another has its own), and masters without processes."""
+"""Fixtures for unit tests: an app without a server (some files define another one) and masters without processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def app() -> FakeQd:
 
 @pytest.fixture
 def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
-    """Makes masters on a made-up clock; the arguments are fields of their plan."""
+    """Makes masters with a fake clock; the arguments are fields of their plan."""
     made: list[Rig] = []
 
     def make(**options: Any) -> Rig:

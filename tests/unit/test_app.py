@@ -1,4 +1,4 @@
-"""Qd itself: lazy, its settings, its listeners, its connections, and what importing it costs."""
+"""The Qd class: lazy settings, listeners, connections, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = Path(qd.__file__).parents[1]
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty current folder, and nothing of qd in the environment."""
+    """An empty current folder, and no variables of qd in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in ("QD_REDIS_URL", "REDIS_URL", "QD_CONFIG", "QD_APP", "QD_CONNECTION", "QD_IMPORTS"):
         monkeypatch.delenv(name, raising=False)
@@ -244,7 +244,7 @@ def test_an_embedded_url_starts_the_projects_server(monkeypatch, tmp_path):
 
 
 def test_the_fake_is_a_queue():
-    """So that what the tests above prove is proved of what the app really calls."""
+    """So the tests above prove something about the class that the app really uses."""
     from qd.drivers.redis.queue import RedisQueue
 
     used = {name for name in vars(FakeQueue) if not name.startswith("_")}

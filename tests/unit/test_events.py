@@ -1,4 +1,4 @@
-"""Events: what a listener must look like, and the app's own."""
+"""Events: signatures of listeners, and errors in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qd.options.tables import WorkOptions
 from qd.worker.status import SECONDS, WorkerEvents
 from tests.support.fakes import FakeQd
 
-# -- the shape of a listener
+# -- signatures of listeners
 
 
 def takes_nothing() -> None: ...

@@ -1,4 +1,4 @@
-"""A line of the log says when it was written."""
+"""Each log line has a timestamp."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_line_has_its_own_timestamp():
 def test_the_offset_is_that_of_the_zone_at_that_time(monkeypatch: pytest.MonkeyPatch, zone: str, said: str):
     monkeypatch.setenv("TZ", zone)
     time.tzset()
-    local.cache_clear()  # one second has one offset in a process
+    local.cache_clear()  # the offset is cached per second
     assert as_text(AT, "info", "worker", "job.done", {}).startswith(f"2025-11-22 {said} INFO ")
 
 

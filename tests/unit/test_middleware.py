@@ -1,4 +1,4 @@
-"""The middleware that comes with qd: what is refused where it is written, and what it does without a store."""
+"""Built-in middleware: what is refused at the declaration, and what it does without a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is masked, however it is written, and what is not."""
+"""Which strings are masked, in any encoding, and which are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = 'p"a\\ss/w@rd ä'
 
 @pytest.fixture(autouse=True)
 def forgotten(unhidden: None) -> None:
-    """Nothing is hidden but what the test hides."""
+    """Only the secrets of the test are masked."""
     redaction._hidden.clear()
     redaction._pattern = None
 

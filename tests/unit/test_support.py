@@ -278,7 +278,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """bench("report"): a module of the benchmark, which is no package."""
+    """bench("report"): a module of the benchmark, which is not a package."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCH))
 

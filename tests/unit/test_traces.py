@@ -24,13 +24,13 @@ def app() -> FakeQd:
 
 
 def raised_by(body: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # any that a job may raise
+    with pytest.raises(BaseException) as caught:  # any error that a job may raise
         body()
     return caught.value
 
 
 def files(error: BaseException) -> list[str]:
-    """Of all frames that are shown, without the traceback's own words."""
+    """The file of each frame that is shown."""
     text = trimmed(error) or ""
     return [line.split('"')[1] for line in text.splitlines() if line.lstrip(" |").startswith('File "')]
 
@@ -89,7 +89,7 @@ def test_causes_and_groups_are_trimmed_too(app: FakeQd):
 
     error = raised_by(outer.run)
     assert set(files(error)) == {HERE}
-    assert len(files(error)) == 6  # raised_by and outer; of the cause and of the group's member outer and inner
+    assert len(files(error)) == 6  # raised_by and outer; outer and inner of the cause and of the member of the group
 
 
 def test_a_failed_import_shows_only_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Parameters that are filled in on the worker, and arguments that travel as model and key."""
+"""Parameters that the worker provides, and model arguments that are sent as a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.fakes import FakeQd
 
 
 class Session:
-    """Not a context manager of its own."""
+    """Not a context manager itself."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -32,7 +32,7 @@ class Client(Session):
 
 
 class Making:
-    """A provider that writes down what happens to its sessions."""
+    """A provider that records what happens to its sessions."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -57,7 +57,7 @@ def making(app: FakeQd) -> Making:
     return made
 
 
-# -- what travels
+# -- what is sent
 
 
 def test_a_provided_parameter_is_not_sent_and_is_filled_in_by_run(app: FakeQd, making: Making):
@@ -178,7 +178,7 @@ def test_a_missing_provider_is_an_error_of_the_run_not_of_dispatch(app: FakeQd):
         count.run()
 
 
-# -- what is made
+# -- provided values
 
 
 def test_a_plain_return_value_is_used_as_is(app: FakeQd):
@@ -345,7 +345,7 @@ class Invoice(Order): ...
 
 
 class Shelf:
-    """A serializer of this shop's models: what it holds can be loaded."""
+    """A serializer of the shop's models: only the objects it contains can be loaded."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[type, str], Order] = {}

@@ -1,4 +1,4 @@
-"""Keys made of arguments: equal values give one text, whoever sent them and however their JSON was written."""
+"""Keys made from arguments: equal values have equal keys, whatever their JSON looks like and whichever program wrote it."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def signature(annotation: Any, **default: Any) -> Signature:
 
 
 def key(annotation: Any, raw: str) -> str:
-    """The text of the parameter `m` of this type, from the JSON that somebody sent."""
+    """The key for the parameter `m` of this type, given the JSON of a payload."""
     return Pattern("unique", "{m}", signature(annotation)).key(b'{"m":%b}' % raw.encode())
 
 
 def sent(annotation: Any, value: object) -> str:
-    """The same, from what qd sends for this value."""
+    """The same, given the JSON that qd sends for this value."""
     own = signature(annotation)
     return Pattern("unique", "{m}", own).key(own.encode({"m": value}))
 
@@ -175,7 +175,7 @@ def test_equal_values_have_one_key(annotation: Any, values: list[Any]) -> None:
     ],
 )
 def test_a_value_with_only_one_json_form_keeps_it(annotation: Any, value: Any) -> None:
-    """Locks of a fleet whose hosts still make keys of JSON text are the same."""
+    """So locks are shared with hosts that still run a release that uses the JSON text as the key."""
     (plain,) = json.loads(signature(annotation).encode({"m": value})).values()
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     assert sent(annotation, value) == text

@@ -1,4 +1,4 @@
-"""qd.arguments: bound at the caller, encoded, converted back in the worker; what does not fit is named."""
+"""qd.arguments: bound by the caller, encoded, converted back in the worker; errors name the argument."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def welcome(to: str, subject: str = "Hello", *, copies: int = 1) -> None: ...
 
 
 def typed(kind: Any) -> Signature:
-    """The signature of a job with one parameter, called value."""
+    """The signature of a job with one parameter named value."""
 
     def job(value): ...
 
@@ -341,7 +341,7 @@ def test_untyped_kwargs_follow_the_same_rule():
             signature.encode({"a": 1, "b": 2, wrong: {1}})
 
 
-# -- what would change or vanish on the way
+# -- values that would change or be lost in transit
 
 
 @dataclass
@@ -351,7 +351,7 @@ class Special(Item):
 
 @dataclass
 class Bare(Item):
-    """Has no fields of its own."""
+    """Has no fields."""
 
 
 @dataclass
@@ -589,7 +589,7 @@ def test_a_dataclass_that_raises_does_not_harm_the_worker():
         typed(Picky).decode(b'{"value":{"n":1}}')
 
 
-# -- what cjson did
+# -- repairing what cjson did
 
 
 @pytest.mark.parametrize(
@@ -770,7 +770,7 @@ def test_the_fields_of_a_class_job_are_its_arguments():
         signature.decode(b"{}")
 
 
-# -- whole values
+# -- raw values
 
 
 @settings(deadline=None)
@@ -783,7 +783,7 @@ def test_a_raw_value_follows_the_same_rules():
     for wrong in (math.nan, [datetime(2026, 1, 1)], object(), "\ud800"):
         with pytest.raises(ArgumentError):
             encode_value(wrong)
-    assert encode_value({1}) == b"[1]"  # for another program, whose types are not known here
+    assert encode_value({1}) == b"[1]"  # for another program, whose types qd does not know
     with pytest.raises(ArgumentError, match="a set would arrive as something else"):
         encode_value({"a": [{1}]}, as_it_is=True)
     for data in (b"{", b'"\xff"', b"[" * 100_000):

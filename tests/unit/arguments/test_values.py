@@ -1,4 +1,4 @@
-"""Models of pydantic, attrs classes and paths as arguments; types that JSON cannot tell apart are refused when declared."""
+"""Pydantic models, attrs classes and paths as arguments; types that JSON cannot tell apart are refused at the declaration."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Parcel:
 
 
 def typed(kind: Any) -> Signature:
-    """The signature of a job with one parameter, called value."""
+    """The signature of a job with one parameter named value."""
 
     def job(value): ...
 
@@ -288,7 +288,7 @@ def test_the_fields_of_a_model_undo_what_cjson_did(kind, text, value):
     assert typed(kind).decode(b'{"value":%b}' % text.encode())["value"] == value
 
 
-# -- when a job is declared
+# -- at the declaration
 
 
 NEVER = [

@@ -1,4 +1,4 @@
-"""QD_ENV_FILE: what a line may be, and what stands where nothing does any more."""
+"""QD_ENV_FILE: the syntax of its lines, and variables that are removed from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: who wins, where each value came from, and what is refused with which words."""
+"""The configuration: precedence, the origin of each value, and error messages."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def load(path=None, **more):
 
 
 def refused(path=None, **more):
-    """What `load` says when it refuses: always one line."""
+    """The error message of `load`, which is always one line."""
     with pytest.raises(ConfigError) as error:
         load(path, **more)
     assert "\n" not in str(error.value)
@@ -428,7 +428,7 @@ def test_line_numbers_are_found_in_any_toml_syntax():
     }  # fmt: skip
 
 
-# --- what follows ----------------------------------------------------------------------------------------------------
+# --- derived values ----------------------------------------------------------------------------------------------------
 
 
 def test_once_is_for_one_worker(folder):

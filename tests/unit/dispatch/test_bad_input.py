@@ -1,4 +1,4 @@
-"""What cannot be sent is refused where it is said, before anything is sent: the error names the job and the argument."""
+"""Bad input is refused before anything is sent: the error is raised at the call and names the job and the argument."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ JOB = "job 'mail.welcome'"
 
 
 class Opaque:
-    """Nothing that JSON could say."""
+    """Has no JSON form."""
 
 
 class Shop:
-    """An app with jobs, and what is done wrong with them. `wrong` gets round the type checker."""
+    """An app with jobs that are used wrongly. `wrong` hides the mistakes from the type checker."""
 
     def __init__(self) -> None:
         self.app = FakeQd()
@@ -77,7 +77,7 @@ async def waiting(job: RunningJob, call_next: Callable[[], Any]) -> object:
 
 
 Act = Callable[[Shop], object]
-Case = tuple[str, Act, type[Exception], tuple[str, ...]]  # what it is, what is done, what is raised, what that names
+Case = tuple[str, Act, type[Exception], tuple[str, ...]]  # description, call, error class, words in its message
 
 ARGUMENTS: list[Case] = [
     ("an object", lambda s: s.welcome.dispatch("a", data=Opaque()), ArgumentError, (JOB, "'data'", "no JSON form")),
@@ -328,7 +328,7 @@ def test_bad_input_is_refused_by_name_and_nothing_is_sent(act: Act, kind: type[E
 
 
 def test_the_same_calls_with_good_input_are_sent():
-    """So that none of them is refused for another reason."""
+    """This proves that no case above is refused for another reason."""
     shop = Shop()
     at = datetime(2031, 1, 1, tzinfo=UTC)
     shop.welcome.using(delay=at, tries=2, key="k").dispatch("a", at, 1.5, [{"k": None}])

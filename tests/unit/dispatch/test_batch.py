@@ -86,7 +86,7 @@ def test_outside_a_job_there_is_no_current_batch(app: FakeQd):
 
 
 class Running:
-    """An app that could reach no server, and what its jobs have seen of their batch."""
+    """An app that can reach no server, and the batch as its jobs saw it."""
 
     def __init__(self) -> None:
         self.app, self.seen = Qd(), list[Any]()

@@ -1,4 +1,4 @@
-"""app.chain: what is refused before anything is sent, and what the first payload carries."""
+"""app.chain: what is refused before anything is sent, and what the first payload contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves an app: the payload, its queue, its delay, how many trips it takes."""
+"""What an app sends: the payload, its queue, its delay, and the number of round trips."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_options_of_using_are_checked(app: FakeQd, options):
         app.job("mail.welcome")(welcome).using(**options)
 
 
-# -- where to
+# -- queue and connection
 
 
 def test_queue_and_connection_default_to_the_configured_ones(app: FakeQd):
@@ -275,7 +275,7 @@ def test_errors_of_the_connection_reach_the_caller(app: FakeQd):
         job.dispatch("a@b.c")
 
 
-# -- many
+# -- many jobs
 
 
 def test_many_jobs_are_sent_in_one_round_trip_per_connection(app: FakeQd):
@@ -408,7 +408,7 @@ def test_size_counts_waiting_and_running_jobs(app: FakeQd):
     queue = app.queue("reports")
     queue.push("A")
     queue.push("B", delay=5)
-    assert queue.size() == 3  # one is always reserved there
+    assert queue.size() == 3  # FakeQueue always reports one reserved job
     assert queue.clear() == 2
     assert app.opened[0].cleared == ["reports"]
 
@@ -445,7 +445,7 @@ def test_job_queued_is_not_emitted_for_unsent_jobs(app: FakeQd):
     assert len(told) == 1
 
 
-# -- a call by its name, as the command line makes it
+# -- a call by name, as the command line makes it
 
 
 def test_a_job_can_be_called_by_name(app: FakeQd):
@@ -456,7 +456,7 @@ def test_a_job_can_be_called_by_name(app: FakeQd):
 
 
 def test_only_the_app_itself_sends(app: FakeQd):
-    """A function keeps to the app that declared it."""
+    """A function is sent only by the app that declared it."""
     other = FakeQd()
     other.dispatch(app.job("mail.welcome")(welcome).bind("a"))
     assert (len(app.sent), len(other.sent)) == (0, 1)

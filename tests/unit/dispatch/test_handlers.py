@@ -1,4 +1,4 @@
-"""Commands and their handlers, events of the app's own and their listeners, queued or not."""
+"""Commands and their handlers; the app's events and their listeners, queued or not."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Attr:
 
 
 class NothingType:
-    """As attrs calls what stands for no default."""
+    """The name that attrs uses for a missing default."""
 
 
 class Attrs:
-    """A class as attrs makes it, without attrs."""
+    """A class like those of attrs, without attrs."""
 
     __attrs_attrs__ = (Attr("_order_id", NothingType()), Attr("copies", 1))
 
@@ -204,7 +204,7 @@ def test_options_of_handlers_are_checked(app: FakeQd):
         app.map(SendInvoice, send_invoice, raw=True)
 
 
-# -- the app's own events
+# -- the app's events
 
 
 def test_emit_calls_the_listeners_directly_and_sends_nothing(app: FakeQd):

@@ -1,4 +1,4 @@
-"""What a job is made into before it is sent: ties, names for people, and what waits for a commit."""
+"""What a job becomes before it is sent: relations, display names, and jobs that wait for a commit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_relations_come_before_the_id(app: FakeQd, signed: bool):
     if signed:
         app.settings = replace(app.settings, signing=SigningSettings(keys=("k1:secret",)))
     job = app.job("shop.charge", tags=["a"])(charge)
-    for _ in range(3):  # the first payload of a plan is made otherwise than the next
+    for _ in range(3):  # the first payload of a plan is built differently from later ones
         parcel = made(app, job.bind(42), TIES)
         payload = read(parcel.body)
         assert payload.qd == TIES
@@ -113,7 +113,7 @@ def test_keyed_requires_a_job_of_this_app(app: FakeQd):
         app.keyed(charge, "order:42")  # type: ignore[arg-type]
 
 
-# -- names for people
+# -- display names
 
 
 def test_the_display_name_is_sent(app: FakeQd):
@@ -168,7 +168,7 @@ def test_a_wrong_display_name_is_refused_at_the_declaration(app: FakeQd, option:
 
 
 class Transaction:
-    """As Django's and SQLAlchemy's tell their commit; `open` says whether one is."""
+    """Reports its commit as Django and SQLAlchemy do; `open`: whether a transaction is open."""
 
     def __init__(self, app: Qd) -> None:
         self.open = True

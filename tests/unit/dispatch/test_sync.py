@@ -1,4 +1,4 @@
-"""driver = "sync": a job runs where it is dispatched, by the rules of a worker; driver = "null": it is forgotten."""
+"""driver = "sync": a job runs in the dispatching process, by the rules of a worker; driver = "null": it is discarded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEARD = (
 
 
 class Shop:
-    """An app whose default connection is sync, and what its jobs have done."""
+    """An app whose default connection is sync, and a record of what its jobs did."""
 
     def __init__(self, folder: Path, default: str = "sync") -> None:
         names = "".join(f'[connections.{name}]\ndriver = "{name}"\n' for name in ("sync", "null"))
@@ -128,7 +128,7 @@ def test_a_job_that_calls_fail_reports_the_reason(shop: Shop) -> None:
 def test_the_traceback_of_an_error_contains_no_frames_of_qd(shop: Shop) -> None:
     with pytest.raises(ValueError, match="does not work") as raised:
         shop.work.using(tries=1).dispatch(1, fails=9)
-    assert raised.value.__context__ is sys.exc_info()[1]  # an alarm amid an except clause may have left one for ever
+    assert raised.value.__context__ is sys.exc_info()[1]  # an alarm inside an except clause may have left one behind
 
 
 def test_the_next_attempt_sees_the_checkpoint(shop: Shop) -> None:
@@ -200,7 +200,7 @@ def test_a_unique_job_cannot_dispatch_itself_while_it_runs(shop: Shop) -> None:
             one.dispatch(False)
 
     one.dispatch()
-    one.dispatch(False)  # its lock is free
+    one.dispatch(False)  # its lock is free again
     assert (shop.did, len(skipped)) == ([True, False], 1)
 
 

@@ -1,4 +1,4 @@
-"""driver = "failover": what is sent goes to the first connection that takes it. Here of servers that are made up."""
+"""driver = "failover": jobs go to the first connection that accepts them. The servers here are fakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qd.events import QueueFailedOver
 
 
 class Made(SendingOnly):
-    """Takes jobs, until `error` is set."""
+    """Accepts jobs until `error` is set."""
 
     def __init__(self, at: config.ConnectionSettings) -> None:
         super().__init__(at)
@@ -60,7 +60,7 @@ class Shop:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The one by which a connection that failed rests; it goes on when the test says so."""
+    """The clock that times the rest of a failed connection; the test advances it."""
     found = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(send_only, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
@@ -157,7 +157,7 @@ def test_control_defaults_to_the_first_connection(shop: Shop) -> None:
     assert shop.app.settings.control == "a"
 
 
-# -- drivers of the app's own
+# -- custom drivers
 
 
 def test_a_custom_driver_gets_the_settings_of_its_connection(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_custom_driver_gets_the_settings_of_its_connection(tmp_path: Path) -> 
 
 
 def test_a_class_with_only_the_required_methods_is_a_driver(tmp_path: Path) -> None:
-    """Its constructor takes the settings; who works on it is no word of it."""
+    """Its constructor takes the settings."""
 
     class Spool(SendingOnly):
         def take(self, job: Outgoing) -> None: ...

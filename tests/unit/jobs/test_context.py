@@ -44,7 +44,7 @@ def job(name: str = "mail.welcome") -> RunningJob:
     return RunningJob("an-id", name, "default", 2)
 
 
-# -- the job in hand
+# -- the current job
 
 
 def test_outside_a_job_there_is_no_current_job():
@@ -120,7 +120,7 @@ def test_a_wrong_delay_is_an_error_of_the_job(delay):
     assert one.outcome is None
 
 
-# -- here and now
+# -- run()
 
 
 def test_run_converts_as_a_worker_does(app: FakeQd):
@@ -234,7 +234,7 @@ def test_two_threads_run_their_own_jobs(app: FakeQd):
 
 
 class Charging:
-    """A class job that notes what failed() was told."""
+    """A class job that records the arguments of failed()."""
 
     def __init__(self, app: FakeQd, work: Any) -> None:
         self.told = told = list[BaseException]()
@@ -339,7 +339,7 @@ def test_a_listener_may_fail_the_job_before_it_runs(app: FakeQd):
     assert ran == []
 
 
-# -- what it saves
+# -- checkpoints
 
 
 def test_a_new_job_has_no_checkpoint():
@@ -433,7 +433,7 @@ class Line:
 
 @pytest.fixture
 def seen(app: FakeQd) -> list[dict[str, Any]]:
-    """What middleware around every job finds."""
+    """The arguments as middleware around every job sees them."""
     found: list[dict[str, Any]] = []
 
     @app.middleware

@@ -1,4 +1,4 @@
-"""Declaring jobs: what is accepted, what is refused and how that is said, what the worker finds in the registry."""
+"""Declaring jobs: what is accepted, what is refused with which message, and what the worker finds in the registry."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_similar_names_are_found(app: FakeQd):
     assert app._registry.get("mail.wellcome") is None
 
 
-# -- what cannot be a job
+# -- invalid jobs
 
 
 class Shop:
@@ -240,7 +240,7 @@ def test_a_subclass_of_a_job_is_not_a_job(app: FakeQd):
     assert (app.last["job"], app.last["data"]) == ("child", {"number": 1, "other": 2})
 
 
-# -- what a worker does with it
+# -- in the worker
 
 
 def test_prepare_converts_now_and_calls_later(app: FakeQd):
@@ -366,7 +366,7 @@ def test_a_raw_job_takes_one_argument(app: FakeQd):
         app.job("class", raw=True)(type("Raw", (Job,), {"handle": lambda self: None, "__module__": HERE}))
 
 
-# -- a call that is dropped
+# -- discarded calls
 
 
 def line_of(text: str) -> int:
@@ -375,7 +375,7 @@ def line_of(text: str) -> int:
 
 
 def dropped(make: Any) -> list[warnings.WarningMessage]:
-    """What is told of calls that `make` drops, and not of what the tests before this one have left to the collector."""
+    """Warnings about calls that `make` discards, without those of earlier tests that wait for the garbage collector."""
     gc.collect()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -388,10 +388,10 @@ def test_a_discarded_bind_warns_with_its_line(app: FakeQd):
     job = app.job("mail.welcome")(at_the_top)
 
     def forgetful() -> None:
-        job.bind("you")  # dropped: bind
+        job.bind("you")  # discarded: bind
 
     (told,) = dropped(forgetful)
-    assert (told.category, told.filename, told.lineno) == (NeverSent, __file__, line_of("# dropped: bind"))
+    assert (told.category, told.filename, told.lineno) == (NeverSent, __file__, line_of("# discarded: bind"))
     assert "mail.welcome" in str(told.message)
     assert ".dispatch()" in str(told.message)
 
@@ -400,10 +400,10 @@ def test_a_discarded_using_warns_with_its_line(app: FakeQd):
     job = app.job("mail.welcome")(at_the_top)
 
     def forgetful() -> None:
-        job.using(delay=5)  # dropped: using
+        job.using(delay=5)  # discarded: using
 
     (told,) = dropped(forgetful)
-    assert (told.category, told.lineno) == (NeverSent, line_of("# dropped: using"))
+    assert (told.category, told.lineno) == (NeverSent, line_of("# discarded: using"))
 
 
 def test_a_discarded_using_of_an_instance_warns(app: FakeQd):

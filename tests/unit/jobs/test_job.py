@@ -15,7 +15,7 @@ from qd.payload.signing import Signing
 from qd.scheduler.entry_job import Guard, job_of
 from tests.support.fakes import FakeQd, settings
 
-# -- options that are worked out
+# -- computed options
 
 
 def test_options_can_be_computed_from_the_fields(app: FakeQd):
@@ -145,7 +145,7 @@ def test_send_waits_for_the_commit_too(app: FakeQd):
 
 
 def test_a_tick_calls_send_at_once_even_for_an_after_commit_job(app: FakeQd):
-    """Of an app without transactions too, which refuses such a dispatch."""
+    """Even in an app without transactions, which refuses such a dispatch."""
     asked: list[str] = []
 
     @app.job("charge")
@@ -293,7 +293,7 @@ def test_a_hook_with_a_wrong_signature_is_refused(app: FakeQd, hook: Any, said: 
         app.payload_hook(hook)
 
 
-# -- shapes that cannot be sent
+# -- classes that cannot be sent
 
 
 def test_a_frozen_class_is_refused_when_it_is_declared(app: FakeQd):

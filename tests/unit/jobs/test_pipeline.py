@@ -1,4 +1,4 @@
-"""Middleware around a job: its order, its shapes, and what is refused where it is declared."""
+"""Middleware around a job: its order, its forms, and what is refused at the declaration."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_release_counts_even_if_middleware_swallows_it(app: FakeQd):
         work.run()
 
 
-# -- what is refused
+# -- errors
 
 
 def two(job: RunningJob, call_next: Next) -> object:

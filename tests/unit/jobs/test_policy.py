@@ -1,4 +1,4 @@
-"""qd.jobs.policy: whose word counts, what is failed before it runs, and what follows an error."""
+"""qd.jobs.policy: precedence of options, jobs that fail before they run, and what happens after an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def limits(**facts: object) -> JobLimits:
     return JobLimits(**{**plain, **facts})  # type: ignore[arg-type]
 
 
-# -- whose word counts
+# -- precedence
 
 
 def test_the_options_of_the_worker_are_the_default():
@@ -77,7 +77,7 @@ def test_a_declared_retry_period_begins_when_the_job_was_due():
     assert limits_of(payload(), declared, WORKER).retry_until is None
 
 
-# -- before it runs
+# -- before a job runs
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from qd.store.masters import MasterReport
 
 
 class Store:
-    """Counters as the server has them; notes what is logged."""
+    """Counters as the server stores them; records what is logged."""
 
     def __init__(self) -> None:
         self.dropped = {"a": 7, "b": 0}

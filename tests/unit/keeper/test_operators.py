@@ -1,4 +1,4 @@
-"""Which restarts the keeper tells its master: stamps of `qd restart`, and changes of Laravel's key that it did not write."""
+"""Which restarts the keeper reports to its master: stamps of `qd restart`, and changes of Laravel's key by others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.fakes import settings
 
 BOOTED = 1_795_267_100.0  # the server's clock when the code was imported
 ASKED = BOOTED + 10.25
-VALUE = b"1795267110"  # of Laravel's key, as its cache writes an integer
+VALUE = b"1795267110"  # Laravel's key: its cache writes an integer
 NEWER = b"1795267111"
 
 
 class Keeper:
-    """Its looks at Laravel's key and at the stamp; `told` is what the master heard."""
+    """A keeper that reads Laravel's key and the stamp; `told`: what it reported to the master."""
 
     def __init__(self, imported: float = BOOTED) -> None:
         self.told: list[str] = []
@@ -35,7 +35,7 @@ class Keeper:
         self._restarts = Restarts(cast(Any, context), keys, log)
 
     def beat(self, stamp: str, key: bytes | None) -> list[str]:
-        """One look; what the master has heard so far."""
+        """One beat. Returns what the master has been sent so far."""
         self.key = key
         self._restarts.look()
         self._restarts.obey(read_restart(stamp.encode()), self.at, self._first)
@@ -65,7 +65,7 @@ def test_a_queue_restart_in_the_same_beat_as_a_rolling_restart_counts():
 
 @pytest.mark.parametrize("value", [VALUE, b"0", None])
 def test_a_master_that_starts_after_the_qd_restart_obeys_the_next_queue_restart(value: bytes | None):
-    """value None: the stamp of a former release. b"0": `qd restart` ran where no [laravel] is configured."""
+    """value None: the stamp of an older release. b"0": `qd restart` ran without [laravel] in its configuration."""
     keeper = Keeper(imported=ASKED + 0.1)
     assert keeper.beat(stamp(value, " rolling"), VALUE) == []
     assert keeper.beat(stamp(value, " rolling"), NEWER) == ["restart"]

@@ -1,4 +1,4 @@
-"""What a keeper's report says of its master."""
+"""What a keeper's report contains about its master."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def board() -> Scoreboard:
 
 @pytest.fixture
 def silent(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> Silent:
-    """silent(s): `master_silent` of the report at the second s."""
+    """silent(s): `master_silent` in the report at second s."""
     at = 1000
     monkeypatch.setattr(module, "now", lambda: at * 10**9)
     context = SimpleNamespace(board=board, token="T", master=os.getpid())
@@ -69,7 +69,7 @@ def test_a_slot_without_a_worker_is_not_reported(board: Scoreboard) -> None:
 
 
 def test_start_times_use_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of this host does not count: it may be an hour ahead."""
+    """The clock of this host is not used: it may be an hour ahead."""
     monkeypatch.setattr(module, "now", lambda: 1000 * 10**9)
     report = Report(settings(), cast(Any, SimpleNamespace(board=board, token="T", master=os.getpid())))
     for slot, role in ((board.slot(0), Role.WORKER), (board.slot(1), Role.SCHEDULER)):

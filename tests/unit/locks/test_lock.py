@@ -1,5 +1,7 @@
-"""An alarm at every line of the code that takes, waits for and gives back a lock: nobody is left inside or in line, and the
-connection can be used. The alarm is made as the worker's: put off while a shield is up."""
+"""An alarm at every line of the code that takes, waits for and releases a lock leaves no holder and no waiter behind.
+
+The connection stays usable. The alarm works like the worker's: a shield defers it.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,18 @@ ROOMS = (
     "process/shield",
 )
 PLACES = tuple(HOME + room for room in ROOMS)
-# Before its first line is done nothing can be guarded: there the ttl is what frees the lock.
+# Nothing can be guarded before its first line has run: there the ttl frees the lock.
 BARE = ("__exit__", "uninterrupted")
 
 
 class Alarm:
-    """Rings once, at line number `at` of qd's own."""
+    """Fires once, at line number `at` of qd's code."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines, self.where, self.name = at, 0, "", ""
 
     def run(self, body: Callable[[], object]) -> bool:
-        """Whether it rang. What it raises is swallowed."""
+        """Returns whether it fired. Its exception is swallowed."""
         sys.settrace(self._call)
         try:
             body()
@@ -98,7 +100,7 @@ def test_an_alarm_at_any_line_leaves_no_lock_behind(server: Server, redis: Clien
 
 
 def test_an_alarm_at_any_line_of_a_wait_leaves_no_waiter_behind(server: Server, redis: Client):
-    """Each eleventh line: a wait has its length."""
+    """At every eleventh line only, because waits take time."""
     app = Qd(server.url)
     holder = app.lock("report", ttl=600)
     assert holder.acquire()
@@ -107,7 +109,9 @@ def test_an_alarm_at_any_line_of_a_wait_leaves_no_waiter_behind(server: Server, 
     left, rung = list[str](), 0
     for at in range(1, whole.lines, 11):
         alarm = Alarm(at)
-        rung += alarm.run(lambda: app.lock("report", ttl=30).acquire(timeout=0.03))  # fewer after a pause of ours
+        rung += alarm.run(
+            lambda: app.lock("report", ttl=30).acquire(timeout=0.03)
+        )  # fewer after a pause of this process
         assert shield.depth == 0, alarm.where
         if redis.call("ZCARD", "qd:mutex:{report}:line"):
             left.append(alarm.where)

@@ -1,4 +1,4 @@
-"""So many coroutines stand in line for a lock at a time; the others come in in the order in which they came."""
+"""A limited number of coroutines wait for a lock at once; the others follow in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_limited_number_of_coroutines_wait_and_the_others_follow_in_order():
         with pytest.raises(asyncio.CancelledError):
             await tasks[MOST]
         tasks[MOST + 1].cancel()
-        door.leave()  # to one that is cancelled, too
+        door.leave()  # also wakes one that is cancelled
         while len(entered) < MOST + 1:
             await asyncio.sleep(0)
         assert entered[MOST:] == [MOST + 2]

@@ -1,4 +1,4 @@
-"""What a new configuration may change while jobs of the old one are in hand: their leases are renewed in one place."""
+"""What a reload may change while jobs of the old configuration run: one keeper renews all their leases."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def receiver() -> Iterator[MessageReceiver]:
 
 
 class Master:
-    """Messages on a state of their own; `lines` has what was logged."""
+    """Messages with their own state; `lines`: what was logged."""
 
     def __init__(self, receiver: MessageReceiver) -> None:
         self.lines = list[str]()

@@ -35,7 +35,7 @@ def test_no_signals_merge_to_no_signals():
 
 
 def test_a_child_that_hangs_before_its_first_job_is_killed_after_a_second(make_rig: MakeRig) -> None:
-    """Without a stop timeout: nothing else would end it. The template goes first, with what it may still fork."""
+    """Even without a stop timeout. The template is killed first, so that it forks no more workers."""
     rig = make_rig(no_preload=False)
     rig.turn()
     (worker,) = rig.workers

@@ -28,7 +28,7 @@ def test_each_worker_of_a_slot_gets_a_new_generation() -> None:
     assert generations == [1, 2, 3]
 
 
-SOON = 0.001  # seconds between two looks
+SOON = 0.001  # seconds between two turns
 
 
 def falls(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 
 
 class Rig:
-    """A worker in a job whose time is over at 1,000 s by the clock; what it was sent, and how it was ended."""
+    """A worker in a job whose timeout passes at 1,000 s by the clock. `did`: signals it was sent, and how it was killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.did = 1000.0, list[str]()
@@ -29,7 +29,7 @@ class Rig:
         self.late = Watchdog(children, Log("master", write=lambda line: None))
 
     def look(self, at: float, silence: float = 10.0) -> list[str]:
-        """What was done so far, after a look at that moment."""
+        """Returns what was done so far, after a check at that time."""
         self.at = at
         self.late.end(0, silence)
         return self.did
@@ -57,7 +57,7 @@ def test_a_late_check_still_leaves_time_for_the_stack(rig: Rig) -> None:
 
 def test_a_job_that_ends_during_the_grace_time_is_not_killed(rig: Rig) -> None:
     assert rig.look(1003) == ["stack"]
-    rig.worker.slot[W.DEADLINE] = 0  # its own alarm has been heard
+    rig.worker.slot[W.DEADLINE] = 0  # its own alarm has ended the job
     assert rig.look(1003.2) == ["stack"]
 
 
@@ -71,7 +71,7 @@ def test_a_silent_worker_also_gets_time_for_its_stack(rig: Rig) -> None:
 
 
 class Clock:
-    """What silence.py takes for now."""
+    """The clock of the watchdog."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at = 1_000_000_000_000
@@ -103,7 +103,7 @@ def looks(quiet: HeartbeatMonitor, one: Worker, clock: Clock, seconds: float, ea
 def test_only_time_during_which_the_master_ran_counts_as_silence(clock: Clock) -> None:
     quiet, one = HeartbeatMonitor(), worker(clock)
     assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
-    clock.pass_(3600)  # the whole tree was stopped
+    clock.pass_(3600)  # the whole process tree was suspended
     quiet.look([one])
     assert quiet.of(one) == pytest.approx(6, abs=0.7)
     one.slot[W.BEAT] = clock.at

@@ -1,4 +1,4 @@
-"""Human units: what is read, what is refused and how it says so."""
+"""Units as people write them: what is accepted, and what is refused with which message."""
 
 from datetime import timedelta
 

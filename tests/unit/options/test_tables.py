@@ -1,4 +1,4 @@
-"""The option table: every row is whole, reads what people write, and refuses what makes no sense."""
+"""The option table: every row is complete, parses what people write, and refuses invalid values."""
 
 import dataclasses
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""qd.payload: reading whatever comes, and making what Laravel would."""
+"""qd.payload: reading any bytes, and building payloads as Laravel does."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_only_call_queued_handler_is_a_laravel_object():
     assert not read(rb'{"job":"App\\Jobs\\Report@fire"}').is_laravel_object
 
 
-# -- making
+# -- building
 
 
 def test_a_built_payload_is_read_back():

@@ -1,4 +1,4 @@
-"""qd.payload.reservation: what changes in a payload while a job is held, and that no other byte does."""
+"""qd.payload.reservation: which bytes of a payload change while a job is reserved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARK = "Ab3Ab3Ab3A.3.17.2"
 
 
 def reserved(raw: bytes, unit: str = '"attempts":2', mark: str = MARK) -> bytes:
-    """As the reserve script writes it."""
+    """The payload as the reserve script writes it."""
     before, after = raw.rsplit(b'"attempts":0', 1)
     return before + f'{unit},"rsv":"{mark}"'.encode() + after
 
@@ -124,7 +124,7 @@ def test_an_answered_reservation_has_no_owner():
     assert unanswered(answered(reserved(VALID), MARK)) is None
 
 
-# -- what a job saves
+# -- checkpoints
 
 
 def test_a_forged_reservation_with_huge_numbers_is_ignored():

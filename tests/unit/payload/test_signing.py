@@ -1,4 +1,4 @@
-"""Signatures: what they cover, which key, and what a payload that is refused is told."""
+"""Signatures: what they cover, which key is used, and how an invalid one is reported."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def welcome(to: str, n: int = 0) -> None: ...
 
 
 def pushed(*keys: str) -> bytes:
-    """A payload as an app with these keys sends it."""
+    """A payload that an app with these keys has sent."""
     app = app_with(*keys)
     app.call("mail.welcome", b'{"to":"a/b \xc3\xa4","n":7}').dispatch()
     return app.sent[-1].payload
 
 
 def refusal(payload: bytes, *keys: str, require: bool = True) -> str:
-    """Why it is refused; empty: it may run."""
+    """The reason why it is refused; empty if it may run."""
     try:
         Signing(keys, require).check(read(payload))
     except SignatureRefused as error:
@@ -99,7 +99,7 @@ MOVED += [("a", "b", "c d"), ("a 1:b", "c", "d"), ("a", "1:b 1:c", "d"), ("a", "
 
 @pytest.mark.parametrize("signed", MOVED)
 def test_bytes_cannot_be_moved_between_signed_parts(signed: tuple[str, str, str]):
-    """Lengths stand before each: the end of one is never the beginning of the next."""
+    """Each part is preceded by its length."""
     texts = {
         parts: json.dumps({"uuid": parts[0], "id": parts[1], "job": parts[2], "data": 1}).encode() for parts in MOVED
     }
@@ -176,7 +176,7 @@ def test_no_repr_shows_a_secret(tmp_path):
 
 
 def saved_by(payload: bytes, state: bytes, *keys: str) -> bytes:
-    """The payload, in hand, after job.checkpoint()."""
+    """The reserved payload after job.checkpoint()."""
     held = payload.replace(b'"attempts":0', b'"attempts":1,"rsv":"T.1.2.1"')
     return saving(held, "T.1.2.1", Signing(keys).sealed(read(held), state))
 

@@ -1,4 +1,4 @@
-"""How large and how deep: counted right for any bytes, cheap, and told where a payload is sent."""
+"""Size and depth limits: counted correctly for any bytes, cheaply, and checked at dispatch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_depth_is_defined_for_any_bytes(raw: bytes):
 
 @pytest.mark.parametrize("piece", [b"[", b"[]", b'"', b'\\"', b'"[', b'"[",', b'{"a":', b"\\", b']"'])
 def test_the_depth_of_hostile_bytes_is_counted_in_linear_time(piece: bytes):
-    """Ten times the bytes take about ten times as long, and by far not a hundred times."""
+    """Ten times the bytes take about ten times as long, not a hundred times."""
 
     def took(raw: bytes) -> float:
         began = time.process_time()

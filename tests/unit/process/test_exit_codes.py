@@ -1,4 +1,4 @@
-"""Which exit codes of a child mean that it did nothing wrong, and what the program exits with then."""
+"""Which exit codes of a child are orderly, and the exit code of the program after them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""qd.process.proc about this process, a child of it, and made-up cgroup trees."""
+"""qd.process.proc about this process, a child of it, and fake cgroup trees."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_own_memory_is_the_childs_own_after_a_fork() -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        block = bytearray(b"x") * 64_000_000  # more than malloc ever takes from what a test before has given back
+        block = bytearray(b"x") * 64_000_000  # more than malloc reuses of the memory freed by earlier tests
         os.write(write, str(proc.own_anon_bytes() if block else 0).encode())
         os._exit(0)
     os.close(write)

@@ -1,4 +1,4 @@
-"""Which queues are allowed in maintenance mode: what the keeper writes on the scoreboard and workers read there."""
+"""Queues allowed in maintenance mode: the keeper writes them on the scoreboard, and workers read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qd.process.systemd against a datagram socket that plays systemd."""
+"""qd.process.systemd against a datagram socket that acts as systemd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qd.process.systemd import Notifier, strip
 
 
 class Listener:
-    """systemd's end: what arrived, one dict a datagram."""
+    """systemd's end of the socket: one dict per datagram."""
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -106,7 +106,7 @@ def test_a_full_queue_neither_blocks_nor_loses_the_newest_of_each(listener: tupl
     assert notifier.extend(1)
     said = heard.next()
     assert said is not None
-    assert "RELOADING" not in said  # the state after it was told, so it is over
+    assert "RELOADING" not in said  # the state after the message, so reloading has ended
     assert (said["READY"], said["STATUS"], said["WATCHDOG"], said["EXTEND_TIMEOUT_USEC"]) == (
         "1",
         "last",
@@ -136,7 +136,7 @@ def test_without_variables_nothing_is_sent() -> None:
     [
         ("30000000", "", 15.0),
         pytest.param("30000000", str(os.getpid()), 15.0, id="this-process"),  # no pid in a name: xdist compares them
-        ("30000000", "1", None),  # another process is watched
+        ("30000000", "1", None),  # systemd watches another process
         ("0", "", None),
         ("-1", "", None),
         ("soon", "", None),

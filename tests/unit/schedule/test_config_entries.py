@@ -1,4 +1,4 @@
-"""[schedule.entries.NAME] of qd.toml: read, checked against the app, refused with its line."""
+"""[schedule.entries.NAME] in qd.toml: parsed, checked against the app, errors reported with their line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""app.schedule: what is declared, and what is refused, each with its file and line."""
+"""app.schedule: what can be declared, and what is refused, with file and line."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def only(app):
 
 
 def here():
-    """File and line of the caller's next line."""
+    """File and number of the line after the caller's."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + 1}"
 
 
-# --- what is run, and its name
+# --- tasks and their names
 
 
 def test_a_job_call_is_named_after_its_job_and_arguments(app, report):
@@ -143,7 +143,7 @@ def test_an_entry_can_be_a_qd_command(app):
     assert only(app).name == "qd failed forget --older-than 30d --queue=mail"
 
 
-# --- what can be said
+# --- options
 
 
 def test_all_options_of_a_run_are_stored(app, tmp_path):
@@ -199,7 +199,7 @@ def test_entries_can_be_limited_to_environments(app):
     assert [entry.runs_in("") for entry in app.schedule.entries()] == [False, True]
 
 
-# --- what is refused
+# --- errors
 
 
 BAD = {

@@ -39,7 +39,7 @@ NOON = at("2026-11-21T12:00")
         (lambda one: one.monthly().between("0:00", "1:00"), "2026-12-01T00:00"),
         (lambda one: one.cron("0 0 29 2 *").between("0:00", "1:00"), "2028-02-29T00:00"),
         (lambda one: one.cron("0 0 29 2 *"), "2028-02-29T00:00"),
-        (lambda one: one.hourly().when(lambda: False), "2026-11-21T13:00"),  # the user's, not asked
+        (lambda one: one.hourly().when(lambda: False), "2026-11-21T13:00"),  # the user's filter is not called
     ],
 )
 def test_the_next_tick_is_found_however_far_away(configure, moment):
@@ -56,7 +56,7 @@ def test_the_next_tick_is_found_however_far_away(configure, moment):
             "outside of 08:00-09:00",
         ),
         (lambda one: one.cron("0 0 29 2 *").between("8:00", "9:00"), "outside of 08:00-09:00"),
-        (lambda one: one.daily().when(False), ""),  # switched off: meant
+        (lambda one: one.daily().when(False), ""),  # disabled on purpose
     ],
 )
 def test_hours_that_exclude_all_ticks_are_reported(configure, why):

@@ -85,7 +85,10 @@ WRONG = [
     ("0 0 30 FEB *", "never comes"),
     ("0 0 31 4,6,9,11 *", "never comes"),
     ("0 0 30-31 2 */2", "never comes"),
-    ("0 0 */30 2 1#2", "never comes"),  # both must fit, for one begins with a star: the 1st is no second Monday
+    (
+        "0 0 */30 2 1#2",
+        "never comes",
+    ),  # both must match, because one begins with a star: the 1st is never a second Monday
 ]
 
 
@@ -103,7 +106,7 @@ def test_a_wrong_expression_is_refused_with_the_reason(expression: str, said: st
 RARE = [
     ("0 0 29 2 *", (2028, 2, 29)),
     ("0 0 * 2 MON#5", (2044, 2, 29)),
-    ("0 0 30 2 1", (2026, 2, 2)),  # either fits, as no field begins with a star: the Mondays of February
+    ("0 0 30 2 1", (2026, 2, 2)),  # one of them must match, because no field begins with a star: Mondays of February
     ("0 0 31 2,3 *", (2026, 3, 31)),
 ]
 
@@ -118,7 +121,7 @@ def test_rare_expressions_are_accepted(expression: str, day: tuple[int, int, int
 
 @pytest.mark.parametrize("at", [2e11, 253402300799.0, 1e17, float("inf")])
 def test_there_are_no_ticks_after_the_end_of_the_calendar(at: float) -> None:
-    """Such a moment may stand in a store that somebody has written into."""
+    """A store edited by hand may contain such a time."""
     assert Cron("@daily", "Europe/Berlin").next_after(at) is None
     assert Cron("@daily").next_after(at) is None
     assert Cron("@daily").next_after(86399.5) == 86400
@@ -206,7 +209,7 @@ EXPRESSIONS = [
 
 
 def ticks(expression: str, zone: str, start: float, end: float) -> list[float]:
-    """All in (start, end], by a reckoner of their own."""
+    """All ticks in (start, end], computed without shared caches."""
     found, reckoner = [], Ticks(read(expression), zone)
     while (start := reckoner.after(start)) <= end:
         found.append(start)
@@ -243,7 +246,7 @@ expressions = st.tuples(minutes, hours, days, st.just("*"), weekdays).map(" ".jo
 
 @st.composite
 def moments(draw: st.DrawFn) -> tuple[str, float]:
-    """A zone, and a moment near one of its changes."""
+    """A zone, and a time near one of its clock changes."""
     zone = draw(st.sampled_from(sorted(YEARS)))
     near = draw(st.sampled_from(changes(zone) or (1750000000,)))
     return zone, near + draw(st.integers(-5 * HOUR, 3 * HOUR)) + draw(st.sampled_from([0, 0.25, 0.999999, 0.9999999]))
@@ -298,7 +301,7 @@ def test_an_interval_uses_elapsed_time_across_clock_changes(expression: str, sec
 
 
 def test_expressions_with_seconds_follow_the_same_rule() -> None:
-    """cronsim takes each expression of six fields for a beat: 2:30 would not come in spring, and come twice in autumn."""
+    """cronsim treats every expression of six fields as an interval: 2:30 would be skipped in spring and doubled in fall."""
     berlin = "Europe/Berlin"
     for change in changes(berlin):
         span = change - 26 * HOUR, change + 26 * HOUR
@@ -314,7 +317,7 @@ def test_expressions_with_seconds_follow_the_same_rule() -> None:
 
 
 def test_minute_steps_within_hours_are_complete_on_the_day_of_a_clock_change() -> None:
-    """Where hours are added to the hour, a change by half an hour loses 2:00 to 2:20."""
+    """Adding whole hours would lose 2:00 to 2:20 when the clock changes by half an hour."""
     zone = "Australia/Lord_Howe"
     start = int(datetime(2025, 4, 6, tzinfo=ZoneInfo(zone)).timestamp())
     assert [wall(tick, zone)[11:16] for tick in ticks("*/10 2 * * *", zone, start, start + 4 * HOUR)] == [

@@ -1,4 +1,4 @@
-"""What is due when, and what becomes of ticks that nobody took in time. Milliseconds; a tick each second, late after 60."""
+"""When ticks are due, and what happens to late ones. Times in milliseconds; one tick per second, late after 60 s."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_small_backlog_is_not_counted_again():
 
     assert decide(counted, 5000, 900_000, LATE, "all", (5000, 700_000)) == Due(6000)
     assert len(asked) == 1
-    for few in ((6000, 700_000), (1000, 6000)):  # the field went back; the last of them is taken
+    for few in ((6000, 700_000), (1000, 6000)):  # the stored time went back; the last tick is taken
         asked.clear()
         assert decide(counted, 5000, 900_000, LATE, "all", few) == Due(6000)
         assert len(asked) > 100

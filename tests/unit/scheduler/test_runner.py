@@ -49,7 +49,7 @@ def test_a_call_to_a_server_is_not_interrupted():
         with shield:
             until = time.monotonic() + 10
             while shield.overdue is None and time.monotonic() < until:
-                pass  # the alarm has come: on a busy host later than it was asked for
+                pass  # until the alarm fires, which may be late on a busy host
             done.append("whole")
         done.append("after")
 

@@ -1,4 +1,4 @@
-"""What is read back of stamps, pauses and reports, whoever wrote it: pure."""
+"""Parsing of stamps, pauses and reports, whichever program wrote them."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_an_invalid_stamp_is_no_restart(raw, stamp):
 
 @pytest.mark.parametrize("raw", [b"1795267168.618500_0", b"1795267168.618500_1795267169 rolling"])
 def test_the_previous_release_can_read_the_stamp(raw):
-    """Its whole way to read one."""
+    """The code with which the previous release parses it."""
     assert abs(float(raw.decode().removesuffix(" rolling")) - 1795267168.6185) < 1e-6
 
 

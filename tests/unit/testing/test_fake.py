@@ -1,4 +1,4 @@
-"""app.fake(): nothing is sent, and what would have been is read back as plain records."""
+"""app.fake(): nothing is sent, and the jobs that would be sent are plain records."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_fake_can_be_cleared(app: Qd):
 
 @pytest.mark.parametrize("stranger", ["function", "other app", "undeclared class", "name"])
 def test_querying_an_unknown_job_raises(app: Qd, stranger: str):
-    """It would be an empty list for ever, and a test that asserts `== []` would never fail."""
+    """Otherwise the list would always be empty, and a test that asserts `== []` could not fail."""
 
     class Undeclared(Job[None]): ...
 

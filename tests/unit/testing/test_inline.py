@@ -1,4 +1,4 @@
-"""app.inline(): what is dispatched runs at once, where it is dispatched."""
+"""app.inline(): dispatched jobs run at once, in the dispatching process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_job_dispatched_by_a_job_runs_inside_it(app: Qd, done: list[Any]):
 
 
 def test_limiting_middleware_lets_all_jobs_pass(app: Qd, done: list[Any]):
-    """There is nobody else to wait for."""
+    """No other job runs that they could wait for."""
     held: list[Middleware] = [
         WithoutOverlapping("{number}"),
         ConcurrencyLimit("crm", 1),

@@ -1,5 +1,7 @@
-"""qd.worker.delivery and saving: after a broken call the server is asked, and every answer counts once. No server, a script
-of what it would say."""
+"""qd.worker.delivery: after a broken call the worker queries the server, and every answer counts once.
+
+The server is a script of replies.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ AWAY = ConnectionLost("away")
 
 
 class Scripted:
-    """Says what the script says, in its order, to whatever it is asked; `asked` is what it was asked."""
+    """Returns the replies of the script in order, to any call; `asked`: the calls it got."""
 
     settings = ConnectionSettings("redis")
 
@@ -72,13 +74,13 @@ class Scripted:
         (False, [AWAY, ANOTHER], None, [OLD]),
         (False, [AWAY, OLD, True], True, [OLD, OLD]),
         (False, [AWAY, AWAY, AWAY, OLD, AWAY, None], None, [OLD, OLD]),
-        (False, [AWAY, OLD, False, None], None, [OLD, OLD]),  # the first one came late
+        (False, [AWAY, OLD, False, None], None, [OLD, OLD]),  # the first ack arrived late
         (False, [ServerRefused("no"), OLD, True], True, [OLD, OLD]),
         (True, [OLD, True], True, [OLD]),
         (True, [NEW, True], True, [NEW]),
         (True, [None, False, None], False, [OLD]),
-        (True, [AWAY, None, False, None], False, [OLD]),  # nothing was sent yet: that is no success
-        (True, [OLD, False, NEW, NEW, True], True, [OLD, NEW]),  # a checkpoint came late
+        (True, [AWAY, None, False, None], False, [OLD]),  # nothing was sent yet, so this is no success
+        (True, [OLD, False, NEW, NEW, True], True, [OLD, NEW]),  # a checkpoint arrived late
     ],
 )
 def test_an_answer_is_given_once(unsure, script, answer, acked):
@@ -196,7 +198,7 @@ def test_each_refusal_is_logged_once() -> None:
 
 
 class Leaving(Scripted):
-    """A connection of several servers: an answer may be left on another one."""
+    """A connection with several servers: an answer can be handed over to another one."""
 
     def __init__(self, takes: bool, *script: object) -> None:
         super().__init__(*script)

@@ -42,7 +42,7 @@ QUEUES = ("a", "b", "c", "d")
 
 
 def served(rota: Rota, jobs: dict[str, int], turns: int, *, each: float = 0.0) -> str:
-    """The queues whose jobs so many turns give, in their order. each: seconds that a job lasts."""
+    """The queues of the jobs taken in this number of turns, in order. each: seconds per job."""
     left, found = Counter(jobs), ""
     for turn in range(turns):
         queue = next((queue for queue in rota.order if left[queue]), None)

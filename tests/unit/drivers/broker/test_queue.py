@@ -1,4 +1,4 @@
-"""What a broker queue does with a delivery that this worker may not run."""
+"""What a broker queue does with a delivery that this worker must not run."""
 
 from __future__ import annotations
 

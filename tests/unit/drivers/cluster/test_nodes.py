@@ -1,4 +1,4 @@
-"""What a key is called on a cluster, which slot it stands in, and what a cluster's url says."""
+"""Names of keys on a cluster, their slots, and the parts of a cluster URL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUEUE_KEYS = (
     ],
 )
 def test_slots_are_computed_as_the_server_does(key: str | bytes, slot: int) -> None:
-    assert slot_of(key) == slot  # of Redis's own documentation and CLUSTER KEYSLOT
+    assert slot_of(key) == slot  # from the Redis documentation and CLUSTER KEYSLOT
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A queue that is named as a key of another one is refused wherever it is read, before anything is sent."""
+"""A queue named like a key of another queue is refused wherever it is read, before anything is sent."""
 
 from __future__ import annotations
 

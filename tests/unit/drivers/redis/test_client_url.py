@@ -89,7 +89,7 @@ def test_servers_and_sentinels_need_not_both_have_tls(servers: bool, sentinels: 
 
 
 class OfCluster(redis.RedisCluster):
-    """One that has connected to nothing."""
+    """A cluster client that has not connected."""
 
     def __init__(self, **kwargs: Any) -> None:
         nodes = {node.name: node for node in (ClusterNode("c1", 7001), ClusterNode("127.0.0.1", 7002))}
@@ -119,7 +119,7 @@ def test_each_provider_has_its_own_name() -> None:
 
 
 class OwnConnection(redis.Connection):
-    """Could do anything."""
+    """A custom class, which qd cannot copy."""
 
 
 OWN_POOL = redis.ConnectionPool(connection_class=OwnConnection)

@@ -1,4 +1,4 @@
-"""What a credential provider may return, and what is reported of one that fails: never what it returned or raised."""
+"""What a credential provider may return, and how its errors are reported: never with the value it returned or raised."""
 
 from __future__ import annotations
 

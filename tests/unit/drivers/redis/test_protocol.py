@@ -1,4 +1,4 @@
-"""What a call to the server is packed of, and how often."""
+"""Which parts of a command are packed, and how often."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENT: dict[str, tuple[Callable[[KeyspaceQueue], None], list[Arg]]] = {
 
 
 class Space:
-    """Packs what it is asked to run, and says that one job was added."""
+    """Packs the scripts it should run, and answers that one job was added."""
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> int:
         protocol.evalsha(script, names, args)

@@ -1,4 +1,4 @@
-"""redis+sentinel:// taken apart, and what is wrong in one, said without its passwords."""
+"""Parts of redis+sentinel:// URLs, and errors in them, which never show a password."""
 
 from __future__ import annotations
 
