@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a real server a pytest process, empty at the start of each test and at its end."""
+"""Fixtures for all tests: one real server per pytest process, empty at the start and the end of each test."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*patterns): Redis keys that the test may leave behind (see clean_redis)")
     config.addinivalue_line("markers", "slow: minutes long, left out unless asked for (-m slow; `make soak`)")
     config.addinivalue_line("markers", "fault(row, what, holds): a row of the table of faults (support/reliability.py)")
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell that has us in the background; tests send it
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # pytest runs in the background of a shell; tests send SIGINT
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # How long an example takes says nothing about what it tries; all else is Hypothesis's own (in CI: the same examples).
+    # The duration of an example is no criterion; the rest are Hypothesis's defaults (in CI: the same examples each time).
     settings.register_profile("steady", settings(), deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("steady")
     page = config.getoption("--reliability")
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def kept_together(items: list[pytest.Item]) -> None:
-    """xdist 3.8 tells a test's group (one process, one server for all of it) by a name that pytest 9.2 no longer reads."""
+    """Keep tests of a group in one process: xdist 3.8 marks groups in the node id, which pytest 9.2 no longer reads."""
     for item in items:
         named = vars(item).get("_nodeid")
         if named and item.nodeid != named:
@@ -65,7 +65,7 @@ def kept_together(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def unhidden() -> Iterator[None]:
-    """What a test has configured as a secret is a word like any other to those after it in this process."""
+    """Secrets registered by a test are not masked in later tests of this process."""
     before = set(redaction._hidden), redaction._pattern
     yield
     redaction._hidden.clear()
@@ -75,8 +75,8 @@ def unhidden() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test's apps have opened is closed with it. The collector may take a socket before the app that would close it:
-    that warns, in whichever test it happens."""
+    """Close the connections of a test's apps after it. Otherwise the garbage collector may free a socket before its app
+    closes it, which causes a warning in some later test."""
     made, begin = WeakSet[ThreadConnections](), ThreadConnections.__init__
 
     def begun(own: ThreadConnections, settings: Settings) -> None:
@@ -91,7 +91,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> reliability.Figures:
-    """What this test of a fault saw, for the table."""
+    """The results of this fault test, for the table."""
     found = reliability.Figures(strict=request.config.getoption("--reliability") is not None)
     request.node.user_properties.append(("figures", found.seen))
     return found
@@ -115,7 +115,7 @@ def server(shared_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def redis(server: Server) -> Iterator[Client]:
-    """A client of the emptied server that is not qd's own."""
+    """A client of the emptied server, independent of qd."""
     client = server.client()
     yield client
     client.close()
@@ -130,7 +130,7 @@ def clean_redis(redis: Client, request: pytest.FixtureRequest) -> Iterator[Clien
     assert not left, f"keys left in Redis: {sorted(left)}"
 
 
-# The other servers: one of each a pytest process, started on first use. Whoever kills one starts it again.
+# The other servers: one of each per pytest process, started on first use. A test that kills one must restart it.
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +149,7 @@ def mariadb() -> Iterator[mariadbs.MariaDb]:
 
 @pytest.fixture
 def postgres_url(postgres: postgreses.Postgres) -> Iterator[str]:
-    """Of an empty database of PostgreSQL, the test's own."""
+    """The url of an empty PostgreSQL database for this test."""
     url = postgres.fresh_database()
     yield url
     postgres.drop(url)
@@ -157,7 +157,7 @@ def postgres_url(postgres: postgreses.Postgres) -> Iterator[str]:
 
 @pytest.fixture
 def mariadb_url(mariadb: mariadbs.MariaDb) -> Iterator[str]:
-    """Of an empty database of MariaDB, the test's own."""
+    """The url of an empty MariaDB database for this test."""
     url = mariadb.fresh_database()
     yield url
     mariadb.drop(url)
@@ -172,7 +172,7 @@ def shared_beanstalkd() -> Iterator[beanstalkds.Beanstalkd]:
 
 @pytest.fixture
 def beanstalkd(shared_beanstalkd: beanstalkds.Beanstalkd) -> Iterator[beanstalkds.Beanstalkd]:
-    """Without a job, at the end too."""
+    """A beanstalkd without jobs, emptied again at the end."""
     shared_beanstalkd.empty()
     yield shared_beanstalkd
     shared_beanstalkd.empty()
@@ -187,7 +187,7 @@ def shared_sqs() -> Iterator[sqses.Sqs]:
 
 @pytest.fixture
 def sqs(shared_sqs: sqses.Sqs) -> sqses.Sqs:
-    """An SQS server that knows no queue. sqs.credentials are for the environment of whoever talks to it."""
+    """An SQS server without queues. sqs.credentials: environment variables for its clients."""
     shared_sqs.reset()
     return shared_sqs
 
@@ -200,11 +200,11 @@ def shared_valkey() -> Iterator[Valkey]:
 
 @pytest.fixture
 def valkey(shared_valkey: Valkey) -> Iterator[Valkey]:
-    """A Valkey without a key, at the end too. It keeps what it holds when it is killed."""
+    """A Valkey without keys, emptied again at the end. It keeps its data when it is killed."""
     with shared_valkey.client() as client:
         client.call("FLUSHALL")
         yield shared_valkey
-        client.close()  # it may have been killed meanwhile
+        client.close()  # the test may have killed the server
         client.call("FLUSHALL")
 
 
@@ -216,7 +216,7 @@ def shared_cluster() -> Iterator[clusters.Cluster]:
 
 @pytest.fixture
 def cluster(shared_cluster: clusters.Cluster) -> Iterator[clusters.Cluster]:
-    """Three primaries without a key, at the end too. Each keeps what it holds when it is killed."""
+    """Three primaries without keys, emptied again at the end. Each keeps its data when it is killed."""
     shared_cluster.settled()
     shared_cluster.empty()
     shared_cluster.forget_errors()
@@ -234,7 +234,7 @@ def shared_sentinel() -> Iterator[sentinels.Sentinel]:
 
 @pytest.fixture
 def sentinel(shared_sentinel: sentinels.Sentinel) -> Iterator[sentinels.Sentinel]:
-    """A primary without a key, at the end too, and its replicas and sentinels."""
+    """A primary without keys, emptied again at the end, with its replicas and sentinels."""
     shared_sentinel.settled()
     shared_sentinel.empty()
     yield shared_sentinel

@@ -35,7 +35,7 @@ REASONS = {
     "systemd: once": "what the clock shows twice comes once, for beats too; in Debian's cron a beat comes both times",
 }
 
-# expression -> as systemd says it, the earliest of several; none: it cannot
+# expression -> the same for systemd, the earliest of several; empty: not expressible
 EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "* * * * *": ("*-*-* *:*:00",),
     "*/15 * * * *": ("*-*-* *:00/15:00",),
@@ -66,8 +66,8 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "0 0 LW * *": ("Mon..Thu *-*~01 00:00:00", "Fri *-*~03/1 00:00:00"),
     "45 23 15,L * *": ("*-*-15 23:45:00", "*-*~01 23:45:00"),
     "0 0 31 * *": ("*-*-31 00:00:00",),
-    "0 8 13 * FRI": ("*-*-13 08:00:00", "Fri *-*-* 08:00:00"),  # either fits
-    "0 8 */2 * MON": ("Mon *-*-01/2 08:00:00",),  # both: one of them begins with a star
+    "0 8 13 * FRI": ("*-*-13 08:00:00", "Fri *-*-* 08:00:00"),  # one of them must match
+    "0 8 */2 * MON": ("Mon *-*-01/2 08:00:00",),  # both must match, because one begins with a star
     "0 8 1-7 * */2": ("Sun,Tue,Thu,Sat *-*-01..07 08:00:00",),
     "0 0 29 2 *": ("*-02-29 00:00:00",),
     "0 0 1 JAN,JUL *": ("*-01,07-01 00:00:00",),
@@ -80,7 +80,7 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "*/20 * * * * *": ("*-*-* *:*:00/20",),
     "30 0 12 * * WED": ("Wed *-*-* 12:00:30",),
 }
-# Seconds from a change, and moments of the year that are far from one. Not all are asked of each expression.
+# Seconds relative to a clock change, and times of the year far from one. Each expression is tested at some of them.
 NEAR = (
     -25 * 3600,
     -7200,
@@ -106,7 +106,7 @@ FAR = ((1, 31, 23, 59, 59), (2, 28, 12, 0, 0), (6, 15, 10, 7, 33), (12, 31, 23, 
 
 @dataclass(frozen=True)
 class Case:
-    """Ticks as ISO texts. tick, reasons: "" where all agree."""
+    """Ticks as ISO strings. tick, reasons: "" if all agree."""
 
     expression: str
     zone: str
@@ -158,7 +158,7 @@ def by_systemd(expression: str, zone: str, at: float) -> str:
             text=True,
         )
         if ran.returncode:
-            assert "next elapse" in ran.stderr, ran.stderr  # it finds none where a day has no midnight
+            assert "next elapse" in ran.stderr, ran.stderr  # it finds none if a day has no midnight
             return NONE
         line = next(line for line in ran.stdout.splitlines() if "Next elapse" in line)
         found.append(datetime.strptime(line.split(": ")[1], "%a %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC).timestamp())
@@ -166,7 +166,7 @@ def by_systemd(expression: str, zone: str, at: float) -> str:
 
 
 def reason(case: Case, peer: str) -> str:
-    """Why this peer's tick is another than qd's: a key of REASONS, "" where it is not. Raises LookupError for none."""
+    """Why the tick of this program differs from qd's: a key of REASONS, "" if not. Raises LookupError if unknown."""
     theirs = getattr(case, peer)
     if theirs in (NONE, case.agreed):
         return ""
@@ -195,7 +195,7 @@ def _systemd(case: Case, tick: float, ours: float) -> str:
 
 
 def again(tick: float, case: Case) -> bool:
-    """Whether this is a fixed time that the clock shows for the second time."""
+    """Whether this is a fixed time whose hour repeats, the second time."""
     return datetime.fromtimestamp(tick, ZoneInfo(case.zone)).fold == 1 and not beat(case.expression)
 
 
@@ -205,7 +205,7 @@ def beat(expression: str) -> bool:
 
 
 def asked() -> Iterator[tuple[str, str, float]]:
-    """Every case: one in eleven of all that there are."""
+    """The cases of the table: one in eleven of all combinations."""
     number = 0
     for zone, year in YEARS.items():
         where = ZoneInfo(zone)
@@ -279,7 +279,7 @@ def tick(case: Case) -> float:
 
 
 def test_a_fixed_time_is_skipped_only_on_a_day_that_does_not_exist() -> None:
-    """A daily entry comes on each day of the year once, in every zone: 365, and in Samoa 364."""
+    """A daily entry has one tick per day of the year in every zone: 365, in Samoa 364."""
     for zone, year in YEARS.items():
         for expression in ("30 2 * * *", "0 0 * * *", "45 1 * * *"):
             daily, days = Cron(expression, zone), 0

@@ -1,4 +1,4 @@
-"""Payloads as Laravel makes them, recorded byte for byte below golden/: all are read, and ours are made the same."""
+"""Payloads recorded from Laravel byte for byte in golden/: qd reads all of them and builds the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def golden(name: str) -> bytes:
 
 
 def data_of(raw: bytes) -> bytes:
-    """The bytes of the top-level data, found another way than the code under test does."""
+    """The bytes of the top-level data, found without the code under test."""
     decoder = json.JSONDecoder()
     text = raw.decode()
     start = text.index('"data":') + len('"data":')
@@ -68,7 +68,7 @@ def test_our_payload_equals_laravels_byte_for_byte(name):
     raw = golden(name)
     same = payload.read(raw)
     made = payload.make(same.job, bytes(same.data), uuid=same.uuid, id=same.id, created_at=int(same.createdAt or 0))
-    # A delay that Laravel 13 notes in the payload is a backoff to its workers: ours does not travel.
+    # Laravel 13 writes the delay into the payload, and its workers use it as a backoff. qd does not send it.
     assert made == raw.replace(b'"delay":30', b'"delay":null')
 
 
@@ -106,12 +106,12 @@ def test_text_is_escaped_as_php_escapes_it():
     made = payload.make(name, b'"a/b \xe2\x80\xa8"', created_at=1, extra={"tags": [name], name: 1})
     assert b'"job":' + php + b"," in made
     assert b'"tags":[' + php + b"]," + php + b":1," in made
-    assert b'"data":"a/b \xe2\x80\xa8",' in made  # not ours to escape
+    assert b'"data":"a/b \xe2\x80\xa8",' in made  # raw data is not escaped
     assert payload.read(made).job == name
 
 
-# What releases before 8 send, written down by hand: no uuid before 7, no createdAt, `delay` for what is `backoff` now, and
-# `timeoutAt` for `retryUntil`.
+# Payloads of releases before 8, written by hand: no uuid before 7, no createdAt, `delay` instead of `backoff`, and
+# `timeoutAt` instead of `retryUntil`.
 OLDER = {
     "5.5 string": rb'{"displayName":"mail.send","job":"mail.send@now","maxTries":null,"timeout":null,"data":{"n":1},'
     rb'"id":"wP81SDIYcKAC0AmB5Oxbuo6RpnlEin8t","attempts":0}',
@@ -162,7 +162,7 @@ def test_data_bytes_survive_a_reservation_and_its_answer(name):
     assert original(member, start, len(unit), before) == raw
 
 
-# -- what cjson does to data when a PHP worker has reserved the job once, undone by the declared type
+# -- the declared types undo what cjson does to data when a PHP worker reserves the job
 
 
 def takes_all(a: object = None, b: object = None, c: object = None, x: int = 0, y: int = 0, z: int = 0) -> None: ...

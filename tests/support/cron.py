@@ -1,8 +1,14 @@
-"""A model of Debian's cron: it wakes up each minute and looks at the clock on the wall. Slow and plain, to compare with.
+"""A slow and simple model of Debian's cron, to compare with: it wakes up each minute and reads the wall clock.
 
-What it does when the clock has jumped (cron.c, main): up to 5 minutes on: every job for each minute. Up to 3 hours on:
-beats (minute or hour begins with a star) for this minute, then the other jobs for each minute that was left out. Up to
-3 hours back: only beats, until the wall clock is again where it was. More than that: it goes on from here.
+After a clock change (cron.c, main) it does this:
+
+    up to 5 minutes forward    every job, for each skipped minute
+    up to 3 hours forward      wildcard jobs (minute or hour begins with a star) for this minute, then the other jobs for
+                               each skipped minute
+    up to 3 hours back         only wildcard jobs, until the wall clock has caught up
+    more                       it continues from the new time
+
+Also time zones with clock changes of every kind, and the times of these changes.
 """
 
 from __future__ import annotations
@@ -79,8 +85,8 @@ def last(day: date) -> int:
 
 
 def runs(expression: str, zone: str, start: int, end: int) -> Iterator[int]:
-    """The unix seconds in (start, end] at which the job is run by a cron that was started an hour or more before `start`. A
-    minute once, even if cron runs the job several times in it."""
+    """The unix seconds in (start, end] at which a cron that was started an hour or more before `start` runs the job. Each
+    minute is listed once, even if cron runs the job several times in it."""
     job, where = Job(expression), ZoneInfo(zone)
 
     def wall_at(moment: int) -> int:
@@ -98,7 +104,7 @@ def runs(expression: str, zone: str, start: int, end: int) -> Iterator[int]:
 
 
 def awake(job: Job, wall: int, virtual: int) -> tuple[bool, int]:
-    """Whether the job is run at this minute of the wall, and the minute up to which all is done now."""
+    """Whether the job runs at this minute of the wall clock, and the minute up to which all work is done then."""
     jumped = wall - virtual
     if 1 < jumped <= 5:
         return any(job.fits(minute) for minute in range(virtual + 1, wall + 1)), wall
@@ -115,7 +121,7 @@ YEARS = {
     "America/New_York": 2025,
     "Australia/Lord_Howe": 2025,  # by half an hour
     "America/St_Johns": 2025,  # an offset of 3:30
-    "America/Havana": 2025,  # at midnight, so that the day begins at 1:00, and has midnight twice
+    "America/Havana": 2025,  # at midnight: one day begins at 1:00, another has midnight twice
     "America/Santiago": 2025,  # back from midnight to the day before
     "Africa/Cairo": 2025,
     "Africa/Casablanca": 2025,  # back for Ramadan
@@ -128,7 +134,7 @@ QUARTER = 900
 
 @cache
 def changes(zone: str) -> tuple[int, ...]:
-    """The unix seconds at which the clock is changed in this zone's year."""
+    """The unix seconds of the clock changes in the year of this zone."""
     return changes_in(zone, YEARS[zone])
 
 
@@ -143,5 +149,5 @@ def changes_in(zone: str, year: int) -> tuple[int, ...]:
 
 
 def wall(moment: float, zone: str) -> str:
-    """As the clock on the wall there shows it: "2025-03-30 03:00:00+0200"."""
+    """The local time there: "2025-03-30 03:00:00+0200"."""
     return datetime.fromtimestamp(moment, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M:%S%z")

@@ -80,7 +80,7 @@ def grow(megabytes: int) -> None:
 """
 
 
-# For `config`: `tick` comes all the time, `hold` runs until there is a file go-hold. Both only where QD_ENV is schedule.
+# For `config`: `tick` runs all the time, `hold` runs until the file go-hold exists. Both only if QD_ENV is schedule.
 SCHEDULE = """
 [schedule.entries.tick]
 call = "jobs:tick"
@@ -104,7 +104,7 @@ class Deployed:
         self.release("1")
 
     def release(self, name: str) -> None:
-        """Make release `name` and point `current` at it."""
+        """Create release `name` and point `current` at it."""
         folder = self.root / "releases" / name
         (folder / ".venv" / "bin").mkdir(parents=True)
         (folder / "jobs.py").write_text(JOBS)
@@ -122,14 +122,14 @@ class Deployed:
         link.replace(self.root / "current")
 
     def point(self, url: str) -> None:
-        """Let the present release use another server."""
+        """Make the current release use another server."""
         self._configure(self.root / "current" / "qd.toml", url)
 
     def break_config(self) -> None:
         (self.root / "current" / "qd.toml").write_text('[qd]\napp = "jobs:app"\nconections = 1\n')
 
     def qd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`qd ...` in the present release, from outside."""
+        """`qd ...` in the current release, run from outside."""
         current = self.root / "current"
         env = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
         env |= {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -137,7 +137,7 @@ class Deployed:
         return warm.run(command, cwd=current, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     def log(self) -> str:
-        """What qd has written, as supervisord keeps it."""
+        """The log of qd, as supervisord stores it."""
         path = self.root / "qd.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -146,7 +146,7 @@ class Deployed:
 
 
 def push(redis: Client, job: str, data: dict[str, object], queue: str = "default") -> None:
-    """As Laravel pushes a string job."""
+    """Push a string job as Laravel does."""
     payload: dict[str, object] = {
         "uuid": f"{job}-{data}",
         "displayName": job,
@@ -160,7 +160,7 @@ def push(redis: Client, job: str, data: dict[str, object], queue: str = "default
 
 
 def ran(folder: Path) -> list[str]:
-    """What the jobs noted so far."""
+    """The lines that the jobs wrote so far."""
     try:
         return (folder / "ran").read_text().splitlines()
     except FileNotFoundError:
@@ -168,13 +168,13 @@ def ran(folder: Path) -> list[str]:
 
 
 def paused(redis: Client, pool: str) -> bool:
-    """Has the keeper of `pool` reported that its master is paused?"""
+    """Whether the keeper of `pool` has reported its master as paused."""
     masters = [json.loads(text) for text in redis.hash("qd:masters").values()]
     return any(m["state"] == "paused" for m in masters if (m["pool"] or "") == pool)
 
 
 def shipped(name: str, replace: Sequence[tuple[str, str]] = ()) -> str:
-    """The text of a file in supervisor/, each given pair replaced; a pair that is not there is an error."""
+    """The text of a file in supervisor/, with each given pair replaced; a missing pair is an error."""
     text = (ROOT / "supervisor" / name).read_text()
     for old, new in replace:
         assert old in text, f"supervisor/{name} has no {old!r}"
@@ -200,7 +200,7 @@ serverurl=unix://{folder}/s
 
 
 class Supervisord:
-    """`program` is the text of a program file; names below are of supervisord: `qd` is the program."""
+    """`program` is the text of a program file; `qd` is its name in supervisord."""
 
     def __init__(self, program: str, env: Mapping[str, str]) -> None:
         self.bin = Path(sys.executable).parent
@@ -219,7 +219,7 @@ class Supervisord:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Asks qd to stop and ends supervisord by force: it looks for dead children once a second only."""
+        """Ask qd to stop, then kill supervisord, which checks for dead children only once a second."""
         assert self.procs is not None
         procs = self.procs
         if procs.process.poll() is None:
@@ -249,7 +249,7 @@ class Supervisord:
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
 
     def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A supervisorctl that is not waited for."""
+        """Start a supervisorctl without waiting for it."""
         return subprocess.Popen([str(self.bin / "supervisorctl"), "-c", str(self.conf), *arguments], env=self.env)
 
     def starts(self) -> list[int]:
@@ -257,14 +257,14 @@ class Supervisord:
         return [int(pid) for pid in re.findall(r"spawned: 'qd' with pid (\d+)", self.log)]
 
     def started(self, count: int = 1, seconds: float = 20.0) -> psutil.Process:
-        """The program's `count`-th process, waited for, once supervisord calls it RUNNING."""
+        """Wait until supervisord reports the `count`-th process of the program as RUNNING, and return it."""
         running = "success: qd entered RUNNING"
         eventually(lambda: len(self.starts()) >= count, seconds, what=f"start {count} of qd")
         eventually(lambda: self.log.count(running) >= count, seconds, what=f"{count} times {running!r}\n{self.log}")
         return psutil.Process(self.starts()[count - 1])
 
     def troubles(self) -> list[str]:
-        """Lines of supervisord's log that an operator would be woken for."""
+        """Lines of supervisord's log that would alert an operator."""
         return [line for line in self.log.splitlines() if re.search(r"FATAL|BACKOFF|gave up|ERROR|SIGKILL", line)]
 
 
@@ -274,7 +274,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def require_systemd() -> None:
-    """Leave the test where no systemd can be booted: not root, no unshare, no systemd."""
+    """Skip the test if systemd cannot be booted here: not root, no unshare, no systemd."""
     for name in ("unshare", "nsenter", "setpriv", "systemctl", "systemd-analyze"):
         program(name)
     if not SYSTEMD.exists():
@@ -287,10 +287,10 @@ def require_systemd() -> None:
 
 
 def python_inside() -> tuple[str, list[str]]:
-    """This Python as it is found inside, as words for env(1), and the folders for that: with this environment's packages
-    and qd itself.
+    """How to start this Python inside, as arguments for env(1), and the folders to mount for it: the packages of this
+    environment and qd itself.
 
-    A Python below /usr is there already; another one appears in /opt/python (it finds its library by its own place).
+    A Python below /usr exists inside already; another one is mounted at /opt/python (it finds its library by its own path).
     """
     folders = [f"{SOURCE}:/opt/qd:ro", f"{sysconfig.get_path('purelib')}:/opt/packages:ro"]
     library = ""
@@ -298,17 +298,17 @@ def python_inside() -> tuple[str, list[str]]:
     if not base.is_relative_to("/usr"):
         folders.append(f"{base}:/opt/python:ro")
         executable = Path("/opt/python") / executable.relative_to(base.resolve())
-        library = "LD_LIBRARY_PATH=/opt/python/lib "  # a shared libpython was linked with the name of its old place
+        library = "LD_LIBRARY_PATH=/opt/python/lib "  # a shared libpython is linked with its old path
     return f"{library}PYTHONPATH=/opt/qd:/opt/packages PYTHONDONTWRITEBYTECODE=1 {executable}", folders
 
 
 class SystemdRig:
-    """Units of the folder `units` are installed; `mounts` are SOURCE:TARGET[:ro]."""
+    """A booted systemd with the units of the folder `units`; `mounts` are SOURCE:TARGET[:ro]."""
 
     def __init__(self, folder: Path, units: Path, mounts: Sequence[str]) -> None:
         folder.mkdir()
         self.folder, self.units, self.mounts = folder, units, mounts
-        self.pid = 0  # of systemd, as this side sees it
+        self.pid = 0  # of systemd, in the namespace of the tests
         self._top: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SystemdRig:
@@ -356,14 +356,14 @@ class SystemdRig:
         return self.run("systemctl", "is-system-running").stdout.strip() == "running"
 
     def run(self, *command: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """A program run inside, as root."""
+        """Run a program inside, as root."""
         inside = ["nsenter", "-t", str(self.pid), "-a", *command]
         return subprocess.run(
             inside, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
         )
 
     def systemctl(self, *arguments: str) -> str:
-        """Its output; fails with what it said and the journal's last lines if it does not exit 0."""
+        """Its output. Fails with its errors and the last lines of the journal if it does not exit with 0."""
         done = self.run("systemctl", "--no-pager", *arguments)
         assert done.returncode == 0, f"systemctl {' '.join(arguments)}: {done.stderr}\n{self.journal()}"
         return done.stdout
@@ -377,7 +377,7 @@ class SystemdRig:
         return self.show(unit, "ActiveState")
 
     def pids(self, unit: str) -> list[int]:
-        """The processes of a unit, numbered as inside."""
+        """The pids of a unit, as seen inside."""
         group = self.show(unit, "ControlGroup")
         for top in ("systemd", "."):
             listed = self.path(f"/sys/fs/cgroup/{top}{group}/cgroup.procs")
@@ -386,10 +386,10 @@ class SystemdRig:
         return []
 
     def path(self, inside: str) -> Path:
-        """A file of the inside, for this side to read and write."""
+        """The path to a file inside, to read and write it from the tests."""
         return Path(f"/proc/{self.pid}/root{inside}")
 
     def journal(self, unit: str = "") -> str:
-        """All that a unit has said and what was said of it, a busy one thousands of lines; without one, the last lines."""
+        """All journal lines of a unit (thousands for a busy one); without a unit, the last lines of the journal."""
         which = ["-u", unit] if unit else ["-n", "60"]
         return self.run("journalctl", "--no-pager", "-o", "short-precise", *which).stdout

@@ -1,4 +1,4 @@
-"""An app without a server: its settings made by hand, its connections written down instead of used."""
+"""An app without a server: its settings are built by hand, and its connections record what they are sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qd.options.tables import WorkOptions
 
 
 class Sent(NamedTuple):
-    """A payload that reached a connection. trip: which call carried it; delay: None for at once."""
+    """A payload that reached a connection. trip: number of the round trip; delay: None for immediately."""
 
     connection: str
     queue: str

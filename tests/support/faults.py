@@ -57,12 +57,12 @@ AF_UNSPEC = bytes(16)
 
 
 class Failpoint:
-    """In the program: what happens where, as long as the file is there."""
+    """In the program: the fault, which happens while the file exists."""
 
     def __init__(self, point: str, action: str, file: Path) -> None:
         self.point, self.action, self.file = point, action, file
-        self.wire: Any = None  # the worker's own, once it has made a turn
-        self.turning = ""  # ack or pop while the call of a turn is under way
+        self.wire: Any = None  # the worker's connection, once it has made a turn
+        self.turning = ""  # ack or pop while the call of a turn is running
 
     def at(self, point: str) -> None:
         if point != self.point:
@@ -86,7 +86,7 @@ class Failpoint:
         self._around(Attempts, "run", partial(self._behind, "fired"))
 
     def _around(self, owner: type, name: str, body: Callable[..., Any]) -> None:
-        """`body` in place of a method: called with the method first."""
+        """Replace a method by `body`, which gets the method as its first argument."""
         whole = getattr(owner, name)
         setattr(owner, name, lambda *args: body(whole, *args))
 
@@ -114,14 +114,14 @@ class Failpoint:
 
 
 def reset(wire: Any) -> None:
-    """As a network would: the peer gets an RST, and this end finds out at its next call."""
+    """Reset the connection as a network would: the peer gets an RST, and this end notices at its next call."""
     sock = wire._sock
     assert sock is not None
-    assert ctypes.CDLL(None).connect(sock.fileno(), AF_UNSPEC, len(AF_UNSPEC)) == 0  # only TCP can be reset so
+    assert ctypes.CDLL(None).connect(sock.fileno(), AF_UNSPEC, len(AF_UNSPEC)) == 0  # works for TCP only
 
 
 class Failing:
-    """In the test: `qd work` of `shop` with one failpoint, armed once for each run."""
+    """In the test: `qd work` of `shop` with one failpoint, which is armed once per run."""
 
     def __init__(self, shop: Project, point: str, action: str) -> None:
         self.shop, self.what = shop, f"{point}:{action}"
@@ -148,7 +148,7 @@ class Failing:
         self.file.touch()
 
     def hit(self) -> float:
-        """The monotonic second at which it failed, waited for."""
+        """Wait for the fault, and return its monotonic second."""
         told = self.file.with_suffix(".hit")
         eventually(told.exists, what=f"{self.what} to be reached")
         at = float(told.read_text())
@@ -160,7 +160,7 @@ HOME = str(SOURCE / "qd") + os.sep
 
 
 class LineCounter:
-    """In the program. Lines count from the first job that is begun while FILE is there until the worker waits."""
+    """In the program: counts lines from the first job begun while FILE exists until the worker waits."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.count, self.last = file, 0, 0
@@ -204,7 +204,7 @@ class LineCounter:
 
 
 class LineKill:
-    """In the test: `qd work` of a project with one worker, killed at the line that is asked for."""
+    """In the test: `qd work` of a project with one worker, killed at the given line."""
 
     def __init__(self, shop: Project) -> None:
         self.shop, self.file = shop, shop.run / "line"
@@ -223,7 +223,7 @@ class LineKill:
         new.rename(self.file)
 
     def met(self) -> tuple[str, str]:
-        """("hit", the line), or ("all", how many there were), waited for."""
+        """Wait for ("hit", the line), or ("all", the number of lines)."""
 
         def told() -> tuple[str, str] | None:
             for suffix in ("hit", "all"):
@@ -242,7 +242,7 @@ OF_RETRY = "cli/failed/ store/failed.py retried.py drivers/keyspace/base.py"
 
 
 class Killer:
-    """Ends this process at the first line below `places` that no other process was ended at."""
+    """Kills this process at the first line below `places` where no other process was killed."""
 
     def __init__(self, file: Path, places: tuple[str, ...] = ("",)) -> None:
         self.file = file
@@ -262,7 +262,7 @@ class Killer:
         return self
 
     def watch(self) -> None:
-        """From now on, also in the functions that are running already."""
+        """Start tracing, also in the functions that are already running."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             frame.f_trace = self
@@ -271,8 +271,8 @@ class Killer:
 
 
 def in_workers(file: Path) -> None:
-    """Install it in this program: from the reply that brings a job to the one after it. The first job of each worker is
-    left alone: a master waits longer and longer for workers that end before they have done anything."""
+    """Install it in this program, from the reply that contains a job to the next reply. The first job of each worker is
+    spared, because a master delays the replacement of workers that die before they have finished a job."""
     from qd.drivers.redis.queue import RedisQueue
 
     whole: Callable[..., Any] = RedisQueue.turn
@@ -291,7 +291,7 @@ def in_workers(file: Path) -> None:
 
 
 def in_forks(file: Path) -> int:
-    """Run the command until it comes through. Its exit code."""
+    """Run the command in forks until one finishes. Returns its exit code."""
     from qd.cli import main
     from qd.cli.failed import retry
 
@@ -302,9 +302,9 @@ def in_forks(file: Path) -> int:
         "qd.worker.template",
         "sqlalchemy",
     ):
-        import_module(name)  # once, and not in each fork
+        import_module(name)  # once instead of in each fork
 
-    retry.CHUNK = 10  # so that many steps are left when it is killed
+    retry.CHUNK = 10  # so that many steps remain when it is killed
     while True:
         child = os.fork()
         if not child:
@@ -322,7 +322,7 @@ def in_forks(file: Path) -> int:
 
 
 def work_on_another_host(shop: Project, *arguments: str, by: str = "name") -> Procs:
-    """`qd work` of the shop on another host, ready. It sees the files of this one, so that jobs write one ledger."""
+    """Start `qd work` of the shop on another host and wait until it is ready. Both hosts share the files."""
     path = os.pathsep.join([shop.env()["PYTHONPATH"], str(SOURCE.parent)])
     command = [sys.executable, "-m", "tests.support.faults", "host", by, "work", *arguments]
     work = Procs(command, cwd=shop.root, env=shop.env(PYTHONPATH=path))

@@ -1,4 +1,4 @@
-"""A keeper's beats: one made by hand, and waiting for those of a running master."""
+"""Beats of a keeper: make one by hand, or wait for those of a running master."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def beat(
 
 
 def wait_for_beat(redis: Client) -> None:
-    """Until the one master that reports there has reported once more: its keeper has looked."""
+    """Wait until the only master has reported again, which means that its keeper has made a beat."""
     wait_for_reports(redis, 0.8)
 
 
 def wait_for_reports(redis: Client, seconds: float) -> None:
-    """Until the one master that reports there has reported for so much longer, by Redis's clock."""
+    """Wait until the only master has reported for this many more seconds, by the clock of Redis."""
 
     def seen_at() -> float:
         return max((float(json.loads(text)["seen_at"]) for text in redis.hash("qd:masters").values()), default=0.0)

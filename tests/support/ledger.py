@@ -1,8 +1,8 @@
-"""What jobs under fault leave behind outside Redis, and the one law: each job that was pushed is in exactly one place.
+"""A record of jobs under faults, kept outside Redis, and the invariant: each pushed job is in exactly one place.
 
 Each attempt writes `S n attempt pid moment` when it begins and `E ...` when it ends, in one write each; the moment is the
-monotonic clock of the machine, the same for every process. Read beside Redis it tells what was lost, what ran twice and why,
-and how long each interrupted job waited for its next start.
+monotonic clock of the machine, the same for every process. Compared with Redis, it shows which jobs were lost, which ran
+twice and why, and how long each interrupted job waited for its next start.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Note(NamedTuple):
 
 @dataclass
 class Kill:
-    """A process that the test ended: not before `at` and, where that is another moment, not after `until`; monotonic
-    seconds."""
+    """A process that the test killed, between `at` and `until` (if not 0); monotonic seconds."""
 
     pid: int
     at: float
@@ -83,13 +82,13 @@ class Ledger:
         project.allowed.add("ledger")
         self.client, self.queue = client, queue
         self.pushed: list[int] = []
-        self.ids: dict[int, str] = {}  # as the log names them
+        self.ids: dict[int, str] = {}  # as in the log
         self.kills: list[Kill] = []
 
     # -- acting
 
     def push(self, count: int = 1, job: str = "work", **arguments: object) -> list[int]:
-        """Jobs with numbers of their own, ready now."""
+        """Push jobs with new numbers, ready now."""
         first = len(self.pushed)
         numbers = list(range(first, first + count))
         made = [make(job, json.dumps({"n": n, **arguments}).encode(), created_at=int(time.time())) for n in numbers]
@@ -99,7 +98,7 @@ class Ledger:
         return numbers
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a process, if it has not ended since it was looked for."""
+        """Kill a process, unless it has already ended."""
         at = time.monotonic()
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -109,7 +108,9 @@ class Ledger:
 
     @property
     def notes(self) -> list[Note]:
-        lines = self.file.read_text().split("\n")[:-1] if self.file.exists() else []  # one that is written now is none
+        lines = (
+            self.file.read_text().split("\n")[:-1] if self.file.exists() else []
+        )  # a line being written does not count
         split = [line.split() for line in lines]
         return [Note(w[0], int(w[1]), int(w[2]), int(w[3]), int(w[4]) / 1e9) for w in split]
 
@@ -120,7 +121,7 @@ class Ledger:
         return [note for note in self.notes if note.kind == "E" and n in (None, note.n)]
 
     def wait_start(self, n: int, count: int = 1, seconds: float = 20.0) -> Note:
-        """The `count`-th start of job n."""
+        """Wait for the `count`-th start of job n."""
         return eventually(
             lambda: len(self.starts(n)) >= count and self.starts(n)[count - 1],
             seconds,
@@ -132,7 +133,7 @@ class Ledger:
         return self.ends(n)[0]
 
     def wait_all(self, seconds: float = 60.0) -> None:
-        """Every pushed job has ended, and its reservation was answered."""
+        """Wait until every pushed job has ended and its reservation is acked."""
         every = set(self.pushed)
         eventually(
             lambda: every <= {note.n for note in self.ends()} and not self.standing(),
@@ -142,12 +143,12 @@ class Ledger:
         )
 
     def standing(self) -> Counter[int]:
-        """How often each job stands anywhere in Redis: ready, delayed, reserved or failed."""
+        """How many times each job is stored in Redis: ready, delayed, reserved or failed."""
         seen = Seen(self.client)
         return Counter(number_in(raw) for raw in seen.everywhere(self.queue).elements())
 
     def leases(self) -> list[float]:
-        """Seconds that each reservation has left."""
+        """Remaining seconds of each reservation."""
         seen = Seen(self.client)
         now = seen.now()
         return [score - now for score in seen.reserved(self.queue).values()]
@@ -155,22 +156,22 @@ class Ledger:
     # -- judging
 
     def lost(self) -> list[int]:
-        """Pushed, never finished, and standing nowhere."""
+        """Jobs that were pushed, never finished, and are not in Redis."""
         finished, standing = {note.n for note in self.ends()}, self.standing()
         return [n for n in self.pushed if n not in finished and not standing[n]]
 
     def doubles(self) -> list[int]:
-        """Jobs that ran to their end more than once, or that ended and stand in Redis still."""
+        """Jobs that ran to their end more than once, or that ended and are still in Redis."""
         ends = Counter(note.n for note in self.ends())
         ends.update({n: count for n, count in self.standing().items() if n in ends})
         return sorted(n for n, count in ends.items() if count > 1)
 
     def in_flight(self) -> set[int]:
-        """The jobs that killed processes had in hand, or had just ended and not answered yet."""
+        """The jobs that killed processes were running, or had ended but not acked."""
         return {mine[-1].n for _, mine in self._killed()}
 
     def _killed(self) -> list[tuple[Kill, list[Note]]]:
-        """Each kill of a process that had begun a job, with what that process had noted until then."""
+        """Each kill of a process that had begun a job, with the notes of that process until then."""
         of_pid: dict[int, list[Note]] = {}
         for note in self.notes:
             of_pid.setdefault(note.pid, []).append(note)
@@ -179,8 +180,8 @@ class Ledger:
         return [(kill, mine) for kill, mine in until if mine]
 
     def overlaps(self) -> list[int]:
-        """Jobs that ran in two places at one moment. A span without an end lasts to its process's kill, else to the next
-        note of the same process."""
+        """Jobs that ran in two processes at once. An attempt without an end lasts until its process was killed, else until
+        the next note of the same process."""
         ended_at = {kill.pid: kill.at for kill in self.kills}
         spans: dict[int, list[tuple[float, float]]] = {}
         later: dict[int, float] = {}  # pid -> its note after this one
@@ -202,7 +203,7 @@ class Ledger:
         return found
 
     def conserve(self, *, doubles: Iterable[int] = ()) -> None:
-        """Nothing lost, nothing twice but `doubles`, nothing in two places at once."""
+        """Assert that no job is lost, none ran twice except `doubles`, and none in two processes at once."""
         assert not self.lost(), f"lost: {self.lost()}"
         unexplained = set(self.doubles()) - set(doubles)
         assert not unexplained, f"twice without a reason: {sorted(unexplained)}"
@@ -210,7 +211,7 @@ class Ledger:
 
 
 def number_in(raw: bytes) -> int:
-    """The job's own number, -1 where a payload has none."""
+    """The number of the job, or -1 if the payload has none."""
     try:
         return int(json.loads(raw)["data"]["n"])
     except (ValueError, KeyError, TypeError):

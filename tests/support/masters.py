@@ -1,4 +1,4 @@
-"""The parts of a master on a made-up clock, over made-up processes: nothing is forked, nobody is signaled."""
+"""The parts of a master with a fake clock and fake processes: nothing is forked or signaled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qd.process.channels import OrderPipe
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import W
 
-WORK = WorkOptions(no_schedule=True, no_preload=True, stop_timeout=0.0, sleep=0.0)  # silent for 10 s at most
+WORK = WorkOptions(no_schedule=True, no_preload=True, stop_timeout=0.0, sleep=0.0)  # a worker may be silent for 10 s
 PLAN = MasterPlan(
     WORK,
     template=lambda context, stream: 0,
@@ -36,7 +36,7 @@ PLAN = MasterPlan(
 
 
 class Line:
-    """The orders that a template is given."""
+    """The orders sent to a template."""
 
     def __init__(self) -> None:
         self.given: list[dict[str, Any]] = []
@@ -49,14 +49,14 @@ class Line:
 
 
 class Rig:
-    """`at`: the clock, monotonic seconds. `did`: signals sent and groups killed, as (what, pid). `full`: the system has no
-    process left."""
+    """`at`: the clock, monotonic seconds. `did`: signals sent and groups killed, as (what, pid). `full`: the system
+    cannot create processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.at, self.full = 100_000.0, False
         self.did: list[tuple[str, int]] = []
         self.lines: list[str] = []
-        self._pids = itertools.count(1 << 23)  # above what the kernel gives
+        self._pids = itertools.count(1 << 23)  # above all pids of the kernel
         self._ended: list[tuple[int, int]] = []  # pid, wait status
         clock = SimpleNamespace(monotonic=lambda: self.at)
         for module in (children, shutdown, reload, spawn, state):
@@ -84,7 +84,7 @@ class Rig:
             self.boots(first)
             self.reload.imported(self.state.codes.coming or self.code)
 
-    # -- in place of a Forker
+    # -- replaces Forker
 
     def template(self, code: AppImport) -> None:
         code.pid, code.orders = self._pid(), cast(OrderPipe, Line())
@@ -97,7 +97,7 @@ class Rig:
             raise BlockingIOError("no process to be had")
         return next(self._pids)
 
-    # -- what happens
+    # -- actions
 
     def boots(self, worker: Worker) -> None:
         worker.is_ready(None)
@@ -107,7 +107,7 @@ class Rig:
         self._ended.append((pid, status))
 
     def turn(self, seconds: float = 0.0) -> None:
-        """One look of the master, so much later."""
+        """Advance the clock, then make one turn of the master."""
         self.at += seconds
         self.reaper.reap()
         if self.state.stopping is None:
@@ -121,7 +121,7 @@ class Rig:
     def stop(self) -> None:
         shutdown.begin(self.state, "signal SIGTERM", Exit.OK, by_signal=True)
 
-    # -- what is seen
+    # -- observations
 
     @property
     def code(self) -> AppImport:
@@ -136,7 +136,7 @@ class Rig:
         return cast(Line, code.orders).given
 
     def told(self, event: str, field: str) -> list[str]:
-        """The values of a field in the lines about an event."""
+        """The values of a field in the log lines of an event."""
         return [match[1] for line in self.lines if (match := re.search(rf" {event} .*\b{field}=(\S+)", line))]
 
     def close(self) -> None:

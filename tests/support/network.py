@@ -25,17 +25,17 @@ Action = Literal["reset", "close", "swallow", "hold"]
 
 @dataclass
 class Fault:
-    """What is done to the first command that has `needle` in it, once, on whichever connection.
+    """A fault of the first command that contains `needle`, on any connection. It happens once.
 
     reset, close: end the connection after `byte` bytes of its reply, by RST or by FIN.
-    swallow: the server runs it; its reply and all that follows reaches nobody, and no side is told.
-    hold: it stays on the way, all that follows on that connection with it, until let_go(); no side is told.
+    swallow: the server runs it; its reply and all later ones are dropped, and both connections stay open.
+    hold: it and all later commands of its connection are held until let_go(); both connections stay open.
     """
 
     needle: bytes
     action: Action
     byte: int = 0
-    met: threading.Event = field(default_factory=threading.Event)  # the command has come
+    met: threading.Event = field(default_factory=threading.Event)  # the command has arrived
     done: threading.Event = field(default_factory=threading.Event)  # the fault has happened, or there was no such byte
     whole: bool = False  # there was no such byte: the reply went through
     _go: threading.Event = field(default_factory=threading.Event)
@@ -49,7 +49,7 @@ class Fault:
 
 
 class Proxy:
-    """`with Proxy(path_of_a_unix_socket) as proxy`: reach the server at proxy.url. All is passed on until a fault is set.
+    """`with Proxy(path_of_a_unix_socket) as proxy`: reach the server at proxy.url. All traffic passes until a fault is set.
 
     cut() and on() happen once; silence() and refuse() hold until heal().
     """
@@ -59,9 +59,9 @@ class Proxy:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         self.connections = 0  # accepted so far
-        self.cutting: list[int] = []  # replies to pass on before, bytes of the next to pass on
+        self.cutting: list[int] = []  # replies to pass before the cut, bytes of the next one to pass
         self.silent = self.refusing = False
-        self.lag = 0.0  # seconds that each answer comes late
+        self.lag = 0.0  # seconds by which each reply is delayed
         self.over = threading.Event()
         self._fault: Fault | None = None
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def cut(self, *, reply: int = 0, byte: int = 0) -> None:
-        """Reset the connection after `byte` bytes of the reply with this number, 0 being the next one."""
+        """Reset the connection after `byte` bytes of the reply with this number; 0 is the next one."""
         self.cutting = [reply, byte]
 
     def on(self, needle: str, action: Action, byte: int = 0) -> Fault:
@@ -80,18 +80,18 @@ class Proxy:
         return self._fault
 
     def silence(self) -> None:
-        """Pass on nothing any more, neither way, and keep all connections open: a firewall that has forgotten them."""
+        """Drop all traffic and keep all connections open, like a firewall that has lost its state."""
         self.silent = True
 
     def refuse(self) -> None:
-        """End each new connection at once."""
+        """Close each new connection at once."""
         self.refusing = True
 
     def heal(self) -> None:
         self.cutting, self.silent, self.refusing = [], False, False
 
     def taken(self, command: list[bytes]) -> Fault | None:
-        """The fault, when it is meant for this command."""
+        """The fault, if it applies to this command."""
         with self._lock:
             fault = self._fault
             if fault is None or not any(fault.needle in word for word in command[:2]):
@@ -109,7 +109,7 @@ class Proxy:
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()
-        self.listener.close()  # when nobody selects on it any more
+        self.listener.close()  # only now: no thread selects on it any more
 
     def _start(self, body: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=body, args=args, daemon=True)
@@ -129,15 +129,15 @@ class Proxy:
 
 
 class Link:
-    """One connection and what has become of it."""
+    """One connection and its state."""
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, socket.socket(socket.AF_UNIX)
         self.asked, self.told = hiredis.Reader(), hiredis.Reader()
-        self.faults: deque[Fault | None] = deque()  # of the commands whose replies are still to come
-        self.passed = 0  # bytes of the reply that is under way
-        self.deaf = False  # what the server says reaches nobody
-        self.back: tuple[Fault, bytearray] | None = None  # what is held back
+        self.faults: deque[Fault | None] = deque()  # of the commands whose replies are pending
+        self.passed = 0  # bytes passed of the current reply
+        self.deaf = False  # replies are dropped
+        self.back: tuple[Fault, bytearray] | None = None  # held commands
 
     def serve(self) -> None:
         with self.client, self.server, contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ class Link:
                     data = sock.recv(65536)
                     quiet = self.proxy.silent or self.deaf or self.back is not None
                     if not data and sock is self.client and quiet:
-                        ends = [self.server]  # the server is not told
+                        ends = [self.server]  # without closing the connection to the server
                     elif not data or not self._passes(sock, data):
                         return
 
@@ -179,7 +179,7 @@ class Link:
             fault.done.set()
 
     def _tell(self, data: bytes) -> bool:
-        """Pass on replies. False: this connection ends here."""
+        """Pass on replies. Returns False if this connection ends here."""
         for at in range(len(data)):
             if not self._may_pass():
                 self._pass(data[:at])
@@ -197,14 +197,14 @@ class Link:
             self.client.sendall(data)
 
     def _may_pass(self) -> bool:
-        """Whether the next byte of the reply that is under way goes through."""
+        """Whether the next byte of the current reply passes."""
         cutting, fault = self.proxy.cutting, self.faults[0] if self.faults else None
         if cutting and cutting[0] == 0 and self.passed >= cutting[1]:
             return False
         return fault is None or self.deaf or self.passed < fault.byte
 
     def _strike(self) -> bool:
-        """The fault's moment has come. False: this connection ends here."""
+        """Make the fault happen. Returns False if this connection ends here."""
         fault = self.faults[0] if self.faults else None
         if fault is None:
             self.proxy.cutting = []
@@ -225,11 +225,13 @@ class Link:
             fault.done.set()
 
 
-TIME = b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n"  # what Redis answers to TIME, with which a connection begins
+TIME = b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n"  # the reply to TIME, the first command of a connection
 
 
 class FakeServer:
-    """`with Liar(answer) as liar: ... liar.url`. A client that hangs up ends its answer."""
+    """A TCP server that is not Redis: `with FakeServer(answer) as fake: ... fake.url`.
+
+    `answer` serves each connection in its own thread until it returns. A client that hangs up ends it."""
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
@@ -262,7 +264,7 @@ class FakeServer:
 
 
 def always(reply: bytes) -> Callable[[socket.socket], None]:
-    """That reply to every command, whatever it is."""
+    """Send this reply to every command."""
 
     def answer(client: socket.socket) -> None:
         while data := client.recv(1 << 16):
@@ -273,7 +275,7 @@ def always(reply: bytes) -> Callable[[socket.socket], None]:
 
 
 def in_parts(head: bytes, part: bytes, count: int, pause: float, tail: bytes = b"") -> Callable[[socket.socket], None]:
-    """Greets as Redis does; then, to anything: `head`, then `count` times `part`, `pause` seconds before each; `tail`."""
+    """Greet as Redis does; then reply to anything with `head`, `count` times `part` (each after `pause` s), and `tail`."""
 
     def answer(client: socket.socket) -> None:
         gone = threading.Event()
@@ -291,7 +293,9 @@ def in_parts(head: bytes, part: bytes, count: int, pause: float, tail: bytes = b
 
 
 class Certificates:
-    """Files in `folder`: ca.crt, server.crt, server.key, client.crt, client.key."""
+    """A certificate authority and its certificates, made with openssl: one for a server on 127.0.0.1, one for a client.
+
+    Files in `folder`: ca.crt, server.crt, server.key, client.crt, client.key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

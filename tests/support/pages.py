@@ -17,7 +17,7 @@ PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(
 
 
 def sample_program(text: str) -> str:
-    """The samples, each on the line where it stands in the page; everything else is an empty line."""
+    """The samples of a page as one program, each on its line in the page; all other lines are empty."""
     lines, at = [""] * text.count("\n"), 0
     for sample in SAMPLE.finditer(text):
         at = text.count("\n", 0, sample.start(1))
@@ -45,7 +45,7 @@ TABLE_HEAD = "| | the clock is put forward, {} | the clock is put back, {} |\n| 
 
 
 def clock_table(zone: str) -> str:
-    """One zone's. Ticks from 1:00 to 3:00; bold: since the change."""
+    """The table of one zone: ticks from 1:00 to 3:00; those after the change are bold."""
     nights = NIGHTS[zone]
     rows = [
         f"| `{entry}` | " + " | ".join(", ".join(ticks(entry, zone, night)) or "-" for night in nights) + " |\n"

@@ -17,7 +17,7 @@ from tests.support.redis import Client
 
 @contextmanager
 def producer(url: str) -> Iterator[Qd]:
-    """An app whose jobs go to that server."""
+    """An app that sends its jobs to this server."""
     made = Qd()
     made.settings = settings(redis=ConnectionSettings("redis", url=url))
     yield made
@@ -25,13 +25,13 @@ def producer(url: str) -> Iterator[Qd]:
 
 
 def push(redis: Client, job: str, *, count: int = 1, queue: str = "default", **data: object) -> None:
-    """`count` jobs of that name with these arguments, ready now."""
+    """Push `count` jobs of this name with these arguments, ready now."""
     raw = [make(job, json.dumps(data).encode(), created_at=int(time.time())) for _ in range(count)]
     push_raw(redis, *raw, queue=queue)
 
 
 def push_raw(redis: Client, *payloads: bytes, queue: str = "default") -> None:
-    """These bytes, ready now, a token each."""
+    """Push these payloads, ready now, with one token each."""
     for at in range(0, len(payloads), 1000):
         some = payloads[at : at + 1000]
         redis.call("RPUSH", f"queues:{queue}", *some)
@@ -39,7 +39,7 @@ def push_raw(redis: Client, *payloads: bytes, queue: str = "default") -> None:
 
 
 def failed(redis: Client, queue: str = "default") -> list[tuple[dict[str, Any], bytes]]:
-    """What the failed store holds: each record, and the payload's bytes as they are kept."""
+    """The contents of the failed store: each record, and the stored bytes of its payload."""
     found = []
     for value in redis.call("HVALS", f"queues:{queue}:failed"):
         record, _, raw = value.partition(b"\n")
@@ -50,7 +50,7 @@ def failed(redis: Client, queue: str = "default") -> list[tuple[dict[str, Any], 
 def push_laravel(
     redis: Client, job: str, data: dict[str, object] | None = None, queue: str = "default", **more: object
 ) -> None:
-    """As Laravel pushes a string job; `more` are fields of the payload."""
+    """Push a string job as Laravel does; `more`: fields of the payload."""
     payload: dict[str, object] = {"uuid": f"u-{job}", "displayName": job, "job": job, "maxTries": None}
     payload |= {"maxExceptions": None, "failOnTimeout": False, "backoff": None, "timeout": None, "data": data or {}}
     payload |= {"id": f"id-{job}", "attempts": 0, "delay": None} | more
@@ -60,7 +60,7 @@ def push_laravel(
 def store_failed_job(
     redis: Client, id: str, *, queue: str = "mail", at: float | None = None, raw: bytes | None = None, **said: Any
 ) -> bytes:
-    """A record called `id`, failed at `at` (now); `said`: what its line says in place of the usual. Returns its payload."""
+    """Store a failed job with this id. at: default now; said: fields that replace the usual ones. Returns its payload."""
     at = time.time() if at is None else at
     job = said.get("job", "mail.welcome")
     if raw is None:
@@ -81,12 +81,12 @@ VALID = (
 
 
 def hostile(cut_every: int = 1) -> list[tuple[str, bytes]]:
-    """All of them, as (name, bytes); the names are unique. One is cut at each byte: at fewer for a slow test."""
+    """All hostile payloads, as (name, bytes), with unique names. One is cut at every byte, or at fewer for a slow test."""
     return malformed(cut_every) + odd()
 
 
 def malformed(cut_every: int = 1) -> list[tuple[str, bytes]]:
-    """No payload by any reading: not JSON, no object, no job, or a field of the wrong type."""
+    """Invalid payloads: not JSON, not an object, no job, or a field of the wrong type."""
     return [*_not_json(), *_cut(cut_every), *_no_object(), *_wrong_types()]
 
 
@@ -158,7 +158,7 @@ def _no_object() -> list[tuple[str, bytes]]:
     ]
 
 
-# One field of a valid payload with a value that it cannot have.
+# One field of a valid payload, and values that are invalid for it.
 WRONG: list[tuple[str, list[bytes]]] = [
     ("job", [b"null", b"7", b'""', b"[]", b'{"x":1}', b"true"]),
     ("attempts", [b'"3"', b'""', b"-1", b"1e309", b"1.5", b"1.0", b"1e3", b"null", b"true", b"[]", b"{}"]),
@@ -186,7 +186,7 @@ def _wrong_types() -> list[tuple[str, bytes]]:
     found = []
     for field, values in WRONG:
         for value in values:
-            # In front, and behind the right one: of two keys the last one counts.
+            # Before and after the valid one: of duplicate keys the last one counts.
             shown = f"{field} is {value[:20].decode()}{f' and {len(value) - 20} more' if len(value) > 20 else ''}"
             key = b'"%b":%b' % (field.encode(), value)
             found.append((f"{shown}, at the end", VALID[:-1] + b"," + key + b"}"))
@@ -196,7 +196,7 @@ def _wrong_types() -> list[tuple[str, bytes]]:
 
 
 def odd() -> list[tuple[str, bytes]]:
-    """Strange, and for some readers readable."""
+    """Unusual payloads, which some readers accept."""
     return [
         ("1,100 deep", _data(b"[" * 1100 + b"]" * 1100)),
         ("600 objects deep", _data(b'{"a":' * 600 + b"1" + b"}" * 600)),
@@ -229,5 +229,5 @@ def odd() -> list[tuple[str, bytes]]:
 
 
 def _data(value: bytes) -> bytes:
-    """A payload that is right but for its data."""
+    """A payload that is valid except for its data."""
     return b'{"uuid":"u","displayName":"mail.welcome","job":"mail.welcome","data":%b,"id":"i","attempts":0}' % value

@@ -26,8 +26,8 @@ STDERR = 2
 
 
 class Lines:
-    """What a pipe gave so far, read by a thread, repeated on the test's own stderr for pytest to show: the descriptor's, for
-    sys.stderr is that of a command which the test runs in this process meanwhile."""
+    """Lines read from a pipe by a thread, which also writes them to descriptor 2 for pytest to show (sys.stderr may belong
+    to a command that the test runs in this process)."""
 
     def __init__(self, pipe: IO[bytes], label: str) -> None:
         self.lines: list[str] = []
@@ -48,7 +48,7 @@ class Lines:
 
 
 class Procs:
-    """A started program and its whole session: whatever it forks is found again by the session's number."""
+    """A started program and its whole session: all processes that it forks are found by the session id."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], fresh: bool = False) -> None:
         self.process = warm.Popen(
@@ -59,7 +59,8 @@ class Procs:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pipesize=1 << 20,  # qd drops lines that nobody reads: not because this process gets no CPU for a moment
+            pipesize=1
+            << 20,  # qd drops lines that are not read; a large pipe prevents this when this process gets no CPU
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -70,7 +71,7 @@ class Procs:
 
     @property
     def lines(self) -> list[str]:
-        """stderr so far: the log. Without the warning of who runs the tests as root."""
+        """stderr so far: the log, without the warning about running as root."""
         return [line for line in self.all_lines if " master.is_root " not in line and '"master.is_root"' not in line]
 
     @property
@@ -79,15 +80,15 @@ class Procs:
 
     @property
     def output(self) -> list[str]:
-        """stdout so far: what jobs print."""
+        """stdout so far: the output of jobs."""
         return self._out.lines
 
     def matches(self, pattern: str, start: int = 0) -> list[re.Match[str]]:
-        """Log lines from number `start` on in which the regular expression is found."""
+        """Log lines from number `start` on that match the regular expression."""
         return [m for line in self.lines[start:] if (m := re.search(pattern, line))]
 
     def wait_line(self, pattern: str, seconds: float = 20.0, *, count: int = 1, start: int = 0) -> re.Match[str]:
-        """The `count`-th log line with `pattern`, waited for. Fails with the log when it does not come or qd ended."""
+        """Wait for the `count`-th log line with `pattern`. Fails with the log if it does not come or qd ended."""
 
         def found() -> re.Match[str] | None:
             hits = self.matches(pattern, start)
@@ -113,7 +114,7 @@ class Procs:
         self.process.send_signal(number)
 
     def session(self) -> list[psutil.Process]:
-        """Every living process of this session, the started one first. A zombie is not living."""
+        """Every living process of this session, the started one first. Zombies do not count."""
         found = []
         for process in self._ours():
             try:
@@ -124,8 +125,8 @@ class Procs:
         return sorted(found, key=lambda p: p.pid != self.pid)
 
     def children(self, title: str = "") -> list[psutil.Process]:
-        """Living children of the master (all levels, of its session, the nearer ones first: a number says nothing of age)
-        whose process title has `title` in it."""
+        """Living descendants of the master in its session whose process title contains `title`, nearer ones first (pids do
+        not show age)."""
         ours, family = {process: parent(process) for process in self._ours()}, [self.pid]
         while more := [process.pid for process, of in ours.items() if of in family and process.pid not in family]:
             family += more
@@ -133,8 +134,8 @@ class Procs:
         return sorted(found, key=lambda process: family.index(process.pid))
 
     def _ours(self) -> Iterator[psutil.Process]:
-        """Asked many times a second: no other process of the machine is looked into. A number that its owner and the whole
-        session have done with may be somebody else's."""
+        """The processes of the session. Called many times per second, so it inspects no other process of the machine. Once
+        the program has ended and its pid is in use again, the session id may belong to another session."""
         if self.process.returncode is not None and psutil.pid_exists(self.pid):
             return
         for pid in psutil.pids():
@@ -143,11 +144,11 @@ class Procs:
                     yield psutil.Process(pid)
 
     def child(self, title: str, seconds: float = 20.0) -> psutil.Process:
-        """The one child with this title, waited for."""
+        """Wait for a child with this title."""
         return eventually(lambda: self.children(title), seconds, what=f"a child titled {title!r}")[0]
 
     def wait(self, seconds: float = 20.0) -> int:
-        """The exit code, once the program has ended and all of its lines are read."""
+        """Wait until the program has ended and all its lines are read. Returns the exit code."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -157,13 +158,13 @@ class Procs:
         return code
 
     def stop(self, number: signals.Signals = signals.SIGTERM, *, code: int = 0, seconds: float = 20.0) -> None:
-        """Signal it, and assert that it ends clean."""
+        """Send a signal, and assert that the program ends cleanly."""
         self.signal(number)
         self.ends_clean(code=code, seconds=seconds)
 
     def ends_clean(self, *, code: int = 0, seconds: float = 20.0, orphans: float = 10.0) -> None:
-        """Assert that it ends by itself, with this exit code, and that no process of its session is left, `orphans` seconds
-        later at the latest."""
+        """Assert that the program ends with this exit code, and that no process of its session is left `orphans` seconds
+        later."""
         got = self.wait(seconds)
         assert got == code, f"exit code {got}, expected {code}\n{self.tail()}"
         eventually(
@@ -176,14 +177,14 @@ class Procs:
         self.process.wait(20)
 
     def sweep(self) -> list[str]:
-        """End what is left of the session, by pid; the titles of what was ended."""
+        """Kill the remaining processes of the session by pid. Returns their titles."""
         titles = [titled(process) for process in self.session()]
         eventually(self._swept, 20, what="a dead session")
         self.process.wait(20)
         return titles
 
     def _swept(self) -> bool:
-        """Asked again: one that is killed may just have forked another."""
+        """Called repeatedly: a killed process may have just forked another one."""
         left = self.session()
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -206,7 +207,7 @@ def titled(process: psutil.Process) -> str:
 
 
 def waiting(work: Procs, count: int = 1, seconds: float = 20.0) -> list[psutil.Process]:
-    """The workers of `qd work` that wait for jobs, once they are so many."""
+    """Wait until this many workers of `qd work` are idle, and return them."""
 
     def found() -> list[psutil.Process] | None:
         there = work.children("waiting on")
@@ -219,7 +220,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class ControlGroup:
-    """limits: file of v1 -> file of v2, value."""
+    """A control group of the kernel for one test, with real limits, v1 or v2."""
 
     def __init__(self, folder: Path, v2: bool) -> None:
         self.folder, self.v2 = folder, v2
@@ -236,12 +237,12 @@ class ControlGroup:
 
     @property
     def words(self) -> list[str]:
-        """What stands before a command that is to run in it."""
+        """Prefix for a command that should run in the group."""
         return ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """This process is in the group meanwhile, and what it starts stays there."""
+        """Move this process into the group for a while. Processes that it starts stay there."""
         home = self._home()
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
         try:
@@ -250,16 +251,16 @@ class ControlGroup:
             (home / "cgroup.procs").write_text(str(os.getpid()))
 
     def gone(self) -> bool:
-        """Taken away, with what a test that failed in the middle has left; each process may end by itself meanwhile."""
+        """Remove the group and the processes that a failed test left in it. Returns whether it is gone."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with suppress(OSError):  # busy: one is still about to end
+        with suppress(OSError):  # busy: a process is still ending
             self.folder.rmdir()
         return not self.folder.exists()
 
     def _home(self) -> Path:
-        """The group this process is in now."""
+        """The current group of this process."""
         controller = "" if self.v2 else self.folder.relative_to(CGROUPS).parts[0]
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -270,7 +271,7 @@ class ControlGroup:
 
 @contextmanager
 def control_group(controller: str, name: str) -> Iterator[ControlGroup]:
-    """A fresh group of `memory` or `pids`. Leaves the test where none can be made: not root, or a container."""
+    """A new group of `memory` or `pids`. Skips the test if it cannot be created: not root, or in a container."""
     v1 = (CGROUPS / controller / "cgroup.procs").exists()
     folder = CGROUPS / controller / name if v1 else CGROUPS / name
     try:
@@ -291,7 +292,7 @@ REAPER = "import os, time\nwhile True:\n    try: os.wait()\n    except ChildProc
 
 
 def new_namespace() -> list[str]:
-    """The words before a command that is to be PID 1 of a new namespace; `missing` where that is not allowed."""
+    """Prefix for a command that becomes PID 1 of a new namespace. Skips the test if that is not allowed."""
     program("nsenter")
     done = os.geteuid() == 0 and subprocess.run([program(UNSHARE[0]), *UNSHARE[1:], "true"], check=False)
     if not done or done.returncode != 0:
@@ -300,14 +301,14 @@ def new_namespace() -> list[str]:
 
 
 def namespace_init(procs: Procs) -> int:
-    """PID 1 of the namespace that `procs` has made, numbered as out here."""
+    """PID 1 of the namespace that `procs` created, as its pid outside."""
     children = Path(f"/proc/{procs.pid}/task/{procs.pid}/children")
     pid: int = eventually(lambda: [int(word) for word in children.read_text().split()], what="a PID 1")[0]
     return pid
 
 
 def by_inner_pid(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """These processes by the numbers that they have inside, without those that have ended meanwhile."""
+    """These processes by their pids inside the namespace, without those that have ended."""
     found = {}
     for process in processes:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -316,7 +317,7 @@ def by_inner_pid(processes: Iterable[psutil.Process]) -> dict[int, psutil.Proces
     return found
 
 
-# clone3(2) with the number that its child is to have; nothing else of the namespace changes. Prints the number, or -errno.
+# clone3(2) with a chosen pid for the child; nothing else in the namespace changes. Prints the pid, or -errno.
 SLEEPER = """
 import ctypes, os, sys
 number = ctypes.c_int(int(sys.argv[1]))
@@ -333,14 +334,21 @@ print(pid if pid > 0 else -ctypes.get_errno())
 
 
 class Bystanders:
-    """Processes that have nothing to do with qd, with numbers that its processes had. inside: PID 1, as out here."""
+    """Unrelated processes with pids that qd's processes had. inside: PID 1 of the namespace, as its pid outside."""
 
     def __init__(self, inside: int) -> None:
-        self.words = ["nsenter", "-t", str(inside), "-p", "-m", "--wd"]  # before a command that is to run in there
+        self.words = [
+            "nsenter",
+            "-t",
+            str(inside),
+            "-p",
+            "-m",
+            "--wd",
+        ]  # prefix for a command that runs in the namespace
         self.numbers: list[int] = []
 
     def take(self, number: int) -> None:
-        """Start one with this number, as soon as it is free."""
+        """Start one with this pid, as soon as it is free."""
         eventually(lambda: self._started(number), 20, what=f"a bystander with the number {number}")
         self.numbers.append(number)
 

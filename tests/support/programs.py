@@ -13,7 +13,7 @@ from qd.drivers import embedded
 
 
 def missing(peer: str) -> NoReturn:
-    """Leave the test: `peer` is not here. With CI=true that is a failure, so that nothing is skipped unseen."""
+    """Skip the test because `peer` is not installed. With CI=true the test fails, so that no test is skipped unnoticed."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{peer} is missing, and in CI every peer must be there", pytrace=False)
     pytest.skip(f"{peer} is not installed")

@@ -25,13 +25,13 @@ SOURCE = Path(__file__).resolve().parents[2] / "daemon"
 PRELUDE = "import os, sys, time\nfrom pathlib import Path\nfrom qd import Qd, current_job\n\napp = Qd()\n\n"
 OURS = ("QD_", "REDIS_URL", "NOTIFY_SOCKET", "WATCHDOG", "INVOCATION_ID", "SUPERVISOR", "XDG_RUNTIME_DIR", "COLUMNS")
 ALLOWED = {"qd.toml", "jobs.py"}
-# Its master gives a job over its time ten seconds to end by itself, in place of 0.4: for what is to be seen is how it does.
+# A master that gives jobs over their timeout ten seconds to end by themselves instead of 0.4, for tests of how they do.
 GENTLE = (
     sys.executable,
     "-c",
     "from qd.master import watchdog as late; late.GRACE = 10.0\nfrom qd.cli.main import main; main()",
 )
-START = 60.0  # seconds that a start may take on a machine that is busy with others
+START = 60.0  # seconds that a start may take on a busy machine
 
 
 class Project:
@@ -64,7 +64,7 @@ class Project:
         return {**kept, **ours, **more}
 
     def work(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
-        """`qd work ...`, started. The test ends it; what it leaves running fails the test. within: words before it."""
+        """Start `qd work ...`. The test must end it; processes left running fail the test. within: prefix of the command."""
         procs = Procs(
             [*within, *self.program, "work", *arguments], cwd=self.root, env=self.env(**env), fresh=self.fresh
         )
@@ -72,13 +72,13 @@ class Project:
         return procs
 
     def work_off(self, *arguments: str, **env: str) -> Procs:
-        """`qd work` with one worker until its queues are empty: its start, its jobs, its end. It ended clean."""
+        """Run `qd work` with one worker until its queues are empty. It must end cleanly."""
         work = self.work("-w", "1", "--stop-when-empty", *arguments, **env)
         work.ends_clean(seconds=60)
         return work
 
     def qd(self, *arguments: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
-        """`qd ...`, run to its end."""
+        """Run `qd ...` to its end."""
         return warm.run(
             [*QD, *arguments],
             fresh=self.fresh,
@@ -92,10 +92,10 @@ class Project:
         )
 
     def quick(self, *arguments: str) -> Result:
-        """`qd ...` in this process, without the start of another. For commands that do not import the app."""
+        """Run `qd ...` in this process, which is faster. For commands that do not import the app."""
         ours = dict.fromkeys((name for name in os.environ if name.startswith(OURS)), None)
         words = [*arguments, "--config", str(self.root / "qd.toml")]
-        writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # what is left in the folder fails the test
+        writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # files left in the folder fail the test
         paths = [*sys.path]
         self._forget()
         try:
@@ -105,7 +105,7 @@ class Project:
             self._forget()
 
     def _forget(self) -> None:
-        """The modules of this project, and those of its names that another test has imported."""
+        """Remove the modules of this project from sys.modules, and modules of other tests with the same names."""
         own = {path.stem for path in self.root.iterdir() if path.suffix == ".py" or path.is_dir()}
         for name, module in [*sys.modules.items()]:
             place = str(getattr(module, "__file__", None) or "")
@@ -113,7 +113,7 @@ class Project:
                 del sys.modules[name]
 
     def python(self, code: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
-        """A producer: `code` in a process of its own, in the project's folder. It must succeed."""
+        """Run a producer: `code` in a new process, in the project's folder. It must succeed."""
         done = warm.run(
             [QD[0], "-c", textwrap.dedent(code)],
             fresh=self.fresh,
@@ -129,13 +129,13 @@ class Project:
         return done
 
     def close(self) -> None:
-        """End what still runs, take the runtime folder away, and say what should not have been there."""
+        """Kill remaining processes, remove the runtime folder, and fail if unexpected processes or files were left."""
         running = [title for procs in self.started for title in procs.sweep()]
         if self.url.startswith("embedded:"):
             embedded.stop(self.root)
-        killed = [p.pid for p in self.started if (p.process.returncode or 0) < 0]  # they could not take theirs away
+        killed = [p.pid for p in self.started if (p.process.returncode or 0) < 0]  # they could not remove their files
         files = [str(p.relative_to(self.run)) for p in self.run.rglob("*") if not p.is_dir()]
-        theirs = tuple(f".{pid}.{kind}" for pid in killed for kind in ("live", "new"))  # new: killed while it wrote
+        theirs = tuple(f".{pid}.{kind}" for pid in killed for kind in ("live", "new"))  # new: killed while writing
         left = sorted(name for name in files if not name.endswith(theirs))
         strange = sorted(p.name for p in self.root.iterdir() if p.name not in self.allowed)
         shutil.rmtree(self.run, ignore_errors=True)
@@ -149,14 +149,14 @@ Start = Callable[..., Procs]  # a fixture: `ready` of one project
 
 
 def ready(project: Project, *arguments: str, workers: int = 1, **env: str) -> Procs:
-    """`qd work` whose workers are ready."""
+    """Start `qd work` and wait until its workers are ready."""
     work = project.work("-w", str(workers), *arguments, **env)
     work.wait_line("master.ready", START)
     return work
 
 
 def idle(project: Project, *arguments: str, workers: int = 1) -> Procs:
-    """`qd work` whose workers have found nothing and wait for jobs."""
+    """Start `qd work` and wait until its workers are idle."""
     work = project.work("-w", str(workers), *arguments)
     waiting(work, workers, START)
     return work
@@ -178,7 +178,7 @@ class DoctorReport(NamedTuple):
         return found
 
     def bad(self) -> list[tuple[str, str]]:
-        """(sign, what) of all that is not well, but for what every test here has: root, and a server without a disk."""
+        """(sign, what) of each problem, except those of every test: running as root, and a server without persistence."""
         ours = ("root", "redis.persistence", "redis.latency")
         return [(line.sign, line.what) for line in self.lines if line.sign != "ok" and line.what not in ours]
 
@@ -193,5 +193,5 @@ def doctor(shop: Project, *words: str, **env: str) -> DoctorReport:
 
 
 def with_setting(text: str, key: str, value: str | None) -> str:
-    """`key=value` in the place of what stands there, or not at all."""
+    """`text` with the line of `key` replaced by `key=value`, or removed."""
     return re.sub(rf"^{key}=.*$", "" if value is None else f"{key}={value}", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a test reads from Redis: a client that is not qd's own, the keys of a queue, the waiters of a lock."""
+"""What tests read from Redis: a client independent of qd, the keys of a queue, the waiters of a lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Connects on first use, again after an error. call() gives bytes, ints, lists or None; it raises error replies."""
+    """Connects on first use, and after an error. call() returns bytes, ints, lists or None, and raises error replies."""
 
     def __init__(self, path: str, timeout: float = 10.0) -> None:
         self.path, self.timeout = path, timeout
@@ -125,7 +125,7 @@ class Seen:
         return count
 
     def failed(self, queue: str) -> list[FailedRecord]:
-        """The oldest first, by the index; index and hash must tell of the same records."""
+        """Failed records, oldest first, by the index. Asserts that index and hash contain the same records."""
         order = [name.decode() for name in self.call("ZRANGEBYSCORE", queue, "failed_at", "(0", "+inf")]
         flat = self.call("HGETALL", queue, "failed")
         kept = {name.decode(): text.split(b"\n", 1) for name, text in zip(flat[::2], flat[1::2], strict=True)}
@@ -135,7 +135,7 @@ class Seen:
         return [FailedRecord(name, json.loads(kept[name][0]), kept[name][1]) for name in order]
 
     def everywhere(self, queue: str) -> Counter[bytes]:
-        """Each payload that stands anywhere, as it stands there."""
+        """Each stored payload of the queue: ready, delayed, reserved or failed."""
         raws = [buried.raw for buried in self.failed(queue)]
         return Counter([*self.ready(queue), *self.delayed(queue), *self.reserved(queue), *raws])
 
@@ -144,7 +144,7 @@ class Seen:
         return int(seconds) + int(micros) / 1e6
 
     def every_key(self) -> list[str]:
-        """Those of the whole server, "db:key" for those of other databases."""
+        """All keys of the server, as "db:key" for other databases."""
         found = []
         for line in self.client.text("INFO", "keyspace").splitlines()[1:]:
             db = int(line.removeprefix("db").split(":")[0])
@@ -154,7 +154,7 @@ class Seen:
         return sorted(found)
 
     def dump(self) -> dict[str, Any]:
-        """All of it, to compare before and after."""
+        """All data, to compare before and after."""
         return {key: self.client.call("DUMP", key) for key in self.every_key()}
 
     def _scores(self, queue: str, kind: str) -> dict[bytes, float]:
@@ -170,7 +170,7 @@ def wait_for_waiters(redis: Client, count: int) -> None:
 
 
 def wait_for_blocked_waiter(server: Server) -> None:
-    """Until one waits in line, and was told so: who has never heard of the server does not wait for it when it is gone."""
+    """Wait until a waiter blocks on its token. One that has not reached the server yet gives up when it crashes."""
     redis = server.client()
     try:
         wait_for_waiters(redis, 1)

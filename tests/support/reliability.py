@@ -1,13 +1,13 @@
-"""The table of faults: each marked test tells what it did and saw, and one run writes them all down.
+"""The table of faults: each marked test reports its fault and results, and a run writes them to a page.
 
     @pytest.mark.fault("2", "kill -9 of the worker in a lone job", "back at once, a crash counted and no attempt")
     def test_...(figures: Figures): ... figures.tell(ledger)
 
-A test that tells a `connection` is one cell of another table, a column a connection.
+A test that reports a `connection` is one cell of another table, with one column per connection.
 
-`--reliability=PAGE` writes the table into that page, between the marks of quick or long rows, and all of it as JSON to
-build/reliability.json. Then the limits that a test gives count too: on a machine that does nothing else they are kept. A run
-of some tests, or one that was broken off, takes no row away, and none that stands there with more tests.
+`--reliability=PAGE` writes the table into that page, between the marks of quick or long rows, and all results as JSON to
+build/reliability.json. With this option the time limits of the tests apply too; an otherwise idle machine meets them. A
+partial or aborted run removes no row, and replaces no row that was written with more tests.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RUNS = 3  # the column
 
 @dataclass
 class Figures:
-    """What one test saw. strict: the limits count, since nothing else runs."""
+    """The results of one test. strict: time limits apply, because the machine is otherwise idle."""
 
     strict: bool
     seen: dict[str, Any] = field(default_factory=dict)
 
     def tell(self, ledger: Ledger, *, p50: float = math.inf, p99: float = math.inf) -> None:
-        """Count what the ledger shows. p50, p99: seconds that the recoveries may take."""
+        """Add the results of the ledger. p50, p99: limits for recovery times, in seconds."""
         self.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=ledger.recoveries(), p50=p50, p99=p99)
 
     def add(
@@ -56,7 +56,7 @@ class Figures:
         p99: float = math.inf,
         **more: float | str,
     ) -> None:
-        """back: seconds until the work went on; more: what else is to stand in the JSON."""
+        """back: recovery times in seconds; more: additional values for the JSON."""
         self.seen["lost"] = self.seen.get("lost", 0) + lost
         self.seen["doubles"] = self.seen.get("doubles", 0) + doubles
         self.seen["back"] = [*self.seen.get("back", ()), *back]
@@ -68,7 +68,7 @@ class Figures:
 
 
 def share(times: Sequence[float], part: float) -> float:
-    """The time within which this part of them lies."""
+    """The percentile: the time that this share of them does not exceed."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)]
 
@@ -78,11 +78,11 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 class Report:
-    """Collects in the process that the user started; the tests may run in others."""
+    """Collects the results in the process that the user started; tests may run in others."""
 
     def __init__(self, page: Path | None) -> None:
         self.page = page
-        self.rows: dict[str, dict[str, dict[str, Any]]] = {}  # row -> test -> what it saw
+        self.rows: dict[str, dict[str, dict[str, Any]]] = {}  # row -> test -> results
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -126,14 +126,14 @@ def is_slow(tests: dict[str, dict[str, Any]]) -> bool:
 
 
 def chosen(config: pytest.Config) -> bool:
-    """Whether the user named some of the tests: then the other rows of the page stay."""
+    """Whether the user selected some of the tests, so that the other rows of the page stay."""
     option = config.option
     some = option.keyword or option.deselect or option.maxfail or getattr(option, "lf", False)
     return bool(some) or config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 def with_lines(text: str, kind: str, lines: dict[str, str], *, partial: bool) -> str:
-    """`text` with these rows in the table of `kind`. partial: only some tests have run, and the other rows stay, also one
+    """`text` with these rows in the table of `kind`. partial: only some tests ran; the other rows stay, also one
     that was written with more tests."""
     first, last = f"<!-- {kind} rows -->", f"<!-- end of {kind} rows -->"
     head, rest = text.split(first, 1)
@@ -163,7 +163,7 @@ def with_cells(text: str, rows: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def read_cells(table: str) -> tuple[list[str], dict[tuple[str, str], str], dict[str, str]]:
-    """Connections, (row, connection) -> cell, row -> what is done."""
+    """Connections, (row, connection) -> cell, row -> fault."""
     lines = [line.strip("|").split("|") for line in table.strip().splitlines()]
     rows = [[cell.strip() for cell in line] for line in lines]
     names = rows[0][2:] if rows else []
@@ -188,7 +188,7 @@ def order(row: str) -> tuple[int, str]:
 
 
 def line_of(row: str, tests: dict[str, dict[str, Any]]) -> str:
-    """One line a row: all tests of it together."""
+    """The line of one row, combining all its tests."""
     seen = list(tests.values())
     measured = [test for test in seen if "lost" in test]
     times = [t for test in measured for t in test["back"]]

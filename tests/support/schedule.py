@@ -33,7 +33,7 @@ HOUR = 3600.0
 
 
 class Host:
-    """app: with its schedule, on `server`. More arguments are the Scheduler's."""
+    """A scheduler for `app` and its schedule on `server`. More arguments are passed to Scheduler."""
 
     def __init__(self, app: Qd, server: Server, name: str = "web1", **more: Any) -> None:
         self.app, self.lines = app, list[str]()
@@ -44,7 +44,7 @@ class Host:
         self.scheduler = Scheduler(app, app.settings, log, entries=entries, host=name, **more)
 
     def turns(self, until: Callable[[], object], seconds: float = 60.0) -> None:
-        """Turns of the loop, as its owner makes them, until it is so."""
+        """Make turns at the pace of the real loop until `until` is true."""
         due = 0.0
 
         def turned() -> object:
@@ -57,7 +57,7 @@ class Host:
         eventually(turned, seconds, every=0.002)
 
     def said(self, word: str) -> list[str]:
-        """Its lines of that event."""
+        """Its log lines of this event."""
         return [line for line in self.lines if line.partition(" ")[0] == word]
 
     def close(self) -> None:
@@ -74,24 +74,24 @@ def ready_payloads(redis: Client, queue: str = "default") -> list[Payload]:
 
 
 def last_tick(redis: Client, app: Qd, ago: float, mark: str = "") -> None:
-    """The app's one entry had its last tick so many seconds ago."""
+    """Store a last tick of the app's one entry, this many seconds ago."""
     (entry,) = app.schedule.entries()
     redis.call("HSET", "qd:ticks", entry.name, f"{round((time.time() - ago) * 1000)} x {mark or entry.timing.mark}")
 
 
 def field(redis: Client, app: Qd) -> str:
-    """Where the app's one entry stands; "" if nobody has seen it."""
+    """The stored state of the app's one entry; "" if there is none."""
     (entry,) = app.schedule.entries()
     return str(redis.text("HGET", "qd:ticks", entry.name) or "")
 
 
 def moment_of(redis: Client, app: Qd) -> float:
-    """The last tick of the app's one entry, unix seconds."""
+    """The last tick of the app's one entry, in unix seconds."""
     return int(field(redis, app).split()[0] or 0) / 1000
 
 
 class HalfAnHourAgo:
-    """Each hour; the last tick was half an hour ago."""
+    """An hourly timing whose last tick was half an hour ago."""
 
     text = mark = "hourly"
     zone = "UTC"
@@ -104,8 +104,8 @@ class HalfAnHourAgo:
 
 
 def hourly(app: Qd, timing: HalfAnHourAgo | None = None) -> list[Entry]:
-    """The app's entries, so timed: a test that begins on the hour is no other. Two apps need the same `timing`: between two
-    calls a second may end."""
+    """The app's entries with this timing, so that a test also works at the full hour. Two apps must share one `timing`,
+    because a new second may begin between two calls."""
     timing = timing or HalfAnHourAgo()
     return [replace(entry, timing=timing) for entry in app.schedule.entries()]
 
@@ -187,7 +187,7 @@ def background(event): note(event.task, "Background", event.code)
 
 
 class ScheduleProject:
-    """A project with entries, and what its drivers said."""
+    """A project with entries, and the output of its driver programs."""
 
     def __init__(self, project: Project, source: str, config: str = "") -> None:
         self.project, self.root = project, project.root
@@ -201,7 +201,7 @@ class ScheduleProject:
         return procs
 
     def run(self, *names: str, **env: str) -> Procs:
-        """To its end, which is clean."""
+        """Run the driver to its end, which must be clean."""
         procs = self.start(*names, **env)
         procs.ends_clean()
         return procs
@@ -214,7 +214,7 @@ Drive = Callable[..., ScheduleProject]
 
 
 def last_reports(procs: Procs) -> dict[str, dict[str, Any]]:
-    """By entry: what the driver was told last."""
+    """The last report of the driver for each entry."""
     found = [json.loads(line) for line in procs.output if line.startswith("{")]
     return {each["entry"]: each for each in found}
 
@@ -227,7 +227,7 @@ def gone(pid: int) -> bool:
 
 
 def pids_in(file: Path, count: int) -> list[int]:
-    """Of processes that have written their own, once they are so many."""
+    """Wait until `count` processes have written their pids to the file, and return them."""
     written = lambda: file.read_text().split() if file.exists() else []  # noqa: E731
     eventually(lambda: len(written()) >= count, 20, what=f"{count} pids in {file.name}")
     return [int(pid) for pid in written()]

@@ -1,8 +1,9 @@
-"""A scheduler that stands alone, to be killed: `python -m tests.support.schedulers URL SECONDS COUNT KIND`, of `Several`.
+"""A standalone scheduler that tests kill: `python -m tests.support.schedulers URL SECONDS COUNT KIND`, used by `Several`.
 
-COUNT entries send a job each to a queue of their own, and as many run a function, all of them every SECONDS. A job's payload
-and the list `ran:NAME` say the tick, so that each can be looked for by itself. KIND "early": only
-jobs, and they do not say it.
+COUNT entries send one job each to their own queue, and as many run a function, all of them every SECONDS. Payloads and the
+lists `ran:NAME` contain the tick, so that tests can check each one. KIND "early": only jobs, without the tick.
+
+Also a redis-server whose clock is set by the test, with libfaketime.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Told:
-    """The tick that is being decided, as its filter was told."""
+    """The tick that is being decided, as passed to its filter."""
 
     def __init__(self) -> None:
         self.tick = 0.0
@@ -70,7 +71,7 @@ def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
 
 
 def early_app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
-    """Entries of jobs in whose making no code of the app's has a part."""
+    """Entries of jobs that are built without running code of the app."""
     app = Qd()
     app.settings = load(code={"url": url}, environ={})
 
@@ -88,13 +89,13 @@ def early_app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]
 def main(url: str, seconds: str, count: str, kind: str) -> None:
     app, entries = (early_app_of if kind == "early" else app_of)(url, float(seconds), int(count))
     scheduler = Scheduler(app, app.settings, Log("scheduler"), entries=entries, host=str(os.getpid()))
-    poll = select.poll()  # libfaketime does not bear time.sleep()
+    poll = select.poll()  # time.sleep() does not work under libfaketime
     while True:
         poll.poll(1000 * min(scheduler.turn(), 0.02 if scheduler.runs.alive else 1.0))
 
 
 class Several:
-    """So many of them, each with a clock of its own."""
+    """Several schedulers, each with its own clock."""
 
     def __init__(
         self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path, kind: str = "mixed"
@@ -113,7 +114,7 @@ class Several:
         )
 
     def kill_one(self, luck: random.Random) -> None:
-        """SIGKILL, wherever it is, and another takes its place."""
+        """Kill one with SIGKILL, wherever it is, and start a replacement."""
         at = luck.randrange(len(self._living))
         assert self._living[at].poll() is None, "it has ended by itself"
         self._living[at].kill()
@@ -131,7 +132,7 @@ class Several:
 
 
 def run(several: Several, seconds: float, done: Any, luck: random.Random) -> None:
-    """Kill one a second until `done()`; at most for so many seconds."""
+    """Kill one per second until `done()`, for at most this many seconds."""
     next_kill = time.monotonic() + 1.0
 
     def killed() -> object:
@@ -145,12 +146,12 @@ def run(several: Several, seconds: float, done: Any, luck: random.Random) -> Non
 
 
 class FaketimeServer(Server):
-    """Its clock shows `start` at the start, and goes on from there. Only the clock of the day: waiting is not faked."""
+    """A server whose clock begins at `start`. Only the time of day is faked, not waiting."""
 
     def __init__(self, start: str) -> None:
         if not FAKETIME.exists():
             missing("faketime")
-        # libc before jemalloc: that asks for the time before libfaketime is ready, for ever
+        # libc before jemalloc, which would loop forever reading the time before libfaketime is ready
         super().__init__(
             LD_PRELOAD=f"{FAKETIME} libc.so.6", FAKETIME_CACHE_DURATION="1", FAKETIME_DONT_FAKE_MONOTONIC="1"
         )
@@ -159,7 +160,7 @@ class FaketimeServer(Server):
         self.set(start)
 
     def set(self, moment: str) -> None:
-        """The clock shows this (ISO, with its offset), within a second."""
+        """Set the clock (ISO time with offset). It takes effect within a second."""
         fresh = self._file.with_suffix(".new")
         fresh.write_text(f"{datetime.fromisoformat(moment).timestamp() - time.time():+.3f}s\n")
         fresh.rename(self._file)

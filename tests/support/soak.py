@@ -1,7 +1,7 @@
-"""The long run: masters under a supervisor, producers beside them, and a seeded draw that breaks something all the time.
+"""The soak test: supervised masters, producers, and a seeded random choice of faults all the time.
 
-One loop, a turn every 250 ms: read on what jobs and logs told, restart what ended, draw faults, take a sample. All that
-happens goes into a file of JSON lines as it happens.
+One loop, with a turn every 250 ms: read new lines of jobs and logs, restart what ended, choose faults, take a sample. Every
+event is written to a file of JSON lines when it happens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.waiting import eventually
 
 TICK = 0.25
 WORKERS = 5
-# What is drawn in each turn, each by itself.
+# Probability of each fault in each turn, independent of the others.
 CHANCES = {
     "restart Redis": 0.02,
     "kill a child": 0.08,
@@ -45,22 +45,22 @@ local found = redis.call('HGETALL', KEYS[1])
 redis.call('DEL', KEYS[1], KEYS[2])
 return found
 """
-# Lines that the file has as they stand.
+# Log lines that are copied to the file.
 ODD = re.compile(r"lease[._]|silent|reload_refused|boot_failed|dropped|not_told| lost ")
 EVENT = re.compile(r"^\S+ \S+ +[A-Z]+ +\S+ +(?P<word>[a-z]+\.[a-z_]+)\b")
 
 
 class Seat:
-    """One master that is to run, and the log of all its lives."""
+    """One master that should always run, and the log of all its restarts."""
 
     def __init__(self, name: str, path: str = "") -> None:
-        """path: a folder to import qd from; empty for this code."""
+        """path: the folder to import qd from; empty for the current code."""
         self.name, self.path = name, path
         self.work: Procs | None = None
-        self.read = 0  # lines of the log
-        self.expected = False  # it was killed by us
+        self.read = 0  # number of log lines read
+        self.expected = False  # the test killed it
         self.began = 0.0  # monotonic seconds of its start
-        self.no_template = False  # what imported the app for the first time was killed by us: it ends with 3
+        self.no_template = False  # the test killed the first import of the app: the master exits with 3
 
 
 class Soak:
@@ -72,7 +72,7 @@ class Soak:
         self.seats = [Seat("new"), Seat("old", previous)]
         self.tally = Tally(project.root)
         self.done: Counter[str] = Counter()  # faults
-        self.events: Counter[str] = Counter()  # words of the log
+        self.events: Counter[str] = Counter()  # events in the log
         self.samples: list[dict[str, Any]] = []
         self.sizes: list[tuple[float, dict[str, int]]] = []
         self.odd: list[str] = []  # what should not have happened
@@ -136,7 +136,7 @@ class Soak:
     # -- the end
 
     def finish(self, seconds: float = 180.0) -> None:
-        """No more faults and no more jobs: all that was begun comes to an end, and the masters stop clean."""
+        """Stop injecting faults and sending jobs, wait for all jobs to end, and stop the masters cleanly."""
         (self.project.root / "enough").touch()
         for producer in self.producers:
             assert producer.wait(30) == 0
@@ -200,7 +200,7 @@ class Soak:
         self.server.kill()
         time.sleep(self.draw.uniform(0, 1))
         self.server.start()
-        self.client.close()  # it connects again when it is used
+        self.client.close()  # it reconnects on next use
         self.tell("Redis back")
 
     def _poison(self) -> None:
@@ -223,7 +223,7 @@ class Soak:
     # -- looking
 
     def _take_failed(self) -> None:
-        """As an operator would: read what failed, and take it away."""
+        """Read failed jobs and remove them, as an operator would."""
         for key, value in self._failed():
             n = number_in(value.partition(b"\n")[2])
             self.tally.failed[n] += 1
@@ -332,7 +332,7 @@ def poison(n: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-# sys.argv: the first number, the seed, jobs a second. Leaves when a file `enough` is there.
+# sys.argv: the first number, the seed, jobs per second. Ends when a file `enough` exists.
 PRODUCER = """
 import os, random, sys, time
 import jobs

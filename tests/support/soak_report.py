@@ -1,4 +1,4 @@
-"""The report of a soak, as a page for people."""
+"""The report of a soak test, as a Markdown page."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`pytest --stalls=SEED`: the process of the tests stands still now and then, as on a machine that is busy with others.
+"""`pytest --stalls=SEED`: the test process pauses now and then, as on a busy machine.
 
-Each test, its fixtures too, stands still before a few lines, of its own file and of tests/support; the seed and the test's
-name say before which and for how long, and its stderr tells where it did. What a test asserts has to hold at any pace: one
-that fails under a seed meets a margin somewhere, or reads what may be gone by then.
+Each test, with its fixtures, pauses before a few lines of its own file and of tests/support. The seed and the name of the
+test determine where and for how long; stderr shows where. Assertions must hold at any speed: a test that fails under a seed
+depends on a time margin, or reads something that may be gone by then.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import pytest
 from tests.support import reliability, waiting
 
 SUPPORT = str(Path(__file__).parent)
-PASSED_OVER = (waiting.__file__, reliability.__file__, __file__)  # the last two: hooks of pytest's, no steps of a test
-SECONDS = (0.1, 0.5, 1.0, 2.0)  # how long a stop is
+PASSED_OVER = (waiting.__file__, reliability.__file__, __file__)  # the last two are pytest hooks, not steps of a test
+SECONDS = (0.1, 0.5, 1.0, 2.0)  # length of a pause
 
 
 def add_option(parser: pytest.Parser) -> None:
-    parser.addoption("--stalls", metavar="SEED", help="stand still before some lines of each test (support/stalls.py)")
+    parser.addoption("--stalls", metavar="SEED", help="pause before some lines of each test (support/stalls.py)")
 
 
 class Stalls:
@@ -51,10 +51,10 @@ class Stops:
 
 
 class Tracer:
-    """One test's."""
+    """The tracer of one test."""
 
     def __init__(self, seed: str, file: str) -> None:
-        self.pid = os.getpid()  # what the test forks is not the test
+        self.pid = os.getpid()  # processes forked by the test are not paused
         self.random = random.Random(seed)
         self.seen: set[tuple[CodeType, int]] = set()
         self.stops = {file: Stops(0.15, 4), SUPPORT: Stops(0.05, 2)}
@@ -75,6 +75,6 @@ class Tracer:
                 seconds = self.random.choice(SECONDS)
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 told = f"-- {time.strftime('%H:%M:%S')} {seconds} s before {where}\n"
-                os.write(2, told.encode())  # sys.stderr may be that of a command that runs in this process
+                os.write(2, told.encode())  # sys.stderr may belong to a command that runs in this process
                 time.sleep(seconds)
         return self.line

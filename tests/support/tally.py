@@ -1,7 +1,9 @@
-"""What a long run has done so far, read on from where the last look ended: every job, its runs, and where it is now.
+"""Results of a soak test so far, read incrementally: every job, its runs, and its current place; and growth over time.
 
-At the end it judges: a job that was taken by the server has finished, has failed or stands in Redis, and one that
-finished twice has a reason: its process was ended in the moment between the end and the answer, or its lease was lost.
+At the end it checks that each job accepted by the server has finished, has failed or is in Redis, and that each job that
+finished twice has a reason: its process was killed between the end of the job and its ack, or its lease was lost.
+
+Growth is measured for memory and file descriptors of qd's processes, and for the data in Redis.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import psutil
 from tests.support.processes import Procs, titled
 from tests.support.redis import Client
 
-UNANSWERED = 5.0  # seconds that may lie between the end of a job and the death of its process, no other job begun
+UNANSWERED = 5.0  # maximum seconds between the end of a job and the death of its process without another job
 
 
 class Following:
-    """A file that grows: its whole lines, each once."""
+    """Reads each whole line of a growing file once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._read, self._rest = path, 0, b""
@@ -52,7 +54,7 @@ class Run:
 
 @dataclass
 class Ended:
-    """A process that somebody ended, or held up. why: what was done."""
+    """A process that the test killed or suspended. why: what was done."""
 
     pid: int
     at: float
@@ -64,14 +66,14 @@ class Double:
     n: int
     kind: str
     at: float
-    reason: str  # empty: nobody knows
+    reason: str  # empty: unknown
 
 
 @dataclass
 class Tally:
     root: Path
-    kinds: dict[int, str] = field(default_factory=dict)  # of all jobs that the server has taken
-    unsure: dict[int, str] = field(default_factory=dict)  # pushes that were answered by an error
+    kinds: dict[int, str] = field(default_factory=dict)  # of all jobs accepted by the server
+    unsure: dict[int, str] = field(default_factory=dict)  # pushes that raised an error
     numbers: dict[str, int] = field(default_factory=dict)  # id -> number
     runs: defaultdict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))
     failed: Counter[int] = field(default_factory=Counter)
@@ -118,7 +120,7 @@ class Tally:
     # -- judging
 
     def open(self, standing: Counter[int]) -> list[int]:
-        """Jobs that are neither finished nor failed nor standing anywhere in Redis."""
+        """Jobs that have neither finished nor failed and are not in Redis."""
         return [n for n in self.kinds if not self.finished(n) and not self.failed[n] and not standing[n]]
 
     def finished(self, n: int) -> int:
@@ -135,7 +137,7 @@ class Tally:
         return found
 
     def _reason(self, run: Run) -> str:
-        """Why a run that came to its end was not the last one."""
+        """Why a finished run was not the last one."""
         end = run.ended or 0.0
         for one in self.ended:
             if one.pid in (run.pid, run.master) and -0.01 <= one.at - end <= UNANSWERED and one.at <= run.next:
@@ -146,8 +148,8 @@ class Tally:
 
 
 ROLES = ("master", "keeper", "template")
-LEAVE_OUT = 60.0  # seconds of a process's life that count as its start
-LONG = 240.0  # seconds of life beyond that, from which on a slope says something
+LEAVE_OUT = 60.0  # seconds after the start of a process that are ignored
+LONG = 240.0  # seconds of life after that before a slope is meaningful
 
 
 def processes(work: Procs) -> Iterable[tuple[str, psutil.Process]]:
@@ -158,19 +160,19 @@ def processes(work: Procs) -> Iterable[tuple[str, psutil.Process]]:
 
 
 def look(work: Procs) -> list[dict[str, Any]]:
-    """One sample a process: role, pid, age in seconds, resident bytes, open descriptors."""
+    """One sample per process: role, pid, age in seconds, resident bytes, open descriptors."""
     found = []
     for role, process in processes(work):
         try:
             age, rss, fds = time.time() - process.create_time(), process.memory_info().rss, process.num_fds()
         except psutil.Error:
-            continue  # it has just been killed
+            continue  # it was just killed
         found.append({"role": role, "pid": process.pid, "age": round(age, 2), "rss": rss, "fds": fds})
     return found
 
 
 def sizes(client: Client) -> dict[str, int]:
-    """Each key and how much it holds."""
+    """The number of elements of each key."""
     count = {"list": "LLEN", "hash": "HLEN", "zset": "ZCARD", "string": "STRLEN", "set": "SCARD", "stream": "XLEN"}
     found = {}
     for key in client.text("KEYS", "*"):
@@ -181,14 +183,14 @@ def sizes(client: Client) -> dict[str, int]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """Of the straight line nearest to these points: y for each x."""
+    """The slope of the regression line through these points."""
     middle_x, middle_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     across = sum((x - middle_x) ** 2 for x, _ in points)
     return sum((x - middle_x) * (y - middle_y) for x, y in points) / across if across else 0.0
 
 
 def by_role(samples: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Most memory (MB) and descriptors seen, and growth in MB and descriptors an hour of the one that lived longest."""
+    """Maximum memory (MB) and descriptors per role, and growth per hour of the process that lived longest."""
     lives: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         lives[sample["role"]][sample["pid"]].append(sample)

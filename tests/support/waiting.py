@@ -9,19 +9,19 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
-# Seconds to wait for what one mechanism brings about, and soon: fewer where it is switched off, for then it never comes.
+# Seconds to wait for the effect of one mechanism. Fewer if it is switched off, because then it never comes.
 BROUGHT = 20.0 if os.environ.get("SWITCHED_OFF", "nothing") == "nothing" else 6.0
-SELDOM, SELDOM_ANSWERED = 0.05, 0.5  # seconds at most between two questions of a long wait, or of slow answers
+SELDOM, SELDOM_ANSWERED = 0.05, 0.5  # maximum seconds between two calls in a long wait, or with slow answers
 
 
 def eventually(
     predicate: Callable[[], T | Literal[False] | None], seconds: float = 20.0, *, every: float = 0.01, what: str = ""
 ) -> T:
-    """The first true answer of `predicate`, asked again until then for `seconds` at most.
+    """Call `predicate` until it returns something true, for at most `seconds`. Returns that value.
 
-    An AssertionError inside the predicate counts as "not yet" and is told if it stays so. It is asked once more when the
-    time is over: this process may have stood still. Whoever waits leaves the machine to what he waits for: he asks for a
-    third of the time at most, and the longer it takes the less often.
+    An AssertionError in the predicate counts as "not yet" and is reported at the end. After the deadline the predicate is
+    called once more, because this process may have been suspended. To leave the CPU to the programs under test, calls take
+    at most a third of the time and become rarer the longer the wait takes.
     """
     began = time.monotonic()
     deadline = began + seconds

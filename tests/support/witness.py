@@ -1,5 +1,6 @@
-"""Jobs that write down what they do into a file outside Redis, and reading it back. `held()` is for jobs and runs that last
-until the test makes the file `go`."""
+"""Jobs that record what they do in a file outside Redis, and reading that file.
+
+Jobs that call `held()` last until the test creates the file `go`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def boom() -> None:
     raise ValueError("this job never works")
 """
 
-# Behind JOBS: one that lasts until the test says go(), however long the test is held up before it.
+# To append to JOBS: a job that lasts until the test calls go(), however long that takes.
 LASTS = """
 @app.job("lasts")
 def lasts(n: int = 0) -> None:
@@ -54,18 +55,18 @@ class Witness:
 
     @property
     def lines(self) -> list[str]:
-        """The whole ones: of one that is written now the end may not be there yet."""
+        """The complete lines; one that is being written is left out."""
         return self._file.read_text().split("\n")[:-1] if self._file.exists() else []
 
     def starting(self, word: str) -> list[str]:
         return [line for line in self.lines if line.startswith(word)]
 
     def go(self) -> None:
-        """What is held() may end."""
+        """Let jobs in held() end."""
         self._go.touch()
 
     def wait(self, word: str, count: int = 1, seconds: float = 20.0) -> list[str]:
-        """At least `count` lines that start with `word`."""
+        """Wait for at least `count` lines that start with `word`."""
         enough: Callable[[], bool] = lambda: len(self.starting(word)) >= count  # noqa: E731
         eventually(enough, seconds, what=f"{count} x {word!r} in the witness file")
         return self.starting(word)

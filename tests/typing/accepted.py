@@ -1,4 +1,4 @@
-"""Typical uses: mypy --strict must say nothing here. Never run, only checked (tests/typing/test_type_checkers.py)."""
+"""Typical uses: mypy --strict must report no error here. Never run, only checked (tests/typing/test_type_checkers.py)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def plain_async() -> None:
     assert_type(await slow(datetime.now(UTC), Decimal(1), UUID(int=0)), dict[str, int])
 
 
-# sending
+# dispatching
 assert_type(welcome.dispatch("a@b.c"), Handle[int])
 assert_type(welcome.dispatch("a@b.c").result(timedelta(seconds=5)), int)
 assert_type(welcome.dispatch("a@b.c").cancel(), bool)
@@ -142,7 +142,7 @@ async def sending() -> None:
     assert_type(await ChargeCard(order_id=7).adispatch(), Handle[Decimal])
 
 
-# options of one sending
+# options of one dispatch
 welcome.using(delay=5).dispatch("a@b.c")
 welcome.using(delay=timedelta(minutes=5), queue="high", connection="other").dispatch("a@b.c")
 welcome.using(delay=datetime(2030, 1, 1, tzinfo=UTC)).dispatch("a@b.c")
@@ -164,7 +164,7 @@ assert_type(app.dispatch(welcome.bind("a@b.c"), ChargeCard(order_id=7), Report(m
 app.dispatch(*[welcome.bind(f"{number}@b.c") for number in range(3)])
 several: list[Call[Any]] = [welcome.bind("a@b.c"), Report(month=1)]
 
-# here and now
+# run()
 assert_type(welcome.run("a@b.c"), int)
 assert_type(slow.run(datetime.now(UTC), Decimal(1), UUID(int=0)), dict[str, int])
 assert_type(ChargeCard(order_id=7).run(), Decimal)
@@ -301,7 +301,7 @@ class Pack(Job[Order]):
 Pack(order=Order(id=1), folders=[Path("a")]).dispatch()
 
 
-# what the worker provides, and models
+# provided values and models
 class Session: ...
 
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-"""Typical mistakes: mypy --strict must refuse each line marked with its error, and no other. (The line above is for
-those who check the whole project; tests/typing/test_type_checkers.py takes it away.)"""
+"""Typical mistakes: mypy --strict must report the marked error on each marked line, and no other. The first line is for
+checks of the whole project; tests/typing/test_type_checkers.py removes it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Wrong(Job[int]):
         return ""
 
 
-# the job in hand
+# the current job
 def inside() -> None:
     current_job().attempt = "2"  # E: assignment
     print(current_job().outside)  # E: attr-defined

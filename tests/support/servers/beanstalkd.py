@@ -1,4 +1,4 @@
-"""A real beanstalkd that keeps its jobs in a binlog, so that a restart finds them again."""
+"""A real beanstalkd with a binlog, so that jobs survive a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGEST = 4 << 20  # bytes of a job; without -z it is 65,535
 
 
 class Beanstalkd(Running):
-    """url: beanstalkd://127.0.0.1:port. options: more words for the command line; a later -z wins. binlog: it keeps one."""
+    """url: beanstalkd://127.0.0.1:port. options: more arguments; a later -z wins. binlog: whether it has one."""
 
     name = "beanstalkd"
 
@@ -29,7 +29,7 @@ class Beanstalkd(Running):
     def command(self) -> list[str]:
         kept = (
             ["-b", str(self.folder / "binlog"), "-F"] if self.binlog else []
-        )  # no fsync: a killed one has written, too
+        )  # no fsync: data written before a kill is safe
         return [
             program("beanstalkd"),
             "-l",
@@ -47,19 +47,19 @@ class Beanstalkd(Running):
             return bool(client.stats()["pid"])
 
     def client(self):
-        """A greenstalk client that gives bytes."""
+        """A greenstalk client that returns bytes."""
         import greenstalk
 
         return greenstalk.Client(("127.0.0.1", self.port), encoding=None)
 
     def empty(self) -> None:
-        """Delete every job of every tube; what somebody has reserved stays his."""
+        """Delete every job of every tube, except jobs reserved by other clients."""
         import greenstalk
 
         with self.client() as client:
             for tube in client.tubes():
                 client.use(tube)
-                # The delayed ones first: one that is due meanwhile is ready then.
+                # Delayed jobs first: one that becomes due is then deleted as ready.
                 for peek in (client.peek_delayed, client.peek_ready, client.peek_buried):
                     with suppress(greenstalk.NotFoundError):
                         while True:
@@ -67,7 +67,7 @@ class Beanstalkd(Running):
 
 
 def installed() -> None:
-    """Leave the test where beanstalkd or greenstalk is missing."""
+    """Skip the test if beanstalkd or greenstalk is missing."""
     program("beanstalkd")
     try:
         import greenstalk  # noqa: F401

@@ -1,4 +1,4 @@
-"""A real Redis Cluster: three primaries on this machine, a third of the slots each."""
+"""A real Redis Cluster: three primaries on this machine, with a third of the slots each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.waiting import eventually
 
 SLOTS = 16384
 SHARES = ((0, 5460), (5461, 10922), (10923, SLOTS - 1))
-# No node is without its slots because another was killed, or had no CPU, for some seconds of a test.
+# A node keeps serving its slots while another one is dead, or has no CPU, for some seconds of a test.
 OPTIONS = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "60000")
 
 
 class Cluster(Started):
-    """nodes: the servers, each may be killed and started again; it finds the others by what it has written down."""
+    """nodes: the servers. Each can be killed and restarted, and finds the others by its saved configuration."""
 
     def __init__(self, *options: str) -> None:
         self.nodes = [Server(*OPTIONS, *KEEPS, *options) for _ in SHARES]
@@ -44,21 +44,21 @@ class Cluster(Started):
         return self
 
     def settled(self) -> None:
-        """Wait until each of them knows the others and all slots. A greeting that came to nothing ends after a minute."""
+        """Wait until each node knows the others and all slots. A failed handshake takes a minute to expire."""
         eventually(lambda: all(map(knows_all, self.nodes)), 180, what="a cluster that is ok")
 
     def node_of(self, key: str) -> Server:
-        """The server on which `key` stands."""
+        """The server that stores `key`."""
         with self.nodes[0].client() as client:
             slot = client.call("CLUSTER", "KEYSLOT", key)
         return next(node for node, (_, last) in zip(self.nodes, SHARES, strict=True) if slot <= last)
 
     def clients(self) -> list[Client]:
-        """One for each node; the caller closes them."""
+        """One client per node; the caller closes them."""
         return [node.client() for node in self.nodes]
 
     def keys(self) -> list[str]:
-        """Of all nodes."""
+        """The keys of all nodes."""
         found = []
         for node in self.nodes:
             with node.client() as client:
@@ -71,8 +71,8 @@ class Cluster(Started):
                 client.call("FLUSHALL")
 
     def moves(self, slot: int, to: Server, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Every key of it, and then the slot, as redis-cli --cluster reshard does it. meanwhile: called while the slot is on
-        its way."""
+        """Move every key of a slot, and then the slot, as redis-cli --cluster reshard does. meanwhile: called while the
+        slot is migrating."""
         ids = [self._id(node) for node in self.nodes]
         target, source = ids[self.nodes.index(to)], next(node for node in self.nodes if self._has(node, slot))
         self._ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[self.nodes.index(source)])
@@ -87,7 +87,7 @@ class Cluster(Started):
         eventually(lambda: len({self._known(node) for node in self.nodes}) == 1, 30, what="nodes that agree")
 
     def _known(self, node: Server) -> str:
-        """Who has which slots since which epoch, as this node knows it: the next move is to be younger for all of them."""
+        """Which node owns which slots since which epoch, according to this node. The next move must have a newer epoch."""
         said = self._ask(node, "CLUSTER", "NODES").decode().replace("myself,", "").splitlines()
         return "\n".join(sorted(" ".join((words := line.split())[:1] + words[6:7] + words[8:]) for line in said))
 
@@ -108,7 +108,7 @@ class Cluster(Started):
             self._ask(node, "CONFIG", "RESETSTAT")
 
     def errors(self) -> str:
-        """What its nodes have refused since, by kinds."""
+        """Errors returned by the nodes since then, by kind."""
         return "".join([self._ask(node, "INFO", "errorstats").decode() for node in self.nodes])
 
     def kill(self) -> None:

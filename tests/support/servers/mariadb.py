@@ -1,4 +1,4 @@
-"""A real MariaDB. What mariadb-install-db makes is made once a test process and copied for each server."""
+"""A real MariaDB. mariadb-install-db runs once per test process, and its folder is copied for each server."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SMALL = ("--innodb-log-file-size=16M", "--innodb-buffer-pool-size=32M", "--perfo
 
 
 def binary(name: str) -> str:
-    """Debian keeps the server in /usr/sbin, which is not on everybody's PATH."""
+    """The path of the server. Debian installs it in /usr/sbin, which may not be on PATH."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     return shutil.which(name, path=path) or missing("mariadb-server")
 
 
 def ours() -> list[str]:
-    """It runs as root only when it is told to."""
+    """Options for the user: the server runs as root only if asked to."""
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
 @functools.cache
 def template() -> Path:
-    """The folder that the installer made, taken away when the test process ends."""
+    """The folder made by the installer, removed when the test process ends."""
     folder = Path(tempfile.mkdtemp(prefix="qd-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     options = ["--no-defaults", f"--datadir={folder / 'my'}", "--auth-root-authentication-method=normal"]
@@ -41,8 +41,8 @@ def template() -> Path:
 
 
 class MariaDb(Running):
-    """The login is root without a password. durable: each commit waits for the disk, for measurements; a killed server
-    loses nothing without it."""
+    """The login is root without a password. durable: each commit waits for the disk, for benchmarks; without it a killed
+    server loses nothing either."""
 
     name = "mariadbd"
 
@@ -64,12 +64,12 @@ class MariaDb(Running):
         return [binary("mariadbd"), *options, f"--tmpdir={self.folder}", *SMALL, *ours(), *self.options]
 
     def answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as tried:  # the driver leaves its own open when nobody listens
+        with socket.socket(socket.AF_UNIX) as tried:  # the driver leaves its socket open if no server listens
             tried.connect(str(self.folder / "m.sock"))
         return self.run("SELECT 1") == [(1,)]
 
     def run(self, statement: str, database: str | None = None) -> list[tuple]:
-        """One statement, committed, and its rows."""
+        """Run and commit one statement. Returns its rows."""
         import pymysql
 
         with pymysql.connect(
@@ -90,7 +90,7 @@ class MariaDb(Running):
 
 
 def installed() -> None:
-    """Leave the test where MariaDB or its driver is missing."""
+    """Skip the test if MariaDB or its driver is missing."""
     binary("mariadbd")
     try:
         import pymysql  # noqa: F401

@@ -1,7 +1,7 @@
 """moto's server, as `python -m moto.server`, with one call to a queue at a time.
 
-Its threads take care of nothing: two at once may be given the same message, and one that is sent while another is deleted
-may be lost. SQS does neither, and a test that saw it would blame qd.
+moto is not thread-safe: two clients at once may receive the same message, and a message sent while another one is deleted
+may be lost. SQS does neither, so such a failure would look like a bug of qd.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def alone(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def taken(real: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of receive_message: it looks alone, and waits beside the others."""
+    """Replaces receive_message: calls read the queue one at a time, and wait concurrently."""
 
     def receive(backend: Any, name: str, count: int, wait: int, *more: Any, **named: Any) -> Any:
         end = time.monotonic() + wait

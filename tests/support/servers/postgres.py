@@ -1,4 +1,4 @@
-"""A real PostgreSQL. What initdb makes is made once a test process and copied for each server."""
+"""A real PostgreSQL. initdb runs once per test process, and its folder is copied for each server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.programs import missing
 from tests.support.servers.redis import LIBC
 from tests.support.servers.running import Running, as_root
 
-OWNER = "postgres"  # of the process as root
-NAME = "qd"  # who logs in; no password is asked for
+OWNER = "postgres"  # user of the process if the tests run as root
+NAME = "qd"  # login, without a password
 IPC_RMID = 0
 
 
 def binary(name: str) -> str:
-    """Debian keeps the server's programs out of PATH."""
+    """The path of a program. Debian does not install them on PATH."""
     if found := shutil.which(name):
         return found
     found_at = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
@@ -31,7 +31,7 @@ def binary(name: str) -> str:
 
 @functools.cache
 def template() -> Path:
-    """The folder that initdb made, taken away when the test process ends."""
+    """The folder made by initdb, removed when the test process ends."""
     folder = Path(tempfile.mkdtemp(prefix="qd-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     user = as_root(OWNER)
@@ -44,11 +44,11 @@ def template() -> Path:
 
 
 class Postgres(Running):
-    """url is the empty database of the login. durable: each commit waits for the disk, for measurements; a killed server
-    loses nothing without it."""
+    """url is the empty database of the login. durable: each commit waits for the disk, for benchmarks; without it a killed
+    server loses nothing either."""
 
     name = "postgres"
-    ending = signal.SIGINT  # fast: it does not wait for who is connected
+    ending = signal.SIGINT  # fast shutdown: does not wait for clients
 
     def __init__(self, *settings: str, durable: bool = False) -> None:
         self.user = as_root(OWNER)
@@ -67,7 +67,7 @@ class Postgres(Running):
         subprocess.run(["cp", "-a", str(template()), str(self.folder / "pg")], check=True, timeout=60)
 
     def command(self) -> list[str]:
-        # Shared memory in the folder: nothing is left in /dev/shm after a SIGKILL.
+        # Shared memory in the folder, so that nothing is left in /dev/shm after a SIGKILL.
         settings = ["listen_addresses=127.0.0.1", "dynamic_shared_memory_type=mmap", "shared_buffers=32MB"]
         settings += [f"unix_socket_directories={self.folder}", "timezone=UTC", *self.settings]
         options = [word for setting in settings for word in ("-c", setting)]
@@ -77,7 +77,7 @@ class Postgres(Running):
         return self.run("SELECT 1") == [(1,)]
 
     def run(self, statement: str, database: str = "postgres") -> list[tuple]:
-        """One statement outside of a transaction, and its rows."""
+        """Run one statement outside of a transaction. Returns its rows."""
         import psycopg
 
         place = f"host={self.folder} port={self.port} user={NAME} dbname={database} connect_timeout=5"
@@ -92,11 +92,11 @@ class Postgres(Running):
         return self.url_of(name)
 
     def drop(self, url: str) -> None:
-        """Take a database away, also when somebody is connected."""
+        """Drop a database, even while clients are connected."""
         self.run(f"DROP DATABASE IF EXISTS {url.rpartition('/')[2]} WITH (FORCE)")
 
     def stop(self) -> None:
-        """As a whole: also the bit of shared memory by which a second server in the folder would see the first."""
+        """Also remove the shared memory by which a second server in the folder would detect the first."""
         self.end()
         note = self.folder / "pg" / "postmaster.pid"
         if note.exists():
@@ -105,7 +105,7 @@ class Postgres(Running):
 
 
 def installed() -> None:
-    """Leave the test where PostgreSQL or its driver is missing."""
+    """Skip the test if PostgreSQL or its driver is missing."""
     binary("postgres")
     try:
         import psycopg  # noqa: F401

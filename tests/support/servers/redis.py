@@ -23,18 +23,21 @@ LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """In the child: a pytest that was killed leaves no server behind. And a limit on its files is an error to it."""
+    """In the child: end when pytest is killed. A limit on file sizes is an error instead of a signal."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-SEATS, PORTS = 8, 1_250  # processes of tests at most, and the ports of each: below 20,000, where those of a bus begin
+SEATS, PORTS = (
+    8,
+    1_250,
+)  # maximum number of test processes, and ports for each: below 20,000, where cluster bus ports begin
 GIVEN: set[int] = set()
 
 
 def free_port() -> int:
-    """Below those that the system gives to outgoing connections, and of this process of tests alone: nobody takes it while
-    its server is down. Free as well: the port 10,000 above it, which a node of a cluster takes for the others."""
+    """A port below those of outgoing connections and reserved for this test process, so that it stays free while its server
+    is down. The port 10,000 above it, the cluster bus of a node, is free as well."""
     seat = int(os.environ.get("PYTEST_XDIST_WORKER", f"gw{SEATS - 1}").removeprefix("gw")) % SEATS
     while True:
         port = 10_000 + seat * PORTS + SystemRandom().randrange(PORTS)
@@ -52,12 +55,12 @@ def unused(port: int) -> bool:
         return True
 
 
-# What it has answered is written before, and stays over a SIGKILL: with `everysec` a write waits for a sync that goes on.
+# Data is written before the reply and survives a SIGKILL. With `everysec` a write would wait for a running sync.
 KEEPS = ("--appendonly", "yes", "--appendfsync", "no")
 
 
 class Server:
-    """Constructor makes a folder; start() starts. `options` are redis-server's, as on its command line.
+    """The constructor creates a folder; start() starts the server. `options`: command-line options of redis-server.
 
     `folder` is short and below /tmp: a socket path has 107 bytes. url is the unix one, tcp_url the other. env: more
     variables for the server's process.
@@ -89,7 +92,7 @@ class Server:
         return Client(str(self.socket))
 
     def start(self, *options: str) -> Self:
-        """Start, or start again on the same port, and wait until it serves. Extra options hold for this start."""
+        """Start or restart on the same port, and wait until it serves. Extra options apply to this start only."""
         self.port = self.port or free_port()
         command = [str(self.program()), "--dir", str(self.folder), "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--bind", "127.0.0.1", "--port", str(self.port)]
@@ -107,14 +110,14 @@ class Server:
         return self
 
     def kill(self) -> None:
-        """As in a power cut: SIGKILL, and wait."""
+        """SIGKILL it, and wait."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(10)
             self.process = None
 
     def stop(self) -> None:
-        """End it, also when it is stopped or busy, and take its folder away."""
+        """Kill it, even if it is suspended or busy, and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -131,14 +134,14 @@ class Server:
         client = self.client()
         try:
             return bool(client.text("PING") == "PONG")
-        except Exception:  # not there yet, or loading
+        except Exception:  # not listening yet, or loading
             return False
         finally:
             client.close()
 
 
 class Valkey(Server):
-    """As Server, in everything."""
+    """valkey-server, from PATH or from the wheel of the extra `embedded`."""
 
     def program(self) -> Path:
         return valkey_server()

@@ -1,5 +1,5 @@
-"""What the servers of the tests have in common: a process, a folder and a port of their own; gone at the end, also when
-pytest is killed."""
+"""Base classes of the test servers: each has a process, a folder and a port, which are gone at the end, even if pytest is
+killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Started:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Also where it has started half-way only."""
+        """Also called after an incomplete start."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -42,10 +42,10 @@ HALTED = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 class Running(Started):
-    """Constructor makes a folder; start() starts. A subclass says what to run, how it is made ready and when it serves."""
+    """The constructor creates a folder; start() starts the server. Subclasses define the command, preparation and check."""
 
     name = ""
-    user: str | None = None  # whom it runs as, when the tests run as root and it refuses to
+    user: str | None = None  # user of a server that refuses to run as root
     ending = signal.SIGTERM
 
     def __init__(self) -> None:
@@ -55,23 +55,23 @@ class Running(Started):
         if self.user:
             shutil.chown(self.folder, self.user)
 
-    # -- what a subclass says
+    # -- for subclasses
 
     def command(self) -> list[str]:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Before the first start."""
+        """Called before the first start."""
 
     def answers(self) -> bool:
-        """Whether it serves. What it raises means: not yet."""
+        """Whether it serves. Any exception means not yet."""
         raise NotImplementedError
 
     @property
     def env(self) -> dict[str, str]:
         return {}
 
-    # -- what a test does
+    # -- for tests
 
     @property
     def log(self) -> str:
@@ -79,7 +79,7 @@ class Running(Started):
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
     def start(self) -> Self:
-        """Start, or start again in the same folder and on the same port, and wait until it serves."""
+        """Start or restart in the same folder and on the same port, and wait until it serves."""
         if not self.port:
             self.port = free_port()
             self.prepare()
@@ -88,7 +88,7 @@ class Running(Started):
         return self
 
     def kill(self) -> None:
-        """As in a power cut: SIGKILL to it and to what it has forked, and wait."""
+        """SIGKILL it and its children, and wait."""
         if self.process is None:
             return
         family = self._family() if self.process.poll() is None else []
@@ -102,7 +102,7 @@ class Running(Started):
         eventually(lambda: not any(map(alive, family)), 20, what=f"the end of all of {self.name}")
 
     def end(self) -> None:
-        """As a supervisor ends it, and wait. What it keeps, it keeps."""
+        """Stop it as a supervisor does, and wait. Its folder stays."""
         if self.process is None:
             return
         self.process.send_signal(self.ending)
@@ -113,18 +113,18 @@ class Running(Started):
             self.kill()
 
     def restart(self) -> None:
-        """Ended and started again, in the same folder and on the same port."""
+        """Stop and start it, in the same folder and on the same port."""
         self.end()
         self.start()
 
     def stop(self) -> None:
-        """End it, also when it is stopped or busy, and take its folder away."""
+        """Kill it, even if it is suspended or busy, and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside, it answers nobody."""
+        """Suspend the server during the `with` block."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         try:
@@ -133,7 +133,7 @@ class Running(Started):
             self.process.send_signal(signal.SIGCONT)
 
     def _family(self) -> list[psutil.Process]:
-        """It and what it has forked. It stands still from then on: one that it forks meanwhile would be left."""
+        """Suspend it, so that it forks no more processes, and return it and its children."""
         assert self.process is not None
         first = psutil.Process(self.process.pid)
         with suppress(psutil.NoSuchProcess):
@@ -161,12 +161,12 @@ class Running(Started):
             raise RuntimeError(f"{self.name} ended with {self.process.returncode}: {self.log}")
         try:
             return self.answers()
-        except Exception:  # not there yet, or recovering
+        except Exception:  # not listening yet, or recovering
             return False
 
 
 def alive(process: psutil.Process) -> bool:
-    """A zombie is not: it has let go of everything."""
+    """Whether the process lives. A zombie does not: it has released everything."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -174,5 +174,5 @@ def alive(process: psutil.Process) -> bool:
 
 
 def as_root(other: str) -> str | None:
-    """The user to run a server as that refuses root, None where the tests do not run as root."""
+    """The user for a server that refuses to run as root; None if the tests do not run as root."""
     return other if os.geteuid() == 0 else None

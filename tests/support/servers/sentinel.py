@@ -17,14 +17,14 @@ from tests.support.waiting import eventually
 
 SERVICE = "qd"  # the name under which sentinels know the primary
 DOWN_AFTER = (
-    10_000  # ms without an answer until a sentinel takes a server for dead: one that has no CPU for a moment is not
+    10_000  # ms without an answer until a sentinel considers a server dead; a busy server may get no CPU for a while
 )
 QUICK = 1000  # the same while a server is dead
-GIVE_UP = 4000  # ms after which a failover that did not come about is tried again
+GIVE_UP = 4000  # ms after which a failed failover is retried
 
 
 class Watcher(Running):
-    """One sentinel. It knows the others and the replicas from the beginning: hearing of them takes seconds."""
+    """One sentinel. It is configured with the others and the replicas, because discovery takes seconds."""
 
     name = "redis-sentinel"
 
@@ -57,9 +57,9 @@ class Watcher(Running):
         return Client(str(self.folder / "s.sock"))
 
     def start(self) -> Self:
-        """It goes on after a moment in which the whole machine stood still: else it would do nothing for half a minute."""
+        """Disable the TILT mode, in which it would do nothing for half a minute after the machine was suspended."""
         super().start()
-        with self.client() as client, suppress(hiredis.ReplyError):  # an older one has no such setting
+        with self.client() as client, suppress(hiredis.ReplyError):  # older versions have no such setting
             client.call("SENTINEL", "DEBUG", "tilt-trigger", 3_600_000)
         return self
 
@@ -68,7 +68,7 @@ class Watcher(Running):
             return int(client.text("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
     def sees(self) -> tuple[str, int, int]:
-        """The primary's flags, its replicas that are up, the other sentinels that are up."""
+        """The flags of the primary, the number of its live replicas, and of the other live sentinels."""
         with self.client() as client:
             said = client.text("SENTINEL", "MASTER", SERVICE)
             facts = dict(zip(said[::2], said[1::2], strict=True))
@@ -80,7 +80,7 @@ class Watcher(Running):
 
 
 class Sentinel(Started):
-    """nodes: the three servers, whoever is primary now. service: its name. Each kind of process may be killed."""
+    """nodes: the three servers, in any role. service: the name of the primary. Processes of each kind can be killed."""
 
     service = SERVICE
 
@@ -90,7 +90,7 @@ class Sentinel(Started):
 
     @property
     def addresses(self) -> list[str]:
-        """Of the sentinels."""
+        """The addresses of the sentinels."""
         return [f"127.0.0.1:{each.port}" for each in self.watchers]
 
     @property
@@ -111,17 +111,17 @@ class Sentinel(Started):
         return self
 
     def settled(self) -> None:
-        """Wait until all is well: the sentinels see each other and each server, and the replicas follow."""
+        """Wait until the sentinels see each other and all servers, and the replicas are in sync."""
         eventually(lambda: {each.sees() for each in self.watchers} == {("master", 2, 2)}, 120, what="sentinels at ease")
         eventually(lambda: followers(self.primary) == 2, 60, what="replicas that follow")
 
     @property
     def primary(self) -> Server:
-        """By the word of all sentinels, once they agree and it is one."""
+        """The primary, once all sentinels agree on it and it has that role."""
         return eventually(lambda: self._agreed() or None, 60, what="one primary for all sentinels")
 
     def failover(self, *, back: bool = True) -> Server:
-        """SIGKILL to the primary; the new one, once all agree on it. back: the old one is there again, as a replica."""
+        """SIGKILL the primary. Returns the new one once all sentinels agree. back: restart the old one as a replica."""
         old = self.primary
         self._down_after(QUICK)
         try:
@@ -134,7 +134,7 @@ class Sentinel(Started):
         return new
 
     def bring_back(self, node: Server, *, as_replica: bool = True) -> None:
-        """as_replica=False: it takes itself for the primary, as one does that was cut off, until a sentinel corrects it."""
+        """Restart it. as_replica=False: it considers itself the primary, as after a partition, until corrected."""
         node.start(*(("--replicaof", "127.0.0.1", str(self.primary.port)) if as_replica else ()))
         if as_replica:
             self.settled()
@@ -171,6 +171,6 @@ def role(node: Server) -> str:
 
 
 def followers(node: Server) -> int:
-    """How many replicas have all that it has, and go on."""
+    """The number of replicas that are in sync and connected."""
     with node.client() as client:
         return sum("state=online" in line for line in client.text("INFO", "replication").splitlines())

@@ -1,5 +1,5 @@
-"""Amazon SQS as moto speaks it: a server over HTTP in a process of its own. What it knows is in memory: a restart forgets
-all queues."""
+"""Amazon SQS as implemented by moto: an HTTP server in its own process. It keeps queues in memory only, so a restart forgets
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREDENTIALS = {
 
 
 class Sqs(Running):
-    """endpoint: for boto3's endpoint_url. credentials: variables for whoever talks to it; they are no secret."""
+    """endpoint: for boto3's endpoint_url. credentials: environment variables for its clients; not secret."""
 
     name = "moto"
     credentials = CREDENTIALS
@@ -35,7 +35,7 @@ class Sqs(Running):
 
     @property
     def url(self) -> str:
-        """As qd.toml has it."""
+        """The url for qd.toml."""
         return f"sqs://{CREDENTIALS['AWS_DEFAULT_REGION']}?endpoint={self.endpoint}"
 
     @property
@@ -56,7 +56,7 @@ class Sqs(Running):
             assert reply.status == 200
 
     def stands_still(self, seconds: float) -> None:
-        """It answers nobody for so long."""
+        """Suspend the server for this many seconds."""
         with self.suspended():
             threading.Event().wait(seconds)
 
@@ -69,7 +69,7 @@ class Sqs(Running):
 
 
 def installed() -> None:
-    """Leave the test where moto or boto3 is missing."""
+    """Skip the test if moto or boto3 is missing."""
     for name in ("moto", "flask", "boto3"):
         if importlib.util.find_spec(name) is None:
             missing(f"{name} (moto[server])")

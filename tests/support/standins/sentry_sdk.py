@@ -1,4 +1,4 @@
-"""A stand-in for the package of this name, as far as docs/recipes.md uses it: it notes what it is told."""
+"""A fake of the package of this name, as far as docs/recipes.md uses it. It records the calls."""
 
 from __future__ import annotations
 

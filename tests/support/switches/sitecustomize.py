@@ -1,7 +1,7 @@
-"""Python runs this file at its start when its folder is on PYTHONPATH: it takes one mechanism out of qd, in pytest's own
-process and in every `qd` that a test starts. SWITCHED_OFF names the mechanism; see tests/faults/test_switched_off.py.
+"""Python runs this file at its start if its folder is on PYTHONPATH. It disables one mechanism of qd in the pytest process
+and in every `qd` that a test starts. SWITCHED_OFF names the mechanism; see tests/faults/test_switched_off.py.
 
-A name that qd no longer has, or a line of a script that has changed, is an error at import: the test of it says so.
+A name that qd no longer has, or a changed line of a script, is an error at import, which fails the test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Patch = Callable[[Any], None]
 
 
 def replaced(path: str, other: Callable[..., Any]) -> Patch:
-    """`path` inside the module, `other` in its place. other is given what stood there, and gives what stands there now."""
+    """Replace `path` inside the module by the result of `other`, which gets the original."""
 
     def patch(module: Any) -> None:
         *holders, name = path.split(".")
@@ -31,12 +31,12 @@ def replaced(path: str, other: Callable[..., Any]) -> Patch:
 
 
 def never(answer: object) -> Callable[..., Any]:
-    """In place of a function: nothing is done, and this is the answer."""
+    """Replace a function by one that does nothing and returns this answer."""
     return lambda real: wraps(real)(lambda *args, **kwargs: answer)
 
 
 def script_without(name: str, text: str, instead: str) -> Patch:
-    """One script, with other text in one place."""
+    """One script, with one piece of text replaced."""
 
     def other(real: Callable[[str], Any]) -> Callable[[str], Any]:
         known: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def script_without(name: str, text: str, instead: str) -> Patch:
 
 
 def one_process(real: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of the end of a group."""
+    """Kills one process instead of a process group."""
     return lambda pid: os.kill(pid, 9)
 
 
@@ -69,8 +69,8 @@ def reap_alone(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What was to be handed back with its attempt goes back as after a crash. The slot itself is the master's to write: it
-    puts right what others change there."""
+    """Jobs that should be handed back without using an attempt are requeued as after a crash. Only the master may write the
+    slot itself: it repairs changes by others."""
 
     class Crashed:
         def __init__(self, slot: Any) -> None:
@@ -93,7 +93,7 @@ def as_a_crash(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A master of another pid namespace is judged by what its pid is here."""
+    """A master of another pid namespace is checked by its pid in this one."""
 
     def died_here(master: Any) -> bool:
         from qd.process import proc
@@ -104,7 +104,7 @@ def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sure(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A broken call is taken for one that never was."""
+    """A broken call is treated as never sent."""
 
     def broke(delivery: Any, error: Exception) -> None:
         real(delivery, error)
@@ -114,7 +114,7 @@ def sure(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spending(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A job that middleware releases spends its attempt."""
+    """A job released by middleware uses an attempt."""
 
     def by_job(*args: Any) -> Any:
         from msgspec.structs import replace
@@ -127,7 +127,7 @@ def spending(real: Callable[..., Any]) -> Callable[..., Any]:
 SCRIPTS = "qd.drivers.keyspace.base"
 FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
 
-# Mechanism -> what is done to which module.
+# Mechanism -> patches of modules.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "renewal": [("qd.keeper.keeper", replaced("Keeper._renews", never(False)))],
     "owner mark": [
@@ -142,7 +142,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of the group": [
         ("qd.process.fork", replaced("kill_group", one_process)),
         ("qd.process.fork", replaced("reap", reap_alone)),
-        ("qd.keeper.dead_workers", replaced("end", never(0))),  # it would come a moment later
+        ("qd.keeper.dead_workers", replaced("end", never(0))),  # it would come shortly after
     ],
     "end of what left the group": [("qd.keeper.dead_workers", replaced("end", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
@@ -160,7 +160,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
 
 
 class Switches(MetaPathFinder):
-    """Finds qd's modules as Python does, and changes them when they have been loaded."""
+    """Finds qd's modules as Python does, and patches them after they are loaded."""
 
     def __init__(self, patches: list[tuple[str, Patch]]) -> None:
         self.patches = patches

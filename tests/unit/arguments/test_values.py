@@ -1,4 +1,4 @@
-"""Pydantic models, attrs classes and paths as arguments; types that JSON cannot tell apart are refused at the declaration."""
+"""Pydantic models, attrs classes and paths as arguments; types that JSON cannot tell apart are refused when declared."""
 
 from __future__ import annotations
 
