@@ -86,7 +86,7 @@ MECHANISMS = {
     ),
     "a slower and slower start": Named(
         "workers that die again and again before any job are replaced ever more slowly",
-        "process/master/test_slow_starts.py"
+        "process/master/test_starts.py"
         "::test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly",
         "worker.crash_loop",
     ),

@@ -1,4 +1,4 @@
-"""Whatever dies, and however: no job is lost or doubled, the death is told, and the others go on."""
+"""However a worker, a keeper or a master dies: no job is lost or doubled, the death is logged, and the others go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.payloads import failed, push
+from tests.support.payloads import failed, push, push_raw
 from tests.support.processes import titled, waiting
 from tests.support.project import MakeProject, Project, ready
 from tests.support.redis import DEATHS, FAILED, Client
@@ -19,6 +19,7 @@ from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
+
 
 DEADLY = (
     JOBS
@@ -474,3 +475,31 @@ def test_a_copy_that_came_back_leaves_the_timeout_of_the_original_alone(project:
     work.wait_line("job.killed .*reason=timeout.*fork and hang", 20)
     work.wait_line("job.failed .*fork and hang")
     work.stop()
+
+
+# -- notes of deaths that another program has written
+
+
+NOTE = '{"death":{"verdict":"crash","more":'
+DEEP = "[" * 700 + "]" * 700  # can be read, and not written again some frames deeper
+
+
+@FAILED
+@pytest.mark.parametrize(
+    "note",
+    ["[" * 100_000, NOTE + "[" * 100_000, NOTE + DEEP + "}}"],
+    ids=["brackets", "brackets inside", "as deep as can be read"],
+)
+def test_a_note_that_is_nested_too_deep_ends_no_worker(project: MakeProject, redis: Client, note: str) -> None:
+    shop = project(jobs=JOBS)
+    witness = Witness(shop)
+    payload = b'{"job":"quick","data":{"n":1},"id":"i1","attempts":1,"crashes":9,"rsv":"Tok3nTok3n.1.5.-"}'
+    redis.call("HSET", "queues:default:deaths", "Tok3nTok3n.1.5", note)
+    push_raw(redis, payload)
+    push(redis, "quick", n=2)
+    work = shop.work_off()
+    assert [line.split()[1] for line in witness.starting("quick")] == ["2"]
+    ((record, _),) = failed(redis)
+    assert (record["crashes"], "more" in record.get("death", {})) == (9, False)
+    assert not redis.call("EXISTS", "queues:default:deaths"), "it was read"
+    assert not work.matches(r"worker\.died ")

@@ -1,7 +1,8 @@
-"""qd health beside a real qd work: what it says of it while it works, stands still, crashes and is gone."""
+"""qd health, the liveness file and a master's report: what each shows of a running qd work."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,20 +10,27 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from qd.process import liveness, proc
 from tests.support import warm
 from tests.support.payloads import push
 from tests.support.processes import waiting
-from tests.support.project import Project
+from tests.support.project import MakeProject, Project, ready
 from tests.support.redis import Client
 from tests.support.servers.redis import free_port
 from tests.support.waiting import eventually
+from tests.support.witness import JOBS, LASTS, Witness
+
+# -- qd health
+
 
 Make = Callable[..., Project]
-JOBS = """
+DYING = """
 import signal
 
 @app.job("ok")
@@ -78,14 +86,14 @@ def told(shop: Project, *words: str) -> tuple[int, str]:
     ],
 )
 def test_work_warns_about_a_server_whose_certificate_is_not_checked(project: Make, option: str, hint: str) -> None:
-    shop = project(jobs=JOBS, url=f"rediss://127.0.0.1:{free_port()}/0?{option}")
+    shop = project(jobs=DYING, url=f"rediss://127.0.0.1:{free_port()}/0?{option}")
     work = shop.work("-w", "1")
     work.wait_line(f"redis.unverified .*{hint}")
     work.stop()
 
 
 def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=DYING)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")  # it sends CONT to who has just come
     eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
@@ -104,7 +112,7 @@ def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: 
 
 @pytest.mark.leaves("queues:default:deaths")
 def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=DYING)
     shop.allowed.add("calm")
     work = shop.work("-w", "1", "--max-crashes", "1000")
     push(clean_redis, "die")
@@ -117,7 +125,7 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
 
 
 def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, clean_redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=DYING)
     work = shop.work("-w", "1")
     eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
     work.kill()
@@ -129,7 +137,7 @@ def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, c
 
 
 def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project: Make, clean_redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=DYING)
     shop.allowed.add("calm")
     work = shop.work("-w", "1")
     work.wait_line("master.ready")  # it sends CONT to who has just come
@@ -152,7 +160,7 @@ def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project
 
 
 def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:
-    shop = project(jobs=JOBS)
+    shop = project(jobs=DYING)
     work = shop.work("-w", "1")
     eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
     work.signal(signal.SIGUSR2)
@@ -166,7 +174,7 @@ def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: C
 
 
 def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone(project: Make) -> None:
-    shop = project(jobs=JOBS, url=f"redis://127.0.0.1:{free_port()}/0")
+    shop = project(jobs=DYING, url=f"redis://127.0.0.1:{free_port()}/0")
     assert told(shop, "--live")[0] == 1
     work = shop.work("-w", "1")
     work.wait_line("redis.away")
@@ -179,3 +187,188 @@ def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone
     eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     work.stop()
     assert told(shop, "--live")[0] == 1
+
+
+# -- the liveness file
+
+
+def signs(shop: Project) -> list[Path]:
+    return sorted((shop.run / "qd").glob("*"))
+
+
+@pytest.mark.usefixtures("clean_redis")
+def test_the_file_says_who_and_how_many_and_is_gone_at_a_clean_end(project: MakeProject) -> None:
+    shop = project(jobs=JOBS, config="[pools.mail]\nworkers = 2\n")
+    work = shop.work("-w", "2", "--pool", "mail")
+    work.wait_line("master.ready")
+    file = shop.run / "qd" / f"mail.{work.pid}.live"
+
+    def said() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found if found["ready"] else {}
+
+    told = eventually(said, what="a sign of a ready master")
+    assert told.pop("keeper_silent_s") < 20
+    assert told == {"pid": work.pid, "start": proc.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
+    assert (shop.run / "qd").stat().st_mode & 0o777 == 0o700
+    assert file.stat().st_mode & 0o777 == 0o600
+    before = file.stat().st_mtime_ns
+    eventually(lambda: file.stat().st_mtime_ns > before, what="the next sign")
+    work.stop()
+    assert signs(shop) == []
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("qd:masters")
+def test_a_master_that_hangs_grows_old_and_a_dead_ones_file_is_taken_away(project: MakeProject) -> None:
+    shop = project(jobs=JOBS)
+    environ = shop.env()
+    work = shop.work("-w", "1")
+    work.wait_line("master.ready")
+    (file,) = eventually(lambda: [f for f in signs(shop) if f.suffix == ".live"], what="a sign")
+    work.signal(signal.SIGSTOP)
+    eventually(lambda: psutil.Process(work.pid).status() == psutil.STATUS_STOPPED, what="that it stands still")
+    os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 11))
+    (found,) = liveness.read_all(environ)
+    assert (found.pid, found.pool, found.hangs) == (work.pid, "", True)
+    work.kill()
+    eventually(lambda: not work.session(), what="no child of the dead master")
+    half = file.with_suffix(".new")  # as of one that was killed while it wrote
+    half.touch()
+    os.utime(half, (0, 0))
+    assert liveness.read_all(environ) == []
+    assert signs(shop) == []
+
+
+@pytest.mark.usefixtures("clean_redis")
+def test_a_folder_of_somebody_else_is_refused_once_and_harms_nothing(project: MakeProject) -> None:
+    shop = project(jobs=JOBS)
+    (shop.run / "qd").mkdir()
+    (shop.run / "qd").chmod(0o777)
+    work = shop.work("-w", "1")
+    work.wait_line("liveness.write_failed .*not a folder of this user alone")
+    work.wait_line("master.ready")
+    keeper = work.child("qd: keeper")
+    for count in (1, 2):  # seconds, by the keeper that is missed
+        keeper.kill()
+        work.wait_line("keeper.died", count=count)
+        keeper = eventually(
+            lambda before=keeper.pid: [k for k in work.children("qd: keeper") if k.pid != before],  # type: ignore[misc]
+            what="a keeper",
+        )[0]
+    assert len(work.matches("liveness.write_failed")) == 1
+    assert signs(shop) == []
+    work.stop()
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({"RUNTIME_DIRECTORY": "/run/qd:/run/other", "XDG_RUNTIME_DIR": "/"}, "/run/qd"),
+        ({"XDG_RUNTIME_DIR": "/tmp"}, "/tmp/qd"),
+        ({"XDG_RUNTIME_DIR": "/not/there"}, f"/tmp/qd-{os.getuid()}"),
+    ],
+)
+def test_the_folder_is_the_first_that_there_is(environ: dict[str, str], place: str) -> None:
+    assert str(liveness.folder(environ)) == place
+    assert liveness.path(Path("/x"), "a/b c", 7) == Path("/x/a_b_c.7.live")
+
+
+# -- a master's report
+
+
+def report(redis: Client) -> dict[str, Any]:
+    """Of the one master."""
+    (text,) = eventually(lambda: [*redis.hash("qd:masters").values()], what="a report")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def comes(redis: Client, field: str, wanted: Callable[[Any], object], seconds: float = 20.0) -> Any:
+    """What the report says in `field`, once it is as wanted."""
+
+    def found() -> list[Any] | None:
+        said = report(redis)[field]
+        return [said] if wanted(said) else None
+
+    return eventually(found, seconds, what=field)[0]
+
+
+def now(redis: Client) -> float:
+    seconds, micros = redis.text("TIME")
+    return float(seconds) + float(micros) / 1e6
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("queues:*:deaths")
+def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS + LASTS)
+    witness = Witness(shop)
+    work = ready(shop)
+    first = report(redis)
+    assert (first["crashes"], first["keeper_restarts"], first["silent"], first["stuck"]) == ([], 0, [], {})
+    assert (first["took_at"], first["root"]) == (None, os.geteuid() == 0 and not proc.in_container())
+    began = now(redis)
+    push(redis, "lasts")
+    os.kill(int(witness.wait("start")[0].split()[2]), 9)
+    one_since: Callable[[Any], bool] = lambda crashes: len(crashes) == 1 and began - 0.5 <= crashes[0] <= now(redis)  # noqa: E731
+    comes(redis, "crashes", one_since)
+    witness.go()
+    witness.wait("end")
+    took = comes(redis, "took_at", lambda at: at and began <= at <= now(redis) + 0.5)
+    keeper = work.child("qd: keeper")
+    keeper.kill()
+    comes(redis, "keeper_restarts", lambda count: count == 1)
+    comes(redis, "crashes", one_since)  # a new keeper knows them too
+    comes(redis, "took_at", lambda at: at and abs(at - took) < 1.5)
+    work.stop()
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
+def test_nine_crashes_are_told_as_the_last_eight(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS + "\n@app.job('die')\ndef die() -> None:\n    os._exit(1)\n")
+    work = ready(shop)
+    push(redis, "die", count=3)  # three crashes each, then it is failed
+    work.wait_line("job.failed", count=3)
+    work.wait_line(r"worker\.died", count=9)  # the keeper, which says the other, may be the faster one
+    assert len(work.matches(r"worker\.died")) == 9
+    crashes = comes(redis, "crashes", lambda crashes: len(crashes) == 8)
+    assert crashes == sorted(crashes)
+    work.stop()
+
+
+LAZY = (
+    JOBS
+    + """
+from qd import events
+
+@app.on(events.Looping)
+def look(event: events.Looping) -> bool:
+    return Path("awake").exists()
+"""
+)
+
+
+@pytest.mark.usefixtures("clean_redis")
+def test_a_queue_that_nobody_serves_is_told_since_when(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=LAZY)
+    witness = Witness(shop)
+    shop.allowed.add("awake")
+    work = ready(shop)
+    began = now(redis)
+    push(redis, "quick")
+    since = comes(redis, "stuck", lambda stuck: stuck.get("default"))["default"]
+    assert began - 0.5 <= since <= now(redis)
+    later = report(redis)["seen_at"] + 1.5
+    eventually(lambda: report(redis)["seen_at"] > later, what="later reports")
+    assert report(redis)["stuck"] == {"default": since}
+    redis.call("SET", "queues:default:paused", "{}")
+    comes(redis, "stuck", lambda stuck: stuck == {})
+    redis.call("DEL", "queues:default:paused")
+    comes(redis, "stuck", lambda stuck: stuck.get("default", 0) > since)
+    (shop.root / "awake").touch()
+    witness.wait("quick")
+    comes(redis, "stuck", lambda stuck: stuck == {})
+    work.stop()

@@ -1,4 +1,4 @@
-"""What must not stop the renewal of locks, nor be told twice or wrongly: listeners, servers that hang, lost answers."""
+"""Locks are renewed; lost, forked and expired locks are reported, and never let two inside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,11 +20,15 @@ from qd.locks.lease import HeldLock, renewals
 from qd.process.shield import shield
 from qd.store.locks import Mutex
 from tests.support.network import Proxy
-from tests.support.redis import Client, in_thread
+from tests.support.redis import Client, in_thread, wait_for_blocked_waiter
 from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")]
+pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+# -- renewal: slow listeners, hanging servers, lost replies
+
 
 HOW = {
     "extend": lambda lock: lock.extend(),
@@ -35,6 +40,7 @@ HOW = {
 # -- listeners
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 @pytest.mark.parametrize("how", [*HOW, "renewal"])
 def test_a_listener_may_do_with_the_lock_what_it_likes(app: Qd, redis: Client, how: str):
     lock = app.lock("report", ttl=2 if how == "renewal" else 30, renew=how == "renewal")
@@ -70,6 +76,7 @@ def in_daemon(body: Callable[[], object], error: type[Exception]) -> threading.T
     return thread
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis: Client):
     heard, enough = threading.Event(), threading.Event()
 
@@ -88,6 +95,7 @@ def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis
         enough.set()
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_loss_that_two_threads_find_at_once_is_told_once(app: Qd, monkeypatch: pytest.MonkeyPatch):
     told: list[events.LockLost] = []
     app.on(events.LockLost)(told.append)
@@ -127,6 +135,7 @@ def frozen() -> Iterator[Server]:
         os.kill(pid_of(own), signal.SIGCONT)
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_server_that_hangs_costs_the_locks_on_another_nothing(app: Qd, frozen: Server):
     far, near = Qd(frozen.url), app.lock("near", ttl=4, renew=True)
     hung = [far.lock(f"far {number}", ttl=600, renew=True) for number in range(5)]
@@ -147,6 +156,7 @@ def test_a_server_that_hangs_costs_the_locks_on_another_nothing(app: Qd, frozen:
     far.connections.close_all()
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_taking_that_a_slow_server_does_when_nobody_waits_any_more_is_over_soon(frozen: Server):
     app, client = Qd(frozen.url), frozen.client()
     assert app.lock("warm", ttl=1).acquire()
@@ -161,6 +171,7 @@ def test_a_taking_that_a_slow_server_does_when_nobody_waits_any_more_is_over_soo
     client.close()
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_taking_that_is_heard_of_too_late_is_made_again(app: Qd, redis: Client, monkeypatch: pytest.MonkeyPatch):
     take, taken = Mutex.take, list[int]()
 
@@ -181,6 +192,7 @@ def test_a_taking_that_is_heard_of_too_late_is_made_again(app: Qd, redis: Client
 # -- answers that were lost
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 @pytest.mark.parametrize("how", ["release", "with"])
 def test_a_giving_back_whose_answer_was_lost_is_no_loss(server: Server, redis: Client, how: str):
     with Proxy(server.socket) as proxy:
@@ -201,6 +213,7 @@ def test_a_giving_back_whose_answer_was_lost_is_no_loss(server: Server, redis: C
         app.connections.close_all()
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 @pytest.mark.parametrize("over", [False, True])
 def test_a_release_that_is_called_again_after_a_lost_answer_is_no_loss_within_the_ttl(
     app: Qd, redis: Client, over: bool
@@ -222,6 +235,7 @@ def test_a_release_that_is_called_again_after_a_lost_answer_is_no_loss_within_th
 # -- extend
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_renewed_lock_that_is_extended_by_less_than_its_ttl_is_renewed_in_time(app: Qd, redis: Client):
     with app.lock("report", ttl=6, renew=True) as lock:
         lock.extend(2)
@@ -229,6 +243,7 @@ def test_a_renewed_lock_that_is_extended_by_less_than_its_ttl_is_renewed_in_time
         assert not lock.lost
 
 
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_connections_that_are_closed_by_two_at_once_are_closed(app: Qd, redis: Client):
     """By close_all, and by the end of the thread that renewed."""
     own, closed = ThreadConnections(app.settings), list[str | None]()
@@ -244,3 +259,290 @@ def test_connections_that_are_closed_by_two_at_once_are_closed(app: Qd, redis: C
     own.queues = {name: cast(Any, Closes(name)) for name in (None, "redis", "far")}
     own.close()
     assert sorted(map(str, closed)) == ["None", "far", "redis"]
+
+
+# -- lost, forked and orphaned locks
+
+
+# What stays for a while: the last token; what one was handed, or woken by, that had just left.
+
+
+# -- lost
+
+
+@pytest.fixture
+def lost(app: Qd) -> list[events.LockLost]:
+    told: list[events.LockLost] = []
+    app.on(events.LockLost)(told.append)
+    return told
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[events.LockLost], caplog):
+    lock = app.lock("report", ttl=4, renew=True)
+
+    def block() -> None:
+        with lock:
+            redis.call("FLUSHALL")
+            eventually(lambda: lost)
+            assert lock.lost
+            assert not lock.held
+            assert lost == [events.LockLost("report", lock.token)]
+
+    with pytest.raises(LockLost, match="'report' was lost while it was held: it was deleted"):
+        block()
+    assert lost == [events.LockLost("report", lock.token)]
+    assert [record.name for record in caplog.records] == ["qd.locks"]
+    assert "the lock 'report' was lost (token " in caplog.text
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_lost_lock_without_renewal_is_told_by_what_comes_next(app: Qd, redis: Client, lost: list[events.LockLost]):
+    late = app.lock("report", ttl=0.05)
+    assert late.acquire()
+    eventually(lambda: redis.call("EXISTS", "qd:mutex:{report}") == 0)
+    with app.lock("report", ttl=30) as other:
+        with pytest.raises(LockLost, match=r"its ttl of 0.05 s was over"):
+            late.extend()
+        with pytest.raises(LockLost):
+            late.release()
+        assert other.held
+        assert other.locked()
+        assert late.lost
+    assert [event.token for event in lost] == [late.token]
+    assert late.token < other.token
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_an_error_of_the_block_goes_before_a_lost_lock(app: Qd, redis: Client, lost: list[events.LockLost]):
+    def block() -> None:
+        with app.lock("report", ttl=30):
+            redis.call("DEL", "qd:mutex:{report}")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+    assert len(lost) == 1
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_lock_whose_server_stays_away_is_lost_when_its_ttl_is_over(lost_with: Callable[[Qd], list]):
+    with Server() as own:
+        app = Qd(own.url)
+        told = lost_with(app)
+        lock = app.lock("report", ttl=0.5, renew=True)
+        assert lock.acquire()
+        own.kill()
+        eventually(lambda: told)
+        assert lock.lost
+        with pytest.raises(ConnectionLost):
+            lock.release()
+
+
+@pytest.fixture
+def lost_with() -> Callable[[Qd], list]:
+    def listening(app: Qd) -> list:
+        told: list[events.LockLost] = []
+        app.on(events.LockLost)(told.append)
+        return told
+
+    return listening
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_block_that_is_done_does_not_fail_because_the_server_is_away(caplog):
+    with Server() as own:
+        app = Qd(own.url)
+        with app.lock("report", ttl=30):
+            own.kill()
+        assert "could not be released and stays locked until its ttl expires" in caplog.text
+
+
+# -- copies
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_forked_copy_neither_renews_nor_releases(app: Qd):
+    with app.lock("report", ttl=3, renew=True) as lock:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with pytest.raises(LockError, match=rf"held by process {os.getppid()}, of which this one"):
+                    lock.release()
+                held = lock.held
+                lock.__exit__(None, None, None)
+                names = [thread.name for thread in threading.enumerate()]
+                code = 0 if not held and not lock.lost and "qd-locks" not in names else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert lock.held
+        assert not app.lock("report", ttl=1).acquire(timeout=3.4)
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_copy_that_outlives_its_owner_does_not_keep_the_lock(app: Qd, program):
+    owner = program("""
+lock = app.lock("report", ttl=0.6, renew=True)
+lock.acquire()
+if os.fork() == 0:
+    print("copy", flush=True)
+    time.sleep(60)
+time.sleep(60)
+""")
+    eventually(lambda: owner.output == ["copy"], 20)
+    os.kill(owner.pid, signal.SIGKILL)
+    lock = app.lock("report", ttl=30)
+    assert lock.acquire(timeout=10)
+    lock.release()
+
+
+# -- outages
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_waiter_outlives_a_restart_of_the_server(tmp_path: Path):
+    with Server("--appendonly", "yes", "--appendfsync", "always") as own:
+        app = Qd(own.url)
+        lock = app.lock("report", ttl=60)
+        assert lock.acquire()
+        got: list[bool] = []
+        thread = in_thread(lambda: got.append(app.lock("report", ttl=60).acquire(timeout=30)))
+        wait_for_blocked_waiter(own)
+        own.kill()
+        own.start()
+        wait_for_blocked_waiter(own)
+        lock.release()
+        thread.join(20)
+        assert got == [True]
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
+    with Server() as own:
+        app = Qd(own.url)
+        lock = app.lock("report", ttl=60)
+        assert lock.acquire()
+        other = app.lock("report", ttl=60)
+        thread = in_thread(lambda: other.acquire(timeout=30))
+        wait_for_blocked_waiter(own)
+        own.kill()
+        own.start()
+        thread.join(20)
+        assert other.held
+        assert other.token > lock.token
+        with pytest.raises(LockLost):
+            lock.extend()
+        assert other.locked()
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
+def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with Server() as own:
+        app = Qd(own.url)
+        lock, other = app.lock("report", ttl=60), app.lock("report", ttl=60)
+        assert lock.acquire()
+        wait, waits = Mutex.wait, list[Mutex]()
+
+        def left_alone(self: Mutex, *about: Any) -> None:
+            waits.append(self)
+            own.kill()  # it stands in line, and has heard of the server
+            wait(self, *about)
+
+        monkeypatch.setattr(Mutex, "wait", left_alone)
+        with pytest.raises(ConnectionLost):
+            other.acquire(timeout=3)
+        assert len(waits) == 1
+        with pytest.raises(ConnectionLost):
+            app.lock("report", ttl=60).acquire()  # would wait without end
+
+
+# -- two broken ways to unlock, in the worst order of events: both let two owners in, qd's does not
+# The owner is slow: its TTL has passed when it unlocks.
+
+
+KEY = "naive"
+
+
+class Naive:
+    """SET NX PX with an owner's token, as everybody takes it."""
+
+    def __init__(self, redis: Client, token: bytes) -> None:
+        self.redis, self.token = redis, token
+
+    def take(self, seconds: float) -> bool:
+        return bool(self.redis.call("SET", KEY, self.token, "NX", "PX", round(seconds * 1000)) == b"OK")
+
+    def plain_del(self) -> Iterator[None]:
+        """Broken: it deletes whatever stands there."""
+        self.redis.call("DEL", KEY)
+        yield
+
+    def get_then_del(self) -> Iterator[None]:
+        """Broken: it looks first, but what it has seen is old when it deletes. `yield`: here another has its turn."""
+        mine = self.redis.call("GET", KEY) == self.token
+        yield
+        if mine:
+            self.redis.call("DEL", KEY)
+
+
+def expired(redis: Client, key: str) -> None:
+    eventually(lambda: redis.call("EXISTS", key) == 0)
+
+
+@pytest.fixture
+def three(server: Server) -> Iterator[list[Naive]]:
+    clients = [server.client() for _ in range(3)]
+    yield [Naive(client, token) for client, token in zip(clients, (b"a", b"b", b"c"), strict=True)]
+    clients[0].call("DEL", KEY)
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence")
+def test_a_plain_del_frees_the_lock_of_another(three: list[Naive]):
+    slow, second, third = three
+    assert slow.take(0.05)
+    expired(slow.redis, KEY)
+    assert second.take(60)  # and it works now
+    assert not third.take(60)
+    list(slow.plain_del())
+    assert third.take(60)  # while the second is inside: two hold it
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence")
+def test_a_get_and_then_a_del_frees_the_lock_of_another(three: list[Naive]):
+    slow, second, third = three
+    assert slow.take(60)
+    unlock = slow.get_then_del()
+    next(unlock)  # it has looked: the lock is its own. Now it is slow, until its ttl is over
+    slow.redis.call("PEXPIRE", KEY, 1)
+    expired(slow.redis, KEY)
+    assert second.take(60)
+    assert not third.take(60)
+    list(unlock)
+    assert third.take(60)  # two hold it
+
+
+@pytest.mark.leaves("qd:mutex:{*}:fence")
+@pytest.mark.parametrize("unlock", ["release", "extend", "with"])
+def test_ours_frees_nothing_that_is_anothers(server: Server, redis: Client, unlock: str):
+    app = Qd(server.url)
+    slow, second, third = (app.lock("ours", ttl=ttl) for ttl in (0.05, 60, 60))
+    assert slow.acquire()
+    expired(redis, "qd:mutex:{ours}")
+    assert second.acquire(blocking=False)
+    late: dict[str, Callable[[], object]] = {
+        "release": slow.release,
+        "extend": slow.extend,
+        "with": lambda: slow.__exit__(None, None, None),
+    }
+    with pytest.raises(LockLost):
+        late[unlock]()
+    assert not third.acquire(blocking=False)
+    assert second.held
+    second.release()
+    app.connections.close_all()

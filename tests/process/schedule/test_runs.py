@@ -1,16 +1,23 @@
-"""Runs of functions and commands: whatever they do, the scheduler lives, and hears how they ended."""
+"""Runs of functions and commands: whatever they do, the scheduler lives and reports how they ended."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 
 import pytest
 
+from tests.support.processes import titled
 from tests.support.redis import Client
-from tests.support.schedule import Drive, last_reports
+from tests.support.schedule import Drive, gone, last_reports, lease, pids_in
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+# -- outcomes, hooks, output
+
 
 WELL = """
 def body(): note("a body"); print("said by the function")
@@ -217,3 +224,135 @@ def test_a_process_that_cannot_be_had_is_a_failed_run(drive: Drive):
     work.wait_line(
         'schedule.failed entry=a .*error="no process could be started for it: Resource temporarily unavailable"'
     )
+
+
+# -- entries without overlapping
+
+
+# -- without_overlapping
+
+LONG = "[schedule]\nlease = 6\n"  # seconds; renewed after two of them
+ALONE = """
+add("long", lambda: time.sleep(300), alone=True)
+add("quick", lambda: None, alone=True)
+add("local", lambda: time.sleep(300), alone=True, every_host=True)
+"""
+
+
+def test_an_entry_without_overlapping_runs_once_and_again_as_soon_as_its_run_was_killed(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long")
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 20)
+    held = lease(redis, "long")
+    assert int(work.wait_line(r"started entry=long at=\S+ pid=(\d+)")[1]) == held["pid"]
+    assert redis.call("PTTL", "qd:overlap:long") <= 6000
+    second = driven.run("long")
+    assert last_reports(second)["long"]["waits"].startswith(
+        f"still running on {held['host']} (pid {held['pid']}) since "
+    )
+    eventually(lambda: redis.call("PTTL", "qd:overlap:long") < 5000, what="a second of it gone")
+    eventually(lambda: redis.call("PTTL", "qd:overlap:long") > 5000, what="a renewal")
+    assert lease(redis, "long") == held
+    os.kill(held["pid"], signal.SIGKILL)
+    work.ends_clean()
+    assert not lease(redis, "long")
+    assert last_reports(driven.run("quick"))["quick"]["error"] == ""
+    assert not lease(redis, "quick")
+
+
+def test_a_lease_ends_by_itself_when_its_scheduler_was_killed(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long", "local")
+    host = eventually(lambda: lease(redis, "long").get("host"), 20)
+    assert eventually(lambda: lease(redis, f"{host}\x1flocal"), 20)
+    work.kill()
+    left = redis.text("KEYS", "qd:overlap:*")
+    assert all(0 < redis.call("PTTL", key) <= 6000 for key in left)
+    eventually(lambda: not redis.text("KEYS", "qd:overlap:*"), 20)
+
+
+def test_a_lease_that_was_cleared_is_told_and_the_run_goes_on(drive: Drive, redis: Client):
+    driven = drive(ALONE, LONG)
+    work = driven.start("long")
+    eventually(lambda: lease(redis, "long").get("pid") not in (None, work.pid), 20)
+    redis.call("DEL", "qd:overlap:long")
+    work.wait_line('schedule.lease_lost entry=long reason="it was cleared by an operator"')
+    assert not lease(redis, "long")
+    assert work.process.poll() is None
+    work.stop()
+
+
+# -- processes that runs start
+
+
+TREES = """
+def function():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    subprocess.Popen(["sh", "-c", "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & sleep 300"])
+    if os.fork() == 0:
+        note("pid", os.getpid())
+        time.sleep(300)
+    time.sleep(300)
+
+SHELL = "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & sleep 300; true"
+add("function", function, timeout=3)
+add("shell", SHELL, timeout=3)
+add("quick", lambda: note("quick body"), timeout=3)
+"""
+
+
+def test_a_run_over_its_timeout_is_killed_with_all_that_it_has_started(drive: Drive):
+    driven = drive(TREES)
+    driven.project.allowed.add("pids")
+    work = driven.start("function", "shell", "quick")
+    pids = pids_in(driven.root / "pids", 4)
+    work.ends_clean()
+    error = "ran longer than its timeout (3s)"
+    for name in ("function", "shell"):
+        assert {"code": -9, "error": error}.items() <= last_reports(work)[name].items()
+        assert 3 <= last_reports(work)[name]["runtime"] < 15
+        assert driven.lines(name)[2:] == ["after", "on_failure", f"Failed -9 {error}"]
+    assert last_reports(work)["quick"]["error"] == ""
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+
+
+def test_what_a_killed_run_has_started_goes_with_it_and_what_a_finished_one_left_stays(drive: Drive):
+    driven = drive(
+        """
+        SHELL = "echo $$ > pids; setsid sh -c 'echo $$ >> pids; sleep 300; true' & echo $PPID > runner; sleep 300; true"
+        add("killed", SHELL)
+        add("finished", "(while ! test -f go; do sleep 0.01; done; echo late >&2; echo > late; sleep 300; true) & true")
+        """
+    )
+    driven.project.allowed |= {"pids", "runner", "late", "go"}
+    work = driven.start("killed", "finished")
+    pids = pids_in(driven.root / "pids", 2)
+    work.wait_line("schedule.done entry=finished")
+    (driven.root / "go").touch()
+    eventually((driven.root / "late").exists, 20)  # its stderr was no broken pipe
+    work.wait_line("^late$")
+    (runner,) = pids_in(driven.root / "runner", 1)
+    os.kill(runner, signal.SIGKILL)
+    assert work.process.wait(10) == 0
+    assert eventually(lambda: last_reports(work)["killed"]["error"] == "signal 9 (SIGKILL)")
+    eventually(lambda: all(gone(pid) for pid in pids), what="an end of what was killed")
+    left = [process for process in work.session() if "sleep 300" in titled(process)]
+    assert left
+    work.sweep()
+
+
+def test_runs_die_with_their_scheduler(drive: Drive):
+    driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'exec sleep 300')")
+    work = driven.start("function", "shell")
+    eventually(lambda: work.children("sleep 300") and driven.lines("function")[1:], 20)
+    work.kill()
+    eventually(lambda: not work.session(), 20, what="no run left")
+
+
+def test_a_scheduler_that_ends_its_runs_hears_of_each_and_calls_no_hooks(drive: Drive):
+    driven = drive("add('function', lambda: time.sleep(300))\nadd('shell', 'sleep 300; true')")
+    work = driven.start("function", "shell")
+    eventually(lambda: len(work.children("sleep 300")) >= 1 and driven.lines("function")[1:], 20)
+    work.stop()
+    assert {each["error"] for each in last_reports(work).values()} == {"ended: its scheduler stops"}
+    assert driven.lines("function") == ["Starting 1700000000.0", "before"]

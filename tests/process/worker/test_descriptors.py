@@ -1,16 +1,23 @@
-"""Jobs that close descriptors of their worker, or leave it none: each is answered once, and the next one finds a worker
-that is whole."""
+"""Jobs that close or use up the descriptors of their worker, and a program that starts with more than select(2) can take."""
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 
+from qd.payload.build import make
 from tests.support.payloads import failed, push
-from tests.support.project import MakeProject, ready
+from tests.support.project import MakeProject, Project, ready
 from tests.support.redis import FAILED, Client
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
+
+
+# -- jobs that close or use up descriptors
+
 
 CLOSING = (
     JOBS
@@ -79,3 +86,32 @@ def test_a_job_that_takes_every_descriptor_is_answered_once(project: MakeProject
     work.stop()
     assert [record["error"] for record, _ in failed(redis)] == ["ValueError"]
     assert not work.matches("worker.died")
+
+
+# -- more descriptors at the start than select(2) can take
+
+
+MANY = """
+import os, resource, sys
+
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+while True:
+    fd = os.dup(0)
+    os.set_inheritable(fd, True)
+    if fd > 1100:
+        break
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_more_descriptors_than_select_takes(shop: Project, witness: Witness, redis: Client) -> None:
+    work = shop.work("-w", "1", within=[sys.executable, "-c", MANY])
+    work.wait_line("master.ready")
+    redis.call(
+        "ZADD", "queues:default:delayed", int(time.time()), make("quick", b"{}", created_at=0)
+    )  # the keeper moves it
+    witness.wait("quick")
+    work.wait_line("job.done")  # said by the worker
+    work.stop()
+    assert not work.matches("keeper.died|WARN|ERROR")

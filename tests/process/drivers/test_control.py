@@ -1,4 +1,4 @@
-"""The control connection goes away while the server of the jobs is fine: what was last read there holds, and jobs run on."""
+"""The control connection on a server of its own: in a database, and unreachable while the server of the jobs is fine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import MakeProject, Project
+from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.redis import KEEPS, Server
 from tests.support.waiting import eventually
+
+# -- the control connection is unreachable
+
 
 JOBS = """
 @app.job("hello", queue="mail")
@@ -139,3 +143,79 @@ def test_beanstalkd_names_the_control_connection_whose_leases_it_needs(
     work.stop()
     assert not work.matches("beanstalkd.away")
     assert len(work.matches("redis.away")) == 1
+
+
+# -- the control connection is a database
+
+
+STEERED_JOBS = """
+@app.job("hello", queue="mail")
+def hello(n: int) -> None:
+    with open("ran", "a") as file:
+        file.write(f"{n}\\n")
+
+@app.job("breaks", queue="mail")
+def breaks() -> None:
+    raise ValueError("as it should")
+
+def tick() -> None:
+    Path("ticked").touch()
+
+app.schedule(tick).every(1)
+"""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))])
+def steered(request: pytest.FixtureRequest, project: MakeProject, tmp_path: Path) -> Project:
+    """Queues on Redis, control in a database."""
+    sqlite = f"sqlite:///{tmp_path / 'control.sqlite'}"
+    url = sqlite if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    found = project(STEERED_JOBS, config="")
+    text = (found.root / "qd.toml").read_text()
+    text = text.replace("[qd]\n", '[qd]\ncontrol = "steer"\ndefault = "redis"\n')
+    (found.root / "qd.toml").write_text(f'{text}\n[connections.steer]\nurl = "{url}"\n')
+    found.allowed |= {"ran", "ticked", "control.sqlite", "control.sqlite-wal", "control.sqlite-shm"}
+    return found
+
+
+def said(steered: Project, *words: str) -> str:
+    done = steered.quick(*words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def steered_ran(steered: Project) -> list[str]:
+    path = steered.root / "ran"
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("queues:mail*")
+def test_without_its_tables_nothing_starts(steered: Project) -> None:
+    work = steered.work("mail", "-w", "1")
+    work.wait_line("has no table .*: run `qd migrate`")
+    assert work.wait() == 78
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("queues:mail*")
+def test_a_fleet_is_steered_from_a_database(steered: Project, redis: Client) -> None:
+    assert "made table qd_names" in said(steered, "migrate")
+    work = steered.work("mail", "-w", "1")
+    work.wait_line("master.ready")
+    eventually(lambda: "1 master" in said(steered, "health"), 20, what="a report in the database")
+    steered.python("import jobs; jobs.hello.dispatch(1); jobs.breaks.dispatch()")
+    work.wait_line("job.failed")
+    eventually(lambda: steered_ran(steered) == ["1"], 20)
+    assert "breaks" in said(steered, "failed", "list")
+    eventually((steered.root / "ticked").exists, 20, what="a tick that was taken in the database")
+
+    said(steered, "down", "--reason", "upgrade")
+    assert "upgrade" in said(steered, "status")
+    said(steered, "up")
+    said(steered, "schedule", "pause", "jobs.tick")
+    said(steered, "schedule", "resume", "jobs.tick")
+    said(steered, "restart")
+    assert work.wait() == 0
+    assert redis.text("KEYS", "qd:*") == []
+    said(steered, "failed", "forget", "--all")

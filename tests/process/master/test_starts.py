@@ -1,9 +1,12 @@
-"""Workers that do not stay, and processes that cannot be had: tried again ever more slowly, one line a step."""
+"""Workers that die or hang while they start: retried ever more slowly, and never left behind unseen."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,8 @@ from tests.support.redis import Client
 from tests.support.waiting import BROUGHT, eventually
 from tests.support.witness import JOBS, Witness
 
-pytestmark = pytest.mark.usefixtures("clean_redis")
+# -- crash loops and a system without free processes
+
 
 LEAVING = (
     JOBS
@@ -29,6 +33,7 @@ def look(event: events.Looping) -> None:
 )
 
 
+@pytest.mark.usefixtures("clean_redis")
 def test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly(
     project: MakeProject, redis: Client
 ) -> None:
@@ -47,6 +52,7 @@ def test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_
     work.stop()
 
 
+@pytest.mark.usefixtures("clean_redis")
 @pytest.mark.parametrize("preload", [True, False], ids=["template", "no template"])
 def test_without_processes_to_be_had_those_that_are_there_serve(
     project: MakeProject, redis: Client, preload: bool
@@ -74,6 +80,7 @@ def test_without_processes_to_be_had_those_that_are_there_serve(
         work.stop()
 
 
+@pytest.mark.usefixtures("clean_redis")
 def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
@@ -93,3 +100,80 @@ def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject
 def work_of(lines: list[str]) -> int:
     """How many workers are wanted, as the log says it."""
     return max((int(line.rpartition("workers=")[2]) for line in lines if "master.resized" in line), default=0)
+
+
+# -- children that hang or are orphaned in the fork
+
+
+PROGRAM = """
+import os, signal, sys
+from qd.process import fork as child, proc as vitals
+
+HOW, FILE = sys.argv[1:]
+
+def body():
+    open(FILE, "w").close()
+    return 0
+
+def born(pid):
+    if HOW == "killed between":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(pid, flush=True)
+
+vitals.set_subreaper()
+child.fork_for(os.getpid(), body, born)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+"""
+
+
+@pytest.mark.parametrize(("how", "lives"), [("told", True), ("killed between", False)])
+def test_a_child_runs_only_when_its_birth_was_told(how: str, lives: bool, tmp_path: Path) -> None:
+    file = tmp_path / "ran"
+    done = subprocess.run([sys.executable, "-c", PROGRAM, how, str(file)], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) is lives
+    assert file.exists() is lives
+
+
+# `qd` with a master that does not give up a worker that it never saw.
+PATIENT = """
+import runpy
+from qd.master import children
+children.SPAWN_PATIENCE = 1e9
+runpy.run_module("qd", run_name="__main__", alter_sys=True)
+"""
+HANGS = """
+import os, time
+from qd import Qd
+
+app = Qd()
+template = os.getpid()
+
+@app.job("quick")
+def quick() -> None: ...
+
+def hang() -> None:
+    if %s:
+        open(f"hangs.{os.getpid()}", "w").close()
+        time.sleep(1000)
+
+os.register_at_fork(after_in_child=hang)
+"""
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.parametrize("where", ["os.getppid() == template", "os.getppid() != template"], ids=["between", "worker"])
+def test_a_library_that_hangs_in_the_fork_does_not_hold_up_a_stop(project: MakeProject, where: str) -> None:
+    """Without a stop timeout: nothing else would end them."""
+    shop = project(jobs=HANGS % where)
+    words = [sys.executable, "-c", PATIENT, "work", "-w", "2", "--stop-timeout", "0"]
+    work = Procs(words, cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    eventually(lambda: [*shop.root.glob("hangs.*")], 20, what="a child that hangs")
+    work.stop()
+    for file in shop.root.glob("hangs.*"):
+        file.unlink()

@@ -1,7 +1,4 @@
-"""The alarm at any point: at each line of qd's own code that a worker runs from one job to the next, it comes once.
-
-What it raises ends user code only: each job is settled once, no worker dies of it, and one that raised takes no other job.
-"""
+"""SIGALRM in a worker: at any line of qd's own code, and from a source that is not qd."""
 
 from __future__ import annotations
 
@@ -11,13 +8,16 @@ from collections import Counter
 import pytest
 
 from tests.support.payloads import failed, push
-from tests.support.project import MakeProject
-from tests.support.redis import Client
+from tests.support.project import GENTLE, MakeProject, ready
+from tests.support.redis import FAILED, Client
 from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
-FAILED = pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
+
+
+# -- an alarm at each line
+
 
 POINTS = (
     JOBS
@@ -42,7 +42,7 @@ def line(frame, event, arg):
 def fire(frame):
     Path("point").write_text(str(Point.at + int(os.environ["EACH"])))
     Point.at = 0
-    where = f"{frame.f_code.co_filename[len(HOME):]}:{frame.f_lineno}"
+    where = f"{frame.f_code.co_filename[len(HOME):]}:{frame.f_lineno}:{frame.f_code.co_qualname}"
     slot = signal.getsignal(signal.SIGALRM).__self__._slot
     slot[W.WHY] = Why.TIMEOUT | (slot[W.TURN] & 0xFFFFFFFF) << 8  # as a master tells it
     try:
@@ -151,9 +151,86 @@ def test_an_alarm_at_any_point_tears_nothing_of_ours(project: MakeProject, redis
         if word == "raised":
             last[pid] = at
         assert word != "run" or pid not in last, f"{pid} raised and took another job"
-    outside = [line[2] for line in raised if re.match(r"drivers/|worker/(worker|delivery|settle)", line[2])]
+    # The job itself calls Checkpoints.keep, which is not shielded before its first line.
+    inside_qd = re.compile(r"drivers/|worker/(worker|delivery|settle)\.py:\d+:(?!Checkpoints\.keep$)")
+    outside = [line[2] for line in raised if inside_qd.match(line[2])]
     assert not outside, f"raised outside user code: {outside}"
     if kind == "sends":
         sent = redis.call("LLEN", "queues:other")
         assert sent == redis.call("LLEN", "queues:other:notify")
         redis.call("DEL", "queues:other", "queues:other:notify")
+
+
+# -- alarms that qd did not set
+
+
+STRAY = (
+    JOBS
+    + """
+import signal, threading
+
+begun, rung = threading.Event(), threading.Event()
+
+def ring():
+    begun.wait(30)
+    for _ in range(20):
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.005)
+    rung.set()
+
+@app.job("leaves")
+def leaves() -> None:
+    threading.Thread(target=ring, daemon=True).start()
+    note("leaves", os.getpid())
+
+@app.job("victim", timeout=30, tries=1)
+def victim() -> None:
+    begun.set()
+    note("victim", os.getpid(), rung.wait(20))
+
+@app.job("endless", tries=1)
+def endless() -> None:
+    begun.set()
+    note("victim", os.getpid(), rung.wait(20))
+
+@app.job("timer", timeout=1, tries=1)
+def timer() -> None:
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        time.sleep(60)
+    finally:
+        note("timer", type(sys.exc_info()[1]).__name__, time.monotonic() - began)
+"""
+)
+
+
+@pytest.mark.parametrize("name", ["victim", "endless"])
+def test_an_alarm_of_a_thread_that_a_job_before_left_ends_nothing(
+    project: MakeProject, redis: Client, name: str
+) -> None:
+    shop = project(jobs=STRAY)
+    witness = Witness(shop)
+    work = ready(shop, "--timeout", "0")
+    push(redis, "leaves")
+    push(redis, name)
+    push(redis, "quick")
+    witness.wait("quick")
+    work.stop()
+    ((_, left),) = (line.split() for line in witness.starting("leaves"))
+    assert witness.starting("victim") == [f"victim {left} True"], "it ran in the worker of that thread, to its end"
+    assert not work.matches("job.failed|worker.died")
+
+
+@FAILED
+def test_a_job_that_takes_the_timer_is_ended_at_its_timeout_and_not_before(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=STRAY)
+    shop.program = GENTLE
+    witness = Witness(shop)
+    work = ready(shop)
+    push(redis, "timer")
+    (line,) = witness.wait("timer")
+    work.wait_line("job.failed.*ran longer than its timeout")
+    work.stop()
+    _, kind, took = line.split()
+    assert (kind, float(took) > 0.98) == ("JobTimeout", True), "its clock starts a little after the deadline's"

@@ -1,5 +1,4 @@
-"""[failed] keep: what has failed longer ago is forgotten, also where nothing fails any more. Beyond the other limits it is
-dropped, and reported."""
+"""[failed] enabled and keep: what the store of failed jobs keeps, and for how long."""
 
 from __future__ import annotations
 
@@ -7,20 +6,55 @@ import time
 
 import pytest
 
-from tests.support.payloads import push, store_failed_job
+from tests.support.payloads import push, push_raw, store_failed_job
 from tests.support.project import MakeProject, ready
 from tests.support.redis import Client
 from tests.support.waiting import eventually
+
+# -- the store switched off and on
+
 
 JOBS = """
 @app.job("fails")
 def fails() -> None:
     raise ValueError("no")
 """
+
+
+@pytest.mark.usefixtures("clean_redis")
+def test_a_failed_job_is_gone_where_nothing_is_kept(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS, config="[failed]\nenabled = false\n")
+    push(redis, "fails")
+    push_raw(redis, b"no payload", b'{"job":"fails","attempts":0,"data":[[[[1]]],"timeout":"soon"}')
+    work = shop.work_off()
+    assert len(work.matches(r"job\.failed .*job=fails .*kept=no")) == 1
+    assert work.matches(r"job\.malformed .*kept=no")
+    said = shop.qd("failed", "list")
+    assert (said.returncode, said.stdout) == (0, "")
+
+
+@pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")
+@pytest.mark.usefixtures("clean_redis")
+def test_a_real_failure_is_shown_and_runs_again(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=JOBS)
+    push(redis, "fails")
+    shop.work_off()
+    shown = shop.qd("failed", "show", redis.text("HKEYS", "queues:default:failed")[0][:6])
+    assert "ValueError: no" in shown.stdout
+    assert "in fails" in shown.stdout
+    shop.jobs(JOBS.replace('raise ValueError("no")', "pass"))
+    assert shop.qd("failed", "retry", "--all").stdout == "1 job sent again\n"
+    shop.work_off()
+    assert redis.call("EXISTS", "queues:default:failed", "queues:default:failed_at") == 0
+
+
+# -- how long it keeps failed jobs
+
+
 STORE = ("queues:default:failed", "queues:default:failed_at")
-pytestmark = pytest.mark.usefixtures("clean_redis")
 
 
+@pytest.mark.usefixtures("clean_redis")
 def test_failed_jobs_are_forgotten_in_a_queue_in_which_nothing_fails_any_more(
     project: MakeProject, redis: Client
 ) -> None:
@@ -31,6 +65,7 @@ def test_failed_jobs_are_forgotten_in_a_queue_in_which_nothing_fails_any_more(
     work.stop()
 
 
+@pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves(*STORE)
 def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProject, redis: Client) -> None:
     for n in range(1201):  # more than two beats take away
@@ -44,6 +79,7 @@ def test_younger_ones_stay_and_what_all_have_is_counted_right(project: MakeProje
     work.stop()
 
 
+@pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves(*STORE)
 def test_failed_jobs_that_are_dropped_are_reported(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS, config="[failed]\nmax_count = 3\n")
@@ -56,6 +92,7 @@ def test_failed_jobs_that_are_dropped_are_reported(project: MakeProject, redis: 
     assert work.matches("failed.dropped queue=default count=1 total=6")
 
 
+@pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves(*STORE)
 def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject, redis: Client) -> None:
     store_failed_job(redis, "old", queue="default", at=time.time() - 7200)
@@ -67,6 +104,7 @@ def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject
     assert redis.text("HKEYS", STORE[0]) == ["old"]
 
 
+@pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves(*STORE)
 def test_a_store_that_cannot_be_looked_at_is_said_and_stops_no_keeper(project: MakeProject, redis: Client) -> None:
     redis.call("SET", STORE[1], "somebody else's")
