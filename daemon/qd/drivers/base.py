@@ -61,6 +61,10 @@ class Patience:
         """Report progress to `call` from now on."""
         self.about = call
 
+    def report_progress(self, seconds: float = 0.0) -> None:
+        if self.about is not None:
+            self.about(seconds)
+
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """Calls inside wait at most `seconds` to connect, and at most `seconds` for each reply."""

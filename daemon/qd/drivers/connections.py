@@ -282,9 +282,9 @@ def server_warnings(settings: Settings, name: str, queues: Sequence[str]) -> lis
     or table, refused credentials. An unreachable server is not one of them."""
     found = settings.connection(name)
     driver = DRIVERS.get(found.driver)
-    if driver is None or not driver.look:
+    if driver is None or not driver.warnings:
         return []
-    warnings: list[str] = loaded(driver.look)(found, queues, settings.work.tries)
+    warnings: list[str] = loaded(driver.warnings)(found, queues, settings.work.tries)
     return warnings
 
 

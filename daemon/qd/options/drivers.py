@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Driver(NamedTuple):
-    """open, keyspace, url and look are "module:function", client is a module, "" if the driver has none.
+    """open, keyspace, url and warnings are "module:function", client is a module, "" if the driver has none.
 
     schemes     kind of url -> the extra that installs its library, "" if it needs none. A database url may also name the
                 library, as in SQLAlchemy: mysql+pymysql://
@@ -19,7 +19,7 @@ class Driver(NamedTuple):
     client      loads the server's library, if `open` does so at its first connection only
     keyspace    opens its keyspace. A driver without one stores jobs only; everything else is on the control connection
     url         checks a url without any library and raises ConfigError
-    look        checks its queues before any work, see manager.what_is_odd
+    warnings    checks its queues before any work, see connections.server_warnings
     bare        why no worker can use it; such a driver has no server of its own
     """
 
@@ -29,7 +29,7 @@ class Driver(NamedTuple):
     client: str = ""
     keyspace: str = ""
     url: str = ""
-    look: str = ""
+    warnings: str = ""
     bare: str = ""
 
 
@@ -55,21 +55,21 @@ DRIVERS: Mapping[str, Driver] = {
         open="qd.drivers.database.queue:open_queue",
         keyspace="qd.drivers.database.queue:open_space",
         url="qd.drivers.urls:check",
-        look="qd.drivers.database.queue:look",
+        warnings="qd.drivers.database.queue:start_warnings",
     ),
     "beanstalkd": Driver(
         schemes={"beanstalkd": "beanstalkd"},
         libraries={"greenstalk": "beanstalkd"},
         open="qd.drivers.beanstalkd.driver:open_queue",
         url="qd.drivers.urls:BeanstalkdUrl",
-        look="qd.drivers.beanstalkd.driver:look",
+        warnings="qd.drivers.beanstalkd.driver:start_warnings",
     ),
     "sqs": Driver(
         schemes={"sqs": "sqs"},
         libraries={"boto3": "sqs", "botocore": "sqs"},
         open="qd.drivers.sqs.queue:open_queue",
         url="qd.drivers.urls:SqsUrl",
-        look="qd.drivers.sqs.broker:look",
+        warnings="qd.drivers.sqs.broker:start_warnings",
     ),
     SYNC: Driver(bare="it runs each job where it is dispatched"),
     "null": Driver(open="qd.drivers.send_only:open_null", bare="it takes jobs and forgets them"),

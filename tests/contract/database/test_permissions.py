@@ -10,7 +10,7 @@ import pytest
 from qd.config.settings import ConnectionSettings
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.migrations import migrate
-from qd.drivers.database.queue import look
+from qd.drivers.database.queue import start_warnings
 from qd.errors import ConfigError
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import NAME, Postgres
@@ -33,9 +33,9 @@ def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable
     assert len(statements) > 2
     for statement in statements:
         with pytest.raises(ConfigError, match=said):
-            look(at, [], 1)
+            start_warnings(at, [], 1)
         run(statement)
-    look(at, [], 1)
+    start_warnings(at, [], 1)
 
 
 def test_postgres(postgres: Postgres, postgres_url: str) -> None:

@@ -25,7 +25,7 @@ from qd.drivers.database import connection as listening
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.joined import inside
 from qd.drivers.database.migrations import migrate
-from qd.drivers.database.queue import DatabaseQueue, look, open_space
+from qd.drivers.database.queue import DatabaseQueue, open_space, start_warnings
 from qd.drivers.types import BeatRequest, Outgoing, Released, Reserved
 from qd.drivers.urls import check, with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
@@ -464,7 +464,7 @@ def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
 
 
 def looked(url: str) -> list[str]:
-    return look(ConnectionSettings(name="db", driver="database", url=url), ["a"], 1)
+    return start_warnings(ConnectionSettings(name="db", driver="database", url=url), ["a"], 1)
 
 
 def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, tmp_path):

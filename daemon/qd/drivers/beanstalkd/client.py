@@ -83,8 +83,8 @@ class Session:
             ours = self._connection.translated(error)
             if ours is not error:
                 raise ours from None
-        elif self._connection.about is not None:
-            self._connection.about(0.0)
+        else:
+            self._connection.report_progress()
 
 
 class BeanstalkdConnection(Patience):
@@ -109,8 +109,7 @@ class BeanstalkdConnection(Patience):
 
     def client(self) -> Client:
         if self._client is None:
-            if self.about is not None:
-                self.about(RESOLVE)
+            self.report_progress(RESOLVE)
             try:
                 plain = socket.create_connection((self.target.host, self.target.port), self.connect_timeout)
             except OSError as error:
@@ -141,8 +140,7 @@ class BeanstalkdConnection(Patience):
             return self.refused(error)
         self.close()
         if isinstance(error, OSError):
-            if self.about is not None:  # a worker that gives up an answer is alive
-                self.about(0.0)
+            self.report_progress()  # a worker that gives up an answer is alive
             return ConnectionLost(f"the connection to beanstalkd at {self.place} broke: {reason(error)}")
         if isinstance(error, (greenstalk.UnknownResponseError, AssertionError, ValueError, IndexError)):
             return ConnectionLost(

@@ -29,7 +29,7 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) 
     return open_broker_queue(settings, at, who, backend)
 
 
-def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
     """Warnings about the server and these tubes. None if the server is unreachable: workers wait for it later."""
     connection = BeanstalkdConnection(at.url or "")
     connection.patience(PATIENCE, PATIENCE)

@@ -135,13 +135,10 @@ class Outbox:
         left, *payloads = script("outbox").call(self.space, names, *args, *map(digest, done))
         found: list[bytes] = payloads
         if left and found:
-            self._note_resent(names[7], found)
+            resent, counts = names[7], Counter(map(digest, found))
+            notes: list[tuple[Arg, ...]] = [("HSET", resent, each, count) for each, count in counts.items()]
+            checked(self.space.call_many([*notes, ("EXPIRE", resent, RESENT)]))
         return found
-
-    def _note_resent(self, name: str, payloads: Sequence[bytes]) -> None:
-        counts = Counter(map(digest, payloads))
-        notes: list[tuple[Arg, ...]] = [("HSET", name, each, count) for each, count in counts.items()]
-        checked(self.space.call_many([*notes, ("EXPIRE", name, RESENT)]))
 
     def _sent_of(
         self, queue: str, payloads: Sequence[bytes], errors: Sequence[QdError | None]

@@ -17,8 +17,12 @@ The states of a delivery, in one worker:
 
     reserve, wait -> _pending    reserved at the broker, not leased here; kept over a call that broke
     _pending -> _current         the step leased it, under the mark `_current_mark`
-    _pending -> none             the step refused it (released or deleted at the broker), or the broker no longer keeps it
-    _current -> none             the step that answers its job: deleted at the broker; if the lease was lost, released there
+    _pending -> None             the step refused it (released or deleted at the broker), or the broker no longer keeps it
+    _current -> None             the step that answers its job: deleted at the broker; if the lease was lost, released there
+
+A turn that acks and reserves has both for a moment: `_current` is the previous job, `_pending` the next. `_paused` and
+`_outbox_waits` are what the last step saw of the queues: the next turn reserves from queues that are not paused, and checks
+again if jobs were just being sent from an outbox.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) 
     return DatabaseQueue(at, space, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
 
 
-def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
     """Check the tables and the rights on them. Raises ConfigError; workers wait for a server that is unreachable or busy. It
     loads what workers need before they are forked."""
     connection = DatabaseConnection(at.url or "", title="qd:start", connect_timeout=START, timeout=START)

@@ -76,10 +76,8 @@ def quiet_tries(prefix: str, queue: str) -> Tries:
 
 def writing_tries(prefix: str, queue: str) -> Tries:
     """Commands that create a list or set and delete it. If the deletion is refused, the key expires after five seconds."""
-    names = {command: scratch_key(prefix, queue) for command in ("RPUSH", "LPUSH", "SADD")}
-    takes = {"RPUSH": ("LPOP",), "LPUSH": ("LPOP",), "SADD": ("SREM", "m")}
     tries: list[tuple[Arg, ...]] = []
-    for command, name in names.items():
-        end, *member = takes[command]
-        tries += [(command, name, "m"), ("EXPIRE", name, 5), (end, name, *member)]
+    for add, delete, *member in (("RPUSH", "LPOP"), ("LPUSH", "LPOP"), ("SADD", "SREM", "m")):
+        name = scratch_key(prefix, queue)
+        tries += [(add, name, "m"), ("EXPIRE", name, 5), (delete, name, *member)]
     return tries

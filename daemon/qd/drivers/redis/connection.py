@@ -90,8 +90,7 @@ class RedisConnection(Patience):
     def connect(self) -> None:
         """Open and greet. Raises Unreachable, Unusable, ConnectionLost, ServerBusy or WrongPassword."""
         self.close()
-        if self.about is not None:
-            self.about(NAMED)
+        self.report_progress(NAMED)
         user, password = self.target.login.ask(self.target.place)
         try:
             self._connection = self.target.connection(self.connect_timeout)

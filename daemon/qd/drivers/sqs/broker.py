@@ -228,7 +228,7 @@ class SqsBroker(Patience):
         self.service.close()
 
 
-def look(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
     """Warnings about these queues, before any work. Raises ConfigError for a missing queue, and for credentials that are
     missing or refused. No warnings if the server is unreachable: workers wait for it later."""
     messages = SqsMessages(Service(SqsUrl(at.url or "")), at.prefix)

@@ -214,7 +214,7 @@ class HttpConnection(Patience):
             text = reply.read()
         except (OSError, HTTPException, ssl.SSLError) as error:
             self.close()
-            self._report_progress()
+            self.report_progress()  # a worker that gives up an answer is alive, too; several calls in a row may do so
             raise ConnectionLost(f"the connection to SQS at {parts.netloc} broke: {reason(error)}") from None
         except BaseException:
             self.close()
@@ -222,13 +222,8 @@ class HttpConnection(Patience):
         self._used = time.monotonic()
         if reply.will_close:
             self.close()
-        self._report_progress()
+        self.report_progress()
         return reply.status, dict(reply.headers), text
-
-    def _report_progress(self) -> None:
-        """A worker that gives up an answer is alive, too; several calls in a row may do so."""
-        if self.about is not None:
-            self.about(0.0)
 
     def _read(self, sock: Any, buffer: Any) -> int:
         while True:
@@ -261,8 +256,7 @@ class HttpConnection(Patience):
         return bool(ready_of([sock.fileno()], 0))
 
     def _opened(self, scheme: str, netloc: str, host: str) -> HTTPConnection:
-        if self.about is not None:
-            self.about(RESOLVE)
+        self.report_progress(RESOLVE)
         http = self._http_to(scheme, netloc, host)
         response: Any = self._response
         http.response_class = response
