@@ -1,4 +1,12 @@
-"""What is to run when, as the app declares it. Nothing here asks a server or the clock: qd.scheduler does."""
+"""The schedule as the app declares it. Nothing here queries a server or reads the clock; qd.scheduler does.
+
+declare        app.schedule, and the entries of qd.toml
+builder        one entry while it is being declared
+frequencies    how often and on which days
+tasks          what an entry runs: a job, a function, a shell line, a qd command
+entry          Entry: the frozen result, its name and its next tick
+timing         cron expressions and intervals as ticks. Pure
+"""
 
 from qd.schedule.builder import Scheduled as Scheduled
 from qd.schedule.declare import Schedule as Schedule

@@ -1,4 +1,7 @@
-"""The failed jobs of a connection, read one page at a time. Used by cli/failed/ and Batch.retry_failed.
+"""The failed jobs of a connection: read one page at a time, retried or forgotten.
+
+    queues:NAME:failed       id -> record              retry     moves the payload to ready, atomically
+    queues:NAME:failed_at    id -> when it failed      forget    deletes the record
 
 A record is one line of JSON, a newline, and the payload's own bytes (drivers/keyspace/keys.py). Its score in the index is
 the time it failed, by the server's clock. Bytes that another program wrote count as a record, too.
@@ -17,7 +20,7 @@ import msgspec
 
 from qd import payload
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, chunked_by_size, script
+from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
 from qd.errors import Malformed
 from qd.payload.format import HOLD, Relations
 from qd.payload.rewrite import sent_again
@@ -178,9 +181,7 @@ class FailedStore:
     def read(self, queue: str, page: Sequence[tuple[str, float]]) -> Iterator[Record]:
         """The records of these ids; deleted ones are left out."""
         name = self._key(keys.failed(queue))
-        sizes = self.space.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page])
-        if failure := next((size for size in sizes if isinstance(size, Exception)), None):
-            raise failure
+        sizes = checked(self.space.call_many([("HSTRLEN", name, _raw(id)) for id, _ in page]))
         for chunk in chunked_by_size(list(zip(page, sizes, strict=True)), itemgetter(1), PAGE, LIGHT):
             raws = self.space.call("HMGET", name, *[_raw(id) for (id, _), _ in chunk])
             for ((id, at), _), raw in zip(chunk, raws, strict=True):
@@ -281,9 +282,8 @@ class FailedStore:
 
     def gone(self, queue: str, jobs: Mapping[str, str]) -> set[str]:
         """jobs: uuid -> id of its record. Returns the uuids whose record is gone."""
-        name, uuids, found = self._key(keys.failed(queue)), list(jobs), set[str]()
-        for at in range(0, len(uuids), PAGE):
-            page = uuids[at : at + PAGE]
+        name, found = self._key(keys.failed(queue)), set[str]()
+        for page in chunked(list(jobs), PAGE):
             sizes = self.space.call_many([("HSTRLEN", name, _raw(jobs[uuid])) for uuid in page])
             there = (isinstance(size, int) and size > 0 for size in sizes)
             found.update(uuid for uuid, kept in zip(page, there, strict=True) if not kept)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import chunked
 from qd.store.base import Store, decoded
 from qd.store.controls import Pause as Pause
 from qd.store.controls import new_pause, read_pause
@@ -160,18 +161,14 @@ def sweep(store: Store, declared: Collection[str], now: float) -> int:
 
 
 def _put(store: Store, key: str, fields: Mapping[str, str]) -> None:
-    names = list(fields)
-    for start in range(0, len(names), BATCH):
-        some = names[start : start + BATCH]
-        store.step("hash_put", [key], *[word for name in some for word in (name, fields[name])])
+    for some in chunked(list(fields.items()), BATCH):
+        store.step("hash_put", [key], *[word for pair in some for word in pair])
 
 
 def _take(store: Store, key: str, names: Collection[str]) -> dict[str, bytes]:
     """Delete these fields. Returns their values."""
     found: dict[str, bytes] = {}
-    every = list(names)
-    for start in range(0, len(every), BATCH):
-        some = every[start : start + BATCH]
+    for some in chunked(list(names), BATCH):
         values = store.step("hash_take", [key], *some)
         found.update({name: raw for name, raw in zip(some, values, strict=True) if raw is not None})
     return found

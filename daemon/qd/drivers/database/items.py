@@ -13,7 +13,7 @@ import sqlalchemy as sql
 from qd.drivers.database import schema
 from qd.drivers.database.schema import key_of
 from qd.drivers.database.transaction import CHUNK, Name, Step
-from qd.drivers.keyspace.base import Arg
+from qd.drivers.keyspace.base import Arg, chunked
 from qd.errors import ServerRefused
 
 _items = schema.items.c
@@ -57,9 +57,8 @@ def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
     if not name.size:
         return {}
     keys, found = [key_of(each) for each in dict.fromkeys(members)], list[Item]()
-    for at in range(0, len(keys), CHUNK):
-        rows = step.execute(_SOME, {"name": key_of(name.name), "keys": keys[at : at + CHUNK]})
-        found += map(item_of, rows)
+    for chunk in chunked(keys, CHUNK):
+        found += map(item_of, step.execute(_SOME, {"name": key_of(name.name), "keys": chunk}))
     return {each.item: each for each in found}
 
 
@@ -100,16 +99,16 @@ def add(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]
         key = key_of(member)
         whole = None if key == member else member
         made.append({"name": key_of(name.name), "item": key, "whole": whole, "score": score, "value": value})
-    for at in range(0, len(made), CHUNK):
-        step.execute(schema.items.insert(), made[at : at + CHUNK])
+    for chunk in chunked(made, CHUNK):
+        step.execute(schema.items.insert(), chunk)
     name.size += len(made)
 
 
 def take(step: Step, name: Name, members: Iterable[bytes]) -> int:
     """Delete items. Returns how many existed."""
     keys, gone = [key_of(each) for each in dict.fromkeys(members)], 0
-    for at in range(0, len(keys), CHUNK) if name.size else ():
-        gone += step.execute(_TAKEN, {"name": key_of(name.name), "keys": keys[at : at + CHUNK]}).rowcount
+    for chunk in chunked(keys, CHUNK) if name.size else ():
+        gone += step.execute(_TAKEN, {"name": key_of(name.name), "keys": chunk}).rowcount
     name.size -= gone
     return gone
 

@@ -34,6 +34,7 @@ from qd.drivers.database.rows import (
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Found, Gaps, Outgoing, Released, Reserved, Sizes, Turn
@@ -95,11 +96,11 @@ class DatabaseQueue(KeyspaceQueue):
         """Keyed and unique jobs go through steps of the keyspace, one by one. The others are inserted by the thousand, each
         thousand all or nothing."""
         plain = [job for job in jobs if not job.key and not job.lock]
-        for at in range(0, len(plain), CHUNK):
-            if len(plain) == 1:
-                self.later(plain[0].queue, plain[0].payload, plain[0].delay)
-            else:
-                self._insert_many(plain[at : at + CHUNK])
+        if len(plain) == 1:
+            self.later(plain[0].queue, plain[0].payload, plain[0].delay)
+        else:
+            for chunk in chunked(plain, CHUNK):
+                self._insert_many(chunk)
         others = [place for place, job in enumerate(jobs) if job.key or job.lock]
         found: list[str | None] = [None] * len(jobs)
         for place, holder in zip(others, super().post([jobs[place] for place in others]), strict=True):

@@ -1,5 +1,5 @@
-"""The statements on the table of jobs, in the SQL of each database. A worker's turn (reserve.py) is one statement for
-PostgreSQL, and a few for the others.
+"""The statements on the table of jobs, in the SQL of each database. STATEMENTS lists them, except those that depend on the
+number of queues. A worker's turn (reserve.py) is one statement for PostgreSQL, and a few for the others.
 
 Times are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
 """
