@@ -39,18 +39,18 @@ _HOMES = {
     "NoResult": "qd.errors",
     "NotInJob": "qd.errors",
     "Options": "qd.jobs.plan",
-    "Provided": "qd.arguments",
+    "Provided": "qd.arguments.injection",
     "Qd": "qd.app",
     "QdError": "qd.errors",
     "Queue": "qd.dispatch.dispatcher",
     "RunningJob": "qd.jobs.context",
     "Scheduled": "qd.schedule",
     "SendOptions": "qd.jobs.plan",
-    "Serialized": "qd.arguments",
-    "Serializer": "qd.arguments",
+    "Serialized": "qd.arguments.injection",
+    "Serializer": "qd.arguments.injection",
     "UnknownBatch": "qd.errors",
     "current_job": "qd.jobs.context",
-    "provided": "qd.arguments",
+    "provided": "qd.arguments.injection",
 }
 
 __all__ = [*_HOMES, "__version__"]

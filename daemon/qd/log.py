@@ -82,15 +82,19 @@ class Unblocked:
 
     def _send(self, line: bytes) -> bool:
         try:
-            if self._socket is not None:
-                return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) > 0
-            poll = select.poll()  # not select: the descriptor may be beyond 1024
-            poll.register(self._fd, select.POLLOUT)
-            if not poll.poll(0):
-                return False
-            return os.write(self._fd, line) > 0
+            return self._write(line) > 0
         except (OSError, ValueError):
             return False
+
+    def _write(self, line: bytes, seconds: float = 0.0) -> int:
+        """Returns how many bytes it wrote; 0: there was no room within `seconds`. Raises OSError."""
+        poll = select.poll()  # not select: the descriptor may be beyond 1024
+        poll.register(self._fd, select.POLLOUT)
+        if not poll.poll(seconds * 1000):
+            return 0
+        if self._socket is not None:
+            return self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return os.write(self._fd, line)
 
 
 class WaitingLogWriter(Unblocked):
@@ -106,14 +110,8 @@ class WaitingLogWriter(Unblocked):
             self.dropped = 0
         while line and not self.dropped:
             try:
-                poll = select.poll()
-                poll.register(self._fd, select.POLLOUT)
-                if not poll.poll(max(0, until - time.monotonic()) * 1000):
+                if not (sent := self._write(line, max(0.0, until - time.monotonic()))):
                     break
-                if self._socket is not None:
-                    sent = self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                else:
-                    sent = os.write(self._fd, line)
                 line = line[sent:]
             except BlockingIOError:
                 continue  # another worker has filled the pipe

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from qd import payload
 from qd.arguments.signature import signature_of
 from qd.errors import WrongType
+from qd.payload.build import make
+from qd.payload.format import read
 from qd.payload.reservation import answered, original
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,39 +44,39 @@ def test_all_recordings_are_present():
 def test_a_recorded_payload_is_read(name):
     raw = golden(name)
     expected: dict[str, Any] = json.loads(raw)
-    read = payload.read(raw)
+    payload = read(raw)
     for key in ("job", "displayName", "uuid", "id", "maxTries", "maxExceptions", "failOnTimeout", "backoff", "timeout"):
-        assert getattr(read, key) == expected[key], key
-    assert read.attempts == (1 if name in RESERVED else 0)
-    assert read.createdAt == expected.get("createdAt")
-    assert read.deadline == expected.get("retryUntil")
-    assert read.is_laravel_object == ("string" not in name and "hooked" not in name)
-    assert bytes(read.data) == data_of(raw)
-    assert read.rsv is None
+        assert getattr(payload, key) == expected[key], key
+    assert payload.attempts == (1 if name in RESERVED else 0)
+    assert payload.createdAt == expected.get("createdAt")
+    assert payload.deadline == expected.get("retryUntil")
+    assert payload.is_laravel_object == ("string" not in name and "hooked" not in name)
+    assert bytes(payload.data) == data_of(raw)
+    assert payload.rsv is None
 
 
 def test_backoff_and_display_name_are_read_from_the_job():
-    tuned = payload.read(golden("laravel13/object-tuned.pushed.json"))
+    tuned = read(golden("laravel13/object-tuned.pushed.json"))
     assert tuned.backoffs == (1.0, 5.0, 10.0)
     assert tuned.display == 'Tuned "job" ünï/code'
-    assert payload.read(golden("laravel8/object-scalar-backoff.pushed.json")).backoffs == (9.0,)
-    assert payload.read(golden("laravel13/string-delayed.pushed.json")).backoffs == (30.0,)
-    assert payload.read(golden("laravel8/string-delayed.pushed.json")).backoffs is None
+    assert read(golden("laravel8/object-scalar-backoff.pushed.json")).backoffs == (9.0,)
+    assert read(golden("laravel13/string-delayed.pushed.json")).backoffs == (30.0,)
+    assert read(golden("laravel8/string-delayed.pushed.json")).backoffs is None
 
 
 @pytest.mark.parametrize("name", STRING_JOBS_OF_13)
 def test_our_payload_equals_laravels_byte_for_byte(name):
     raw = golden(name)
-    same = payload.read(raw)
-    made = payload.make(same.job, bytes(same.data), uuid=same.uuid, id=same.id, created_at=int(same.createdAt or 0))
+    same = read(raw)
+    made = make(same.job, bytes(same.data), uuid=same.uuid, id=same.id, created_at=int(same.createdAt or 0))
     # Laravel 13 writes the delay into the payload, and its workers use it as a backoff. qd does not send it.
     assert made == raw.replace(b'"delay":30', b'"delay":null')
 
 
 def test_our_payload_has_laravels_escapes_and_order_for_every_option():
     raw = golden("laravel13/object-tuned.pushed.json")
-    tuned = payload.read(raw)
-    made = payload.make(
+    tuned = read(raw)
+    made = make(
         tuned.job,
         bytes(tuned.data),
         uuid=tuned.uuid,
@@ -94,7 +95,7 @@ def test_our_payload_has_laravels_escapes_and_order_for_every_option():
 
 def test_extra_keys_are_where_laravels_hooks_put_them():
     hooked = [key for key in json.loads(golden("laravel8/hooked.pushed.json")) if key != "hook"]
-    ours = json.loads(payload.make("x", b"{}", created_at=1, extra={"tags": ["t1"]}))
+    ours = json.loads(make("x", b"{}", created_at=1, extra={"tags": ["t1"]}))
     assert [key for key in ours if key not in ("createdAt", "delay")] == hooked
     assert list(ours)[8:] == ["data", "createdAt", "tags", "id", "attempts", "delay"]
 
@@ -103,11 +104,11 @@ def test_text_is_escaped_as_php_escapes_it():
     name = 'a/b "c" \\ é ✓ 😀 \u2028\u2029 \x00\x1f\x7f\b\f\n\r\t'
     # json_encode of PHP 8.2 with JSON_UNESCAPED_UNICODE
     php = '"a\\/b \\"c\\" \\\\ é ✓ 😀 \\u2028\\u2029 \\u0000\\u001f\x7f\\b\\f\\n\\r\\t"'.encode()
-    made = payload.make(name, b'"a/b \xe2\x80\xa8"', created_at=1, extra={"tags": [name], name: 1})
+    made = make(name, b'"a/b \xe2\x80\xa8"', created_at=1, extra={"tags": [name], name: 1})
     assert b'"job":' + php + b"," in made
     assert b'"tags":[' + php + b"]," + php + b":1," in made
     assert b'"data":"a/b \xe2\x80\xa8",' in made  # raw data is not escaped
-    assert payload.read(made).job == name
+    assert read(made).job == name
 
 
 # Payloads of releases before 8, written by hand: no uuid before 7, no createdAt, `delay` instead of `backoff`, and
@@ -133,17 +134,17 @@ OLDER = {
 
 @pytest.mark.parametrize("release", OLDER)
 def test_a_payload_of_an_older_release_is_read(release):
-    read = payload.read(OLDER[release])
-    assert read.id == "wP81SDIYcKAC0AmB5Oxbuo6RpnlEin8t"
-    assert (read.uuid is None) == (release[0] in "56")
+    payload = read(OLDER[release])
+    assert payload.id == "wP81SDIYcKAC0AmB5Oxbuo6RpnlEin8t"
+    assert (payload.uuid is None) == (release[0] in "56")
     if release.endswith("string"):
-        assert (read.name, read.display) == ("mail.send@now", "mail.send")
-        assert (read.maxTries, read.timeout, read.backoffs, read.deadline) == (None, None, None, None)
-        assert bytes(read.data) == b'{"n":1}'
+        assert (payload.name, payload.display) == ("mail.send@now", "mail.send")
+        assert (payload.maxTries, payload.timeout, payload.backoffs, payload.deadline) == (None, None, None, None)
+        assert bytes(payload.data) == b'{"n":1}'
     else:
-        assert read.is_laravel_object
-        assert (read.maxTries, read.timeout, read.deadline) == (5, 20, 2e9)
-        assert read.backoffs == {"5": None, "6": (7.0,), "7": (7.0, 8.0)}[release[0]]
+        assert payload.is_laravel_object
+        assert (payload.maxTries, payload.timeout, payload.deadline) == (5, 20, 2e9)
+        assert payload.backoffs == {"5": None, "6": (7.0,), "7": (7.0, 8.0)}[release[0]]
 
 
 MARK = "Ab3Ab3Ab3A.3.17.1"
@@ -157,7 +158,7 @@ def test_data_bytes_survive_a_reservation_and_its_answer(name):
     unit = b'"attempts":1,"crashes":2,"rsv":"%b"' % MARK.encode()
     member = raw[:start] + unit + raw[start + len(before) :]
     text = answered(member, MARK, attempts=0, exceptions=1, held=5)
-    assert payload.read(text).exceptions == 1
+    assert read(text).exceptions == 1
     assert data_of(text) == data_of(member) == data_of(raw)
     assert original(member, start, len(unit), before) == raw
 

@@ -149,7 +149,8 @@ def _of_struct(cls: Any) -> list[Parameter]:
             factory = default.factory
         if required or factory is not None:
             default = ABSENT
-        made.append(Parameter(name, required, False, _annotation(cls, name), _scope(cls, name), default, factory))
+        hint = next((found[name] for base in cls.__mro__ if name in (found := _annotations(base))), Any)
+        made.append(Parameter(name, required, False, hint, _scope(cls, name), default, factory))
     return made
 
 
@@ -164,10 +165,6 @@ def _of_attrs(cls: Any) -> dict[str, Parameter]:
                 factory = None  # it needs the object
             made[field.name] = Parameter(field.alias, required, False, field.type, scope, default, factory)
     return made
-
-
-def _annotation(cls: type, name: str) -> Any:
-    return next((found[name] for base in cls.__mro__ if name in (found := _annotations(base))), Any)
 
 
 def _scope(cls: type, name: str) -> dict[str, Any]:

@@ -217,7 +217,8 @@ class Signature:
                     if type(value) is not self._exact.get(name):
                         compare(value, getattr(found, self._slots[name]))
             else:
-                self._check_each(arguments, data)
+                for name, value in msgspec.json.decode(data).items():
+                    compare(arguments[name], msgspec.convert(value, self._hint(name), str_keys=True, dec_hook=made))
             if self._untyped:
                 for name, value in arguments.items():
                     self._check_untyped(name, value)
@@ -225,10 +226,6 @@ class Signature:
             name, reason = self._culprit(arguments) or (", ".join(arguments), why(error))
             raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {reason}") from None
         return data
-
-    def _check_each(self, arguments: Mapping[str, object], data: bytes) -> None:
-        for name, value in msgspec.json.decode(data).items():
-            compare(arguments[name], msgspec.convert(value, self._hint(name), str_keys=True, dec_hook=made))
 
     def _check_untyped(self, name: str, value: object) -> None:
         declared = name if self.rest is None or name in self._slots else self.rest.name
@@ -309,10 +306,6 @@ class Signature:
         if not isinstance(given, dict):
             kind = "a list" if isinstance(given, list) else type(given).__name__
             raise WrongType(f"{self.title} expects an object with one entry per parameter, its data is {kind}")
-        self._check_names(given)
-        return {name: self._converted(name, value) for name, value in given.items()}
-
-    def _check_names(self, given: Mapping[str, object]) -> None:
         unknown = [] if self.rest else [name for name in given if name not in self._slots]
         missing = [name for name in self._required if name not in given]
         if unknown:
@@ -321,6 +314,7 @@ class Signature:
         if missing:
             needed = _listed("parameter", missing)
             raise UnknownParameters(f"{self.title} needs {needed}, which the payload lacks", missing)
+        return {name: self._converted(name, value) for name, value in given.items()}
 
     def completed(self, fields: Mapping[str, object]) -> dict[str, object]:
         """The fields of `decode` with the defaults of the parameters that were not given, in order."""

@@ -19,12 +19,13 @@ import dataclasses
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from functools import cache
+from itertools import repeat
 from math import isfinite
 from pathlib import PurePath
 from types import UnionType
@@ -102,13 +103,6 @@ def attributes_of(model: Any) -> dict[str, str] | None:
                 return None  # a path, or several aliases
             attributes[key or name] = name
     return attributes
-
-
-def hints_of(model: Any) -> Mapping[str, Any]:
-    """The types of its fields by the keys of its JSON object."""
-    fields = model.model_fields
-    names = attributes_of(model) or {name: name for name in fields}
-    return {key: fields[name].annotation for key, name in names.items()}
 
 
 class Discriminated(type):
@@ -202,13 +196,15 @@ def _object(value: Any, kind: Any) -> Any:
     return {key: _repair(part, kinds[key]) if key in kinds else part for key, part in value.items()}
 
 
-def _model(value: Any, model: type) -> Any:
+def _model(value: Any, model: Any) -> Any:
     """A pydantic model: by the types of the fields that msgspec knows."""
-    hints = hints_of(model) if isinstance(value, dict) else {}
-    repaired = dict(value) if hints else value
-    for name in hints.keys() & repaired:
-        with suppress(TypeError):
-            repaired[name] = repair_cjson(repaired[name], hints[name])
+    if not isinstance(value, dict):
+        return value
+    fields, repaired = model.model_fields, dict(value)
+    for key, name in (attributes_of(model) or {name: name for name in fields}).items():
+        if key in repaired:
+            with suppress(TypeError):
+                repaired[key] = repair_cjson(repaired[key], fields[name].annotation)
     return repaired
 
 
@@ -264,8 +260,8 @@ def check_of(hint: Any) -> Check | None:
     if origin in _DICTS:
         return _dict_of(*inner)
     if origin is tuple and Ellipsis not in parts:
-        return _tuple_of(inner)
-    return _series_of(inner[0]) if origin in _UNTYPED_SERIES and inner[0] is not None else None
+        return _list_of(inner)
+    return _list_of(repeat(inner[0])) if origin in _UNTYPED_SERIES and inner[0] is not None else None
 
 
 def plain(value: Any) -> None:
@@ -292,21 +288,13 @@ def _check_key(key: object) -> None:
 _RULE = "without a declared type only JSON values can be sent (None, bool, int, float, str, list, dict with str keys)"
 
 
-def _series_of(check: Check) -> Check:
+def _list_of(checks: Iterable[Check | None]) -> Check:
+    """checks: one for each item."""
+
     def each(value: Any) -> None:
         if not isinstance(value, _SENT_AS_LIST):
             return plain(value)
-        for part in value:
-            check(part)
-
-    return each
-
-
-def _tuple_of(inner: Sequence[Check | None]) -> Check:
-    def each(value: Any) -> None:
-        if not isinstance(value, _SENT_AS_LIST):
-            return plain(value)
-        for check, part in zip(inner, value, strict=False):
+        for check, part in zip(checks, value, strict=False):
             if check is not None:
                 check(part)
 

@@ -19,7 +19,7 @@ from qd.arguments.parameters import Parameter, named, object_fields, parameters_
 from qd.arguments.signature import Signature
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import check_event
-from qd.jobs.declare import refuse
+from qd.jobs.declare import job_name
 from qd.jobs.job import same
 from qd.jobs.plan import Plan
 from qd.jobs.registry import Declared, Registry
@@ -118,7 +118,7 @@ class Handlers:
             raise DeclarationError(
                 f"{kind.__qualname__} already has a handler, and a command has only one; for more, emit an event"
             )
-        self._commands[kind] = self._declared(kind, handler, name_of(kind, name), options)
+        self._commands[kind] = self._declared(kind, handler, job_name(kind, name), options)
 
     def declared(self, kind: object) -> Declared | None:
         """The job of the commands of class `kind`. None: they have no handler."""
@@ -142,7 +142,7 @@ class Handlers:
             raise DeclarationError(
                 f"{event.__name__} is an event of qd itself and cannot be queued: listen without options and dispatch a job"
             )
-        plan, declared = self._declared(event, listener, name_of(listener, name), options)
+        plan, declared = self._declared(event, listener, job_name(listener, name), options)
         self._listening.append((event, plan, declared))
 
     def jobs_for(self, event: events.Event) -> list[tuple[Plan, bytes]]:
@@ -164,17 +164,3 @@ class Handlers:
         sending = {option: value for option, value in given.items() if option in SENDING}
         plan = Plan(declared, options)
         return plan.using(sending) if sending else plan, declared
-
-
-def name_of(target: Any, name: str | None) -> str:
-    """The name of the job: the given one, or module.function. Raises DeclarationError."""
-    if name is not None:
-        if not isinstance(name, str) or not name.strip():
-            refuse(target, "has an empty name", 'give one like "shop.mail"')
-        return name
-    title = getattr(target, "__qualname__", None)
-    if title is None or "<lambda>" in title:
-        refuse(target, "has no name a worker could find", "write a function with def, or give a name")
-    if target.__module__ == "__main__":
-        refuse(target, "is in __main__, which has another name in a worker", "give a name")
-    return f"{target.__module__}.{title}".replace("<locals>.", "")

@@ -130,20 +130,17 @@ class SentPolicy:
 # -- the engine
 
 
+@dataclass(frozen=True, slots=True)
 class LocalRunner:
     """Runs a job in this thread until it has ended, with the events that a worker emits.
 
     on_effect: called with each effect of the end, in order; and with the lock to free when the job's code starts.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        listeners: Listeners,
-        policy: Policy,
-        on_effect: Callable[[Effect], object] = lambda effect: None,
-    ) -> None:
-        self._pipeline, self._listeners, self._policy, self._on_effect = pipeline, listeners, policy, on_effect
+    pipeline: Pipeline
+    listeners: Listeners
+    policy: Policy
+    on_effect: Callable[[Effect], object] = lambda effect: None
 
     def run(self, declared: Declared, attempt: Callable[[int], RunningJob], payload: Payload | None = None) -> object:
         """attempt: makes the RunningJob of the attempt with this number. payload: has its relations; None: none.
@@ -164,9 +161,9 @@ class LocalRunner:
     ) -> tuple[object, bool]:
         """Returns what the job returned, and whether it was skipped. Raises its last error."""
         while True:
-            job = attempt(self._policy.attempts)
+            job = attempt(self.policy.attempts)
             with running(job):
-                if (reason := self._policy.before()) is not None:
+                if (reason := self.policy.before()) is not None:
                     self._fail(declared, job, AttemptsExceeded(reason))
                 try:
                     result = self._attempt(declared, job, payload)
@@ -181,7 +178,7 @@ class LocalRunner:
                     continue
                 if isinstance(release := job.outcome, Release):
                     self._emit(events.JobReleased(job, release.delay, release.reason), events.JobAttempted(job, None))
-                    self._policy.after_release(job, release)
+                    self.policy.after_release(job, release)
                     continue
                 self._emit(events.JobProcessed(job), events.JobAttempted(job, None))
                 return result, job.skipped
@@ -192,7 +189,7 @@ class LocalRunner:
         call, result = self._freeing(job.prepared(declared), payload), None
         try:
             self._emit(events.JobProcessing(job))
-            result = through(self._pipeline.around(declared), declared, job, call, finished)
+            result = through(self.pipeline.around(declared), declared, job, call, finished)
         except (Exception, Settled):
             if job.outcome is None:
                 raise
@@ -205,7 +202,7 @@ class LocalRunner:
             return job.outcome
         if isinstance(error, Settled):  # raised by a job around this one
             return Fail(RAISED)
-        return self._policy.after_error(error)
+        return self.policy.after_error(error)
 
     def _freeing(self, call: Callable[[], object], payload: Payload | None) -> Callable[[], object]:
         """Let `call` free the lock of a job with unique_until="start" first, inside all middleware."""
@@ -215,7 +212,7 @@ class LocalRunner:
         lock = Free(relations.unique, payload.uuid or "")
 
         def started() -> object:
-            self._on_effect(lock)
+            self.on_effect(lock)
             return call()
 
         return started
@@ -233,11 +230,11 @@ class LocalRunner:
     def _end(self, payload: Payload | None, how: End, value: Callable[[], bytes]) -> None:
         if payload is not None:
             for effect in effects_of(payload, how, value):
-                self._on_effect(effect)
+                self.on_effect(effect)
 
     def _emit(self, *emitted: events.Event) -> None:
         for event in emitted:
-            self._listeners.emit(event)
+            self.listeners.emit(event)
 
 
 def effects_of(payload: Payload, how: End, value: Callable[[], bytes]) -> list[Effect]:
@@ -247,48 +244,41 @@ def effects_of(payload: Payload, how: End, value: Callable[[], bytes]) -> list[E
     return ends(payload, how, value=value() if payload.qd.result else b"null")
 
 
+@dataclass(slots=True)
 class SentJob:
     """A job that runs where it was sent: makes the RunningJob of each attempt, with the checkpoint of the one before.
 
     text: the payload as it was sent. report_progress: records the job's progress; None: nothing does.
     """
 
-    def __init__(
-        self,
-        payload: Payload,
-        text: bytes,
-        declared: Declared,
-        connection: str,
-        queue: str,
-        backing: Backing,
-        report_progress: Callable[[float], None] | None = None,
-    ) -> None:
-        self._payload, self._text, self._declared = payload, text, declared
-        self._connection, self._queue, self._backing, self._report = connection, queue, backing, report_progress
-        self._saved: bytes | None = None
+    payload: Payload
+    text: bytes
+    declared: Declared
+    connection: str
+    queue: str
+    backing: Backing
+    report_progress: Callable[[float], None] | None = None
+    saved: bytes | None = None
 
     def attempt(self, number: int) -> RunningJob:
-        payload = self._payload
+        payload = self.payload
         known = payload.id or payload.uuid or ""
         return RunningJob(
             known,
             payload.job,
-            self._queue,
+            self.queue,
             number,
-            self._saved,
-            self._save,
-            connection=self._connection,
-            payload=self._text,
+            self.saved,
+            partial(setattr, self, "saved"),
+            connection=self.connection,
+            payload=self.text,
             uuid=payload.uuid or known,
             relations=payload.qd,
-            declared=self._declared,
+            declared=self.declared,
             data=payload.data,
-            backing=self._backing,
-            report_progress=self._report,
+            backing=self.backing,
+            report_progress=self.report_progress,
         )
-
-    def _save(self, state: bytes) -> None:
-        self._saved = state
 
 
 # -- event loops

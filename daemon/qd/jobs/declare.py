@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Never, ParamSpec, TypeVar, Unpack, overload
 
+from qd.arguments.injection import Known
 from qd.arguments.parameters import named
 from qd.arguments.signature import signature_of, signature_of_fields
 from qd.errors import DeclarationError
@@ -44,43 +45,46 @@ class Declare:
             refuse(target, "takes no options in the same call", "write @app.job(...) above it")
         frame = sys._getframe(1)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return (
-            self._declared_class(target, where) if isinstance(target, type) else self._declared_function(target, where)
-        )
-
-    def _declared_function(self, target: Any, where: str) -> JobFunction[..., Any, Any]:
-        check_function(target)
-        name = self._name_of(target)
-        options = JobOptions.read(self._options, name)
-        signature = signature_of(target, self._registry.known)
-        if options.raw and (len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional):
-            refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
-        declared = (DeclaredRaw if options.raw else Declared)(name, target, signature, options, where)
+        is_class = isinstance(target, type)
+        (check_class if is_class else check_function)(target)
+        name = job_name(target, self._name)
+        given = JobOptions.read(self._options, name)
+        declared = (declared_class if is_class else declared_function)(target, name, given, where, self._registry.known)
         check_stages(declared)
         self._registry.add(declared)
-        return JobFunction(self._sender, Plan(declared, options))
-
-    def _declared_class(self, target: type[Any], where: str) -> type[Any]:
-        check_class(target)
-        name = self._name_of(target)
-        options = JobOptions.read(self._options, name)
-        if options.raw:
-            refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
-        signature, hook = signature_of_fields(target, self._registry.known), target.failed is not Job.failed
-        declared = DeclaredClass(name, target, signature, options, where, has_failed_hook=hook)
-        check_stages(declared)
-        self._registry.add(declared)
-        target._declared_as = (self._sender, Plan(declared, options))
+        plan = Plan(declared, given)
+        if not is_class:
+            return JobFunction(self._sender, plan)
+        target._declared_as = (self._sender, plan)
         return target
 
-    def _name_of(self, target: Any) -> str:
-        if self._name is not None:
-            if not self._name.strip():
-                refuse(target, "has an empty name", 'write @app.job("shop.mail")')
-            return self._name
-        if target.__module__ == "__main__":
-            refuse(target, "is in __main__, which has another name in a worker", 'name it: @app.job("shop.mail")')
-        return f"{target.__module__}.{target.__qualname__}".replace("<locals>.", "")
+
+def declared_function(target: Any, name: str, options: JobOptions, where: str, known: Known) -> Declared:
+    signature = signature_of(target, known)
+    if options.raw and (len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional):
+        refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
+    return (DeclaredRaw if options.raw else Declared)(name, target, signature, options, where)
+
+
+def declared_class(target: type[Any], name: str, options: JobOptions, where: str, known: Known) -> Declared:
+    if options.raw:
+        refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
+    hook = target.failed is not Job.failed
+    return DeclaredClass(name, target, signature_of_fields(target, known), options, where, has_failed_hook=hook)
+
+
+def job_name(target: Any, name: str | None) -> str:
+    """The given name, or module.function. Raises DeclarationError."""
+    if name is not None:
+        if not isinstance(name, str) or not name.strip():
+            refuse(target, "has an empty name", 'give one like "shop.mail"')
+        return name
+    title = getattr(target, "__qualname__", None)
+    if title is None or "<lambda>" in title:
+        refuse(target, "has no name a worker could find", "write a function with def, or give a name")
+    if target.__module__ == "__main__":
+        refuse(target, "is in __main__, which has another name in a worker", 'give one like "shop.mail"')
+    return f"{target.__module__}.{title}".replace("<locals>.", "")
 
 
 def refuse(target: Any, fact: str, fix: str) -> Never:

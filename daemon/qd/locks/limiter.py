@@ -14,7 +14,7 @@ from qd.jobs.plan import Duration
 from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
 from qd.locks.waiting import COURTESY, RetryPatience, in_thread
 from qd.payload.format import plain_name
-from qd.store.locks import Rate, RateReply
+from qd.store.locks import Rate
 
 
 class Limiter:
@@ -94,23 +94,19 @@ class Start:
         left = self._patience.left if self._ends else None
         while True:
             try:
-                answer = self._asked(left)
+                answer = self._server.call(
+                    lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call_timeout
+                )
             except ConnectionLost as error:
                 self._patience.bear(error)
-                continue
-            self._patience.answered()
-            return None if answer.late else answer.wait
-
-    def _asked(self, left: float | None) -> RateReply:
-        try:
-            return self._server.call(
-                lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call_timeout
-            )
-        except (ConnectionLost, ServerRefused):
-            raise
-        except BaseException:  # an alarm, when the call was over
-            self.leave()
-            raise
+            except ServerRefused:
+                raise
+            except BaseException:  # an alarm, after the call
+                self.leave()
+                raise
+            else:
+                self._patience.answered()
+                return None if answer.late else answer.wait
 
     def sleep(self, seconds: float) -> None:
         """Sleep; an exception that interrupts it gives up the turn."""

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qd import payload
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
 from qd.errors import Malformed
-from qd.payload.format import HOLD, Relations
+from qd.payload.format import HOLD, Relations, read
 from qd.payload.rewrite import sent_again
 from qd.store import masters
 from qd.store.base import KeyspaceStore, decoded
@@ -64,7 +63,7 @@ class Record(_Line, frozen=True, kw_only=True):
     def failures(self) -> tuple[int, float]:
         """How often the job has failed permanently, including this time, and when first (unix seconds)."""
         try:
-            count, first = payload.read(self.payload).failed_before
+            count, first = read(self.payload).failed_before
         except Malformed:
             count, first = 0, None
         return count + 1, self.failed_at if first is None else first
@@ -73,7 +72,7 @@ class Record(_Line, frozen=True, kw_only=True):
     def batch(self) -> str | None:
         """The id of the batch that its job belongs to."""
         try:
-            relations = payload.read(self.payload).qd if b'"batch":' in self.payload else None
+            relations = read(self.payload).qd if b'"batch":' in self.payload else None
         except Malformed:
             return None
         return relations.batch if relations is not None else None
@@ -251,7 +250,7 @@ class FailedStore:
         for record in records:
             try:
                 again = sent_again(record.payload, now, record.failed_at)
-                old = payload.read(record.payload)
+                old = read(record.payload)
             except Malformed as error:
                 refusals.append(f"it cannot be run: {error}")
                 continue
@@ -302,7 +301,7 @@ def _raw(id: str) -> bytes:
 
 def cannot_run(record: Record, now: float) -> str | None:
     try:
-        sent_again(record.payload, now), payload.read(record.payload)
+        sent_again(record.payload, now), read(record.payload)
     except Malformed as error:
         return f"it cannot be run: {error}"
     return None
@@ -319,6 +318,6 @@ def means(record: Record, word: str) -> bool:
 def id_of(record: Record) -> str | None:
     """The id in its payload, which log lines show."""
     try:
-        return payload.read(record.payload).id
+        return read(record.payload).id
     except Malformed:
         return None

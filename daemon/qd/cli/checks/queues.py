@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qd import payload
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.diagnosis import of_failed, of_queue
@@ -20,6 +19,7 @@ from qd.cli.state import of_php as state_of_php
 from qd.drivers.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused
 from qd.options.kinds import did_you_mean
+from qd.payload.format import read
 from qd.process import proc
 from qd.store import controls
 from qd.store.failed import FailedStore
@@ -106,10 +106,10 @@ def seen(sample: Sample, signing: Signing | None) -> Seen:
             if is_object_job(raw):
                 continue
             try:
-                read = payload.read(raw)
+                payload = read(raw)
                 if signing is not None:
-                    signing.check(read)
-                found.names.setdefault(read.job, place)
+                    signing.check(payload)
+                found.names.setdefault(payload.job, place)
             except Malformed:
                 found.malformed += 1
             except SignatureRefused as error:
