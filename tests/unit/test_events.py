@@ -9,7 +9,6 @@ import pytest
 
 from qd import DeclarationError
 from qd.events import JobFailed, Looping
-from qd.options.tables import WorkOptions
 from qd.worker.status import SECONDS, WorkerEvents
 from tests.support.fakes import FakeQd
 
@@ -69,5 +68,5 @@ def test_base_exceptions_in_a_listener_are_raised_outside_a_worker(app: FakeQd) 
 def test_the_time_announced_for_listeners_is_reset_after_them(app: FakeQd) -> None:
     announced: list[float] = []
     app.on(Looping)(lambda event: announced.append(-1.0))
-    assert WorkerEvents(app._listeners, WorkOptions(), announced.append).looping(lambda: None)
+    assert WorkerEvents(app._listeners, announced.append).emit(Looping, "redis", ())
     assert announced == [SECONDS, -1.0, 0.0]

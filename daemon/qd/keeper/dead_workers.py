@@ -33,7 +33,7 @@ from qd.payload.reservation import Ending, answered, split_mark
 from qd.process import proc
 from qd.process.channels import Order
 from qd.process.exit_codes import ending, signal_name
-from qd.process.scoreboard import Fails, H, Role, Slot, SlotState, Verdict, W, now
+from qd.process.scoreboard import Fails, Role, Slot, SlotState, Verdict, W
 from qd.store.masters import MasterReport
 
 LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
@@ -179,8 +179,7 @@ class DeadWorkers:
         return master.token != self.context.token and died_here(master)
 
     def _alive(self) -> None:
-        """Report to the master that this process is alive: the work may take a while."""
-        self.context.board.set_header(H.KEEPER_ALIVE, now())
+        self.context.board.keeper_is_alive()
 
     def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
         """False: a job stays until its lease expires, because its worker cannot be checked. Raises ConnectionLost after all

@@ -60,17 +60,13 @@ def run(
     title = f"qd:{settings.work.pool or 'default'}:keeper"
     queue = open_keeping(settings, settings.work.connection, token=context.token, title=title, own=own)
     queue.patience(*PATIENCE)
-
-    def is_alive(_: float) -> None:
-        context.board.set_header(H.KEEPER_ALIVE, now())
-
-    queue.beats(is_alive)  # many short steps may take long on a busy host
+    queue.beats(lambda _: context.board.keeper_is_alive())  # many short steps may take long on a busy host
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)
         at_most = longest_call(settings.connection(settings.work.connection))
         control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
-        control[0].on_progress(is_alive)
+        control[0].on_progress(lambda _: context.board.keeper_is_alive())
     return Keeper(settings, queue, control, context, log, also).run(OrderReader(line))
 
 
@@ -121,15 +117,12 @@ class Keeper:
         while not orders.ended:
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
                 self.dead_workers.handle(orders.read())
-            self._alive()
+            self.board.keeper_is_alive()
             deadline = self._turn()
             self.embedded.look(away=self._away_since is not None or self.control.is_away)
         if orders.dismissed:  # else the master was killed: the next one needs its report
             self._leave()
         return 0
-
-    def _alive(self) -> None:
-        self.board.set_header(H.KEEPER_ALIVE, now())
 
     def _turn(self) -> float:
         """One beat, or one try to reach the server. Returns the monotonic moment of the next."""
@@ -230,7 +223,7 @@ class Keeper:
             slot = self.board.slot(number)
             if slot[W.LOST_TURN] != turn:  # else it was logged, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
-                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.board.count(H.LEASES_LOST)
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.context.sender.send(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
@@ -239,7 +232,7 @@ class Keeper:
             if there:
                 self.log.info("job.answered_late", queue=queue, **named(member))
             else:
-                self.board.set_header(H.LEASES_LOST, self.board.header(H.LEASES_LOST) + 1)
+                self.board.count(H.LEASES_LOST)
                 self.log.error("job.lease_lost", queue=queue, **named(member))
 
     def _report_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
@@ -255,9 +248,9 @@ class Keeper:
         """All reports. Deletes those that were not renewed for an hour or cannot be read."""
         flat = self.control.reports()
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        self._alive()
+        self.board.keeper_is_alive()
         old = forgotten(fields, self._server_now)
-        self._alive()
+        self.board.keeper_is_alive()
         self._forget(*old)
         return read_masters(fields)
 

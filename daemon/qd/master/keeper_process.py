@@ -107,7 +107,7 @@ class KeeperProcess:
         replaced, self._replaced = self._replaced, False
         if expected or replaced:
             return
-        self.board.set_header(H.KEEPER_DEATHS, self.board.header(H.KEEPER_DEATHS) + 1)
+        self.board.count(H.KEEPER_DEATHS)
         quick = (now() - self._started) / 1e9 < 1.0
         self._delay = min(5.0, max(0.1, self._delay * 2)) if quick else 0.0
         self._retry_at = time.monotonic() + self._delay

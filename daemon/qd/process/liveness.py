@@ -6,23 +6,23 @@ master hangs. Folder: $RUNTIME_DIRECTORY (systemd), else $XDG_RUNTIME_DIR/qd, el
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from qd.process import proc
 
 HANGS = 10.0  # seconds: a master whose file is older hangs
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     """The liveness file of one master. age: seconds since it was written. keeper_silent_s: since its keeper's last turn."""
 
     pid: int
@@ -58,10 +58,9 @@ def write(live: Live, environ: Mapping[str, str]) -> None:
     claim(where)
     file = path(where, live.pool, live.pid)
     fresh = file.with_suffix(".new")
-    facts = {name: getattr(live, name) for name in ("pid", "start", "pool", "workers", "ready", "keeper_silent_s")}
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, json.dumps(facts).encode() + b"\n")
+        os.write(fd, msgspec.json.encode(live) + b"\n")
     finally:
         os.close(fd)
     os.replace(fresh, file)
@@ -103,16 +102,7 @@ def read_all(environ: Mapping[str, str]) -> list[Live]:
 def read(file: Path) -> Live | None:
     """None if the file is missing or malformed."""
     try:
-        facts, age = json.loads(file.read_bytes()), time.time() - file.stat().st_mtime
-        start = facts["start"]
-        return Live(
-            int(facts["pid"]),
-            None if start is None else int(start),
-            str(facts["pool"]),
-            int(facts["workers"]),
-            bool(facts["ready"]),
-            float(facts["keeper_silent_s"]),
-            max(0.0, age),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        live = msgspec.json.decode(file.read_bytes(), type=Live)
+        return replace(live, age=max(0.0, time.time() - file.stat().st_mtime))
+    except (OSError, msgspec.DecodeError):
         return None

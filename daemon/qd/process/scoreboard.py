@@ -178,10 +178,17 @@ class Scoreboard:
     def set_header(self, word: H, value: int) -> None:
         self.words[word] = value & WORD
 
+    def count(self, word: H) -> None:
+        """Add one to a counter of the header."""
+        self.words[word] = (self.words[word] + 1) & WORD
+
+    def keeper_is_alive(self) -> None:
+        """Called by the keeper, also between the steps of long work."""
+        self.words[H.KEEPER_ALIVE] = now()
+
     def note_crash(self) -> None:
-        count = self.words[H.CRASHES]
-        self.words[H.CRASHED_AT + count % KEPT_CRASHES] = now()
-        self.words[H.CRASHES] = (count + 1) & WORD
+        self.words[H.CRASHED_AT + self.words[H.CRASHES] % KEPT_CRASHES] = now()
+        self.count(H.CRASHES)
 
     def crashes(self) -> list[int]:
         """The moments of the last worker crashes, oldest first."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import select
 import signal
 import threading
 from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal builds an enum member at each call, 8 us
@@ -53,12 +52,16 @@ class Mailbox:
             os.set_blocking(fd, False)
         self._pipe = identity(self._read)
 
+    def _close_pipe(self) -> None:
+        for fd in (self._read, self._write):
+            descriptors.close(fd, self._pipe)
+        self._read = self._write = -1
+
     def renew(self) -> bool:
         """After user code, before `repair`: open a new pipe if that code has closed it. True: it had."""
         if identity(self._write) == identity(self._read) == self._pipe:
             return False
-        for fd in (self._read, self._write):
-            descriptors.close(fd, self._pipe)
+        self._close_pipe()
         self._open_pipe()
         return True
 
@@ -84,19 +87,14 @@ class Mailbox:
         except BlockingIOError:
             return []
 
-    def wait(self, seconds: float | None, *others: int) -> list[int]:
+    def wait(self, seconds: float, *others: int) -> list[int]:
         """Sleep until a signal arrives, one of `others` is readable, or `seconds` have passed. Returns the signals."""
-        poll = select.poll()
-        for fd in (self._read, *others):
-            poll.register(fd, select.POLLIN)
-        poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999)))
+        self.peek(seconds, *others)
         return self.read()
 
-    def peek(self, seconds: float) -> None:
-        """Sleep until a signal arrives or `seconds` have passed, without reading the signals."""
-        poll = select.poll()
-        poll.register(self._read, select.POLLIN)
-        poll.poll(max(0, int(seconds * 1000 + 0.999)))
+    def peek(self, seconds: float, *others: int) -> None:
+        """As `wait`, without reading the signals."""
+        descriptors.ready_of((self._read, *others), seconds)
 
     def post(self, number: int) -> None:
         """Act as if the signal had arrived."""
@@ -105,10 +103,8 @@ class Mailbox:
 
     def forget(self) -> None:
         """In a forked child: close the parent's pipe. `deaf` has replaced the handlers already."""
-        for fd in (self._read, self._write):
-            os.close(fd)
-        self._read = self._write = -1
         self._old.clear()
+        self._close_pipe()
 
     def leave(self) -> None:
         """Close it in a program that is about to exit: a late signal must not change the exit code. (The interpreter
@@ -125,10 +121,8 @@ class Mailbox:
         signal.set_wakeup_fd(-1)
         for number, handler in self._old.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]
-        for fd in (self._read, self._write):
-            descriptors.close(fd, self._pipe)
-        self._read = self._write = -1
         self._old.clear()
+        self._close_pipe()
 
 
 def nothing(number: int, frame: FrameType | None) -> None:

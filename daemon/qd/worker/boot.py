@@ -16,7 +16,6 @@ configuration alone were reported before (template.imported).
 from __future__ import annotations
 
 import faulthandler
-import gc
 import io
 import logging
 import os
@@ -135,12 +134,6 @@ def job_fields() -> Mapping[str, object]:
     return {"job": job.name, "job_id": cut(job.id)}
 
 
-def freeze() -> None:
-    """Exclude the imported objects from garbage collection, so that forks share their pages."""
-    gc.collect()
-    gc.freeze()
-
-
 PATIENCE = 1.0  # seconds to connect, and for each answer
 TOKEN = "first-look"  # for a connection that reserves nothing
 
@@ -157,7 +150,9 @@ def look(app: Qd) -> list[str]:
         if settings.control != work.connection:
             odd += server_warnings(settings, settings.control, ())
             with waited_for():
-                try_control(settings)
+                space, prefix = open_memory(settings, settings.control, title="qd: start", patience=PATIENCE)
+                with closing(space):
+                    space.call("EXISTS", f"{prefix}qd:down")
     return odd
 
 
@@ -182,11 +177,3 @@ def try_queue(queue: KeeperConnector, queues: Sequence[str]) -> None:
         )
     for name in queues:
         queue.sizes(name)
-
-
-def try_control(settings: Settings) -> None:
-    space, prefix = open_memory(settings, settings.control, title="qd: start", patience=PATIENCE)
-    try:
-        space.call("EXISTS", f"{prefix}qd:down")
-    finally:
-        space.close()

@@ -76,63 +76,45 @@ class Checkpoints:
 
     def keep(self, mark: str, state: bytes) -> None:
         """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
-        with shield:
-            self._check_process("checkpoint")
-            with self._lock:
-                if self._mark != mark:
-                    raise NotInJob("job.checkpoint() was called after its job had ended")
-                self._unsaved = state
-                if self._calling or time.monotonic() < self._not_before:
-                    return  # in a signal handler during a call, or soon after a failed call
-                kept = self._send(state)
-        if not kept:
+        if self._call("checkpoint", mark, lambda: self._kept(state), state) is False:
             self.alarm.lease_lost()
             if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
 
     def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
         """Try to save the progress of the job that was reserved under `mark`. Raises NotInJob."""
+        self._call("progress", mark, lambda: self.queue.jobs.progress(id, percent, ttl))
+
+    def _call(self, name: str, mark: str, call: Callable[[], object], state: bytes | None = None) -> object:
+        """Call the server for the running job. Returns None if the call broke or must wait; `state` is then remembered."""
         with shield:
-            self._check_process("progress")
+            if os.getpid() != self._pid:
+                way = "call it in the job's own"
+                raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
+            self._used = True
             with self._lock:
                 if self._mark != mark:
-                    raise NotInJob("job.progress() was called after its job had ended")
-                if not self._calling and time.monotonic() >= self._not_before:
-                    self._send_progress(id, percent, ttl)
-
-    def _check_process(self, name: str) -> None:
-        if os.getpid() != self._pid:
-            raise NotInJob(f"job.{name}() was called in a process that the job has forked: call it in the job's own")
-        self._used = True
-
-    def _send_progress(self, id: str, percent: float, ttl: float) -> None:
-        began = time.monotonic()
-        self._calling = True
-        try:
-            with self.queue.within(PATIENCE):
-                self.queue.jobs.progress(id, percent, ttl)
-        except AWAY as error:
-            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
-            self.log.debug("job.progress", kept=False, error=str(error))
-        finally:
-            self._calling = False
-
-    def _send(self, state: bytes) -> bool:
-        """False: the lease was lost."""
-        began = time.monotonic()
-        self._calling = True
-        try:
-            with self.queue.within(PATIENCE):
-                return self._kept(state)
-        except AWAY as error:
-            self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
-            self._not_before = time.monotonic() + REST * (time.monotonic() - began)
-            self.log.debug("job.checkpoint", kept="in memory", error=str(error))
-            return True
-        finally:
-            self._calling = False
+                    raise NotInJob(f"job.{name}() was called after its job had ended")
+                self._unsaved = self._unsaved if state is None else state
+                began = time.monotonic()
+                if self._calling or began < self._not_before:
+                    return None  # in a signal handler during a call, or soon after a failed call
+                self._calling = True
+                try:
+                    with self.queue.within(PATIENCE):
+                        return call()
+                except AWAY as error:
+                    if state is not None:
+                        self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
+                    failed_at = time.monotonic()
+                    self._not_before = failed_at + REST * (failed_at - began)
+                    self.log.debug(f"job.{name}", kept="no" if state is None else "in memory", error=str(error))
+                    return None
+                finally:
+                    self._calling = False
 
     def _kept(self, state: bytes) -> bool:
+        """False: the lease was lost."""
         assert self._job is not None
         job: Reserved | None = self._job
         if self._unsure:
@@ -240,12 +222,11 @@ class Delivery:
         while True:
             try:
                 found = ask()
+                self._away_since = 0.0
+                return found
             except AWAY as error:
                 self.log_broken(error)
                 self.pause()
-            else:
-                self._away_since = 0.0
-                return found
 
     def _leaves(self, job: Reserved, answer: Callable[[Reserved], object], error: Exception, *, sure: bool) -> bool:
         """Whether the answer was left to a keeper, because the server of this job is unreachable and another one is not.
@@ -273,12 +254,13 @@ class Delivery:
 
     def log_broken(self, error: Exception) -> None:
         """Log refusals once: the keeper may have other permissions. Unreachable servers are logged by the keeper."""
+        server = getattr(error, "server", None) or self.queue.settings.driver
         refused = isinstance(error, ServerRefused | NeedsMending) and str(error) not in self._refused
         if refused and len(self._refused) < FEW:
             self._refused.add(str(error))
-            self.log.warning(f"{server_of(error, self.queue)}.refused", error=str(error))
+            self.log.warning(f"{server}.refused", error=str(error))
         else:
-            self.log.debug(f"{server_of(error, self.queue)}.broken", error=str(error))
+            self.log.debug(f"{server}.broken", error=str(error))
 
     def pause(self) -> None:
         """Sleep before the next try, longer the longer the server is unreachable."""
@@ -293,8 +275,3 @@ def id_of(member: bytes) -> str | None:
     except Malformed:
         return None
     return cut(payload.id or payload.uuid or "") or None
-
-
-def server_of(error: Exception, queue: Connector) -> str:
-    """The driver of the server that has caused the error, for the log."""
-    return getattr(error, "server", None) or queue.settings.driver

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd import events
@@ -125,13 +126,6 @@ class Settler:
         text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
         return self.queue.release(job, Released(text, back.delay, back.head), effects)
 
-    def log_back(self, job: Reserved, back: Back) -> None:
-        level = "warning" if back.error is not None else "info"
-        fields = {**log_fields(job), "delay": back.delay, "reason": cut(back.why, LINE)}
-        if back.error is not None:
-            fields |= {"error": short(back.error), "trace": full(back.error, self.log)}
-        self.log.line(level, "job.released", fields)
-
     def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
         payload = _payload(job)
         if payload is None or isinstance(failed.error, Malformed):
@@ -163,15 +157,20 @@ class Settler:
             self.copier.copy(*self._buried)
             self._buried = None
 
-    def log_failed(self, job: Reserved, failed: Failed) -> None:
-        event = "job.malformed" if isinstance(failed.error, Malformed) else "job.failed"
-        kept = None if self.keeps else "no"
-        fields = log_fields(job)
-        if "attempt" in fields:
-            fields["attempt"] = max(
-                0, failed.attempts
-            )  # as in its record: an attempt that did not begin does not count
-        self.log.error(event, **fields, kept=kept, error=short(failed.error), trace=full(failed.error, self.log))
+    def log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
+        fields, error = log_fields(job), outcome.error
+        reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
+        if isinstance(outcome, Back):
+            level = "info" if error is None else "warning"
+            fields |= {"delay": outcome.delay, "reason": cut(outcome.why, LINE)}
+            self.log.line(level, "job.released", {**fields, **reason})
+        elif isinstance(outcome, Failed):
+            if "attempt" in fields:  # as in its record: an attempt that did not begin does not count
+                fields["attempt"] = max(0, outcome.attempts)
+            event = "job.malformed" if isinstance(error, Malformed) else "job.failed"
+            self.log.error(event, **fields, kept=None if self.keeps else "no", **reason)
+        else:
+            self.log.warning("job.cancelled", **fields)
 
     def death_before(self, job: Reserved) -> Death:
         """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
@@ -180,7 +179,9 @@ class Settler:
             note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
             found = json.loads(note) if note else {}
             facts = found.get("death")
-            return Death(str(found.get("told", "")), flat(facts) if isinstance(facts, dict) else None)
+            if facts is not None:  # without nested values: qd writes none, and others may nest too deep to be encoded
+                facts = {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
+            return Death(str(found.get("told", "")), facts)
         except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
             return Death()
 
@@ -200,11 +201,6 @@ def log_fields(job: Reserved) -> dict[str, object]:
         "crashes": payload.crashes or None,
         "tags": cut(",".join(tags_of(job.member))) if b'"tags":' in job.member else None,
     }
-
-
-def flat(facts: dict[str, object]) -> dict[str, object]:
-    """Without nested values: qd writes none, and a note of another origin may be nested too deep to be encoded again."""
-    return {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
 
 
 def _payload(job: Reserved) -> Payload | None:
@@ -263,27 +259,22 @@ class Settlement:
                 settler.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
                 self._ack(held, effects)
-        elif isinstance(outcome, Back):
-            self.slot[W.HANDED_BACK] += int(outcome.head)
-            kept = self.delivery.until_answered(
-                held, lambda job: settler.give_back(job, outcome, held.unsaved, effects)
-            )
-            settler.log_back(job, outcome)
-            self._log_if_lost(job, kept)
-        elif isinstance(outcome, Failed):
-            kept = self.delivery.until_answered(held, lambda job: settler.bury(job, outcome, held.unsaved, effects))
-            settler.log_failed(job, outcome)
-            if self._log_if_lost(job, kept):
-                settler.copy()
-        elif isinstance(outcome, Cancelled):
-            kept = self.delivery.until_answered(held, lambda job: settler.queue.ack(job, effects))
-            settler.log.warning("job.cancelled", **log_fields(job))
-            self._log_if_lost(job, kept)
         elif isinstance(outcome, Lost):
-            self.delivery.until_answered(
-                held, settler.queue.ack
-            )  # nothing is there to ack, but our name is still on it
+            # No reservation is left to ack, but the job may still be listed under this worker.
+            self.delivery.until_answered(held, settler.queue.ack)
             self._lost(job, notified=True)
+        else:
+            if isinstance(outcome, Back):
+                self.slot[W.HANDED_BACK] += int(outcome.head)
+                answer = partial(settler.give_back, back=outcome, unsaved=held.unsaved, effects=effects)
+            elif isinstance(outcome, Failed):
+                answer = partial(settler.bury, failed=outcome, unsaved=held.unsaved, effects=effects)
+            else:
+                answer = partial(settler.queue.ack, effects=effects)
+            kept = self.delivery.until_answered(held, answer)
+            settler.log_outcome(job, outcome)
+            if self._log_if_lost(job, kept) and isinstance(outcome, Failed):
+                settler.copy()
 
     def flush(self) -> None:
         """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
@@ -304,9 +295,8 @@ class Settlement:
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
         self.delivery.done = None
-        self._log_if_lost(
-            held.job, self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
-        )
+        kept = self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
+        self._log_if_lost(held.job, kept)
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
         """kept: the reply to the answer."""

@@ -7,7 +7,6 @@ Titles          `qd: worker 3 [mail] mail.welcome since 12:00:01` for `ps`, and 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -15,9 +14,7 @@ from setproctitle import setproctitle
 
 from qd import events
 from qd.events import Listeners
-from qd.options.tables import WorkOptions
-from qd.process import proc, scoreboard
-from qd.process.exit_codes import StopReason
+from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, Slot
 
 SECONDS = 60.0  # time for listeners between two jobs before the master counts this worker as silent
@@ -26,44 +23,22 @@ SECONDS = 60.0  # time for listeners between two jobs before the master counts t
 class WorkerEvents:
     """beat: writes a heartbeat; takes the seconds until the next one."""
 
-    def __init__(self, listeners: Listeners, work: WorkOptions, beat: Callable[[float], None]) -> None:
-        self.listeners, self.work, self._beat = listeners, work, beat
+    def __init__(self, listeners: Listeners, beat: Callable[[float], None]) -> None:
+        self.listeners, self._beat = listeners, beat
 
-    def emit(self, event: events.Event) -> None:
-        if self.listeners.has(type(event)):
-            self._emit(event)
-
-    def _emit(self, event: events.Event) -> bool:
+    def emit(
+        self, event: Callable[..., events.Event], *facts: object, before: Callable[[], None] | None = None
+    ) -> bool:
+        """Emit `event` if it has listeners. Returns False if one of them vetoed. before: called first if there are
+        listeners, because they may be slow."""
+        if not self.listeners.has(event):  # type: ignore[arg-type]
+            return True
+        if before is not None:
+            before()
         self._beat(SECONDS)
-        agreed = self.listeners.emit(event)
+        agreed = self.listeners.emit(event(*facts))
         self._beat(0.0)
         return agreed
-
-    def starting(self) -> None:
-        self.emit(events.WorkerStarting(self.work.connection, self.work.queues))
-
-    def looping(self, before: Callable[[], None]) -> bool:
-        """Emit Looping. Returns False if a listener vetoed. before: called first if there are listeners, because they may
-        be slow."""
-        if not self.listeners.has(events.Looping):
-            return True
-        before()
-        return self._emit(events.Looping(self.work.connection, self.work.queues))
-
-    def popping(self, before: Callable[[], None]) -> None:
-        if self.listeners.has(events.JobPopping):
-            before()
-            self._emit(events.JobPopping(self.work.connection, self.work.queues))
-
-    def idle(self) -> None:
-        if self.listeners.has(events.WorkerIdle):
-            self._emit(events.WorkerIdle(self.work.connection, self.work.queues))
-
-    def stopping(self, reason: StopReason, jobs: int) -> None:
-        if self.listeners.has(events.WorkerStopping):
-            where = (self.work.connection, self.work.queues)
-            memory = proc.rss_of(os.getpid()) or 0
-            self._emit(events.WorkerStopping(reason.word, int(reason.code), *where, jobs, memory))
 
 
 class ShutQueues:

@@ -9,6 +9,7 @@ Watch, for --reload: the template, or without one each idle worker, checks twice
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import socket
@@ -38,7 +39,6 @@ from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role
 from qd.schedule.declare import check_homes
 from qd.worker import boot, queues
-from qd.worker.boot import look
 from qd.worker.settle import full, short
 
 PYTHONS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -58,8 +58,12 @@ class Watch:
     def changed(self) -> str | None:
         """A file that was changed, added or deleted since the last call."""
         before, self._seen = self._seen, self._look()
-        differ = (path for path in {**before, **self._seen} if before.get(path) != self._seen.get(path))
-        return next(differ, None)
+        return next((path for path in {**before, **self._seen} if before.get(path) != self._seen.get(path)), None)
+
+    def report(self, context: ChildContext) -> None:
+        """Report a change to the master."""
+        if changed := self.changed():
+            context.sender.send(Changed(file=changed, code=context.code))
 
     def _look(self) -> dict[str, int]:
         """The modification time of the configuration and of every module in a folder of an imported one."""
@@ -108,8 +112,10 @@ def run(
         while not orders.ended:
             orders.read()
         return 0
-    boot.freeze()
-    return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch_of(app, began))
+    watch = Watch(began, app.settings.file) if app.settings.work.reload else None
+    gc.collect()
+    gc.freeze()  # the imported objects are not collected again, so that forks share their pages
+    return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch)
 
 
 def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
@@ -146,7 +152,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
 def may_start(app: Qd, log: Log) -> bool:
     """Check the servers and log warnings. False: an operator must fix a problem first; the log has the reason."""
     try:
-        for hint in look(app):
+        for hint in boot.look(app):
             log.warning("connection.warning", connection=app.settings.work.connection, hint=hint)
     except ConfigError as error:
         log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
@@ -196,15 +202,6 @@ def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
     context.sender.send(message)
 
 
-def watch_of(app: Qd, began: int) -> Watch | None:
-    return Watch(began, app.settings.file) if app.settings.work.reload else None
-
-
-def report_change(context: ChildContext, watch: Watch) -> None:
-    if changed := watch.changed():
-        context.sender.send(Changed(file=changed, code=context.code))
-
-
 def fork_on_request(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, watch: Watch | None) -> int:
     poll = select.poll()
     poll.register(orders.fileno(), select.POLLIN)
@@ -214,7 +211,7 @@ def fork_on_request(context: ChildContext, orders: OrderReader, app: Qd, serve: 
                 assignment = Assignment(order["slot"], order["generation"], order["paused"], Role(order["role"]))
                 fork_one(context, orders, app, serve, assignment)
         if watch is not None:
-            report_change(context, watch)
+            watch.report(context)
     return 0
 
 
@@ -244,6 +241,6 @@ def run_fresh(
     if assignment.generation == 1 and not may_start(app, context.log):
         return int(Exit.CONFIG)
     report(context, app, context.code, [])
-    watch = watch_of(app, began)
+    watch = Watch(began, app.settings.file) if app.settings.work.reload else None
     serve = serve_for(app)
-    return serve(app, app.settings, context, assignment, partial(report_change, context, watch) if watch else None)
+    return serve(app, app.settings, context, assignment, partial(watch.report, context) if watch else None)

@@ -38,9 +38,7 @@ from qd.worker.timeout import Alarm
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
-BOOTING = int(
-    2e9
-)  # ns after the start in which it checks more often: the keeper's first contact may be milliseconds away
+BOOTING = 2_000_000_000  # ns after the start in which it checks more often: the keeper's first contact may be near
 
 
 class Worker:
@@ -74,7 +72,8 @@ class Worker:
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.settlement = Settlement(settler, self.delivery, self.attempts, self.slot)
-        self.events = WorkerEvents(app._listeners, self.work, self._beat)
+        self.events = WorkerEvents(app._listeners, self._beat)
+        self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
         self.shut_queues = ShutQueues(self.board, self.work.queues, self.work.force)
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
@@ -105,7 +104,8 @@ class Worker:
             self.settlement.flush()
             if reason is StopReason.RECYCLE and self.attempts.recycle is not None:
                 self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
-            self.events.stopping(reason, self.jobs)
+            memory = proc.rss_of(os.getpid()) or 0
+            self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
             self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
             # IDLE means that this worker holds no job.
             self.slot[W.STATE] = SlotState.LOOKING if self.delivery.unsure else SlotState.IDLE
@@ -120,7 +120,7 @@ class Worker:
         self.alarm.open()
         self.exit_conditions.open()
         self.queue.beats(self._beat)
-        self.events.starting()
+        self.events.emit(events.WorkerStarting, *self.serves)
 
     def _close(self) -> None:
         if not self.descriptors_lost:  # else its descriptors' numbers may belong to other files now
@@ -148,7 +148,7 @@ class Worker:
         came = set(self.mailbox.read())
         if signal.SIGTERM in came and not self.asked_to_stop:
             self.asked_to_stop = True
-            self.events.emit(events.WorkerInterrupted())
+            self.events.emit(events.WorkerInterrupted)
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
             paused = bool(self.board.header(H.PAUSED))  # their order is unknown: the master's state counts
@@ -156,7 +156,7 @@ class Worker:
             paused = signal.SIGUSR2 in came
         if paused != self.paused:
             self.paused = paused
-            self.events.emit(events.WorkerPausing() if paused else events.WorkerResuming())
+            self.events.emit(events.WorkerPausing if paused else events.WorkerResuming)
 
     # -- check whether it may take a job
 
@@ -168,7 +168,7 @@ class Worker:
         # Without a keeper no lease is renewed.
         if not contact or now() - contact > self.lease_ns // 2:
             return False
-        return self.events.looping(self.settlement.flush)
+        return self.events.emit(events.Looping, *self.serves, before=self.settlement.flush)
 
     def _idle(self, longest: float = IDLE) -> None:
         """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
@@ -193,7 +193,7 @@ class Worker:
         """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
         self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
         delivery = self.delivery
-        self.events.popping(self.settlement.flush)
+        self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
         try:
             if delivery.unsure and (mine := delivery.ask()) is not None:
                 return mine
@@ -262,11 +262,10 @@ class Worker:
         if self.delivery.away:
             self.delivery.pause()
             return
-        self.events.idle()
+        self.events.emit(events.WorkerIdle, *self.serves)
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
-        often = (
-            self.between is not None or self.work.stop_when_empty
-        )  # the master waits until this worker finds nothing
+        # With --stop-when-empty the master waits until this worker finds nothing.
+        often = self.between is not None or self.work.stop_when_empty
         longest = min(self.work.sleep, IDLE) if often else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
         self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING

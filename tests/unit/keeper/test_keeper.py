@@ -58,7 +58,7 @@ def test_drops_are_reported_once_a_minute_and_at_the_end(monkeypatch: pytest.Mon
 
 def test_reading_each_report_of_a_master_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     signs = count(1)
-    monkeypatch.setattr("qd.keeper.dead_workers.now", lambda: next(signs))
+    monkeypatch.setattr("qd.process.scoreboard.now", lambda: next(signs))
     log = Log("keeper", write=lambda line: None)
     context = ChildContext(Scoreboard(), cast(Any, None), "us", 1, log)
     reports = [MasterReport(f"other{n}", "elsewhere", 1, 0.0, 0.0) for n in range(50)]

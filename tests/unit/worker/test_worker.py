@@ -25,11 +25,11 @@ class BoardOfANewKeeper(Scoreboard):
 
 def test_a_new_worker_sees_maintenance_mode_before_the_first_contact_of_its_keeper() -> None:
     board = BoardOfANewKeeper()
-    events = SimpleNamespace(looping=lambda before: True)
+    events = SimpleNamespace(emit=lambda *facts, before: True)
     settlement = SimpleNamespace(flush=lambda: None)
     shut = ShutQueues(board, ("mail",), force=False)
     worker: Any = SimpleNamespace(
-        board=board, shut_queues=shut, paused=False, lease_ns=10**12, events=events, settlement=settlement
+        board=board, shut_queues=shut, paused=False, lease_ns=10**12, events=events, settlement=settlement, serves=()
     )
     assert not Worker._may_look(worker)
     assert not Worker._may_look(worker)
