@@ -109,7 +109,7 @@ def test_check_says_whether_the_app_was_imported(folder):
     (folder / "jobs.py").write_text("app = 1 / 0")
     said = (
         f"{folder}/qd.toml: ok; the app jobs:app was not imported, "
-        "`qd doctor` does that, and looks at the entries of its schedule\n"
+        "`qd doctor` does that, and checks the entries of its schedule\n"
     )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
@@ -319,6 +319,13 @@ def test_systemds_file_says_what_the_shipped_one_says_with_this_projects_paths(f
     assert mine["ExecStart"].endswith(f'work --config "{folder}/qd.toml" --pool %i')
     assert (mine["WorkingDirectory"], mine["Environment"]) == (str(folder), f'"PWD={folder}"')
     assert settings(printed, "Unit")["StartLimitIntervalSec"] == "0"
+
+
+def test_the_unit_is_enabled_for_a_pool_that_systemd_can_name(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n[pools."my pool;x"]\n[pools.mail]\n')
+    done = qd("init", "systemd")
+    assert "systemctl enable --now qd@mail\n" in done.stdout
+    assert "pool 'my pool;x' cannot be started as qd@NAME" in done.stderr
 
 
 def test_without_pools_the_unit_is_no_template_and_embedded_may_write(folder):

@@ -40,7 +40,7 @@ def paused(redis: Client) -> list[str]:
 
 def test_restart_leaves_the_servers_time(qd: Run, redis: Client) -> None:
     before = now(redis)
-    assert done(qd("restart")) == "asked to restart: no master reports\n"
+    assert done(qd("restart")) == "restart requested: no master reports\n"
     assert before <= float(redis.text("GET", "qd:restart")) <= now(redis)
     done(qd("restart", "--rolling"))
     assert redis.text("GET", "qd:restart").endswith(" rolling")
@@ -51,7 +51,7 @@ def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
     reports(redis)
     reports(redis, "T2", pool="", host="app-2")
     reports(redis, "T3", pool="gone", seen_at=now(redis) - 60)
-    assert done(qd("restart")) == "asked to restart: mail@app-1, app-2\n"
+    assert done(qd("restart")) == "restart requested: mail@app-1, app-2\n"
     found = document(qd("restart", "--rolling", "--json"))
     assert found["rolling"] is True
     assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]

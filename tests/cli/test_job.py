@@ -134,7 +134,7 @@ def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client)
 def test_a_running_job_is_told(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)
-    assert "its worker is asked to end it" in done(qd("cancel", handle.id))
+    assert "its worker ends it" in done(qd("cancel", handle.id))
     assert redis.text("HKEYS", "qd:cancel") == ["T1.3.7"]
 
 

@@ -110,7 +110,7 @@ def test_down_twice_says_what_it_takes_the_place_of(qd: Run, redis: Client) -> N
     done(qd("down", "--reason", "first", "--until", "1h"))
     said = done(qd("down", "--reason", "second"))
     assert re.match(
-        rf'it was on already by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', said
+        rf'it was already on by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', said
     )
     assert left(redis) < 0  # no end of its own any more
     found = document(qd("down", "--json"))

@@ -228,7 +228,7 @@ def test_all_entries_are_paused_for_a_while(scheduled: Run, clean_redis: Client)
     assert said["paused"]["until"] - said["paused"]["at"] == pytest.approx(600)
     one = scheduled("resume", "tidy")
     assert one.stdout == "tidy: was not paused\n"
-    assert one.stderr == "all entries are paused still: `qd schedule resume` without a name ends that\n"
+    assert one.stderr == "all entries are still paused: `qd schedule resume` without a name resumes them\n"
     assert document(scheduled("resume", "--json")) == {
         "resumed": [{"entry": "*", "was_paused": True}],
         "all_paused": False,

@@ -35,7 +35,12 @@ def config() -> None:
 @context.options
 def show(pool: str | None) -> None:
     """Print each value with its origin, passwords masked."""
-    found = _with_code(pool)
+    found = context.loaded(pool=pool)
+    if found.app:
+        try:
+            found = context.loaded(context.app_of(found)._code_settings, pool=pool)
+        except ConfigError as error:  # an app that does not import does not hide the rest
+            output.note(f"qd config show: {error}; the arguments of Qd(...) are missing here")
     if context.given().json:
         values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in _values(found)}
         output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
@@ -45,18 +50,6 @@ def show(pool: str | None) -> None:
     output.say()
     rows = [(name, shown(option.kind, value) or "-", _origin(found, name)) for name, option, value in _values(found)]
     output.table(("key", "value", "origin"), rows)
-
-
-def _with_code(pool: str | None) -> Settings:
-    """The settings with those of Qd(...). An app that does not import does not hide the rest."""
-    found = context.loaded(pool=pool)
-    if not found.app:
-        return found
-    try:
-        return context.loaded(context.app_of(found)._code_settings, pool=pool)
-    except ConfigError as error:
-        output.note(f"qd config show: {error}; the arguments of Qd(...) are missing here")
-        return found
 
 
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
@@ -110,49 +103,34 @@ def check() -> None:
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:
-        app = {"app": found.app or None, "app_imported": bool(_url_of_code(found))}
-        output.document({"ok": True, "file": str(found.file) if found.file else None, **app, "notes": notes})
+        facts = {"app": found.app or None, "app_imported": bool(_url_of_code(found))}
+        output.document({"ok": True, "file": str(found.file) if found.file else None, **facts, "notes": notes})
     else:
-        output.say(f"{found.file or 'no file: variables and what is built in'}: ok{_of_app(found)}")
+        app = f"; the app {found.app} was not imported, `qd doctor` does that, and checks the entries of its schedule"
+        if _url_of_code(found):
+            app = f", and the app {found.app} imports"
+        output.say(f"{found.file or 'no file: variables and defaults'}: ok{app if found.app else '; no app is named'}")
 
 
 def _check_schedule(found: Settings) -> None:
-    """Raises DeclarationError: an entry of the schedule cannot run."""
-    if not found.schedule.entries and not _url_of_code(found):
+    """Raises DeclarationError if an entry of the file cannot run, or one of the code if the app was imported."""
+    imported = bool(_url_of_code(found))
+    if not found.schedule.entries and not imported:
         return
     from qd.cli.schedule.state import fault
     from qd.schedule.declare import check as check_entry
     from qd.schedule.declare import mistake
+    from qd.schedule.entry import closed
     from qd.schedule.frequencies import wrong
 
     for entry in found.schedule.entries:
         if why := fault(check_entry(entry, found)):
             raise mistake(entry, why)
-    for origin, why in _of_code(found) if _url_of_code(found) else ():
-        if why:
-            raise wrong(origin, why)
-
-
-def _of_code(found: Settings) -> Iterator[tuple[tuple[str, int], str]]:
-    """Where each entry of an app that was imported is declared, and why it cannot run, "" where it can. Raises
-    DeclarationError."""
-    from qd.cli.schedule.state import fault
-    from qd.schedule.entry import closed
-
-    for entry in context.app().schedule.entries():
-        why = closed(entry, time.time())
-        yield (
-            entry.origin,
-            f"never comes: {entry.timing.text} is always {why}" if why else fault(entry.task),
-        )
-
-
-def _of_app(found: Settings) -> str:
-    if not found.app:
-        return "; no app is named"
-    imports = f"and the app {found.app} imports"
-    not_ = f"the app {found.app} was not imported, `qd doctor` does that, and looks at the entries of its schedule"
-    return f", {imports}" if _url_of_code(found) else f"; {not_}"
+    for declared in context.app().schedule.entries() if imported else ():
+        if hours := closed(declared, time.time()):
+            raise wrong(declared.origin, f"never comes: {declared.timing.text} is always {hours}")
+        if why := fault(declared.task):
+            raise wrong(declared.origin, why)
 
 
 def _url_of_code(found: Settings) -> dict[str, object]:

@@ -51,8 +51,8 @@ def restart(rolling: bool, seconds: float | None) -> int:
 
     A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again.
 
-    --wait: exit 0 when each master that was there is back (same host and pool, started after this command), with --rolling
-    when its workers are replaced; 1 when one is not, and it is named.
+    --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
+    workers are replaced; exit 1 and name the others if the time is over.
     """
     found = context.settings()
     store = context.store(found, found.control)
@@ -62,7 +62,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
     elif seconds is None:
-        output.say(f"asked to restart: {', '.join(map(name_of, before)) or 'no master reports'}")
+        output.say(f"restart requested: {', '.join(map(name_of, before)) or 'no master reports'}")
     else:
         say_answers(answers, seconds, rolling)
     return 0 if all(answer.back for answer in answers) else 1
@@ -339,7 +339,7 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     ignores it. A time without a zone is local time.
     """
     if len(reason) > LONGEST:
-        raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read the rest")
+        raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read more")
     found = context.settings()
     store = context.store(found, found.control)
     open_ones = named(found, allow)
@@ -349,7 +349,7 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
-        output.say(f"it was on already{by_whom(was, store.now())}; this replaces it")
+        output.say(f"it was already on{by_whom(was, store.now())}; this replaces it")
     until = "until `qd up`" if end is None else f"until {local_time(end.at)}, for {output.duration(end.seconds)}"
     output.say(f"maintenance mode is on {until}{but(note)}")
 

@@ -1,4 +1,4 @@
-"""`qd health`: exit 0 if masters and queues are well, or 1 with each reason in a line. For cron, load balancers and
+"""`qd health`: exit 0 if masters and queues are healthy, or 1 with one reason per line. For cron, load balancers and
 probes: it changes nothing, and answers within a few seconds whatever hangs.
 
 `qd health --live` is for liveness probes: do the masters of this host or container run? It reads their files, and neither
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,7 +73,7 @@ def command(
     live: bool,
     pool: str | None,
 ) -> int:
-    """Check whether masters and queues are well: exit 0, or 1 with each reason in a line.
+    """Check that masters and queues are healthy: exit 0, or 1 with one reason per line.
 
     Fails without a master, unless --allow-none. With names, only these queues are checked; without, all that exist on the
     server, that masters work on, or that the configuration names.
@@ -103,7 +103,9 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
 
     context.given().patience, context.given().only_looks = PATIENCE, True
     found = context.settings()
-    state = narrowed(read_state(found, search=not queues, also=queues), queues)
+    state = read_state(found, search=not queues, also=queues)
+    if queues:
+        state = replace(state, queues=[line for line in state.queues if line.name in queues])
     if state.away:
         raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))
@@ -117,12 +119,6 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
         for text in warnings(state):
             output.say(f"warn: {text}")
     return 1 if why else 0
-
-
-def narrowed(state: State, queues: tuple[str, ...]) -> State:
-    from dataclasses import replace
-
-    return replace(state, queues=[line for line in state.queues if line.name in queues]) if queues else state
 
 
 def well(state: State) -> str:

@@ -43,6 +43,11 @@ def init(target: str | None) -> None:
         "k8s": init_files.kubernetes,
     }
     click.echo(printed[target](project).rstrip("\n"))
+    strange = [pool for pool in project.pools if pool and not init_files.INSTANCE.fullmatch(pool)]
+    for pool in strange if target == "systemd" else ():
+        output.note(
+            f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: rename it (letters, digits, : _ . and -)"
+        )
     if project.kind == "embedded":
         output.note(
             f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'

@@ -16,6 +16,7 @@ from string import Template
 
 GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOREVER = 86400  # seconds, if qd waits for running jobs without limit
+INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+")  # names that systemd passes to %i unchanged
 PROBE = json.dumps(["qd", "health", "--live"])
 
 
@@ -94,7 +95,7 @@ def systemd(project: Project) -> str:
     return filled(
         "systemd.service",
         unit=f"{unit}.service",
-        first=f"qd@{pools[0]}" if pools else "qd",
+        first=f"qd@{next(filter(INSTANCE.fullmatch, pools), 'POOL')}" if pools else "qd",
         name=project.name,
         of_pool=", pool %i" if pools else "",
         user=project.user,

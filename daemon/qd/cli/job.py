@@ -38,7 +38,7 @@ Worker = tuple[masters.MasterReport, masters.WorkerReport]
 def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) -> int:
     """Cancel a job by its id, or the one that waits under a key.
 
-    A waiting job never runs; a running one, found by its id, is asked to end. Exit 1: there is nothing to cancel.
+    A waiting job never runs; JobCancelled is raised in a running one, found by its id. Exit 1: there is nothing to cancel.
     """
     if id is None and job is not None and key is not None:
         return by_key(job, key, queue)
@@ -52,8 +52,12 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
     reports = masters_of(found)
 
     def there(name: str) -> tuple[str, str] | None:
-        queues = [queue] if queue else names(found, name, context.store(found, name), reports)
-        return cancelled_on(found, name, id, queues)
+        """The connection, and where the cancelled job was; None if there was none."""
+        jobs = context.queue(found, name).jobs
+        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+            if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
+                return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
+        return None
 
     connection, was = search(found, there) or (context.connection_name(found), None)
     if context.given().json:
@@ -61,17 +65,8 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
     elif was is None:
         output.note(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)")
     else:
-        output.say(f"cancelled {id}" + ("; its worker is asked to end it" if was == "running" else ""))
+        output.say(f"cancelled {id}" + ("; its worker ends it" if was == "running" else ""))
     return int(was is None)
-
-
-def cancelled_on(found: Settings, connection: str, id: str, queues: list[str]) -> tuple[str, str] | None:
-    """The connection, and where the cancelled job was; None if there was none."""
-    jobs = context.queue(found, connection).jobs
-    for name in queues:
-        if (spot := jobs.find(name, id, ("delayed", "ready", "running"))) is not None:
-            return (connection, spot.spot) if SentJobs(lambda: jobs, name).cancel(id) else None
-    return None
 
 
 def by_key(job: str, key: str, queue: str | None) -> int:
@@ -257,6 +252,15 @@ def record(spot: Found) -> dict[str, Any]:
 def described(seen: JobView) -> dict[str, Any]:
     """For programs; null for what does not apply."""
     spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
+    worker: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
+    if seen.worker is not None:
+        master, of_it = seen.worker
+        own = {"pid": of_it.pid, "slot": of_it.slot, "since": of_it.since}
+        worker = {"host": master.host, "pool": master.pool, **own}
+    if spot and spot.spot == "failed":  # with the id of the job
+        facts = record(spot)
+        failed = facts | {"id": seen.id, "record": facts.get("id")}
     return {
         "id": seen.id,
         "status": seen.status,
@@ -267,26 +271,13 @@ def described(seen: JobView) -> dict[str, Any]:
         "crashes": found.crashes if found else None,
         "ahead": seen.ahead,
         "due_at": spot.score if spot and spot.spot == "delayed" else None,
-        "worker": worker_of(seen),
-        "failed": failed_of(seen, spot) if spot and spot.spot == "failed" else None,
+        "worker": worker,
+        "failed": failed,
         "progress": kept.percent if kept else None,
         "ended_at": kept.at if kept else None,
         "result": value_of(kept, "done"),
         "error": value_of(kept, "failed"),
     }
-
-
-def failed_of(seen: JobView, spot: Found) -> dict[str, Any]:
-    """Its record, with the id of the job."""
-    facts = record(spot)
-    return facts | {"id": seen.id, "record": facts.get("id")}
-
-
-def worker_of(seen: JobView) -> dict[str, Any] | None:
-    if seen.worker is None:
-        return None
-    master, worker = seen.worker
-    return {"host": master.host, "pool": master.pool, "pid": worker.pid, "slot": worker.slot, "since": worker.since}
 
 
 def value_of(kept: Kept | None, status: str) -> Any:

@@ -34,7 +34,7 @@ COMMANDS = {
     "work": CommandRow("work", "command", "Work on the jobs of QUEUE..., the first before the second."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "health": CommandRow(
-        "health", "command", "Check whether masters and queues are well: exit 0, or 1 with each reason in a line."
+        "health", "command", "Check that masters and queues are healthy: exit 0, or 1 with one reason per line."
     ),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
@@ -55,9 +55,7 @@ COMMANDS = {
         "Check the whole setup and show what to fix; nothing is changed.",
     ),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
-    "migrate": CommandRow(
-        "servers", "migrate", "Make the tables in each database that is configured, or in that of -c."
-    ),
+    "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
     "init": CommandRow(
         "config",
         "init",
@@ -145,7 +143,7 @@ def usage(error: click.ClickException) -> int:
 @click.group(
     cls=Family,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server away, 78 configuration. `qd work` has its own: `qd work --help`.",
+    epilog="Exit codes: 0 yes, 1 no, 2 usage, 69 server unreachable, 78 configuration; for `qd work` see `qd work --help`.",
 )
 @click.version_option(__version__, message="qd %(version)s")
 @context.options

@@ -1,4 +1,4 @@
-"""`qd migrate` makes the tables in the configured databases; running it again, or twice at once, is harmless.
+"""`qd migrate` creates the tables in the configured databases; running it again, or twice at once, is harmless.
 
 `qd embedded status` and `qd embedded stop`: the private server of `url = "embedded:"`. Neither starts one.
 """
@@ -24,9 +24,9 @@ MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a datab
 @click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
 @context.options
 def migrate(dry_run: bool) -> int:
-    """Make the tables in each database that is configured, or in that of -c.
+    """Create the tables in each configured database, or in that of -c.
 
-    Makes qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
+    Creates qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
     """
     found: dict[str, list[str]] = {
         each.name: loaded(MIGRATED)(each, context.given().patience, dry=dry_run)

@@ -134,7 +134,7 @@ def _queues(words: Words) -> dict[str, object]:
 FLAGS = {
     "pool": "use [pools.NAME] over [worker], and this name; without it [pools.schedule] if there is one",
     "force": "run entries in maintenance mode too",
-    "stop_timeout": "let runs finish for this long when asked to stop, then kill them, 0: forever",
+    "stop_timeout": "on stop, wait this long for running entries, then kill them, 0: no limit",
     "min_uptime": "",
     "no_respawn": "exit with the scheduler: 1 after a crash, 12 for memory, else 0",
     "no_preload": "import the app in the scheduler itself",
@@ -156,7 +156,7 @@ def work(flags: Mapping[str, object]) -> int:
 
 
 EXITS = (
-    "Exit codes: 0 asked to stop, 1 a bug, 2 usage, 3 the app does not start, 78 settings; "
+    "Exit codes: 0 stopped, 1 a bug, 2 usage, 3 the app does not start, 78 configuration; "
     "with --no-respawn also 1 a worker crashed, 12 memory."
 )
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import ReferenceType, WeakMethod, ref
 
-from sqlalchemy import ColumnElement, Engine, Uuid, event, inspect
+from sqlalchemy import Engine, Uuid, event, inspect
 from sqlalchemy.orm import Mapper, Session, SessionTransaction
 
 from qd.app import Qd
@@ -83,15 +83,12 @@ class MappedObjects:
     def load(self, kind: type[Any], key: Key, given: Provided) -> object | None:
         mapper: Mapper[Any] = inspect(kind)
         parts = key if isinstance(key, list) else [key]
-        identity = [as_in(column, part) for column, part in zip(mapper.primary_key, parts, strict=True)]
+        identity = list[object]()
+        for column, part in zip(mapper.primary_key, parts, strict=True):
+            is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid  # JSON has no UUID
+            identity.append(UUID(part) if is_uuid and isinstance(part, str) else part)
         found: object | None = given(Session).get(kind, tuple(identity))
         return found
-
-
-def as_in(column: ColumnElement[Any], value: int | str) -> object:
-    """A part of a key as its column needs it: JSON has no UUID."""
-    is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid
-    return UUID(value) if is_uuid and isinstance(value, str) else value
 
 
 # -- forks
@@ -180,16 +177,11 @@ def around(transaction: SessionTransaction) -> SessionTransaction:
 
 
 def ended(session: Session, transaction: SessionTransaction) -> None:
-    """What still waits for the transaction was rolled back."""
+    """Acts that still wait for the transaction were rolled back. After a commit call all, even if one raises: the session's
+    commit() then raises the first error, with the data committed."""
     session.info.get(WAITING, {}).pop(transaction, None)
-    if transaction.parent is None:
-        do(session.info.pop(COMMITTED, ()))
-
-
-def do(acts: list[Act] | tuple[()]) -> None:
-    """Call all, even if one raises. The session's commit() then raises the first error, with the data committed."""
-    errors = []
-    for act in acts:
+    errors = list[Exception]()
+    for act in session.info.pop(COMMITTED, ()) if transaction.parent is None else ():
         try:
             act()
         except Exception as error:

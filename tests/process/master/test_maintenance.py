@@ -185,7 +185,7 @@ def test_a_second_down_takes_the_place_of_the_first_on_every_host(
     push(redis, "quick", {"n": 1}, "a")
     witness.wait("quick")
     said = done(shop, "down", "--allow", "b")
-    assert "it was on already by" in said
+    assert "it was already on by" in said
     assert 'but for a: "first"; this replaces it' in said
     push(redis, "quick", {"n": 2}, "b")
     witness.wait("quick", 2)

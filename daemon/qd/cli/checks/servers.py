@@ -295,51 +295,41 @@ def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]
 
 
 def check_server(space: DatabaseKeyspace, where: str) -> Iterator[Finding]:
+    link = space.connection
     yield latency(space, where)
-    if space.connection.kind != "sqlite":  # its clock is this one
+    if link.kind != "sqlite":  # its clock is this one
         yield skew(space, where)
-    yield KINDS[space.connection.kind](space.connection, f"{where}.persistence")
-    if space.connection.kind == "mysql":
-        yield packet(space.connection, f"{where}.packet")
+    yield durability(link, f"{where}.persistence")
+    if link.kind == "mysql":
+        most = int(query(link, "SELECT @@max_allowed_packet"))
+        if most < LARGE:
+            way = f"SET GLOBAL max_allowed_packet = {LARGE}, and the same in its configuration"
+            fact = f"max_allowed_packet is {size_text(most)}: larger jobs are refused, or cannot be kept"
+            yield warn(f"{where}.packet", fact, way)
+        else:
+            yield ok(f"{where}.packet", f"jobs of up to {size_text(most)}")
 
 
-def postgres(link: DatabaseConnection, what: str) -> Finding:
-    for name in ("fsync", "synchronous_commit"):
-        if query(link, f"SHOW {name}") == "off":
-            way = f"ALTER SYSTEM SET {name} = on"
-            return warn(what, f"{name} is off: a crash of its host loses the last jobs", way)
-    return ok(what, "each commit is on disk")
-
-
-def mysql(link: DatabaseConnection, what: str) -> Finding:
-    found = query(link, "SELECT @@innodb_flush_log_at_trx_commit")
-    if found != "1":
-        way = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and the same in its configuration"
-        return warn(what, f"innodb_flush_log_at_trx_commit is {found}: a crash of its host loses a second of jobs", way)
-    return ok(what, "each commit is on disk")
-
-
-def sqlite(link: DatabaseConnection, what: str) -> Finding:
-    found = query(link, "PRAGMA journal_mode")
-    if found != "wal":
+def durability(link: DatabaseConnection, what: str) -> Finding:
+    if link.kind == "sqlite":
+        if (journal := query(link, "PRAGMA journal_mode")) == "wal":
+            return ok(what, "journal_mode is wal")
         way = "keep the file on a local disk: network file systems do not support WAL"
-        return warn(what, f"its journal is '{found}': readers and writers wait for each other", way)
-    return ok(what, "journal_mode is wal")
-
-
-def packet(link: DatabaseConnection, what: str) -> Finding:
-    most = int(query(link, "SELECT @@max_allowed_packet"))
-    if most < LARGE:
-        way = f"SET GLOBAL max_allowed_packet = {LARGE}, and the same in its configuration"
-        return warn(what, f"max_allowed_packet is {size_text(most)}: larger jobs are refused, or cannot be kept", way)
-    return ok(what, f"jobs of up to {size_text(most)}")
+        return warn(what, f"its journal is '{journal}': readers and writers wait for each other", way)
+    for name in ("fsync", "synchronous_commit") if link.kind == "postgresql" else ():
+        if query(link, f"SHOW {name}") == "off":
+            return warn(
+                what, f"{name} is off: a crash of its host loses the last jobs", f"ALTER SYSTEM SET {name} = on"
+            )
+    name = "innodb_flush_log_at_trx_commit"
+    if link.kind == "mysql" and (value := query(link, f"SELECT @@{name}")) != "1":
+        way = f"SET GLOBAL {name} = 1, and the same in its configuration"
+        return warn(what, f"{name} is {value}: a crash of its host loses a second of jobs", way)
+    return ok(what, "each commit is on disk")
 
 
 def query(link: DatabaseConnection, statement: str) -> str:
     return str(link.query(statement).scalar())
-
-
-KINDS = {"postgresql": postgres, "mysql": mysql, "sqlite": sqlite}
 
 
 def check_sentinels(connection: RedisConnection, where: str) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,7 +37,7 @@ class Progress:
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total = what, total
-        self.said_at = time.monotonic()
+        self.noted_at = time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -57,13 +56,11 @@ class Progress:
         """`done` records are done."""
         if self._bar is not None:
             self._bar.update(0, completed=done)
-        elif time.monotonic() - self.said_at >= EVERY:
-            self.said_at = time.monotonic()
+        elif time.monotonic() - self.noted_at >= EVERY:
+            self.noted_at = time.monotonic()
             output.note(f"{output.count(done, 'job')} {self.what} so far")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -159,8 +156,11 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> in
     which = Filters(**given)
     check_choice(ids, every, which, "forget")
     at = place(which.queue)
-    step: Step = (lambda chunk: [None] * len(chunk)) if dry_run else forget_chunks(at)
     tally = Tally()
+
+    def step(chunk: list[Record]) -> list[str | None]:
+        return [None] * len(chunk) if dry_run else at.store.forget(chunk[0].queue, chunk)
+
     what = "would be forgotten" if dry_run else "forgotten"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
     if context.given().json:
@@ -267,7 +267,3 @@ def listeners_of(connection: str) -> Callable[[list[Record]], None]:
     if found is None:
         return lambda records: None
     return partial(emit_retried, found._listeners, connection)
-
-
-def forget_chunks(at: Place) -> Step:
-    return lambda chunk: at.store.forget(chunk[0].queue, chunk)

@@ -84,7 +84,7 @@ def document(record: Record) -> dict[str, Any]:
 @click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Search only this queue.")
 @context.options
 def show(id: str, queue: tuple[str, ...]) -> int:
-    """Show all that is kept of a failed job.
+    """Show everything that is stored of a failed job.
 
     ID is the job's id, as in `qd failed list`, the log and `qd job`, or its beginning; or the job's uuid.
     """

@@ -84,7 +84,7 @@ def resume(names: tuple[str, ...]) -> None:
     if not names and not were:
         output.say("nothing was paused")
     if every:
-        output.note("all entries are paused still: `qd schedule resume` without a name ends that")
+        output.note("all entries are still paused: `qd schedule resume` without a name resumes them")
 
 
 @click.command("clear-locks")
@@ -93,7 +93,7 @@ def resume(names: tuple[str, ...]) -> None:
 def clear_locks(names: tuple[str, ...]) -> None:
     """Free the locks of entries without overlapping.
 
-    Without NAME: of all entries, whoever holds them.
+    Without NAME: of all entries, regardless of the holder.
 
     A running entry continues, and may then run twice at once. Locks end by themselves: that of a run within [schedule] lease
     after its host has died, that of a job with the job.

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
     from qd.scheduler.runs import Ended
     from qd.scheduler.scheduler import Scheduler
-    from qd.store.base import Store
 
 
 SKIPS = ("schedule.skipped", "schedule.missed")
@@ -162,7 +161,10 @@ def run(reason: bool) -> int:
         with stdout_to_stderr() if context.given().json else contextlib.nullcontext():
             Minute(scheduler, report, report.end - now).work()
     if reason or context.given().json:
-        report.close(taken_by(store, start))
+        notes = list[tuple[str, schedule.Last]]()
+        with contextlib.suppress(QdError):
+            notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
+        report.close({name: one.host for name, one in notes if one.tick >= start and one.host})
     if context.given().json:
         output.document(report.document())
     return 1 if report.failed else Exit.UNAVAILABLE if report.stopped == AWAY else 0
@@ -185,15 +187,6 @@ def stdout_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def taken_by(store: Store, start: float) -> dict[str, str]:
-    """Entry -> the host that took its last tick, if that was in this minute."""
-    try:
-        notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
-    except QdError:
-        return {}
-    return {name: one.host for name, one in notes if one.tick >= start and one.host}
 
 
 class Minute:
@@ -269,7 +262,12 @@ def test(name: str) -> int:
     own = app()
     (entry,) = named(own.schedule.entries(), [name])
     if isinstance(entry.task, JobTask):
-        return sent_now(entry, entry.task)
+        id = entry.task.call.using().dispatch().id
+        if context.given().json:
+            output.document({"name": name, "kind": entry.kind, "ok": True, "id": id})
+        else:
+            output.say(f"sent {what(entry)} {id}")
+        return 0
     ended = ran(own, entry)
     if context.given().json:
         facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
@@ -280,17 +278,8 @@ def test(name: str) -> int:
     return 1 if ended.error else 0
 
 
-def sent_now(entry: Entry, task: JobTask) -> int:
-    id = task.call.using().dispatch().id
-    if context.given().json:
-        output.document({"name": entry.name, "kind": entry.kind, "ok": True, "id": id})
-    else:
-        output.say(f"sent {what(entry)} {id}")
-    return 0
-
-
 def ran(own: Qd, entry: Entry) -> Ended:
-    """In a separate process, as by the scheduler, but without taking or noting anything in the store."""
+    """Run it in a separate process, as the scheduler does, but without the store."""
     from qd.scheduler.runs import Runs  # the command line starts without it
 
     found = own.settings

@@ -51,7 +51,11 @@ def list_(timezone: str | None) -> int:
     else:
         for line in above(seen):
             output.say(line)
-        say_entries(entries, seen, found, timezone)
+        head = ("name", "what", "when", "zone", "next", "last", "")
+        if entries:
+            output.table(head, [row(entry, seen, found, timezone) for entry in entries])
+        else:
+            output.note("nothing is scheduled: declare an entry with app.schedule(...) or [schedule.entries.NAME]")
     for name, why in seen.away.items():
         output.note(f"qd: the state on connection {name} is unknown: {why}")
     return Exit.UNAVAILABLE if seen.away else Exit.OK
@@ -65,14 +69,6 @@ def above(seen: EntryView) -> Iterator[str]:
         yield f"maintenance mode{by_whom(seen.down, seen.now)}; `qd up` ends it"
     if (note := seen.paused.get(schedule.ALL)) is not None:
         yield f"all entries are paused{by_whom(note, seen.now)}; `qd schedule resume` ends it"
-
-
-def say_entries(entries: tuple[Entry, ...], seen: EntryView, found: Settings, zone: str | None) -> None:
-    if not entries:
-        return output.note("nothing is scheduled: declare an entry with app.schedule(...) or [schedule.entries.NAME]")
-    head = ("name", "what", "when", "zone", "next", "last", "")
-    rows = [row(entry, seen, found, zone) for entry in entries]
-    output.table(head, rows)
 
 
 def row(entry: Entry, seen: EntryView, found: Settings, zone: str | None) -> tuple[str, ...]:
@@ -111,16 +107,13 @@ def remarks(entry: Entry, seen: EntryView, found: Settings) -> Iterator[str]:
         yield f"started {output.ago(max(0.0, seen.now - began))}, end unknown: it runs, or died with its scheduler"
     if late := overdue(entry, seen, found):
         yield f"overdue for {output.duration(late)}"
-    if (skip := seen.skipped.get(entry.name)) is not None and newest(skip, seen.last.get(entry.name)):
+    skip, last = seen.skipped.get(entry.name), seen.last.get(entry.name)
+    if skip is not None and (last is None or skip.tick > last.tick):
         yield f"skipped {output.ago(max(0.0, seen.now - skip.ended))}: {skip.detail}"
     if entry.missed != "skip":
         yield f"missed: {entry.missed}"
     if entry.every_host:
         yield "on every host"
-
-
-def newest(skip: schedule.Last, last: schedule.Last | None) -> bool:
-    return last is None or skip.tick > last.tick
 
 
 def held(lock: Overlap, now: float) -> str:
@@ -157,8 +150,8 @@ def described(entry: Entry, seen: EntryView, found: Settings, zone: str) -> dict
         "timezone": zone,
         "next_at": at,
         "next": None if at is None else datetime.fromtimestamp(at, zone_of(zone)).isoformat(),
-        "last": told(seen.last.get(entry.name)),
-        "skipped": told(seen.skipped.get(entry.name)),
+        "last": run_document(seen.last.get(entry.name)),
+        "skipped": run_document(seen.skipped.get(entry.name)),
         "unended_at": unended(entry, seen),
         "overdue_s": overdue(entry, seen, found),
         "locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())],
@@ -175,7 +168,7 @@ def described(entry: Entry, seen: EntryView, found: Settings, zone: str) -> dict
     }
 
 
-def told(last: schedule.Last | None) -> dict[str, Any] | None:
+def run_document(last: schedule.Last | None) -> dict[str, Any] | None:
     if last is None:
         return None
     facts = {"tick_at": last.tick, "began_at": last.began, "ended_at": last.ended, "outcome": last.outcome}

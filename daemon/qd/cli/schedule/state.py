@@ -175,9 +175,15 @@ def read_entries(app: Qd, found: Settings, entries: Sequence[Entry]) -> EntryVie
         try:
             store = context.store(found, name)
             if name == found.control:
-                read_notes(seen, store)
+                seen.now = store.now()
+                seen.paused, seen.down = schedule.paused(store, seen.now), controls.is_down(store)
+                seen.last, seen.skipped = schedule.last(store), schedule.skipped(store)
             read_ticks(seen, store, there)
-            read_locks(seen, store, there, places)
+            names = [(entry.name, key) for entry in there for key in lock_keys(store, entry, places[entry.name])]
+            for (entry_name, _), raw in zip(names, store.get(*(key for _, key in names)), strict=True):
+                if raw is not None:
+                    lock = read_overlap(raw, job=places[entry_name] is not None)
+                    seen.locks.setdefault(entry_name, []).append(lock)
         except ConnectionLost as error:
             seen.away[name] = str(error)
     return seen
@@ -191,36 +197,14 @@ def by_connection(found: Settings, entries: Sequence[Entry], places: dict[str, S
     return there
 
 
-def read_notes(seen: EntryView, store: Store) -> None:
-    seen.now = store.now()
-    seen.paused = schedule.paused(store, seen.now)
-    seen.down = controls.is_down(store)
-    seen.last, seen.skipped = schedule.last(store), schedule.skipped(store)
-
-
 def read_ticks(seen: EntryView, store: Store, entries: Sequence[Entry]) -> None:
+    """Of an on_every_host() entry the newest tick that any host has decided."""
     ticks = schedule.ticked(store) if entries else {}
-    of_hosts = newest_of_hosts(ticks)
     for entry in entries:
-        at = of_hosts.get(entry.name) if entry.every_host else ticks.get(entry.name)
+        of_hosts = (at for name, at in ticks.items() if keys.entry_of_host(name) == entry.name)
+        at = max(of_hosts, default=None) if entry.every_host else ticks.get(entry.name)
         if at is not None:
             seen.ticks[entry.name] = at
-
-
-def newest_of_hosts(ticks: dict[str, float]) -> dict[str, float]:
-    """The newest tick of an on_every_host() entry that any host has decided."""
-    found: dict[str, float] = {}
-    for name, at in ticks.items():
-        entry = keys.entry_of_host(name)
-        found[entry] = max(at, found.get(entry, 0.0))
-    return found
-
-
-def read_locks(seen: EntryView, store: Store, entries: Sequence[Entry], places: dict[str, Sent | None]) -> None:
-    held = [(entry.name, key) for entry in entries for key in lock_keys(store, entry, places[entry.name])]
-    for (name, _), raw in zip(held, store.get(*[key for _, key in held]), strict=True):
-        if raw is not None:
-            seen.locks.setdefault(name, []).append(read_overlap(raw, job=places[name] is not None))
 
 
 def read_overlap(raw: bytes, *, job: bool) -> Overlap:

@@ -181,13 +181,25 @@ class Attempt:
         task_started.send(type(backend), task_result=self.result)
 
     def ended(self, value: object) -> dict[str, Any]:
-        """The record to keep. Raises TypeError if JSON cannot represent the returned value."""
+        """The record to keep, for `find_result`. Raises TypeError if JSON cannot represent the returned value."""
         found = self.result
         object.__setattr__(found, "_return_value", normalize_json(value))
         object.__setattr__(found, "finished_at", datetime.now(UTC))
         object.__setattr__(found, "status", TaskResultStatus.SUCCESSFUL)
         task_finished.send(type(self.backend), task_result=found)
-        return record_of(found)
+        assert found.enqueued_at is not None
+        assert found.started_at is not None
+        return {
+            "task": found.task.module_path,
+            "queue": found.task.queue_name,
+            "args": found.args,
+            "kwargs": found.kwargs,
+            "at": found.enqueued_at.timestamp(),
+            "started": found.started_at.timestamp(),
+            "finished": time.time(),
+            "workers": found.worker_ids,
+            "value": found._return_value,
+        }
 
 
 def send_failed(event: JobFailed) -> None:
@@ -198,8 +210,20 @@ def send_failed(event: JobFailed) -> None:
     data = data_of(bytes(job.data))
     if data is not None:
         task = declared[job.name].using(backend=data["backend"], queue_name=job.queue)
-        found = failed_result(task, job.id, data, event.error, job.attempt)
-        trace = event.error.__traceback__
+        kind, trace = type(event.error), event.error.__traceback__
+        failure = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(event.error))
+        found = task_result(
+            task.get_backend(),
+            task,
+            job.id,
+            args=data["args"],
+            kwargs=data["kwargs"],
+            enqueued_at=data["at"],
+            status=TaskResultStatus.FAILED,
+            finished_at=time.time(),
+            workers=[""] * job.attempt,
+            errors=[failure],
+        )
         try:
             raise event.error
         except BaseException:  # Django's own receiver logs the error that is being handled, for monitoring
@@ -244,26 +268,6 @@ def task_result(
 
 def moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-# -- results of successful tasks
-
-
-def record_of(found: TaskResult[Any]) -> dict[str, Any]:
-    """The record of a successful task, for `find_result`."""
-    assert found.enqueued_at is not None
-    assert found.started_at is not None
-    return {
-        "task": found.task.module_path,
-        "queue": found.task.queue_name,
-        "args": found.args,
-        "kwargs": found.kwargs,
-        "at": found.enqueued_at.timestamp(),
-        "started": found.started_at.timestamp(),
-        "finished": time.time(),
-        "workers": found.worker_ids,
-        "value": found._return_value,
-    }
 
 
 def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
@@ -339,23 +343,3 @@ def path_of(record: Mapping[str, Any]) -> str:
     named = [path for path in LAST_LINE.findall(record.get("trace") or "") if path.rpartition(".")[2] == name]
     path = named[-1] if named else name
     return path if "." in path else f"builtins.{path}"
-
-
-def failed_result(
-    task: Task[..., Any], id: str, data: Mapping[str, Any], error: BaseException, attempts: int
-) -> TaskResult[Any]:
-    """The result of a task that has just failed."""
-    kind = type(error)
-    failure = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(error))
-    return task_result(
-        task.get_backend(),
-        task,
-        id,
-        args=data["args"],
-        kwargs=data["kwargs"],
-        enqueued_at=data["at"],
-        status=TaskResultStatus.FAILED,
-        finished_at=time.time(),
-        workers=[""] * attempts,
-        errors=[failure],
-    )
