@@ -114,8 +114,8 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def who() -> str:
-    """user@host, for notes that others will read."""
+def operator() -> str:
+    """user@host, for the notes that qd stores."""
     from socket import gethostname
 
     return f"{user_name()}@{gethostname()}"

@@ -150,12 +150,10 @@ def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
 
 def described(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
     if not answers:
-        return [{"host": master.host, "pool": master.pool, "pid": master.pid} for master in before]
+        return [output.fields(master, "host", "pool", "pid") for master in before]
     return [
         {
-            "host": was.host,
-            "pool": was.pool,
-            "pid": was.pid,
+            **output.fields(was, "host", "pool", "pid"),
             "back": back is not None,
             "new_pid": back.pid if back else None,
             "after_s": None if after is None else round(after, 3),
@@ -193,7 +191,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
     for place in places:
         store = context.store(found, place)
         for name in chosen(found, place, queues):
-            note = controls.pause(store, name, by=context.who(), reason=reason, seconds=seconds)
+            note = controls.pause(store, name, by=context.operator(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if tells_laravel(found):
             pause_laravel(found, place, queues, seconds)
@@ -345,7 +343,7 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     open_ones = named(found, allow)
     was = controls.is_down(store)
     seconds = None if end is None else end.seconds
-    note = controls.down(store, by=context.who(), reason=reason, seconds=seconds, allow=open_ones)
+    note = controls.down(store, by=context.operator(), reason=reason, seconds=seconds, allow=open_ones)
     if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
@@ -374,8 +372,12 @@ def up() -> None:
 def laravels(found: Settings) -> str:
     """Laravel's file or key that holds this host, if [laravel] obeys it; "" if none, or if that is unknown."""
     held = found.laravel
-    if held is not None and held.down_file and of_file(held.down_file):
-        return held.down_file
+    if held is not None and held.down_file:
+        there, why = controls.down_file(held.down_file)
+        if why:
+            output.note(f"Laravel's down_file {held.down_file} is ignored while it cannot be checked: {why}")
+        if there:
+            return held.down_file
     if held is None or not held.down:
         return ""
     try:
@@ -383,14 +385,6 @@ def laravels(found: Settings) -> str:
     except (ConnectionLost, ServerRefused) as error:
         output.note(f"Laravel's cache is unreachable, so whether Laravel is down is unknown: {error}")
         return ""
-
-
-def of_file(path: str) -> bool:
-    """Whether the file exists. If it cannot be checked, it is not obeyed, as by `qd work`, and a note says so."""
-    there, why = controls.down_file(path)
-    if why:
-        output.note(f"Laravel's down_file {path} is ignored while it cannot be checked: {why}")
-    return there
 
 
 def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -121,9 +121,13 @@ def dispatch(
     if context.given().json:
         output.document({"name": name, **asdict(result)})
     else:
-        later = f", due in {output.duration(delay)}" if delay else ""
-        for line in lines_of(name, result, later):
-            output.say(line)
+        ids, skipped = result.ids, result.skipped
+        if ids:
+            later = f", due in {output.duration(delay)}" if delay else ""
+            output.say(f"sent {name} {ids[0] if len(ids) == 1 else f'{len(ids)} times'} to {result.queue}{later}")
+        if skipped:
+            often, there = f" {skipped} times" if skipped > 1 else "", ", ".join(result.held_by)
+            output.say(f"not sent{often}: {name} {there} waits or runs already (the job is unique)")
     return 0 if result.ids else 1
 
 
@@ -135,17 +139,6 @@ class Result:
     ids: list[str]
     skipped: int = 0
     held_by: list[str] = field(default_factory=list)
-
-
-def lines_of(name: str, result: Result, later: str) -> list[str]:
-    lines = []
-    if result.ids:
-        which = result.ids[0] if len(result.ids) == 1 else f"{len(result.ids)} times"
-        lines.append(f"sent {name} {which} to {result.queue}{later}")
-    if result.skipped:
-        often = f" {result.skipped} times" if result.skipped > 1 else ""
-        lines.append(f"not sent{often}: {name} {', '.join(result.held_by)} waits or runs already (the job is unique)")
-    return lines
 
 
 def by_app(name: str, data: object, words: tuple[str, ...], sending: dict[str, Any], count: int) -> Result:

@@ -53,8 +53,7 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
     findings = print_findings(find(project.Project(), program, unit))
     code = code_of(findings, strict=strict)
     if context.given().json:
-        names = ("sign", "what", "value", "fix")
-        checks = [{name: getattr(finding, name) for name in names} for finding in findings]
+        checks = [output.fields(finding, "sign", "what", "value", "fix") for finding in findings]
         output.document({"ok": code == 0, "exit": code, "checks": checks})
     else:
         signs = Counter(finding.sign for finding in findings)

@@ -152,13 +152,10 @@ def document(state: State, why: list[Reason]) -> dict[str, Any]:
     alive = living(state)
     queues = [
         {
-            "connection": line.connection,
-            "name": line.name,
-            "ready": line.sizes.ready,
-            "failed": line.sizes.failed,
+            **output.fields(line, "connection", "name"),
+            **output.fields(line.sizes, "ready", "failed"),
             "failed_bytes": line.failed.bytes,
-            "dropped": line.failed.dropped,
-            "dropped_at": line.failed.dropped_at,
+            **output.fields(line.failed, "dropped", "dropped_at"),
             "oldest_age_s": line.sizes.oldest_age,
             "paused": line.paused is not None,
             "workers": line.workers,

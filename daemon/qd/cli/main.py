@@ -49,11 +49,7 @@ COMMANDS = {
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
-    "doctor": CommandRow(
-        "doctor",
-        "command",
-        "Check the whole setup and show what to fix; nothing is changed.",
-    ),
+    "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix; nothing is changed."),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
     "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
     "init": CommandRow(

@@ -24,7 +24,7 @@ import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -87,6 +87,11 @@ def note(text: str) -> None:
 def document(value: object) -> None:
     """The result as one JSON document. ASCII only, so that no locale can break it."""
     click.echo(json.dumps(value, indent=2))
+
+
+def fields(thing: object, *names: str) -> dict[str, Any]:
+    """These attributes, for a JSON document."""
+    return {name: getattr(thing, name) for name in names}
 
 
 def coloured() -> bool:

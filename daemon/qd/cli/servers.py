@@ -68,7 +68,9 @@ def status() -> int:
     root = settings.root
     found = embedded.status(root)
     if context.given().json:
-        output.document(described(found))
+        names = ("pid", "server", "url", "memory", "uptime")
+        facts = {**output.fields(found, *names), "folder": str(found.folder)} if found else {}
+        output.document({"running": found is not None, **facts})
     elif found is None:
         named = any((each.url or "").startswith("embedded:") for each in settings.connections.values())
         output.say(context.not_running(root) if named else 'no connection here has `url = "embedded:"`, nothing runs')
@@ -88,10 +90,3 @@ def stop() -> int:
         return 0
     output.say(f"the embedded server of {root} was not running")
     return 1
-
-
-def described(found: embedded.Status | None) -> dict[str, object]:
-    if found is None:
-        return {"running": False}
-    facts = {name: getattr(found, name) for name in ("pid", "server", "url", "memory", "uptime")}
-    return {"running": True, **facts, "folder": str(found.folder)}

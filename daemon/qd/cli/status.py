@@ -10,7 +10,7 @@ import click
 
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
-from qd.cli.output import by_whom
+from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state, title_of
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
@@ -204,35 +204,31 @@ def document(state: State) -> dict[str, Any]:
 
 
 def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
-    names = (
-        "token", "host", "pid", "pool", "connection", "queues", "version", "state", "laravel_down", "booted_at", "seen_at",
+    facts = fields(
+        master, "token", "host", "pid", "pool", "connection", "queues", "version", "state", "laravel_down", "booted_at",
+        "seen_at",
     )  # fmt: skip
-    facts = {name: getattr(master, name) for name in names}
-    workers = [
-        {name: getattr(worker, name) for name in ("slot", "pid", "state", "job", "queue", "since", "done")}
-        for worker in master.workers
-    ]
-    schedulers = [
-        {name: getattr(each, name) for name in ("slot", "pid", "state", "entries", "runs", "run", "since")}
-        for each in master.schedulers
-    ]
-    judged = ("crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at", "unscheduled")
-    health = {name: getattr(master, name) for name in judged}
-    return {**facts, "silent": master.silent(now), **health, "workers": workers, "schedulers": schedulers}
+    health = fields(
+        master, "crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at", "unscheduled"
+    )
+    schedulers = ("slot", "pid", "state", "entries", "runs", "run", "since")
+    return {
+        **facts,
+        "silent": master.silent(now),
+        **health,
+        "workers": [fields(each, "slot", "pid", "state", "job", "queue", "since", "done") for each in master.workers],
+        "schedulers": [fields(each, *schedulers) for each in master.schedulers],
+    }
 
 
 def queue_document(line: QueueLine) -> dict[str, Any]:
-    sizes = line.sizes
-    counts = {name: getattr(sizes, name) for name in ("ready", "delayed", "reserved", "failed")}
     return {
-        "connection": line.connection,
-        "name": line.name,
-        **counts,
-        "oldest_age_s": sizes.oldest_age,
+        **fields(line, "connection", "name"),
+        **fields(line.sizes, "ready", "delayed", "reserved", "failed"),
+        "oldest_age_s": line.sizes.oldest_age,
         "workers": line.workers,
         "paused": line.paused and asdict(line.paused),
         "php": line.php,
         "failed_bytes": line.failed.bytes,
-        "dropped": line.failed.dropped,
-        "dropped_at": line.failed.dropped_at,
+        **fields(line.failed, "dropped", "dropped_at"),
     }

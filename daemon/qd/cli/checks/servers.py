@@ -38,6 +38,9 @@ FULL, NEARLY = 0.95, 0.8  # of maxmemory
 LARGE = 16 << 20  # bytes that one statement should take: a failed job is stored with payload and traceback
 SENTINEL_PATIENCE = 1.0  # seconds each sentinel may take
 FEWEST = 3  # sentinels: one may be lost, and the others still agree
+QUEUE_KEYS = (
+    keys.ready, keys.delayed, keys.reserved, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at, keys.deaths,
+)  # fmt: skip
 IN_CONF = "and the same in redis.conf"
 HINT = "SECURITY.md lists the rights that each kind of process needs"
 
@@ -230,7 +233,8 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     user = name_of(connection)
     what = f"{where}.rights"
     missing = sorted(acl.missing(connection, prefix, queues[0] if queues else "default"))
-    closed = [name for name in key_names(prefix, queues) if of_key(connection.call_many([("EXISTS", name)])[0])]
+    names = [kind(queue) for queue in queues for kind in QUEUE_KEYS] + [keys.MASTERS, keys.RESTART, keys.DOWN]
+    closed = [prefix + name for name in names if of_key(connection.call_many([("EXISTS", prefix + name)])[0])]
     if closed:
         text = f"user {user} may not touch {', '.join(closed[:3])}"
         yield fail(what, text, f"ACL SETUSER {user} ~{prefix}queues:* ~{prefix}qd:*; {HINT}")
@@ -239,29 +243,18 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
         yield fail(what, text, f"ACL SETUSER {user} {' '.join('+' + word for word in missing)}; {HINT}")
     else:
         yield ok(what, f"user {user} has all rights that workers need")
-    lacks = sorted(refused(connection, steer_tries(prefix)) - set(missing))
+    scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
+    operators: Tries = [
+        ("SET", scratch, "1", "PX", 1), ("DEL", scratch), ("UNLINK", scratch), ("MGET", scratch), ("SCAN", 0), ("MULTI",),
+        ("EXEC",),
+    ]  # fmt: skip
+    lacks = sorted(refused(connection, operators) - set(missing))
     if lacks and not missing:
         text = (
             f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and similar commands fail"
         )
         way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
         yield warn(what, text, way)
-
-
-def key_names(prefix: str, queues: Sequence[str]) -> list[str]:
-    kinds = [keys.ready, keys.delayed, keys.reserved, keys.notify, keys.owners]
-    kinds += [keys.paused, keys.failed, keys.failed_at, keys.deaths]
-    names = [kind(queue) for queue in queues for kind in kinds] + [keys.MASTERS, keys.RESTART, keys.DOWN]
-    return [prefix + name for name in names]
-
-
-def steer_tries(prefix: str) -> Tries:
-    """Commands that only operators' commands use."""
-    scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
-    return [
-        ("SET", scratch, "1", "PX", 1), ("DEL", scratch), ("UNLINK", scratch), ("MGET", scratch), ("SCAN", 0), ("MULTI",),
-        ("EXEC",),
-    ]  # fmt: skip
 
 
 # What workers need, for servers that have users; docs/database.md has the statements.

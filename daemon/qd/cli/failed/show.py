@@ -64,12 +64,8 @@ def stream(records: Iterator[Record]) -> None:
 
 
 def document(record: Record) -> dict[str, Any]:
-    names = ("uuid", "queue", "job", "error", "reason", "attempts", "crashes")
-    facts: dict[str, Any] = {
-        "id": record.job_id,
-        "record": record.id,
-        **{name: getattr(record, name) for name in names},
-    }
+    own = output.fields(record, "uuid", "queue", "job", "error", "reason", "attempts", "crashes")
+    facts: dict[str, Any] = {"id": record.job_id, "record": record.id, **own}
     count, first = record.failures
     facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
     text = record.text()

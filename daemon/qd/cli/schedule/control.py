@@ -37,7 +37,7 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd schedule resume`")
     found = checked(names)
     store = context.store(found, found.control)
-    note = schedule.pause(store, names or [schedule.ALL], by=context.who(), reason=reason, seconds=seconds)
+    note = schedule.pause(store, names or [schedule.ALL], by=context.operator(), reason=reason, seconds=seconds)
     if context.given().json:
         return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
     for name in names or ("",):

@@ -89,7 +89,10 @@ class QdBackend(BaseTaskBackend):
             own = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
             options = {**own, "queue": task.queue_name, "raw": True}
             made: JobFunction[..., Any, Any] = self.app.job(task.module_path, **options)(run(task.module_path))
-            declared_as(self.app, task)
+            code = getattr(inspect.unwrap(task.func), "__code__", None)
+            known = self.app._registry.get(task.module_path)
+            if code is not None and known is not None:  # the task's own place, not this file
+                known.where = f"{code.co_filename}:{code.co_firstlineno}"
             jobs[self.app, task.module_path] = made
         return jobs[self.app, task.module_path]
 
@@ -101,7 +104,8 @@ class QdBackend(BaseTaskBackend):
         data = {"args": found.args, "kwargs": found.kwargs, "backend": self.alias, "at": at}
         sending = {**self.sending, "queue": task.queue_name}
         if task.run_after is not None:
-            sending["delay"] = aware(task.run_after)
+            at_time = task.run_after
+            sending["delay"] = timezone.make_aware(at_time) if timezone.is_naive(at_time) else at_time
         sent = self.job_of(task).using(**sending).dispatch(data)
         object.__setattr__(found, "id", sent.id)
         task_enqueued.send(type(self), task_result=found)
@@ -124,18 +128,6 @@ class QdBackend(BaseTaskBackend):
 
 
 jobs: dict[tuple[Qd, str], JobFunction[..., Any, Any]] = {}
-
-
-def declared_as(app: Qd, task: Task[..., Any]) -> None:
-    """Show the place of the task as that of the declaration, which is in this file."""
-    code = getattr(inspect.unwrap(task.func), "__code__", None)
-    found = app._registry.get(task.module_path)
-    if code is not None and found is not None:
-        found.where = f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def aware(moment: datetime) -> datetime:
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
 # -- in the worker
