@@ -99,7 +99,7 @@ def check() -> None:
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
     _check_schedule(found)
-    notes = [*configuration.strangers(found, os.environ), *configuration.strange_drivers(found)]
+    notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:

@@ -58,7 +58,6 @@ def folder_is_gone() -> bool:
 
 
 def given() -> Given:
-    """The shared options of the running command."""
     return click.get_current_context().find_root().ensure_object(Given)
 
 
@@ -281,7 +280,6 @@ def _described(error: BaseException) -> str:
 
 
 def pool_names() -> list[str]:
-    """The pools of the file."""
     from qd.config.file import find
 
     file = find(given().file, os.environ)

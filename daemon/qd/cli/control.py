@@ -57,7 +57,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     found = context.settings()
     store = context.store(found, found.control)
     before = [master for master in masters.masters(store) if not master.silent(store.now())]
-    stamp = stamp_both(found, store, rolling) if tells_laravel(found) else controls.restart(store, rolling=rolling)
+    stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
@@ -193,7 +193,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
         for name in chosen(found, place, queues):
             note = controls.pause(store, name, by=context.operator(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
-        if tells_laravel(found):
+        if has_laravel(found):
             pause_laravel(found, place, queues, seconds)
     if context.given().json:
         return output.document({"paused": notes})
@@ -225,10 +225,10 @@ def resume(queues: tuple[str, ...]) -> None:
 def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:
     """The queues of one connection, each with whether it was paused."""
     store = context.store(found, place)
-    names = chosen(found, place, queues) if queues or tells_laravel(found) else []
+    names = chosen(found, place, queues) if queues or has_laravel(found) else []
     names = names if queues else list(dict.fromkeys([*masters.queues_held(store), *names]))
     # Laravel's keys first: keepers mirror them into ours as long as they are there.
-    were = resume_laravel(found, place, queues, names) if tells_laravel(found) else dict.fromkeys(names, False)
+    were = resume_laravel(found, place, queues, names) if has_laravel(found) else dict.fromkeys(names, False)
     for name in names:
         were[name] |= controls.resume(store, name) is not None
     return [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
@@ -246,7 +246,7 @@ def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     for name in queues:
         if known and name not in known:
             output.note(f"no worker is known to serve '{name}' of {place}{did_you_mean(name, known)}")
-    if not queues and not known and not tells_laravel(found):
+    if not queues and not known and not has_laravel(found):
         raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
 
@@ -270,7 +270,7 @@ def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: 
     return were
 
 
-def tells_laravel(found: Settings) -> bool:
+def has_laravel(found: Settings) -> bool:
     return found.laravel is not None and bool(found.laravel.cache_url)
 
 

@@ -122,7 +122,6 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
 
 
 def well(state: State) -> str:
-    """The one line if all is well."""
     from qd.cli.state import living
 
     alive = living(state)

@@ -117,12 +117,11 @@ def _by_name(root: Path) -> Path:
 
 def _program() -> tuple[str, ...]:
     """The `qd` of this Python with its full path, because supervisors have another PATH."""
-    beside = Path(sys.executable).with_name("qd")
-    return (str(beside),) if os.access(beside, os.X_OK) else (sys.executable, "-m", "qd")
+    program = Path(sys.executable).with_name("qd")
+    return (str(program),) if os.access(program, os.X_OK) else (sys.executable, "-m", "qd")
 
 
 def _packages(root: Path, extras: Sequence[str]) -> str:
-    """What pip installs in an image."""
     own = f"'qd-worker[{','.join(extras)}]=={__version__}'" if extras else f"qd-worker=={__version__}"
     if (root / "requirements.txt").exists():
         return f"{own} -r requirements.txt"

@@ -60,7 +60,6 @@ def patience(stop_timeout: float) -> int:
 
 
 def text_of(name: str) -> str:
-    """The file templates/`name`."""
     from importlib import resources  # takes 10 ms, only needed by `qd init`
 
     return (resources.files("qd.cli") / "templates" / name).read_text(encoding="utf-8")

@@ -209,7 +209,6 @@ def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:
 
 
 def lines_of(seen: JobView) -> list[tuple[str, object]]:
-    """Lines for people."""
     spot, kept = seen.found, seen.kept
     lines: list[tuple[str, object]] = [("id", seen.id), ("status", seen.status)]
     if spot is not None:
@@ -241,7 +240,6 @@ def where(seen: JobView, spot: Found) -> str:
 
 
 def record(spot: Found) -> dict[str, Any]:
-    """What the failed store has of it."""
     try:
         found = json.loads(spot.text.partition(b"\n")[0])
     except ValueError:

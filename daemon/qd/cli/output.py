@@ -80,7 +80,6 @@ def say(text: object = "", *, before: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr."""
     click.echo(clean(text), err=True)
 
 

@@ -124,8 +124,8 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
     reports = partly.read(store.space, MASTERS, list[MasterReport](), masters.masters, store)
     now = partly.read(store.space, "", time.time(), store.now)
     if context.given().connection:
-        asked = context.places(found)
-        reports = [master for master in reports if master.connection in asked]
+        chosen = context.places(found)
+        reports = [master for master in reports if master.connection in chosen]
     queues, away, refused = list[QueueLine](), dict[str, str](), dict[str, str]()
     for place in places(found, reports):
         try:

@@ -112,7 +112,6 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 
 
 def say_schedulers(state: State) -> None:
-    """The processes that run the schedule, and their current runs."""
     rows = [
         (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
         for m in state.masters

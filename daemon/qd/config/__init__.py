@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from qd.config.load import load, strange_drivers, strangers, unread
+from qd.config.load import load, unknown_drivers, unknown_variables, unread
 from qd.config.settings import (
     ConnectionSettings,
     LaravelSettings,
@@ -23,8 +23,8 @@ __all__ = [
     "from_json",
     "load",
     "provider_of",
-    "strange_drivers",
-    "strangers",
     "to_json",
+    "unknown_drivers",
+    "unknown_variables",
     "unread",
 ]

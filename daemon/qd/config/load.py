@@ -87,7 +87,9 @@ class Layers:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
             yield Found(self.flags[key], f"flag {option.flag}" if option.flag else "command line")
-        for name in _variables(option, connection):
+        variables = [table.environ_name(option, connection)] if option.environ else []
+        variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
+        for name in variables:
             if self.environ.get(name):  # empty counts as not set, as in most programs
                 yield Found(self.environ[name], f"environment {name}")
         if code in self.code:
@@ -119,12 +121,6 @@ class Layers:
     @property
     def only_schedule(self) -> bool:
         return bool(self.flags.get("only_schedule"))
-
-
-def _variables(option: Option, connection: str) -> list[str]:
-    """The environment variables of a row, in order of precedence."""
-    names = [table.environ_name(option, connection)] if option.environ else []
-    return [*names, "REDIS_URL"] if connection == "redis" and option.name == "url" else names
 
 
 class Configured(NamedTuple):
@@ -164,17 +160,15 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
     held["driver"] = driver_of(layers, section, held["driver"], held["url"])
     held["url"] = held["url"] and from_root(held["url"], layers.root)
     if held["credentials"] and held["url"]:
-        check_credentials(layers.origins[f"{section}.credentials"], held["driver"], held["url"])
+        where = layers.origins[f"{section}.credentials"]
+        if held["driver"] != "redis" or scheme_of(held["url"]) == "embedded":
+            raise ConfigError(
+                f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)"
+            )
+        if other := provider_of(held["url"]):
+            raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
         held["url"] = with_provider(held["url"], held["credentials"])
     return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
-
-
-def check_credentials(where: str, driver: str, url: str) -> None:
-    """Raises ConfigError for a url that takes no credential provider."""
-    if driver != "redis" or scheme_of(url) == "embedded":
-        raise ConfigError(f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)")
-    if other := provider_of(url):
-        raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
 
 
 def driver_of(layers: Layers, section: str, named: str, url: str | None) -> str:
@@ -223,29 +217,6 @@ def from_root(url: str, root: Path) -> str:
     if scheme_of(url) != "sqlite" or not path or path.startswith(("/", ":memory:")):
         return url
     return f"{kind}{slashes}{root.resolve() / path}"
-
-
-def with_secret(key: str, root: Path, origin: str) -> str:
-    """ID:SECRET, with the secret read from its file if it has one. Raises ConfigError, which never shows it."""
-    id, _, secret = key.partition(":")
-    path = secret_file(key, root)
-    if path is not None:
-        try:
-            secret = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
-    if len(secret) < SHORTEST or not secret.isprintable():
-        raise ConfigError(
-            f"{origin}: the signing key {id} is too short (at least {SHORTEST} characters; "
-            "`openssl rand -hex 32` generates one)"
-        )
-    return f"{id}:{secret}"
-
-
-def secret_file(key: str, root: Path) -> Path | None:
-    secret = key.partition(":")[2]
-    return root / secret.removeprefix(FROM_FILE) if secret.startswith(FROM_FILE) else None
 
 
 def load(
@@ -328,15 +299,33 @@ def laravel_of(layers: Layers) -> LaravelSettings | None:
 def signing_of(layers: Layers) -> SigningSettings:
     held = layers.all("signing", table.SIGNING)
     origin = layers.origins["signing.keys"]
-    keys = tuple([with_secret(key, layers.root, origin) for key in held["keys"]])
+    keys, files = list[str](), list[str]()
+    for id, _, secret in (key.partition(":") for key in held["keys"]):
+        if secret.startswith(FROM_FILE):
+            files.append(str(layers.root / secret.removeprefix(FROM_FILE)))
+            secret = secret_of(id, Path(files[-1]), origin)
+        if len(secret) < SHORTEST or not secret.isprintable():
+            raise ConfigError(
+                f"{origin}: the signing key {id} is too short (at least {SHORTEST} characters; "
+                "`openssl rand -hex 32` generates one)"
+            )
+        keys.append(f"{id}:{secret}")
     if len({key.partition(":")[0] for key in keys}) < len(keys):
         raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
     if not keys and held["require"] and layers.origins["signing.require"] != "built in":
         raise ConfigError(
             f'{layers.origins["signing.require"]}: require = true needs signing keys (keys = ["ID:SECRET"])'
         )
-    files = [path for key in held["keys"] if (path := secret_file(key, layers.root)) is not None]
-    return SigningSettings(keys, held["require"], tuple(map(str, files)))
+    return SigningSettings(tuple(keys), held["require"], tuple(files))
+
+
+def secret_of(id: str, path: Path, origin: str) -> str:
+    """The secret in the file. Raises ConfigError, which never shows it."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
 
 
 def schedule_of(layers: Layers) -> ScheduleSettings:
@@ -406,7 +395,7 @@ def supervised(environ: Mapping[str, str]) -> bool:
     return environ.get("SYSTEMD_EXEC_PID") in (str(os.getpid()), str(os.getppid()))
 
 
-def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """One line per QD_ variable that qd does not read: most likely a typo."""
     rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING, table.SCHEDULE)
     fixed = [option for each in rows for option in each.values()]
@@ -419,7 +408,7 @@ def strangers(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def strange_drivers(settings: Settings) -> list[str]:
+def unknown_drivers(settings: Settings) -> list[str]:
     """One line per driver that is not qd's own: only the app knows whether it is one of the app's."""
     known = ", ".join(DRIVERS)
     return [

@@ -58,17 +58,12 @@ CONNECTION = _rows(
         "credentials", "", "reference", "Redis: provider of user and password at each connect, MODULE:ATTRIBUTE, "
         "instead of those in the url", "QD_{NAME}_CREDENTIALS", shown="none",
     ),
-    _key(
-        "table", "jobs", "name", "database: Laravel's table of jobs", "QD_{NAME}_TABLE",
-    ),
+    _key("table", "jobs", "name", "database: Laravel's table of jobs", "QD_{NAME}_TABLE"),
     _key(
         "connections", (), "names", "failover: the connections to try, in this order", "QD_{NAME}_CONNECTIONS",
         shown="none",
     ),
-    _key(
-        "prefix", "", "text", "prefix of every key, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX",
-        shown='""',
-    ),
+    _key("prefix", "", "text", "prefix of every key, Laravel's `redis.options.prefix`", "QD_{NAME}_PREFIX", shown='""'),
     _key("queue", "default", "queue", "the queue used when none is named", "QD_{NAME}_QUEUE"),
     _key(
         "retry_after", 30.0, "span", "lease of a running job, renewed while it runs: how long a dead host keeps it",
@@ -82,9 +77,7 @@ LARAVEL = _rows(
         "QD_LARAVEL_CACHE_URL", shown="none",
     ),
     _key("cache_prefix", "", "text", "prefix of the cache's keys", "QD_LARAVEL_CACHE_PREFIX", shown='""'),
-    _key(
-        "down", False, "switch", "obey `php artisan down` if its driver is this cache", "QD_LARAVEL_DOWN",
-    ),
+    _key("down", False, "switch", "obey `php artisan down` if its driver is this cache", "QD_LARAVEL_DOWN"),
     _key(
         "down_file", "", "text", "obey `php artisan down` if it creates this file, storage/framework/down",
         "QD_LARAVEL_DOWN_FILE", shown="none",
@@ -113,9 +106,7 @@ SIGNING = _rows(
         "keys", (), "keys", "sign payloads with the first of these keys (ID:SECRET, or ID:file:PATH), accept all of them",
         "QD_SIGNING_KEYS", shown="none",
     ),
-    _key(
-        "require", True, "switch", "with keys, refuse unsigned payloads", "QD_SIGNING_REQUIRE",
-    ),
+    _key("require", True, "switch", "with keys, refuse unsigned payloads", "QD_SIGNING_REQUIRE"),
 )  # fmt: skip
 
 SCHEDULE = _rows(
@@ -155,7 +146,14 @@ ENTRY = _rows(
 
 # Names from code that a user may try in the file -> what to write instead.
 IN_CODE = "needs code: declare the entry with app.schedule"
+CRON_OF = {
+    "daily": "0 0 * * *", "twice_daily": "0 1,13 * * *", "hourly": "0 * * * *", "weekly": "0 0 * * 0",
+    "monthly": "0 0 1 * *", "last_day_of_month": "0 0 L * *", "quarterly": "0 0 1 1-12/3 *", "yearly": "0 0 1 1 *",
+    "every_minute": "* * * * *", "every_five_minutes": "*/5 * * * *", "every_ten_minutes": "*/10 * * * *",
+    "every_two_hours": "0 */2 * * *",
+}  # fmt: skip
 ENTRY_WORDS: Mapping[str, str] = {
+    **{name: f'write cron = "{cron}"' for name, cron in CRON_OF.items()},
     "append_output_to": 'write output_to = "...", and append = true',
     "name": "the name of an entry is that of its table",
     "overlap": "write without_overlapping = true",
@@ -163,27 +161,15 @@ ENTRY_WORDS: Mapping[str, str] = {
     "between": 'write the hours into cron = "*/10 8-17 * * *"',
     "at": 'write cron = "0 13 * * *" for 13:00',
     "daily_at": 'write cron = "0 13 * * *" for 13:00',
-    "daily": 'write cron = "0 0 * * *"',
-    "twice_daily": 'write cron = "0 1,13 * * *"',
-    "hourly": 'write cron = "0 * * * *"',
     "hourly_at": 'write cron = "17 * * * *" for minute 17',
-    "weekly": 'write cron = "0 0 * * 0"',
     "weekly_on": 'write cron = "0 8 * * 1" for Mondays at 8:00',
     "weekdays": 'write cron = "0 8 * * 1-5" for 8:00',
     "weekends": 'write cron = "0 8 * * 6,0" for 8:00',
     "days": 'write cron = "0 8 * * 1,3" for Mondays and Wednesdays at 8:00',
-    "monthly": 'write cron = "0 0 1 * *"',
     "monthly_on": 'write cron = "0 15 4 * *" for the 4th at 15:00',
-    "last_day_of_month": 'write cron = "0 0 L * *"',
-    "quarterly": 'write cron = "0 0 1 1-12/3 *"',
-    "yearly": 'write cron = "0 0 1 1 *"',
     "every_second": 'write every = "1s"',
-    "every_minute": 'write cron = "* * * * *"',
-    "every_five_minutes": 'write cron = "*/5 * * * *"',
-    "every_ten_minutes": 'write cron = "*/10 * * * *"',
-    "every_two_hours": 'write cron = "0 */2 * * *"',
-    "when": IN_CODE, "skip": IN_CODE, "before": IN_CODE, "after": IN_CODE, "on_success": IN_CODE, "on_failure": IN_CODE,
-}  # fmt: skip
+    **dict.fromkeys(("when", "skip", "before", "after", "on_success", "on_failure"), IN_CODE),
+}
 
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 

@@ -145,7 +145,6 @@ def queue_name(value: object) -> str:
 
 
 def _queues(value: object) -> tuple[str, ...]:
-    """Queues in order, without duplicates."""
     found = tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
     if not found:
         raise ValueError("an empty list of queues (name one, or omit the line)")
@@ -160,7 +159,6 @@ def _several(value: object) -> list[object]:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Names in order, without duplicates."""
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
 
 
@@ -175,7 +173,6 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _reference(value: object) -> str:
-    """An attribute of a module."""
     if isinstance(value, str) and (value == "" or _REFERENCE.fullmatch(value.strip())):
         return value.strip()
     raise ValueError(f"{value!r} is not of the form MODULE:ATTRIBUTE (shop.aws:provider)")

@@ -141,7 +141,7 @@ class Server:
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--databases", str(DATABASES)]
         self._held = Held(command, log=log, output=log, cwd=self.folder, env=clean(os.environ), folder=self.folder)
         deadline = time.monotonic() + START_WAIT
-        while self._ask("PING") != b"+PONG\r\n":
+        while ask(Address(self.socket), "PING") != b"+PONG\r\n":
             if not self._held.running() or time.monotonic() > deadline:
                 last = log.read_text(errors="replace").strip().rpartition("\n")[2]
                 raise QdError(f"the scratch server does not start: {last or 'its log is empty'}")
@@ -149,15 +149,12 @@ class Server:
         return self
 
     def empty(self) -> None:
-        self._ask("FLUSHALL")
+        ask(Address(self.socket), "FLUSHALL")
 
     def stop(self) -> None:
         if self._held is not None:
             self._held.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _ask(self, command: str) -> bytes | None:
-        return ask(Address(self.socket), command)
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:

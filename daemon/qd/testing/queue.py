@@ -47,7 +47,6 @@ class Waiting:
                 self._sent_at[message.id] = time.time()
 
     def begin(self, message: Message) -> None:
-        """Mark it as running."""
         self._begun.add(message.id)
 
     def keep(self, end: Keep) -> None:
@@ -101,7 +100,6 @@ class Waiting:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)
 
     def _first(self, fits: Callable[[Message], bool]) -> Message | None:
-        """The first waiting job that fits."""
         with self._lock:
             return next((each for each in self._messages if each.id not in self._begun and fits(each)), None)
 

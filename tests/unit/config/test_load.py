@@ -474,7 +474,7 @@ def test_a_password_is_not_in_the_repr(write):
 def test_unused_variables_are_reported(write):
     write("[connections.redis]\n[connections.reports]\n")
     environ = {"QD_TIMOUT": "5", "QD_REPORTS_URL": "redis://h/0", "QD_OWNER": "x", "QD_TRIES": "1", "PATH": "/bin"}
-    assert config.strangers(load(environ=environ), environ) == [
+    assert config.unknown_variables(load(environ=environ), environ) == [
         "QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)"
     ]
 

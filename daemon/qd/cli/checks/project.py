@@ -59,7 +59,7 @@ def check_project(project: Project) -> Iterator[Finding]:
         return
     place = str(found.file) if found.file else "no file: environment variables and defaults"
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
-    for line in configuration.strangers(found, os.environ):
+    for line in configuration.unknown_variables(found, os.environ):
         yield warn("environment", line, "remove it, or correct its name")
     for path in found.signing.files:
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -121,9 +121,7 @@ def imported() -> Qd:
 
 def check_import() -> Iterator[Finding]:
     """What prevents forking workers from a process that has imported the app."""
-    from qd.process.proc import connected_sockets, thread_names
-
-    threads, sockets = thread_names(), connected_sockets()
+    threads, sockets = proc.thread_names(), proc.connected_sockets()
     way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
     for name in threads:
         yield warn("import", f"left the thread '{name}' running", way)

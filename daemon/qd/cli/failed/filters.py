@@ -39,8 +39,6 @@ TIME = context.Parsed(time_of)
 
 @dataclass(frozen=True)
 class Filters:
-    """The filter options of a command."""
-
     queue: tuple[str, ...] = ()
     job: str | None = None
     error: str | None = None
@@ -104,7 +102,7 @@ class Place:
     now: float
 
 
-def place(asked: tuple[str, ...], *, changes: bool = True) -> Place:
+def place(chosen: tuple[str, ...], *, changes: bool = True) -> Place:
     """changes: the command retries or forgets jobs, so copies in failed_jobs follow. Raises ConfigError, ConnectionLost."""
     from qd.store.failed_jobs_table import with_copies
 
@@ -112,7 +110,7 @@ def place(asked: tuple[str, ...], *, changes: bool = True) -> Place:
     name = context.place(found)
     store = context.store(found, name)
     kept = with_copies(store, found.failed.database if changes else "")
-    queues = list(asked) or kept.queues([*context.queues_named(found, name), found.connection(name).queue])
+    queues = list(chosen) or kept.queues([*context.queues_named(found, name), found.connection(name).queue])
     return Place(kept, name, queues, store.now())
 
 

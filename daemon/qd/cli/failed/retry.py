@@ -53,7 +53,6 @@ class Progress:
         return self
 
     def at(self, done: int) -> None:
-        """`done` records are done."""
         if self._bar is not None:
             self._bar.update(0, completed=done)
         elif time.monotonic() - self.noted_at >= EVERY:
@@ -66,8 +65,6 @@ class Progress:
 
 
 class Rate(click.FloatRange):
-    """A number per second."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
@@ -77,8 +74,6 @@ class Rate(click.FloatRange):
 
 @dataclass
 class Tally:
-    """What a command has done so far."""
-
     done: int = 0
     gone: int = 0  # retried or forgotten by another command meanwhile
     refused: list[dict[str, str]] = field(default_factory=list)  # the first MOST of them

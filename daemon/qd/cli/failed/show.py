@@ -100,7 +100,6 @@ def show(id: str, queue: tuple[str, ...]) -> int:
 
 
 def lines_of(record: Record, now: float) -> Iterator[str]:
-    """The facts, the traceback, how its worker died, the payload."""
     count, first = record.failures
     failed = moment_of(record.failed_at, now)
     facts = {

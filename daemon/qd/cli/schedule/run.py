@@ -85,9 +85,8 @@ class MinuteReport:
         if not self._speaks:
             return
         if outcome == "failed":
-            trace = str(fields.get("trace") or "").rstrip().splitlines()
-            for line in (f"failed {name}: {error}", *(f"    {each}" for each in trace)):
-                output.note(line)
+            output.note(f"failed {name}: {error}")
+            print_trace(fields, before="    ")
         else:
             more = f": job {id}" if outcome == "sent" else f", took {output.duration(took)}"
             output.say(f"{outcome} {name}{more}")
@@ -285,13 +284,17 @@ def ran(own: Qd, entry: Entry) -> Ended:
     found = own.settings
     unused = context.store_at("unix:///dev/null", "")  # never queried, so an embedded server need not start
     to_stderr = (lambda: os.dup2(2, 1)) if context.given().json else bool  # stdout is for the document
-    runs = Runs(own, found, TickLog(print_trace, "info"), unused, forked=to_stderr)
+    runs = Runs(own, found, TickLog(read_test, "info"), unused, forked=to_stderr)
     return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
 
 
-def print_trace(event: str, fields: Mapping[str, object]) -> bool:
+def print_trace(fields: Mapping[str, object], before: str = "") -> None:
+    for line in str(fields.get("trace") or "").rstrip().splitlines():
+        output.note(f"{before}{line}")
+
+
+def read_test(event: str, fields: Mapping[str, object]) -> bool:
     """The traceback of a failed run; its outcome is the command's own last line."""
-    if event == "schedule.failed" and fields.get("trace"):
-        for line in str(fields["trace"]).rstrip().splitlines():
-            output.note(line)
+    if event == "schedule.failed":
+        print_trace(fields)
     return event in ("schedule.started", "schedule.done", "schedule.failed")

@@ -112,10 +112,10 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
         return None
     connection, queue = job.home()
     try:
-        ties = job.message().relations if entry.alone else None
+        relations = job.message().relations if entry.alone else None
     except UserCodeFailed:
-        ties = None  # the scheduler reports it at the tick
-    return Sent(connection, queue, (ties and ties.unique) or "")
+        relations = None  # the scheduler reports it at the tick
+    return Sent(connection, queue, (relations and relations.unique) or "")
 
 
 def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
