@@ -26,13 +26,13 @@ TABLE = Path(__file__).parent / "golden" / "cron.tsv"
 NONE = "-"
 
 REASONS = {
-    "croniter: again": "a fixed time comes again when the clock is put back; in Debian's cron it came the first time only",
-    "croniter: left out": "what a beat leaves out comes at the end of the gap; in Debian's cron a beat has no such minute",
-    "croniter: no such day": "what would be on a day that the zone did not have comes at the start of the next",
-    "croniter: the second": "the second of a time in the gap is kept; qd does all of it as the gap ends",
-    "systemd: passed over": "a fixed time in the gap is passed over; in Debian's cron it comes as the gap ends",
-    "systemd: again": "asked while the clock shows an hour again, a fixed time comes again; in Debian's cron it is done",
-    "systemd: once": "what the clock shows twice comes once, for beats too; in Debian's cron a beat comes both times",
+    "croniter: again": "a fixed time occurs twice when the clock goes back; in Debian's cron only the first time",
+    "croniter: left out": "a wildcard tick in the gap comes at its end; in Debian's cron wildcard jobs skip it",
+    "croniter: no such day": "a tick on a day that the zone skipped comes at the start of the next day",
+    "croniter: the second": "the second of a time in the gap is kept; qd runs it exactly at the end of the gap",
+    "systemd: passed over": "a fixed time in the gap is skipped; in Debian's cron it comes at the end of the gap",
+    "systemd: again": "during a repeated hour a fixed time occurs again; in Debian's cron it does not",
+    "systemd: once": "a repeated time occurs once, also for wildcards; in Debian's cron wildcard jobs run both times",
 }
 
 # expression -> the same for systemd, the earliest of several; empty: not expressible
@@ -150,9 +150,9 @@ def by_croniter(expression: str, zone: str, at: float) -> str:
 def by_systemd(expression: str, zone: str, at: float) -> str:
     base = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     found = []
-    for said in EXPRESSIONS[expression]:
+    for message in EXPRESSIONS[expression]:
         ran = subprocess.run(
-            ["systemd-analyze", "calendar", f"--base-time={base}", f"{said} {zone}"],
+            ["systemd-analyze", "calendar", f"--base-time={base}", f"{message} {zone}"],
             env={"TZ": "UTC", "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
             capture_output=True,
             text=True,

@@ -300,7 +300,7 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._make("ca", "-x509", "-subj", "/CN=an authority nobody knows")
+        self._make("ca", "-x509", "-subj", "/CN=test authority")
         self._sign("server", "subjectAltName=IP:127.0.0.1")
         self._sign("client", "extendedKeyUsage=clientAuth")
 

@@ -203,7 +203,7 @@ def odd() -> list[tuple[str, bytes]]:
         ("the same key twice", VALID[:-1] + b',"job":"mail.welcome","attempts":0}'),
         ("a thousand equal keys", VALID[:-1] + b',"job":"mail.welcome"' * 1000 + b"}"),
         ("keys of ours that others wrote", VALID[:-1] + b',"crashes":2,"rsv":"not a mark"}'),
-        ("a mark of somebody else", VALID[:-1] + b',"rsv":"AAAAAAAAAA.1.1.0"}'),
+        ("a mark of another program", VALID[:-1] + b',"rsv":"AAAAAAAAAA.1.1.0"}'),
         ("a huge integer in data", _data(b'{"n":' + b"9" * 5000 + b"}")),
         ("a number beyond floats in data", _data(b'{"n":1e309}')),
         ("no UTF-8 in data", _data(b'{"to":"\xff\xfe"}')),

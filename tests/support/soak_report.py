@@ -58,23 +58,23 @@ def jobs(soak: Soak) -> str:
     rows = [(kind, count, runs[kind], finished[kind], failed[kind]) for kind, count in sorted(kinds.items())]
     sums = ("all", *(sum(counts.values()) for counts in (kinds, runs, finished, failed)))
     return (
-        f"## What became of the jobs\n\n{table(['kind', 'taken', 'runs', 'finished', 'failed'], [*rows, sums])}\n"
+        f"## Results of the jobs\n\n{table(['kind', 'accepted', 'runs', 'finished', 'failed'], [*rows, sums])}\n"
         f"Lost: **{len(tally.open(Counter()))}**. In two places at once: **{len(tally.overlaps)}**. "
-        f"Pushes that were answered by an error, and may have been taken or not: {len(tally.unsure)}, "
+        f"Pushes that raised an error, and may or may not have been accepted: {len(tally.unsure)}, "
         f"of which {sum(n in tally.runs for n in tally.unsure)} ran.\n"
     )
 
 
 def doubles(soak: Soak) -> str:
     found = sorted(soak.tally.doubles(), key=lambda double: double.at)
-    rows = [(d.n, d.kind, f"{d.at - soak.began:.1f} s", d.reason or "**nobody knows**") for d in found]
-    return f"## What ran to its end twice\n\n{len(found)} of all jobs.\n\n" + table(
+    rows = [(d.n, d.kind, f"{d.at - soak.began:.1f} s", d.reason or "**unknown**") for d in found]
+    return f"## Jobs that finished twice\n\n{len(found)} of all jobs.\n\n" + table(
         ["job", "kind", "first end", "why again"], rows
     )
 
 
 def processes(soak: Soak) -> str:
-    names = ["process", "of them", "most memory", "most files", "longest life", "memory an hour", "files an hour"]
+    names = ["process", "count", "maximum memory", "maximum files", "longest life", "memory per hour", "files per hour"]
     rows = []
     for seat in soak.seats:
         for role, told in tally.by_role(s for s in soak.samples if s["seat"] == seat.name).items():
@@ -91,25 +91,23 @@ def redis(soak: Soak) -> str:
         counts = [found.get(key, 0) for _, found in soak.sizes]
         half = len(counts) // 2
         rows.append((f"`{key}`", max(counts[:half], default=0), max(counts[half:], default=0), counts[-1]))
-    return "## What stood in Redis\n\n" + table(["key", "most, first half", "most, second half", "last"], rows)
+    return "## Data in Redis\n\n" + table(["key", "maximum, first half", "maximum, second half", "last"], rows)
 
 
 READING = """## How to read it
 
-- A `long` job that failed was killed three times: `max_crashes`. `poison` and `fails` are to fail.
-- Numbers of jobs count those too whose push Redis, being away, has answered with an error.
-- `job.lease_lost`: a killed Redis had not kept an ack, or a late answer changed nothing.
-- `lease.expired`: a job waited for its lease; what its dead worker had reserved reached Redis after its keeper had looked.
-- `master.reload_refused`: what imported the code anew was killed.
-- `worker.never_born`: its template was killed between the order and the birth; another worker was asked for.
-- `queues:default:deaths` keeps 1,000 notes at most, and none for longer than a day.
-- Growth is reckoned from processes that lived for some minutes; keepers and templates were killed sooner.
+- A `long` job that failed was killed three times: `max_crashes`. `poison` and `fails` must fail.
+- The numbers include jobs whose push raised an error because Redis was down.
+- `job.lease_lost`: a killed Redis lost an ack, or a late ack had no effect.
+- `lease.expired`: a job waited for its lease, because its dead worker's reserve call came after the keeper's check.
+- `master.reload_refused`: the process that imported the new code was killed.
+- `worker.never_born`: its template was killed between the order and the birth; the master ordered another worker.
+- `queues:default:deaths` keeps at most 1,000 notes, for at most a day.
+- Growth is computed from processes that lived for some minutes; keepers and templates were killed sooner.
 """
 
 
 def log(soak: Soak) -> str:
     odd = "".join(f"- {line}\n" for line in soak.odd)
-    said = (
-        "## What the logs said\n\n" + table(["event", "lines"], soak.events.most_common()) + (f"\n{odd}" if odd else "")
-    )
+    said = "## Log events\n\n" + table(["event", "lines"], soak.events.most_common()) + (f"\n{odd}" if odd else "")
     return said + "\n" + READING

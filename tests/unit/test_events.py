@@ -29,7 +29,7 @@ class AsyncCallable:
 
 
 @pytest.mark.parametrize(
-    ("listener", "said"),
+    ("listener", "message"),
     [
         (takes_nothing, "listener takes_nothing cannot be called with one JobFailed: too many positional"),
         (takes_two, "listener takes_two cannot be called with one JobFailed: missing a required argument"),
@@ -38,8 +38,8 @@ class AsyncCallable:
         ("no function", "the listener 'no function' cannot be called: pass a function that takes one JobFailed"),
     ],
 )
-def test_a_listener_with_a_wrong_signature_is_refused_when_it_is_added(app: FakeQd, listener: Any, said: str):
-    with pytest.raises(DeclarationError, match=said):
+def test_a_listener_with_a_wrong_signature_is_refused_when_it_is_added(app: FakeQd, listener: Any, message: str):
+    with pytest.raises(DeclarationError, match=message):
         app.on(JobFailed)(listener)
     assert not app._listeners.has(JobFailed)
 

@@ -34,7 +34,7 @@ def test_each_line_has_its_own_timestamp():
 
 
 @pytest.mark.parametrize(
-    ("zone", "said"),
+    ("zone", "shown"),
     [
         ("UTC0", "08:26:40.000+00:00"),
         ("<+0530>-5:30", "13:56:40.000+05:30"),
@@ -42,11 +42,11 @@ def test_each_line_has_its_own_timestamp():
         ("CET-1CEST,M3.5.0,M10.5.0/3", "09:26:40.000+01:00"),
     ],
 )
-def test_the_offset_is_that_of_the_zone_at_that_time(monkeypatch: pytest.MonkeyPatch, zone: str, said: str):
+def test_the_offset_is_that_of_the_zone_at_that_time(monkeypatch: pytest.MonkeyPatch, zone: str, shown: str):
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     local.cache_clear()  # the offset is cached per second
-    assert as_text(AT, "info", "worker", "job.done", {}).startswith(f"2025-11-22 {said} INFO ")
+    assert as_text(AT, "info", "worker", "job.done", {}).startswith(f"2025-11-22 {shown} INFO ")
 
 
 def test_json_lines_use_utc():

@@ -23,7 +23,7 @@ from tests.support.fakes import FakeQd
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: ConcurrencyLimit("crm", 0), "at most 0 jobs at a time is invalid"),
         (lambda: ConcurrencyLimit(7, 1), "the key 7 is neither a string nor a function"),  # type: ignore[arg-type]
@@ -39,8 +39,8 @@ from tests.support.fakes import FakeQd
         (lambda: FailOnException("ValueError"), "takes types of errors"),  # type: ignore[arg-type]
     ],
 )
-def test_impossible_numbers_are_refused_at_the_declaration(make, said):
-    with pytest.raises(DeclarationError, match=re.escape(said)):
+def test_impossible_numbers_are_refused_at_the_declaration(make, message):
+    with pytest.raises(DeclarationError, match=re.escape(message)):
         make()
 
 

@@ -20,13 +20,13 @@ def forgotten(unhidden: None) -> None:
     redaction._pattern = None
 
 
-@pytest.mark.parametrize("told", [SECRET, quote(SECRET), quote(SECRET, safe="")])
+@pytest.mark.parametrize("registered", [SECRET, quote(SECRET), quote(SECRET, safe="")])
 @pytest.mark.parametrize(
     "written",
     [SECRET, repr(SECRET), json.dumps(SECRET), json.dumps(SECRET, ensure_ascii=False), quote(SECRET, safe="")],
 )
-def test_a_secret_is_found_however_it_is_written(told: str, written: str):
-    register_secrets([told])
+def test_a_secret_is_found_however_it_is_written(registered: str, written: str):
+    register_secrets([registered])
     assert "***" in redact(f"before {written} behind")
     assert redact(f"before {written} behind").startswith("before ")
     assert "rd" not in redact(written)

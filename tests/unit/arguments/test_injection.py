@@ -26,7 +26,7 @@ class Session:
 
 class Client(Session):
     def __enter__(self) -> Client:
-        raise AssertionError("whoever made it closes it")
+        raise AssertionError("its creator must close it")
 
     def __exit__(self, *ended: object) -> None: ...
 
@@ -318,15 +318,15 @@ def wants_more(url: str) -> Session:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (asynchronous, "the provider asynchronous of Session is async and would never run: make it a def"),
         (wants_more, "the provider wants_more of Session cannot be called with no arguments: missing a req.* 'url'"),
         (7, "the provider 7 of Session cannot be called"),
     ],
 )
-def test_a_provider_with_a_wrong_signature_is_refused(app: FakeQd, make: Any, said: str):
-    with pytest.raises(DeclarationError, match=said):
+def test_a_provider_with_a_wrong_signature_is_refused(app: FakeQd, make: Any, message: str):
+    with pytest.raises(DeclarationError, match=message):
         app.provide(Session, make)
 
 
@@ -454,18 +454,18 @@ def test_an_object_of_another_class_is_refused_with_the_name_of_the_model(app: F
     def ship(order: Order, several: list[Order] | None = None, named: dict[str, Order] | None = None) -> None: ...
 
     wrong: Any = 7
-    for arguments, said in (
+    for arguments, message in (
         ((wrong,), r"'order' cannot be sent: expected shop.Order \(an object of it\), got int$"),
         ((Order(1), [wrong]), r"'several' cannot be sent: expected shop.Order \(an object of it\), got int"),
         ((Order(1), wrong), r"'several' cannot be sent: expected array | null, got int"),
         ((Order(1), None, wrong), r"'named' cannot be sent: expected object | null, got int"),
     ):
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=message):
             ship.dispatch(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (
             b'{"order":7}',
@@ -475,11 +475,11 @@ def test_an_object_of_another_class_is_refused_with_the_name_of_the_model(app: F
         (b'{"order":{"model":"shop.Order","key":null}}', r"argument 'order' is of the wrong type"),
     ],
 )
-def test_an_object_of_another_model_has_the_wrong_type(app: FakeQd, shelf: Shelf, data: bytes, said: str):
+def test_an_object_of_another_model_has_the_wrong_type(app: FakeQd, shelf: Shelf, data: bytes, message: str):
     @app.job("ship")
     def ship(order: Order) -> None: ...
 
-    with pytest.raises(WrongType, match=said):
+    with pytest.raises(WrongType, match=message):
         app.call("ship", data)
 
 

@@ -319,10 +319,10 @@ def test_bad_input_is_refused_by_name_and_nothing_is_sent(act: Act, kind: type[E
     shop = Shop()
     with pytest.raises(kind) as raised:
         act(shop)
-    told = str(raised.value)
-    assert [word for word in named if word not in told] == [], told
-    assert "\n" not in told
-    assert len(told) < 400
+    message = str(raised.value)
+    assert [word for word in named if word not in message] == [], message
+    assert "\n" not in message
+    assert len(message) < 400
     assert shop.app.sent == []
     assert isinstance(raised.value, QdError) or kind is TypeError
 

@@ -417,32 +417,32 @@ def test_size_counts_waiting_and_running_jobs(app: FakeQd):
 
 
 def test_every_way_to_send_emits_job_queued(app: FakeQd):
-    told: list[JobQueued] = []
-    app.on(JobQueued)(told.append)
+    events: list[JobQueued] = []
+    app.on(JobQueued)(events.append)
     job = app.job("mail.welcome", queue="mail")(welcome)
     first = job.using(delay=5).dispatch("a")
     (second,) = app.dispatch(job.bind("b"))
     third = app.queue("php").push("Legacy")
     app.queue("php").push_raw(b"{}")
-    assert [(event.queue, event.name, event.id, event.delay) for event in told] == [
+    assert [(event.queue, event.name, event.id, event.delay) for event in events] == [
         ("mail", "mail.welcome", first.id, 5.0),
         ("mail", "mail.welcome", second.id, None),
         ("php", "Legacy", third.id, None),
         ("php", None, None, None),
     ]
-    assert [event.payload for event in told] == [sent.payload for sent in app.sent]
+    assert [event.payload for event in events] == [sent.payload for sent in app.sent]
 
 
 def test_job_queued_is_not_emitted_for_unsent_jobs(app: FakeQd):
-    told: list[JobQueued] = []
-    app.on(JobQueued)(told.append)
+    events: list[JobQueued] = []
+    app.on(JobQueued)(events.append)
     job = app.job("mail.welcome")(welcome)
     job.dispatch("a")
     app.opened[0].error = ConnectionLost("away")
     for send in (lambda: job.dispatch("b"), lambda: app.dispatch(job.bind("b"))):
         with pytest.raises(ConnectionLost):
             send()
-    assert len(told) == 1
+    assert len(events) == 1
 
 
 # -- a call by name, as the command line makes it

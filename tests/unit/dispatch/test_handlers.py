@@ -174,7 +174,7 @@ def generator(command: SendInvoice) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "handler", "said"),
+    ("kind", "handler", "message"),
     [
         (SendInvoice, no_arguments, "the handler of SendInvoice, no_arguments, takes no argument"),
         (SendInvoice, NoHandle, r"NoHandle, has no handle\(\)"),
@@ -186,8 +186,8 @@ def generator(command: SendInvoice) -> Any:
         ("SendInvoice", send_invoice, "'SendInvoice' is not a class of commands"),
     ],
 )
-def test_an_invalid_command_or_handler_is_refused(app: FakeQd, kind: Any, handler: Any, said: str):
-    with pytest.raises(DeclarationError, match=said):
+def test_an_invalid_command_or_handler_is_refused(app: FakeQd, kind: Any, handler: Any, message: str):
+    with pytest.raises(DeclarationError, match=message):
         app.map(kind, handler)
 
 

@@ -100,12 +100,12 @@ def test_a_key_and_unique_cannot_be_combined(app: FakeQd):
 
 
 @pytest.mark.parametrize(
-    "said", [{"key": ""}, {"key": " "}, {"key": 42}, {"after_commit": 1}, {"unique_for": 0, "unique": "x"}]
+    "options", [{"key": ""}, {"key": " "}, {"key": 42}, {"after_commit": 1}, {"unique_for": 0, "unique": "x"}]
 )
-def test_an_unknown_option_is_refused_by_name(app: FakeQd, said: dict[str, Any]):
+def test_an_unknown_option_is_refused_by_name(app: FakeQd, options: dict[str, Any]):
     job = app.job("shop.charge")(charge)
-    with pytest.raises(DeclarationError, match=f"option {next(iter(said))} of"):
-        job.using(**said)
+    with pytest.raises(DeclarationError, match=f"option {next(iter(options))} of"):
+        job.using(**options)
 
 
 def test_keyed_requires_a_job_of_this_app(app: FakeQd):
@@ -156,12 +156,12 @@ def test_the_display_name_of_a_class_job_can_contain_fields(app: FakeQd):
     ],
 )
 def test_a_wrong_display_name_is_refused_at_the_declaration(app: FakeQd, option: str, text: str, reason: str):
-    said: Any = {option: text}
+    options: Any = {option: text}
     with pytest.raises(DeclarationError, match=rf"option {option} of job '.*charge'.*{reason}"):
-        app.job("shop.charge", **said)(charge)
+        app.job("shop.charge", **options)(charge)
     job = app.job("shop.other")(charge)
     with pytest.raises(DeclarationError, match=option):
-        job.using(**said)
+        job.using(**options)
 
 
 # -- after the commit

@@ -48,7 +48,7 @@ class Shop:
         self.did: list[Any] = []
         self.heard: list[str] = []
         for event in HEARD:
-            self.app.on(event)(lambda told: self.heard.append(type(told).__name__))
+            self.app.on(event)(lambda emitted: self.heard.append(type(emitted).__name__))
 
         @self.app.job("work", tries=3, backoff=100)
         def work(n: int, fails: int = 0) -> int:

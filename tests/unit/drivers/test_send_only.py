@@ -43,8 +43,8 @@ class Shop:
         self.app = Qd()
         self.app.settings = config.load(folder / "qd.toml", environ={})
         self.app.extend("made", Made)
-        self.told: list[tuple[str, str]] = []
-        self.app.on(QueueFailedOver)(lambda event: self.told.append((event.connection, str(event.error))))
+        self.failovers: list[tuple[str, str]] = []
+        self.app.on(QueueFailedOver)(lambda event: self.failovers.append((event.connection, str(event.error))))
         made: Any = self.app.connections.get("all")
         self.all = made
         self.parts: list[Any] = list(self.all.parts)
@@ -86,12 +86,12 @@ def test_a_change_of_connection_is_logged_once(shop: Shop, caplog: pytest.LogCap
     shop.parts[0].error = ConnectionLost("away")
     for _ in range(3):
         shop.work.dispatch()
-    assert shop.told == [("a", "away")]
+    assert shop.failovers == [("a", "away")]
     shop.parts[0].error = None
     shop.all._rests.clear()
     for _ in range(3):
         shop.work.dispatch()
-    assert shop.told == [("a", "away")]
+    assert shop.failovers == [("a", "away")]
     assert caplog.messages == ["jobs for 'all' go to 'b': 'a' fails: away", "jobs for 'all' go to 'a' again"]
 
 
@@ -145,11 +145,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("more", "said"), REFUSED)
-def test_an_invalid_failover_connection_is_refused_at_the_start(tmp_path: Path, more: str, said: str) -> None:
+@pytest.mark.parametrize(("more", "message"), REFUSED)
+def test_an_invalid_failover_connection_is_refused_at_the_start(tmp_path: Path, more: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Shop(tmp_path, more)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -36,9 +36,9 @@ def test_a_url_names_region_account_and_options() -> None:
     ],
 )
 def test_errors_in_an_sqs_url_are_reported(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as told:
+    with pytest.raises(ConfigError, match=says) as raised:
         SqsUrl(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ WRONG: list[tuple[Callable[[str], object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("read", "url", "said"), WRONG, ids=[row[1] for row in WRONG])
-def test_an_unusable_url_is_refused(read: Callable[[str], object], url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
+@pytest.mark.parametrize(("read", "url", "message"), WRONG, ids=[row[1] for row in WRONG])
+def test_an_unusable_url_is_refused(read: Callable[[str], object], url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         read(url)
     assert "s3cret" not in str(raised.value)

@@ -237,7 +237,7 @@ class Charging:
     """A class job that records the arguments of failed()."""
 
     def __init__(self, app: FakeQd, work: Any) -> None:
-        self.told = told = list[BaseException]()
+        self.errors = errors = list[BaseException]()
 
         @app.job("charge")
         class Charge(Job[None]):
@@ -247,7 +247,7 @@ class Charging:
                 work()
 
             def failed(self, error: BaseException) -> None:
-                told.append(error)
+                errors.append(error)
 
         self.call = Charge(order_id=7)
 
@@ -261,7 +261,7 @@ def test_an_error_is_raised_after_failed_and_the_events(app: FakeQd, heard: list
     charging = Charging(app, work)
     with pytest.raises(ValueError, match="no money"):
         charging.call.run()
-    assert charging.told == [error]
+    assert charging.errors == [error]
     assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
@@ -269,7 +269,7 @@ def test_fail_is_a_job_failure(app: FakeQd, heard: list[Event]):
     charging = Charging(app, lambda: current_job().fail("no such order"))
     with pytest.raises(JobFailure, match="no such order"):
         charging.call.run()
-    assert [str(error) for error in charging.told] == ["no such order"]
+    assert [str(error) for error in charging.errors] == ["no such order"]
     assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
@@ -277,7 +277,7 @@ def test_release_is_an_error_in_run(app: FakeQd, heard: list[Event]):
     charging = Charging(app, lambda: current_job().release(30))
     with pytest.raises(JobFailure, match="released itself for 30 s"):
         charging.call.run()
-    assert charging.told == []
+    assert charging.errors == []
     assert kinds(heard) == [JobProcessing, JobReleased, JobAttempted]
 
 

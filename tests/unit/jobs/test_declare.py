@@ -63,10 +63,10 @@ def test_the_plain_call_is_the_function_itself(app: FakeQd):
 
 def test_a_duplicate_name_is_reported_with_both_places(app: FakeQd):
     app.job("mail.welcome")(at_the_top)
-    with pytest.raises(DeclarationError) as told:
+    with pytest.raises(DeclarationError) as raised:
         app.job("mail.welcome")(lambda_free)
-    assert str(told.value).count(f"{__file__}:") == 2
-    assert "'mail.welcome'" in str(told.value)
+    assert str(raised.value).count(f"{__file__}:") == 2
+    assert "'mail.welcome'" in str(raised.value)
     assert declared(app, "mail.welcome").target is at_the_top
 
 
@@ -302,7 +302,7 @@ def test_a_class_with_an_async_handle_is_async(app: FakeQd):
 
 
 def test_failed_is_called_on_a_fresh_instance(app: FakeQd):
-    told: list[Any] = []
+    failures: list[Any] = []
 
     @app.job("charge")
     class Charge(Job[None]):
@@ -311,14 +311,14 @@ def test_failed_is_called_on_a_fresh_instance(app: FakeQd):
         def handle(self) -> None: ...
 
         def failed(self, error: BaseException) -> None:
-            told.append((self.order_id, error))
+            failures.append((self.order_id, error))
 
     error = ValueError("no money")
     declared(app, "charge").on_failed(b'{"order_id":7}', error)
-    assert told == [(7, error)]
+    assert failures == [(7, error)]
     for unreadable in (b'{"order_id":"x"}', b"{}", b"{"):
         declared(app, "charge").on_failed(unreadable, error)
-    assert told == [(7, error)]
+    assert failures == [(7, error)]
 
 
 def test_the_data_of_a_job_without_failed_is_not_read(app: FakeQd):
@@ -374,14 +374,14 @@ def line_of(text: str) -> int:
         return next(number for number, line in enumerate(file, 1) if text in line and "line_of" not in line)
 
 
-def dropped(make: Any) -> list[warnings.WarningMessage]:
+def discarded(make: Any) -> list[warnings.WarningMessage]:
     """Warnings about calls that `make` discards, without those of earlier tests that wait for the garbage collector."""
     gc.collect()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         make()
         gc.collect()
-    return [each for each in told if issubclass(each.category, NeverSent)]
+    return [each for each in warned if issubclass(each.category, NeverSent)]
 
 
 def test_a_discarded_bind_warns_with_its_line(app: FakeQd):
@@ -390,10 +390,10 @@ def test_a_discarded_bind_warns_with_its_line(app: FakeQd):
     def forgetful() -> None:
         job.bind("you")  # discarded: bind
 
-    (told,) = dropped(forgetful)
-    assert (told.category, told.filename, told.lineno) == (NeverSent, __file__, line_of("# discarded: bind"))
-    assert "mail.welcome" in str(told.message)
-    assert ".dispatch()" in str(told.message)
+    (warning,) = discarded(forgetful)
+    assert (warning.category, warning.filename, warning.lineno) == (NeverSent, __file__, line_of("# discarded: bind"))
+    assert "mail.welcome" in str(warning.message)
+    assert ".dispatch()" in str(warning.message)
 
 
 def test_a_discarded_using_warns_with_its_line(app: FakeQd):
@@ -402,8 +402,8 @@ def test_a_discarded_using_warns_with_its_line(app: FakeQd):
     def forgetful() -> None:
         job.using(delay=5)  # discarded: using
 
-    (told,) = dropped(forgetful)
-    assert (told.category, told.lineno) == (NeverSent, line_of("# discarded: using"))
+    (warning,) = discarded(forgetful)
+    assert (warning.category, warning.lineno) == (NeverSent, line_of("# discarded: using"))
 
 
 def test_a_discarded_using_of_an_instance_warns(app: FakeQd):
@@ -413,7 +413,7 @@ def test_a_discarded_using_of_an_instance_warns(app: FakeQd):
 
         def handle(self) -> None: ...
 
-    assert [told.category for told in dropped(lambda: Number(number=1).using(delay=1))] == [NeverSent]
+    assert [warning.category for warning in discarded(lambda: Number(number=1).using(delay=1))] == [NeverSent]
 
 
 def test_a_call_that_was_sent_run_or_passed_on_does_not_warn(app: FakeQd):
@@ -435,4 +435,4 @@ def test_a_call_that_was_sent_run_or_passed_on_does_not_warn(app: FakeQd):
         with pytest.raises(ArgumentError):
             job.using(delay=1).dispatch()
 
-    assert dropped(careful) == []
+    assert discarded(careful) == []

@@ -187,7 +187,7 @@ class Made:
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"),
+    ("stage", "message"),
     [
         (one, "middleware one of shop.x does not take (job, call_next)"),
         (Made, "middleware Made of shop.x is a class; give an instance, Made(...)"),
@@ -201,13 +201,13 @@ class Made:
         ),
     ],
 )
-def test_middleware_with_a_wrong_signature_is_refused_at_the_declaration(app: FakeQd, stage: Any, said: str):
+def test_middleware_with_a_wrong_signature_is_refused_at_the_declaration(app: FakeQd, stage: Any, message: str):
     with pytest.raises(DeclarationError) as refused:
 
         @app.job("shop.x", middleware=[two, stage])
         def work() -> None: ...
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert app._registry.get("shop.x") is None
 
 

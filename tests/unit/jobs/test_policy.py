@@ -57,8 +57,8 @@ def test_the_declaration_overrides_the_worker():
 
 def test_the_payload_overrides_the_declaration():
     declared = JobOptions(tries=5, timeout=7.0, backoff=(1.0, 2.0), max_exceptions=2)
-    said = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
-    assert limits_of(said, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
+    given = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
+    assert limits_of(given, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
 
 
 def test_fail_on_timeout_false_in_the_payload_does_not_override():

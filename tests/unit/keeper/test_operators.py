@@ -20,13 +20,13 @@ NEWER = b"1795267111"
 
 
 class Keeper:
-    """A keeper that reads Laravel's key and the stamp; `told`: what it reported to the master."""
+    """A keeper that reads Laravel's key and the stamp; `sent`: what it reported to the master."""
 
     def __init__(self, imported: float = BOOTED) -> None:
-        self.told: list[str] = []
+        self.sent: list[str] = []
         self.key: bytes | None = None
         self.at, self._first = max(ASKED, imported), True
-        sender = SimpleNamespace(send=lambda message: self.told.append("rolling" if message.rolling else "restart"))
+        sender = SimpleNamespace(send=lambda message: self.sent.append("rolling" if message.rolling else "restart"))
         forked = now() - int((self.at - imported) * 1e9)
         context = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), sender=sender)
         wire = SimpleNamespace(call=lambda command, *names: [self.key, *[None] * (len(names) - 1)])
@@ -41,7 +41,7 @@ class Keeper:
         self._restarts.obey(read_restart(stamp.encode()), self.at, self._first)
         self._first = False
         self.at += 1
-        return self.told
+        return self.sent
 
 
 def stamp(value: bytes | None, way: str = "") -> str:

@@ -64,8 +64,8 @@ def test_a_slot_without_a_worker_is_not_reported(board: Scoreboard) -> None:
         slot = board.slot(number)
         slot[W.STATE], slot[W.PID] = SlotState.STARTING, pid
     context = SimpleNamespace(board=board, token="T", master=os.getpid())
-    told = json.loads(Report(settings(), cast(Any, context)).text(0.0))["workers"]
-    assert [worker["pid"] for worker in told] == [415]
+    workers = json.loads(Report(settings(), cast(Any, context)).text(0.0))["workers"]
+    assert [worker["pid"] for worker in workers] == [415]
 
 
 def test_start_times_use_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_scheduler_is_not_counted_as_a_worker_and_its_absence_is_reported(boar
     worker, scheduler = board.slot(0), board.slot(1)
     worker[W.PID], worker[W.STATE] = 7, SlotState.WAITING
     board.set_header(H.SCHEDULER, 1)
-    told = []
+    absences = []
     for moment, state in (
         (100.0, SlotState.FREE),
         (101.0, SlotState.STARTING),
@@ -102,9 +102,9 @@ def test_a_scheduler_is_not_counted_as_a_worker_and_its_absence_is_reported(boar
         scheduler.describe(b"backup", b"")
         report.update(moment, [])
         found = json.loads(report.text(0.0))
-        told.append(found["unscheduled"])
+        absences.append(found["unscheduled"])
         assert [each["pid"] for each in found["workers"]] == [7]
         assert [each["pid"] for each in found["schedulers"]] == [8] * (state in (SlotState.STARTING, SlotState.BUSY))
         for each in found["schedulers"]:
             assert (each["entries"], each["runs"], each["run"]) == (3, 1, "backup")
-    assert told == [100.0, None, None, 103.0]
+    assert absences == [100.0, None, None, 103.0]

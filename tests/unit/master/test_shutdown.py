@@ -61,7 +61,7 @@ def test_a_running_job_is_interrupted_before_the_stop_deadline_and_killed_at_it(
     assert rig.did == [("SIGTERM", worker.pid)]
     rig.turn(0.2)
     rig.turn(0.2)
-    assert rig.did == [("SIGTERM", worker.pid), ("SIGALRM", worker.pid)], "told once"
+    assert rig.did == [("SIGTERM", worker.pid), ("SIGALRM", worker.pid)], "interrupted once"
     rig.turn(1.8)
     assert rig.did[2:] == [("killed", worker.pid)]
 
@@ -97,9 +97,9 @@ def test_a_program_that_ends_before_it_is_ready_has_not_failed_for_systemd(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, by_signal: bool, sent: list[str]
 ) -> None:
     """With --stop-when-empty, one worker may find the queues empty before the other has booted."""
-    told = list[str]()
-    monkeypatch.setattr(systemd.Notifier, "_send", lambda _, values: told.append(next(iter(values))))
+    states = list[str]()
+    monkeypatch.setattr(systemd.Notifier, "_send", lambda _, values: states.append(next(iter(values))))
     rig = make_rig()
-    told.clear()
+    states.clear()
     shutdown.begin(rig.state, "the queues are empty", Exit.OK, by_signal=by_signal)
-    assert told == sent
+    assert states == sent

@@ -83,11 +83,11 @@ def test_an_invalid_value_is_refused(name, written, says):
 
 
 def test_job_options_are_converted_and_missing_ones_stay_none():
-    said = JobOptions.read(
+    message = JobOptions.read(
         {"tries": 5, "timeout": timedelta(minutes=1), "backoff": [1, 5], "tags": ["a"], "queue": None}
     )
-    assert said == JobOptions(tries=5, timeout=60.0, backoff=(1.0, 5.0), tags=("a",))
-    assert said.queue is None
+    assert message == JobOptions(tries=5, timeout=60.0, backoff=(1.0, 5.0), tags=("a",))
+    assert message.queue is None
 
 
 @pytest.mark.parametrize(

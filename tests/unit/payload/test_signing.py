@@ -16,7 +16,7 @@ from qd.payload.reservation import answered, saving
 from qd.payload.signing import Signing
 from tests.support.fakes import FakeQd, settings
 
-OLD, NEW, OTHER = "2026a:an-old-secret-of-ours", "2026b:a-new-secret-of-ours", "2026c:the-secret-of-nobody"
+OLD, NEW, OTHER = "2026a:an-old-secret-of-ours", "2026b:a-new-secret-of-ours", "2026c:an-unknown-secret-key"
 
 
 def app_with(*keys: str) -> FakeQd:
@@ -152,7 +152,7 @@ def test_signing_keys_come_from_the_configuration_files_and_the_environment(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('keys = ["s3cret-without-an-id!"]', "signing key 1 is not ID:SECRET"),
         ('keys = ["a:s3cret-with a space"]', "signing key 1 is not ID:SECRET"),
@@ -162,8 +162,8 @@ def test_signing_keys_come_from_the_configuration_files_and_the_environment(tmp_
         ("require = true", "require = true needs signing keys"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_refused_and_not_shown(tmp_path, text: str, said: str):
-    with pytest.raises(ConfigError, match=said) as error:
+def test_a_key_that_cannot_be_used_is_refused_and_not_shown(tmp_path, text: str, message: str):
+    with pytest.raises(ConfigError, match=message) as error:
         load(tmp_path, f"[signing]\n{text}\n")
     assert "file:" in text or "s3cret" not in str(error.value)
 

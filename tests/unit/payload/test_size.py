@@ -83,14 +83,14 @@ def nested(levels: int) -> Any:
 
 @pytest.mark.parametrize("way", ["dispatch", "many", "push", "later", "raw"])
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("x" * MEGABYTE, r"bytes, more than max_payload = 1048576"),
         (nested(511), r"nested 51\d deep, .*max_depth = 512"),
     ],
     ids=["too large", "too deep"],
 )
-def test_payloads_over_a_limit_are_refused_before_anything_is_sent(way: str, value: Any, said: str):
+def test_payloads_over_a_limit_are_refused_before_anything_is_sent(way: str, value: Any, message: str):
     app = app_with()
     data = json.dumps({"to": value}).encode()
     queue = app.queue("a")
@@ -101,7 +101,7 @@ def test_payloads_over_a_limit_are_refused_before_anything_is_sent(way: str, val
         "later": lambda: queue.push("mail.welcome", {"to": value}, delay=60),
         "raw": lambda: queue.push_raw(b'{"job":"mail.welcome","data":%b}' % data),
     }
-    with pytest.raises(ArgumentError, match=said) as error:
+    with pytest.raises(ArgumentError, match=message) as error:
         calls[way]()
     assert ("this raw payload" if way == "raw" else "'mail.welcome'") in str(error.value)
     assert not app.sent
@@ -123,9 +123,9 @@ def test_limits_are_exact_to_the_byte_and_level():
     app.settings = replace(app.settings, max_payload=size)
     app.dispatch(call, call)
     assert len(app.sent) == 3
-    for largest, deepest, told in ((size - 1, 0, "max_payload"), (0, 4, "max_depth")):
+    for largest, deepest, limit in ((size - 1, 0, "max_payload"), (0, 4, "max_depth")):
         app.settings = replace(app.settings, max_payload=largest, max_depth=deepest)
-        with pytest.raises(ArgumentError, match=told):
+        with pytest.raises(ArgumentError, match=limit):
             app.dispatch(call, call)
     assert len(app.sent) == 3
 

@@ -274,10 +274,10 @@ def test_a_child_with_pdeathsig_dies_with_its_parent() -> None:
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:
-        ready, told = os.pipe()
+        ready, signal_end = os.pipe()
         if os.fork() == 0:
             assert proc.set_pdeathsig(signal.SIGKILL)
-            os.write(told, b"x")
+            os.write(signal_end, b"x")
             time.sleep(60)  # holds the pipe's end open until it is killed
             os._exit(0)
         os.read(ready, 1)

@@ -57,20 +57,20 @@ def test_a_read_during_a_change_is_retried_without_taking_a_job() -> None:
     board = Scoreboard()
     scoreboard.set_open_queues(board, True, ("a",))
     worker = looking(board, "a", "b")
-    told: list[bool] = []
+    changed: list[bool] = []
 
     class Words:
         """The keeper writes between two reads of the worker."""
 
         def __getitem__(self, at: Any) -> Any:
             found = memory[at]
-            if isinstance(at, slice) and not told:
-                told.append(True)
+            if isinstance(at, slice) and not changed:
+                changed.append(True)
                 board.words = memory
                 scoreboard.set_open_queues(board, True, ("b",))
             return found
 
     scoreboard.set_open_queues(board, True, ("a", "b"))
     memory, board.words = board.words, Words()  # type: ignore[assignment]
-    assert (worker.look(), worker.shut, told) == (False, ("a", "b"), [True])
+    assert (worker.look(), worker.shut, changed) == (False, ("a", "b"), [True])
     assert (worker.look(), worker.shut) == (True, ("a",))

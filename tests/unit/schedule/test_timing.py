@@ -92,12 +92,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("expression", "said"), WRONG, ids=[expression for expression, _ in WRONG])
-def test_a_wrong_expression_is_refused_with_the_reason(expression: str, said: str) -> None:
+@pytest.mark.parametrize(("expression", "message"), WRONG, ids=[expression for expression, _ in WRONG])
+def test_a_wrong_expression_is_refused_with_the_reason(expression: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         Cron(expression)
     text = str(caught.value)
-    assert said in text
+    assert message in text
     assert "\n" not in text
     if "cannot stand" in text or "fields" in text:
         assert "'0 7 * * *'" in text, "no example"
@@ -142,11 +142,11 @@ ZONES = [
 ]
 
 
-@pytest.mark.parametrize(("zone", "said"), ZONES)
-def test_an_unknown_zone_is_refused(zone: str, said: str) -> None:
+@pytest.mark.parametrize(("zone", "message"), ZONES)
+def test_an_unknown_zone_is_refused(zone: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         Cron("@daily", zone)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     with pytest.raises(ValueError):
         KINDS["zone"](zone)
 
@@ -172,9 +172,9 @@ def test_a_host_without_zone_data_has_utc_and_gets_a_hint() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BARE], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE)}
     )
-    tick, utc, said = ran.stdout.splitlines()
+    tick, utc, message = ran.stdout.splitlines()
     assert (float(tick), utc) == (7 * 3600, "True 1970-01-01 00:00")
-    assert said == "time zone 'Europe/Berlin' is not installed, nor any other: pip install tzdata"
+    assert message == "time zone 'Europe/Berlin' is not installed, nor any other: pip install tzdata"
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.001, 0.0105, float("nan"), float("inf")])

@@ -46,10 +46,10 @@ class Scripted:
 
     def _next(self, call: str, member: bytes = b"") -> Any:
         self.asked.append((call, member))
-        said = self.script.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        reply = self.script.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def held(self, queues: Sequence[str]) -> Any:
         return self._next("held")
@@ -142,12 +142,12 @@ def test_a_server_that_refuses_has_changed_nothing():
 @pytest.mark.parametrize("script", [[False], [AWAY, None], [AWAY, NEW, False, NEW]], ids=str)
 def test_a_lost_lease_is_reported_to_the_alarm(script, monkeypatch):
     made, queue = checkpoints(*script)
-    told = []
-    monkeypatch.setattr(made.alarm, "lease_lost", lambda: told.append(True))
+    lost = []
+    monkeypatch.setattr(made.alarm, "lease_lost", lambda: lost.append(True))
     while queue.script:
         made._not_before = 0
         made.keep(MARK, b"1")
-    assert told == [True]
+    assert lost == [True]
 
 
 def test_nothing_is_saved_after_the_end_of_a_job():

@@ -111,6 +111,6 @@ def test_a_cluster_url_lists_nodes_and_connection_options() -> None:
     ],
 )
 def test_errors_in_a_cluster_url_do_not_show_the_password(url: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why) as told:
+    with pytest.raises(ConfigError, match=why) as raised:
         seeds_of(url.replace("//", "//me:secret@"))
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(raised.value)

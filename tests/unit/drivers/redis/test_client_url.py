@@ -143,11 +143,11 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("client", "said"), REFUSED)
-def test_unsupported_clients_are_refused_when_the_app_is_created(client: Any, said: str) -> None:
+@pytest.mark.parametrize(("client", "message"), REFUSED)
+def test_unsupported_clients_are_refused_when_the_app_is_created(client: Any, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Qd(redis=client)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "secret99" not in str(raised.value)
     assert "\n" not in str(raised.value)
 

@@ -64,11 +64,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
-def test_invalid_credentials_are_one_error_that_does_not_show_them(shop: ModuleType, given: Any, said: str) -> None:
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
+def test_invalid_credentials_are_one_error_that_does_not_show_them(shop: ModuleType, given: Any, message: str) -> None:
     with pytest.raises(Unusable) as raised:
         ask(shop, Fixed(given))
-    assert str(raised.value).startswith(f"no credentials for Redis at h:6379/0: 'shop_credentials:provider' {said}")
+    assert str(raised.value).startswith(f"no credentials for Redis at h:6379/0: 'shop_credentials:provider' {message}")
     assert isinstance(raised.value, NeedsMending | Unreachable)
     assert SECRET not in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -81,7 +81,7 @@ def test_a_provider_does_not_swallow_the_end_of_a_job(shop: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("no_such_module_here:provider", "does not import: ModuleNotFoundError"),
         ("shop_credentials:other", "does not exist: module shop_credentials has no other"),
@@ -90,11 +90,11 @@ def test_a_provider_does_not_swallow_the_end_of_a_job(shop: ModuleType) -> None:
         ("Qd:NoSuchProvider", "is part of the app, which this process has not imported"),
     ],
 )
-def test_a_missing_provider_is_named(shop: ModuleType, name: str, said: str) -> None:
+def test_a_missing_provider_is_named(shop: ModuleType, name: str, message: str) -> None:
     shop.number, shop.Kind = 7, Fixed  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=name) as raised:
         check_provider(f"redis://h/0?credentials={name}")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     with pytest.raises(Unusable):
         Login(provider=name).ask("h")
 
@@ -137,11 +137,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "said"), REFUSED)
-def test_invalid_credentials_settings_are_refused(tmp_path: Path, lines: str, said: str) -> None:
+@pytest.mark.parametrize(("lines", "message"), REFUSED)
+def test_invalid_credentials_settings_are_refused(tmp_path: Path, lines: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, f"[connections.redis]\n{lines}\n")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "qd.toml:3" in str(raised.value)
 
 

@@ -28,7 +28,7 @@ class Space:
 
 @pytest.mark.parametrize("how", SENT)
 def test_the_keys_of_a_queue_are_packed_once(how: str, monkeypatch: pytest.MonkeyPatch):
-    send, told = SENT[how]
+    send, expected = SENT[how]
     space: Any = Space()
     queue = KeyspaceQueue(ConnectionSettings("redis"), space)
     send(queue)
@@ -40,4 +40,4 @@ def test_the_keys_of_a_queue_are_packed_once(how: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(protocol, "packed_items", noted)
     send(queue)
-    assert packed == [told]
+    assert packed == [expected]

@@ -50,11 +50,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("url", "said"), WRONG)
-def test_errors_in_a_url_are_named(url: str, said: str) -> None:
+@pytest.mark.parametrize(("url", "message"), WRONG)
+def test_errors_in_a_url_are_named(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Primary(url)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "secret99" not in str(raised.value)
 
