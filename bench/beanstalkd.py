@@ -1,10 +1,10 @@
-"""qd on beanstalkd beside Laravel's own beanstalkd driver, one queue, one worker, in turn, round after round.
+"""Compares qd on beanstalkd with Laravel's beanstalkd driver: one queue, one worker, in turn, round after round.
 
     python bench/beanstalkd.py [--rounds 5] [--jobs 10000] [--write]
 
-A first job, jobs that do nothing, a last job, all put before the worker starts: first and last note the clock and CPU time
-of the worker. beanstalkd keeps a binlog, as where jobs matter. qd's control connection is a Redis that keeps nothing.
---write puts the table into RESULTS.md, as a section of its own.
+A first job, no-op jobs and a last job are all put before the worker starts. The first and the last job record the clock and
+the CPU time of the worker. beanstalkd keeps a binlog, as in production. qd's control connection is a Redis without
+persistence. --write updates the section in RESULTS.md.
 """
 
 import argparse
@@ -35,23 +35,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in PEERS}
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as name:
         folder = Path(name)
         (folder / "redis").mkdir()
         with Server(folder / "redis") as server:
-            for number in range(asked.rounds):
+            for number in range(args.rounds):
                 for peer in PEERS[:: 1 if number % 2 else -1]:
-                    found[peer].append(drained(peer, folder / f"{number}-{peer}", server.url, asked.jobs))
-    text = page(found, asked.rounds, asked.jobs)
+                    found[peer].append(drained(peer, folder / f"{number}-{peer}", server.url, args.jobs))
+    text = page(found, args.rounds, args.jobs)
     print(text)
-    if asked.write:
+    if args.write:
         put(HEAD, text)
 
 
 def drained(peer: str, folder: Path, redis: str, jobs: int) -> tuple[float, float]:
-    """Jobs a second, and the worker's CPU a job in microseconds."""
+    """Jobs per second, and the worker's CPU time per job in microseconds."""
     (folder / "binlog").mkdir(parents=True)
     port = 12000 + (os.getpid() * 7 + len(str(folder))) % 9000
     server = subprocess.Popen(["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(folder / "binlog")])
@@ -75,7 +75,7 @@ def fill(peer: str, port: int, jobs: int) -> None:
         data = {"label": edge, "at": time.monotonic_ns()} if edge else []
         name = STAMPS[peer] if edge else NOOPS[peer]
         body = {"uuid": f"{number:032x}", "displayName": name, "job": name, "maxTries": None, "data": data}
-        if peer == "qd":  # Laravel counts attempts by a question to beanstalkd, qd in the payload
+        if peer == "qd":  # Laravel asks beanstalkd for the attempts, qd keeps them in the payload
             body |= {"id": f"{number:032x}", "attempts": 0, "delay": None}
         client.put(json.dumps(body, separators=(",", ":")).encode(), priority=1024, ttr=90)
     client.close()
@@ -108,15 +108,15 @@ def page(found: dict[str, list[tuple[float, float]]], rounds: int, jobs: int) ->
     lines = [
         HEAD,
         f"Made by `python bench/beanstalkd.py --write` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC,",
-        f"load {os.getloadavg()[0]:.1f}: {jobs:,} jobs in a tube, one worker of each, in turn, {rounds} rounds, the order",
-        "changing; medians, and the least and the most in brackets. qd asks beanstalkd and then its control connection for",
-        "each job, so that it runs once also when beanstalkd is started anew; Laravel's worker asks beanstalkd alone, three",
-        "times.",
+        f"load {os.getloadavg()[0]:.1f}: {jobs:,} jobs in a tube, one worker of each, in turn, {rounds} rounds, in",
+        "alternating order; medians, with the minimum and maximum in brackets. For each job qd queries beanstalkd and then",
+        "its control connection, so that the job runs once even if beanstalkd restarts; Laravel's worker queries only",
+        "beanstalkd, three times.",
         "",
         "|  | qd | Laravel | qd / Laravel, round by round |",
         "| --- | --: | --: | --: |",
     ]
-    for place, title in enumerate(("drain, jobs/s ↑", "worker CPU a job, µs ↓")):
+    for place, title in enumerate(("drain, jobs/s ↑", "worker CPU per job, µs ↓")):
         ours, theirs = ([sample[place] for sample in found[peer]] for peer in PEERS)
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         lines.append(f"| {title} | {shown(ours)} | {shown(theirs)} | {ratio:.2f} x |")

@@ -1,8 +1,8 @@
-"""qd on a Redis Cluster of three primaries beside qd on a single server, one queue, in turn, round after round.
+"""Compares qd on a Redis Cluster of three primaries with qd on a single server: one queue, in turn, round after round.
 
     python bench/cluster.py [--rounds 5] [--quick] [--write]
 
---write puts the table into RESULTS.md, as a section of its own.
+--write updates the section in RESULTS.md.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from server import Client, Server
 HEAD = "## Redis Cluster\n"
 ROWS = {
     "drain": "drain, one process, one job at a time, jobs/s ↑",
-    "worker_us": "worker CPU a job, µs ↓",
-    "enqueue": "enqueue, one producer, one call a job, jobs/s ↑",
+    "worker_us": "worker CPU per job, µs ↓",
+    "enqueue": "enqueue, one producer, one call per job, jobs/s ↑",
     "enqueue_bulk": "enqueue in bulk, jobs/s ↑",
     "pickup_p50": "pickup on an idle queue, p50, ms ↓",
     "pickup_p99": "pickup on an idle queue, p99, ms ↓",
@@ -35,8 +35,8 @@ ROWS = {
 SLOTS = 16384
 
 
-class Everywhere:
-    """A client that asks all servers the same."""
+class AllNodes:
+    """A client that sends each command to all servers."""
 
     def __init__(self, clients: list[Client]) -> None:
         self.clients = clients
@@ -46,7 +46,7 @@ class Everywhere:
 
 
 class Cluster:
-    """Three primaries on loopback, a third of the slots each, nothing on disk; as Server is to a Stage."""
+    """Three primaries on loopback with a third of the slots each, nothing on disk. A Stage uses it like a Server."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = [folder / f"node{number}" for number in range(3)]
@@ -54,13 +54,13 @@ class Cluster:
 
     def __enter__(self) -> "Cluster":
         self.nodes = [self.stack.enter_context(Node(folder)) for folder in self.folders]
-        self.client: Any = Everywhere([node.client for node in self.nodes])
+        self.client: Any = AllNodes([node.client for node in self.nodes])
         share = SLOTS // 3 + 1
         for number, node in enumerate(self.nodes):
             node.client.call("CLUSTER", "ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share)))
             for other in self.nodes:
                 node.client.call("CLUSTER", "MEET", "127.0.0.1", other.port)
-        while not all(b"cluster_state:ok" in said for said in self.client.call("CLUSTER", "INFO")):
+        while not all(b"cluster_state:ok" in reply for reply in self.client.call("CLUSTER", "INFO")):
             time.sleep(0.05)
         return self
 
@@ -91,24 +91,24 @@ class Node(Server):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="few jobs: shows that all of it runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    asked = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="few jobs: a smoke test, not a measurement")
+    parser.add_argument("--write", action="store_true", help="update the section in RESULTS.md")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as name, ExitStack() as stack:
         places = {}
         for kind, server in (("single", Server), ("cluster", Cluster)):
             folder = Path(name) / kind
             folder.mkdir()
             places[kind] = Stage(folder, stack.enter_context(server(folder)))  # type: ignore[arg-type]
-        samples = measured(places, asked.rounds, QUICK if asked.quick else Scale(samples=100))
-    text = page(samples, asked.rounds)
+        samples = measured(places, args.rounds, QUICK if args.quick else Scale(samples=100))
+    text = page(samples, args.rounds)
     print(text)
-    if asked.write:
+    if args.write:
         put(HEAD, text)
 
 
 def measured(places: dict[str, Stage], rounds: int, scale: Scale) -> dict[str, dict[str, list[float]]]:
-    """Kind of server -> row -> a number each round; the order changes from round to round."""
+    """Kind of server -> row -> one number per round; the order alternates."""
     found: dict[str, dict[str, list[float]]] = {kind: {} for kind in places}
     peer = lineup.peers()["qd"]
     for measure in (drain, enqueue, pickup):
@@ -125,7 +125,7 @@ def page(samples: dict[str, dict[str, list[float]]], rounds: int) -> str:
         HEAD,
         f"Made by `python bench/cluster.py --write` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC,",
         f"load {os.getloadavg()[0]:.1f}: one queue on a single Redis and on a cluster of three primaries, in turn,",
-        f"{rounds} rounds, the order changing; medians, and the least and the most in brackets.",
+        f"{rounds} rounds, in alternating order; medians, with the minimum and maximum in brackets.",
         "",
         "|  | single | cluster | cluster / single, round by round |",
         "| --- | --: | --: | --: |",

@@ -1,9 +1,9 @@
-"""qd beside Laravel's database driver on the same servers, in turn, round after round: the part "Databases" of RESULTS.md.
+"""Compares qd with Laravel's database driver on the same servers, in turn, round after round: "Databases" in RESULTS.md.
 
     python bench/database.py [--rounds 3] [--jobs 3000] [--write]
 
-PostgreSQL and MariaDB wait for the disk at each commit, SQLite is as qd opens it. Each side has one worker process. A drain
-is taken from the table: how long its rows need from a tenth of them gone to none left.
+PostgreSQL and MariaDB fsync each commit; SQLite runs as qd opens it. Each side has one worker process. The drain rate is
+measured in the table: from a tenth of the rows gone until no row is left.
 """
 
 import argparse
@@ -33,11 +33,11 @@ NOOP = {
     "laravel": '{"uuid":"%d","displayName":"Noop","job":"Noop","maxTries":null,"maxExceptions":null,"failOnTimeout":false,'
     '"backoff":null,"timeout":null,"data":""}',
 }
-SAMPLES = 150  # pickups a round
+SAMPLES = 150  # pickups per round
 
 
-class Place:
-    """A database with its tables, and the workers on it."""
+class Target:
+    """A database with its tables, and the workers that use it."""
 
     def __init__(self, kind: str, url: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
@@ -48,17 +48,17 @@ class Place:
         )
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(("QD_", "REDIS"))}
         self.env |= {"PYTHONPATH": f"{ROOT / 'daemon'}:{BENCH / 'peers'}", "BENCH_TMP": str(folder)}
-        self.env |= {"BENCH_FIFO": str(folder / "fifo"), "BENCH_DATABASE": json.dumps(as_php_has_it(self.engine.url))}
+        self.env |= {"BENCH_FIFO": str(folder / "fifo"), "BENCH_DATABASE": json.dumps(php_config(self.engine.url))}
         subprocess.run([*QD, "migrate"], cwd=folder, env=self.env, check=True, stdout=subprocess.DEVNULL)
         os.mkfifo(folder / "fifo")
 
     @contextmanager
     def worker(self, peer: str) -> Iterator[None]:
-        words = [*QD, "work", "-w", "1", "--log-level", "warning"]
+        argv = [*QD, "work", "-w", "1", "--log-level", "warning"]
         if peer == "laravel":
-            words = ["php", str(BENCH / "peers" / "laravel.php"), "work"]
+            argv = ["php", str(BENCH / "peers" / "laravel.php"), "work"]
         with (self.folder / f"{peer}.log").open("ab") as log:
-            process = subprocess.Popen(words, cwd=self.folder, env=self.env, stdout=log, stderr=log)
+            process = subprocess.Popen(argv, cwd=self.folder, env=self.env, stdout=log, stderr=log)
             try:
                 yield
             finally:
@@ -66,7 +66,7 @@ class Place:
                 process.wait(30)
 
     def drain(self, peer: str, jobs: int) -> float:
-        """Jobs a second."""
+        """Jobs per second."""
         with self.engine.begin() as connection:
             rows = [{"payload": NOOP[peer] % number} for number in range(jobs)]
             connection.execute(sql.text(INSERT), rows)
@@ -77,7 +77,7 @@ class Place:
             return jobs * 0.9 / (self.wait(connection, 0) - began)
 
     def wait(self, connection: sql.Connection, left: int) -> float:
-        """The moment at which no more rows than that are there."""
+        """Wait until at most `left` rows remain. Returns the monotonic time."""
         until = time.monotonic() + 300
         while time.monotonic() < until:
             found = connection.execute(sql.text("SELECT count(*) FROM jobs")).scalar_one()
@@ -85,29 +85,29 @@ class Place:
             if found <= left:
                 return time.monotonic()
             time.sleep(0.02)
-        raise TimeoutError(f"{self.kind}: jobs are left: {(self.folder / 'qd.log').read_text()[-500:]}")
+        raise TimeoutError(f"{self.kind}: jobs remain: {(self.folder / 'qd.log').read_text()[-500:]}")
 
     def pickup(self) -> list[float]:
         """Milliseconds from just before the push to the first line of the job, the worker idle at each push."""
         producer = [sys.executable, str(BENCH / "peers" / "qd_app.py")]
         with self.worker("qd"), subprocess.Popen(
             producer, cwd=self.folder, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as asked, os.fdopen(os.open(self.folder / "fifo", os.O_RDWR)) as stamps:  # fmt: skip
+        ) as dispatcher, os.fdopen(os.open(self.folder / "fifo", os.O_RDWR)) as stamps:  # fmt: skip
             waits = []
             for number in range(-10, SAMPLES):
-                self.tell(asked, do="stamp", label=str(number))
+                self.send(dispatcher, do="stamp", label=str(number))
                 _, at, started, *_ = stamps.readline().split()
                 if number >= 0:
                     waits.append((int(started) - int(at)) / 1e6)
                 time.sleep(0.04)
-            assert asked.stdin is not None
-            asked.stdin.close()
+            assert dispatcher.stdin is not None
+            dispatcher.stdin.close()
         return waits
 
-    def tell(self, asked: Any, **order: object) -> None:
-        asked.stdin.write(json.dumps(order) + "\n")
-        asked.stdin.flush()
-        asked.stdout.readline()
+    def send(self, dispatcher: Any, **order: object) -> None:
+        dispatcher.stdin.write(json.dumps(order) + "\n")
+        dispatcher.stdin.flush()
+        dispatcher.stdout.readline()
 
 
 QD = [sys.executable, "-m", "qd"]
@@ -117,7 +117,7 @@ INSERT = (
 )
 
 
-def as_php_has_it(url: sql.URL) -> dict[str, object]:
+def php_config(url: sql.URL) -> dict[str, object]:
     driver = {"postgresql": "pgsql", "mysql": "mysql", "sqlite": "sqlite"}[url.get_backend_name()]
     if driver == "sqlite":
         return {"driver": driver, "database": url.database}
@@ -126,11 +126,11 @@ def as_php_has_it(url: sql.URL) -> dict[str, object]:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--jobs", type=int, default=3000)
-    asked.add_argument("--write", action="store_true")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
     rates: dict[tuple[str, str], list[float]] = {}
     waits: dict[str, list[float]] = {}
     with (
@@ -139,21 +139,21 @@ def main() -> int:
         MariaDb(durable=True) as maria,
     ):
         home = Path(folder)
-        places = [
-            Place("PostgreSQL", postgres.fresh_database(), home / "postgres"),
-            Place("MariaDB", maria.fresh_database(), home / "mariadb"),
-            Place("SQLite", f"sqlite:///{home / 'jobs.sqlite'}", home / "sqlite"),
+        targets = [
+            Target("PostgreSQL", postgres.fresh_database(), home / "postgres"),
+            Target("MariaDB", maria.fresh_database(), home / "mariadb"),
+            Target("SQLite", f"sqlite:///{home / 'jobs.sqlite'}", home / "sqlite"),
         ]
-        for number in range(given.rounds):
-            for place in places:
+        for number in range(args.rounds):
+            for target in targets:
                 for peer in ("qd", "laravel") if number % 2 else ("laravel", "qd"):
-                    rate = place.drain(peer, given.jobs)
-                    rates.setdefault((place.kind, peer), []).append(rate)
-                    print(f"round {number + 1}: {place.kind} {peer} {rate:,.0f} jobs/s", file=sys.stderr, flush=True)
-                waits.setdefault(place.kind, []).extend(place.pickup())
-        text = table(places, rates, waits, given.rounds, given.jobs)
+                    rate = target.drain(peer, args.jobs)
+                    rates.setdefault((target.kind, peer), []).append(rate)
+                    print(f"round {number + 1}: {target.kind} {peer} {rate:,.0f} jobs/s", file=sys.stderr, flush=True)
+                waits.setdefault(target.kind, []).extend(target.pickup())
+        text = table(targets, rates, waits, args.rounds, args.jobs)
     print(text)
-    if given.write:
+    if args.write:
         page = BENCH / "RESULTS.md"
         before, _, rest = page.read_text().partition("## Databases\n")
         _, head, behind = rest.partition("\n## ")
@@ -162,7 +162,7 @@ def main() -> int:
 
 
 def table(
-    places: list[Place],
+    targets: list[Target],
     rates: dict[tuple[str, str], list[float]],
     waits: dict[str, list[float]],
     rounds: int,
@@ -177,12 +177,12 @@ def table(
         "|  | qd, jobs/s ↑ | Laravel's database driver | pickup on an idle queue, p50, ms ↓ | p99 |",
         "| --- | --: | --: | --: | --: |",
     ]  # fmt: skip
-    for place in places:
-        ours, theirs = median(rates[place.kind, "qd"]), median(rates[place.kind, "laravel"])
-        found = sorted(waits[place.kind])
+    for target in targets:
+        ours, theirs = median(rates[target.kind, "qd"]), median(rates[target.kind, "laravel"])
+        found = sorted(waits[target.kind])
         quick, slow = found[len(found) // 2], found[len(found) * 99 // 100]
         lines.append(
-            f"| {place.kind} | **{ours:,.0f}** | {theirs:,.0f} ({ours / theirs:.1f} x) | {quick:.1f} | {slow:.1f} |"
+            f"| {target.kind} | **{ours:,.0f}** | {theirs:,.0f} ({ours / theirs:.1f} x) | {quick:.1f} | {slow:.1f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Who runs: how each peer's worker and producer are started, how many jobs it gets, which versions stand behind it."""
+"""The peers: how each one's worker and producer are started, how many jobs it gets, and its versions."""
 
 import subprocess
 import sys
@@ -11,17 +11,17 @@ APPS = BENCH / "peers"
 VENV = ROOT / ".venv-bench"
 PEER_PYTHON = str(VENV / "bin" / "python")
 
-PYTHON_PEERS = {"celery", "rq"}  # they have an environment of their own, and need network to install it
+PYTHON_PEERS = {"celery", "rq"}  # installed in a separate environment, which needs network
 
 Argv = list[str]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`one`: one worker that stays. `drain`: one that leaves when the queue is empty, where the peer can (`leaves`).
-    `many`: eight workers, as the peer's users run them. `later`: one that also runs delayed jobs.
+    """`one`: a worker that keeps running. `drain`: a worker that exits when the queue is empty, if the peer supports it
+    (`leaves`). `many`: eight workers, as the peer's users run them. `later`: a worker that also runs delayed jobs.
 
-    Job counts are chosen so that one sample takes a few seconds; `bulk` 0 means the peer has no call for it.
+    Job counts are chosen so that one sample takes a few seconds; `bulk` 0 means that the peer has no bulk call.
     """
 
     name: str
@@ -115,12 +115,12 @@ def _rq() -> Peer:
 
 
 def peers() -> dict[str, Peer]:
-    """In the order of the tables, by the name that --peers takes."""
+    """In the order of the tables, keyed by the name that --peers accepts."""
     return {peer.name.lower(): peer for peer in (_qd(), _laravel(), _celery(), _rq())}
 
 
 def install() -> None:
-    """The Python peers, into their own environment, once: the stamp is the requirements file as it was installed."""
+    """Install the Python peers into their environment, once. The stamp is a copy of the installed requirements file."""
     wanted = (APPS / "requirements.txt").read_text()
     stamp = VENV / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
@@ -137,24 +137,28 @@ def absent(peer: Peer) -> str | None:
     if peer.name != "Laravel":
         return None
     check = "require 'Illuminate/Queue/autoload.php'; echo extension_loaded('redis') ? 'yes' : 'no';"
-    if _told(["php", "-r", check]) == ["yes"]:
+    if _output_words(["php", "-r", check]) == ["yes"]:
         return None
     return "no PHP with phpredis and illuminate/queue (Debian: apt install php-redis php-illuminate-queue)"
 
 
 def versions() -> dict[str, str]:
-    """Program -> version, as the programs themselves say."""
+    """Program -> version, as each program reports it."""
     python = "from importlib.metadata import version; print(*map(version, ('rq', 'celery', 'kombu', 'redis')))"
-    of_python = zip(("rq", "celery", "kombu", "redis-py"), _told([PEER_PYTHON, "-c", python]), strict=False)
-    of_php = zip(("php", "phpredis"), _told(["php", "-r", "echo PHP_VERSION.' '.phpversion('redis');"]), strict=False)
-    debian = zip(
-        ("illuminate/queue",), _told(["dpkg-query", "-W", "-f", "${Version}", "php-illuminate-queue"]), strict=False
+    of_python = zip(("rq", "celery", "kombu", "redis-py"), _output_words([PEER_PYTHON, "-c", python]), strict=False)
+    of_php = zip(
+        ("php", "phpredis"), _output_words(["php", "-r", "echo PHP_VERSION.' '.phpversion('redis');"]), strict=False
     )
-    commit = zip(("qd",), _told(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]), strict=False)
+    debian = zip(
+        ("illuminate/queue",),
+        _output_words(["dpkg-query", "-W", "-f", "${Version}", "php-illuminate-queue"]),
+        strict=False,
+    )
+    commit = zip(("qd",), _output_words(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]), strict=False)
     return {**dict(commit), "python": sys.version.split()[0], **dict(of_python), **dict(of_php), **dict(debian)}
 
 
-def _told(argv: Argv) -> list[str]:
+def _output_words(argv: Argv) -> list[str]:
     try:
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""app.lock beside redis-py's Lock: both on one server, in turns, so that the machine's moods hit both alike.
+"""Compares app.lock with redis-py's Lock: both on one server, in turn, so that changes of the machine affect both alike.
 
     python bench/locks.py [--rounds 5]
 
-redis-py comes with .venv-bench, which bench/run.py makes. Medians of the rounds; what a pair of numbers means stands in
-bench/README.md.
+Prints the medians of the rounds; bench/README.md explains the numbers.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from pathlib import Path
 from lineup import ROOT
 
 MEASURES = {"pairs": 2000, "hand_over": 30}
-UNITS = {"pairs": "a second, taken and given back", "hand_over": "ms until the next one is inside"}
+UNITS = {"pairs": "per second, acquired and released", "hand_over": "ms until the next holder runs"}
 
 
 class Peer:

@@ -1,4 +1,4 @@
-"""What is measured. Each function takes one sample of one peer, metric -> number; run.py takes them in turn."""
+"""The measures. Each function takes one sample of one peer (metric -> number); run.py calls them in turn."""
 
 import random
 import time
@@ -19,7 +19,7 @@ EIGHT = 8
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything: 1 for the real run, less to see that it works."""
+    """The size of the samples: factor 1 for the real run, less for a smoke test."""
 
     factor: float = 1.0
     samples: int = 200
@@ -36,7 +36,7 @@ QUICK = Scale(factor=0.02, samples=20, idle=3.0, span=3.0, starts=1, pings=200)
 
 
 def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """No-op jobs a second, one process, one job at a time, from the first job's first line to the last job's."""
+    """No-op jobs per second: one process, one job at a time, from the first line of the first job to that of the last."""
     jobs = scale.jobs(peer.jobs)
     with stage.producer(peer) as producer:
         producer.ask("stamp", label="first")
@@ -62,7 +62,7 @@ def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def enqueue(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """Jobs a second that one producer sends: one call a job, and many at once."""
+    """Jobs per second that one producer sends: one call per job, and in bulk."""
     with stage.producer(peer) as producer:
         producer.ask("single", jobs=scale.jobs(500))
         found = {"enqueue": scale.jobs(peer.single) / producer.ask("single", jobs=scale.jobs(peer.single))}
@@ -86,7 +86,7 @@ def pickup(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def late(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """Milliseconds between the moment a job was asked for and its first line. Negative: it started too early."""
+    """Milliseconds from the due time of a delayed job to its first line. Negative: it started too early."""
     with stage.producer(peer) as producer, stage.workers(peer, peer.later):
         producer.ask("stamp", label="ready")
         list(stage.stamps(1))
@@ -99,7 +99,7 @@ def late(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def idle(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """Commands a second on the wire and CPU of an idle worker; `wire:NAME` is one process, by its connection's name."""
+    """Commands per second on the wire and CPU of an idle worker; `wire:NAME` is one process, by its connection's name."""
     with stage.producer(peer) as producer, stage.workers(peer, peer.one) as workers:
         warm(stage, producer.ask, 1)
         time.sleep(SETTLED)
@@ -115,7 +115,7 @@ def idle(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def by_process(stage: Stage, workers: Workers, wire: Counter[str]) -> Counter[str]:
-    """Commands a client -> commands a process. A process is called as its connection is, else as its pid."""
+    """Commands per client -> commands per process. The name of a process is that of its connection, else its pid."""
     owners, names = tree.ports(workers.family()), stage.server.names()
     found: Counter[str] = Counter()
     for port, process in owners.items():
@@ -125,7 +125,7 @@ def by_process(stage: Stage, workers: Workers, wire: Counter[str]) -> Counter[st
 
 
 def warm(stage: Stage, ask: Callable[..., float], jobs: int) -> None:
-    """Some jobs through the worker, so that all it loads late is loaded."""
+    """Run some jobs through the worker, so that lazily loaded modules are loaded."""
     ask("bulk", jobs=20 * jobs)
     for number in range(jobs):
         ask("stamp", label=str(number))
@@ -147,7 +147,7 @@ def memory(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def start(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """Seconds from the start of the process to the first line of a job that waited. The files are in the page cache."""
+    """Seconds from the start of the process to the first line of a waiting job. The files are in the page cache."""
     taken = []
     with stage.producer(peer) as producer:
         for number in range(-1, scale.starts):
@@ -161,7 +161,7 @@ def start(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 
 def commands(stage: Stage, peer: Peer, scale: Scale) -> Sample:
-    """Redis commands a job: those on the wire, and with those that scripts call inside the server."""
+    """Redis commands per job: on the wire, and including the commands that scripts call inside the server."""
     jobs = max(200, scale.jobs(1000))
     with stage.producer(peer) as producer:
         producer.ask("stamp", label="first")

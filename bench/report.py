@@ -1,4 +1,4 @@
-"""Samples -> the page RESULTS.md. Pure: `python bench/report.py` renders the last run again."""
+"""Renders samples as the page RESULTS.md. No I/O: `python bench/report.py` renders the last run again."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ US = "qd"
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of one measure: how it is called, printed, and which way is better."""
+    """One metric of one measure: its title, format and which direction is better."""
 
     measure: str
     metric: str
@@ -24,20 +24,20 @@ class Row:
 
 ROWS = [
     Row("drain", "drain", "drain, one process, one job at a time, jobs/s", "{:,.0f}", True),
-    Row("drain", "worker_us", "worker CPU a job, µs", "{:,.0f}"),
-    Row("drain", "server_us", "Redis CPU a job, µs", "{:,.0f}"),
+    Row("drain", "worker_us", "worker CPU per job, µs", "{:,.0f}"),
+    Row("drain", "server_us", "Redis CPU per job, µs", "{:,.0f}"),
     Row("drain", "round_trip_us", "a round trip to Redis (PING) before that drain, µs", "{:,.1f}"),
-    Row("commands", "wire", "commands a job on the wire", "{:.1f}"),
-    Row("commands", "commands", "commands a job with those inside scripts", "{:.1f}"),
-    Row("enqueue", "enqueue", "enqueue, one producer, one call a job, jobs/s", "{:,.0f}", True),
+    Row("commands", "wire", "commands per job on the wire", "{:.1f}"),
+    Row("commands", "commands", "commands per job, including those inside scripts", "{:.1f}"),
+    Row("enqueue", "enqueue", "enqueue, one producer, one call per job, jobs/s", "{:,.0f}", True),
     Row("enqueue", "enqueue_bulk", "enqueue in bulk, jobs/s", "{:,.0f}", True),
     Row("pickup", "pickup_p50", "pickup on an idle queue, p50, ms", "{:.2f}"),
     Row("pickup", "pickup_p99", "pickup on an idle queue, p99, ms", "{:.2f}"),
     Row("late", "late_p50", "lateness of a delayed job, p50, ms", "{:.1f}"),
     Row("late", "late_p99", "lateness of a delayed job, p99, ms", "{:.1f}"),
     Row("late", "early", "delayed jobs that started too early, %", "{:.0f}"),
-    Row("idle", "idle_wire", "idle: commands a second, all processes", "{:.2f}"),
-    Row("idle", "idle_wire_max", "idle: commands a second of the busiest process", "{:.2f}"),
+    Row("idle", "idle_wire", "idle: commands per second, all processes", "{:.2f}"),
+    Row("idle", "idle_wire_max", "idle: commands per second of the busiest process", "{:.2f}"),
     Row("idle", "idle_cpu", "idle: CPU of the whole tree, %", "{:.3f}"),
     Row("memory", "pss_1", "memory (PSS of the tree), 1 worker, MB", "{:.1f}"),
     Row("memory", "pss_8", "memory (PSS of the tree), 8 workers, MB", "{:.1f}"),
@@ -77,14 +77,14 @@ GOALS = [
 HEAD = """\
 # Results
 
-Made by `make bench`; README.md beside this page says what each line means and how it is taken. Each cell is the
-median of the rounds; behind a peer's number stands qd's divided by it. **Compare the ratios**: the same machine may run
-twice as fast an hour later, but all peers were measured in turn in this one run. ↑ more is better, ↓ less is better.
+Made by `make bench`; README.md in this folder explains each line. Each cell is the median of the rounds; in brackets
+behind a peer's number is qd's number divided by it. **Compare the ratios**: the same machine may be twice as fast an hour
+later, but this run measured all peers in turn. ↑ more is better, ↓ less is better.
 """
 
 
 def render(facts: dict[str, str], samples: Samples) -> str:
-    """The whole page. Rows and columns without a sample are left out."""
+    """The whole page, without rows and columns that have no sample."""
     medians = {(row.metric, peer): value for row in ROWS for peer, value in _medians(samples, row).items()}
     peers = list(dict.fromkeys(peer for peer, taken in _columns(samples) if taken))
     parts = [HEAD, _facts(facts), "## Side by side\n\n" + _side_by_side(medians, peers)]

@@ -1,8 +1,8 @@
-"""`make bench`: qd beside rq, celery and Laravel's worker on one Redis, in turn, round after round -> bench/RESULTS.md.
+"""`make bench` compares qd with rq, celery and Laravel's worker on one Redis, in turn, and writes bench/RESULTS.md.
 
     python bench/run.py [--measures drain,pickup] [--peers qd,laravel] [--rounds 3] [--quick]
 
-A run that is not the whole one prints its table and leaves RESULTS.md alone, unless --write asks for it.
+A partial run prints its table and leaves RESULTS.md unchanged, unless --write is given.
 """
 
 import argparse
@@ -30,14 +30,14 @@ Samples = dict[str, dict[str, list[Sample]]]
 
 def main() -> int:
     everyone = lineup.peers()
-    asked = arguments(list(everyone))
-    if lineup.PYTHON_PEERS & set(asked.peers):
+    args = arguments(list(everyone))
+    if lineup.PYTHON_PEERS & set(args.peers):
         lineup.install()
-    peers = [everyone[name] for name in asked.peers if not missing(everyone[name])]
+    peers = [everyone[name] for name in args.peers if not missing(everyone[name])]
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as folder, Server(Path(folder)) as server:
         stage = Stage(Path(folder), server)
-        facts = describe(server, asked)
-        samples, broken = measure(stage, peers, asked.measures, asked.rounds, QUICK if asked.quick else Scale())
+        facts = describe(server, args)
+        samples, broken = measure(stage, peers, args.measures, args.rounds, QUICK if args.quick else Scale())
         facts["load after"] = f"{os.getloadavg()[0]:.2f}"
         if broken:
             print_logs(Path(folder))
@@ -45,50 +45,48 @@ def main() -> int:
     RAW.parent.mkdir(exist_ok=True)
     RAW.write_text(json.dumps({"facts": facts, "samples": samples}, indent=1))
     print(text)
-    if asked.write or (whole(asked, list(everyone)) and len(peers) == len(everyone) and not broken):
+    if args.write or (whole(args, list(everyone)) and len(peers) == len(everyone) and not broken):
         page = lineup.BENCH / "RESULTS.md"
         _, head, rest = page.read_text().partition("## The schedule\n")  # made by schedule.py
         page.write_text(text + ("\n" if head else "") + head + rest)
     else:
-        say("RESULTS.md is left as it was: this was not the whole run, or not all of it worked (--write writes it)")
+        log("RESULTS.md is unchanged: this was a partial run, or some measures failed (--write overrides)")
     return 1 if broken else 0
 
 
 def arguments(known: list[str]) -> argparse.Namespace:
     def some(all_of_them: list[str]) -> Any:
         def chosen(text: str) -> list[str]:
-            words = text.split(",")
-            if unknown := [word for word in words if word not in all_of_them]:
+            names = text.split(",")
+            if unknown := [name for name in names if name not in all_of_them]:
                 raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)} (known: {', '.join(all_of_them)})")
-            return words
+            return names
 
         return chosen
 
-    parser = argparse.ArgumentParser(prog="bench/run.py", description="qd beside its peers, on this machine")
+    parser = argparse.ArgumentParser(prog="bench/run.py", description="compare qd with its peers on this machine")
     parser.add_argument("--measures", type=some(list(MEASURES)), default=list(MEASURES), help=", ".join(MEASURES))
     parser.add_argument("--peers", type=some(known), default=known, help=", ".join(known))
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turn (3)")
-    parser.add_argument(
-        "--quick", action="store_true", help="few jobs and samples: shows that all of it runs, not how fast"
-    )
-    parser.add_argument("--write", action="store_true", help="write RESULTS.md although this is not the whole run")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each peer is measured (3)")
+    parser.add_argument("--quick", action="store_true", help="few jobs and samples: a smoke test, not a measurement")
+    parser.add_argument("--write", action="store_true", help="write RESULTS.md even after a partial run")
     return parser.parse_args()
 
 
 def missing(peer: Peer) -> bool:
     if why := lineup.absent(peer):
-        say(f"{peer.name} is left out: {why}")
+        log(f"{peer.name} is skipped: {why}")
     return why is not None
 
 
-def whole(asked: argparse.Namespace, known: list[str]) -> bool:
-    return asked.measures == list(MEASURES) and asked.peers == known and asked.rounds >= 3 and not asked.quick
+def whole(args: argparse.Namespace, known: list[str]) -> bool:
+    return args.measures == list(MEASURES) and args.peers == known and args.rounds >= 3 and not args.quick
 
 
 def measure(
     stage: Stage, peers: list[Peer], measures: list[str], rounds: int, scale: Scale
 ) -> tuple[Samples, list[str]]:
-    """Peers take turns inside each measure of each round, so that a drift of the machine meets all of them alike."""
+    """Peers take turns inside each measure of each round, so that a drift of the machine affects all of them alike."""
     samples: Samples = {name: {peer.name: [] for peer in peers} for name in measures}
     broken = []
     for number in range(1, rounds + 1):
@@ -100,16 +98,16 @@ def measure(
                     sample = MEASURES[name](stage, peer, scale)
                 except (TimeoutError, RuntimeError) as error:
                     broken.append(f"{name} {peer.name}: {error}")
-                    say(f"round {number} {name:9} {peer.name:8} failed: {error}")
+                    log(f"round {number} {name:9} {peer.name:8} failed: {error}")
                     continue
                 samples[name][peer.name].append(sample)
                 shown = " ".join(f"{metric}={value:.4g}" for metric, value in sample.items())
-                say(f"round {number} {name:9} {peer.name:8} {time.monotonic() - began:5.1f} s  {shown}")
+                log(f"round {number} {name:9} {peer.name:8} {time.monotonic() - began:5.1f} s  {shown}")
     return samples, broken
 
 
-def describe(server: Server, asked: argparse.Namespace) -> dict[str, str]:
-    """The facts a reader needs to weigh the numbers."""
+def describe(server: Server, args: argparse.Namespace) -> dict[str, str]:
+    """The facts a reader needs to judge the numbers."""
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
@@ -117,7 +115,7 @@ def describe(server: Server, asked: argparse.Namespace) -> dict[str, str]:
         "machine": f"{os.cpu_count()} CPUs, {cpu.split(':')[-1].strip()}, {memory:.0f} GiB, Linux {platform.release()}",
         "redis": f"{server.version()}, tcp on loopback, nothing on disk",
         **lineup.versions(),
-        "rounds": f"{asked.rounds}{' (quick: not for comparison)' if asked.quick else ''}",
+        "rounds": f"{args.rounds}{' (quick: not for comparison)' if args.quick else ''}",
         "load before": f"{os.getloadavg()[0]:.2f}",
     }
 
@@ -128,7 +126,7 @@ def print_logs(folder: Path) -> None:
             print(f"--- {log.name}", *tail, sep="\n", file=sys.stderr)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

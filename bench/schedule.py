@@ -1,8 +1,8 @@
-"""What 10,000 entries of the schedule cost: `python bench/schedule.py [--entries 10000] [--seconds 60] [--write]`.
+"""Measures the cost of 10,000 schedule entries: `python bench/schedule.py [--entries 10000] [--seconds 60] [--write]`.
 
-One real `qd schedule work` a case, on a Redis of its own. CPU is the scheduler's process alone, by /proc; lateness is what
-its own lines say (schedule.sent late=), from the tick to the moment at which Redis had the job, both by Redis's clock.
---write puts the table into RESULTS.md, as a section of its own.
+Each case runs one real `qd schedule work` on a separate Redis. CPU is that of the scheduler process, from /proc. Lateness
+is what its log reports (schedule.sent late=): from the tick until Redis has the job, both by Redis's clock. --write
+updates the section in RESULTS.md.
 """
 
 import argparse
@@ -47,7 +47,7 @@ LATE = re.compile(rb"schedule\.sent .* late=([\d.]+)")
 
 
 def put(head: str, text: str) -> None:
-    """The section that begins with `head` in the place of the old one, or at the end."""
+    """Write the section that begins with `head` in place of the old one, or at the end."""
     before, found, after = PAGE.read_text().partition(head)
     _, following, rest = after.partition("\n## ") if found else ("", "", "")
     PAGE.write_text(before.rstrip() + "\n\n" + text + (following + rest if following else ""))
@@ -56,18 +56,18 @@ def put(head: str, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long each case is watched")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    asked = parser.parse_args()
-    rows = [row(title, *watched(cron, asked.entries, asked.seconds)) for title, cron in CASES.items()]
-    text = section(rows, asked.entries, asked.seconds)
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each case")
+    parser.add_argument("--write", action="store_true", help="update the section in RESULTS.md")
+    args = parser.parse_args()
+    rows = [row(title, *watched(cron, args.entries, args.seconds)) for title, cron in CASES.items()]
+    text = section(rows, args.entries, args.seconds)
     print(text)
-    if asked.write:
+    if args.write:
         put(HEAD, text)
 
 
 def watched(cron: str, entries: int, seconds: float) -> tuple[float, list[float]]:
-    """CPU of the scheduler in percent of one core, and how late its jobs were sent, in ms."""
+    """CPU of the scheduler in percent of one core, and the lateness of its jobs in ms, sorted."""
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as name, Server(Path(name)) as server:
         folder, log = Path(name), Path(name) / "log"
         (folder / "jobs.py").write_text(JOBS.format(entries=entries, cron=cron))
@@ -95,17 +95,17 @@ def found(master: int, log: Path) -> psutil.Process:
                 if " ".join(child.cmdline()).startswith("qd: scheduler"):
                     return child
         time.sleep(0.1)
-    sys.exit(f"no scheduler came up within 30 s: {log.read_text()}")
+    sys.exit(f"no scheduler started within 30 s: {log.read_text()}")
 
 
 def server_has(server: Server, entries: int) -> None:
-    """Until the scheduler has seen all of them, and is past its first second."""
+    """Wait until the scheduler has registered all entries and is past its first seconds."""
     for _ in range(300):
         if server.client.call("HLEN", "qd:ticks") == entries:
             time.sleep(2.0)
             return
         time.sleep(0.1)
-    sys.exit("not all entries were seen within 30 s")
+    sys.exit("the scheduler did not register all entries within 30 s")
 
 
 def row(title: str, share: float, late: list[float]) -> list[str]:
@@ -119,13 +119,11 @@ def section(rows: list[list[str]], entries: int, seconds: float) -> str:
     head = ["", "CPU, % of a core", "jobs sent", "late p50, ms", "late p99, ms", "latest, ms"]
     lines = [head, ["---", *["--:"] * 5], *rows]
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    told = f"Made by `python bench/schedule.py --write` on {when}, load {os.getloadavg()[0]:.2f}: one\n"
-    told += (
-        f"`qd schedule work`, {entries:,} entries, each of which sends a job; each case watched for {seconds:.0f} s.\n"
-    )
+    text = f"Made by `python bench/schedule.py --write` on {when}, load {os.getloadavg()[0]:.2f}: one\n"
+    text += f"`qd schedule work`, {entries:,} entries, each of which sends a job; each case ran for {seconds:.0f} s.\n"
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
-        told += "The machine had other work, over which all of this had precedence (`chrt -f 10`).\n"
-    return f"{HEAD}\n{told}\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+        text += "The machine had other work, with lower priority than this (`chrt -f 10`).\n"
+    return f"{HEAD}\n{text}\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The Redis of one benchmark run: started here, on loopback and a free port, nothing on disk. And a client for it.
+"""The Redis of one benchmark run, on loopback and a free port, nothing on disk, and a client for it.
 
-The client is small and the benchmark's own, so that what is measured is not measured through itself.
+The client is separate from qd's, so that qd is not measured through its own code.
 """
 
 import shutil
@@ -17,7 +17,7 @@ import hiredis
 
 
 class Client:
-    """One connection that asks and waits. An error reply is raised."""
+    """One connection that sends a command and waits for the reply. Raises error replies."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -51,7 +51,7 @@ class Command(NamedTuple):
 
 
 class Monitor:
-    """All that the server runs from here on; `stop()` hands it over. It slows the server: never beside a timing."""
+    """Records all commands of the server until `stop()` returns them. It slows the server: never use it with a timing."""
 
     def __init__(self, port: int) -> None:
         self.ours = Client(port)
@@ -103,7 +103,7 @@ class Server:
         return self.client.info("server")["redis_version"]
 
     def cpu(self) -> float:
-        """Seconds of CPU the server has used."""
+        """Seconds of CPU time that the server has used."""
         used = self.client.info("cpu")
         return float(used["used_cpu_user_main_thread"]) + float(used["used_cpu_sys_main_thread"])
 
@@ -117,7 +117,7 @@ class Server:
         return median(taken)
 
     def names(self) -> dict[int, str]:
-        """Local port -> the name the connection gave itself (CLIENT SETNAME), where it gave one."""
+        """Local port -> the connection's name (CLIENT SETNAME), if it has one."""
         rows = self.client.call("CLIENT", "LIST").decode().splitlines()
         facts = [dict(word.split("=", 1) for word in row.split(" ") if "=" in word) for row in rows]
         return {int(fact["addr"].rsplit(":", 1)[1]): fact["name"] for fact in facts if fact["name"]}

@@ -1,4 +1,4 @@
-"""One peer on the stage: its worker processes, its producer, and the named pipe on which its jobs report."""
+"""Runs one peer at a time: its worker processes, its producer, and the named pipe to which its jobs report."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PATIENCE = 120.0
 
 
 class Stamp(NamedTuple):
-    """A job's own line: its label, the moment it was given, and its start by three clocks (ns)."""
+    """The line that a job writes: its label, its `at` argument, and its start by three clocks (ns)."""
 
     label: str
     at: int
@@ -39,12 +39,12 @@ class Stage:
         os.mkfifo(self.fifo)
         self.pipe = os.open(
             self.fifo, os.O_RDWR | os.O_NONBLOCK
-        )  # both ends: neither we nor a job ever wait to open it
+        )  # both ends: neither the driver nor a job waits in open()
         self.unread = b""
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def clear(self) -> None:
-        """Nothing in Redis, nothing unread from a sample that broke."""
+        """Empty Redis, and discard unread lines of a sample that failed."""
         self.server.client.call("FLUSHALL")
         while select.select([self.pipe], [], [], 0)[0]:
             os.read(self.pipe, 1 << 16)
@@ -60,7 +60,7 @@ class Stage:
     def stamps(self, count: int, patience: float = PATIENCE) -> Iterator[Stamp]:
         """The next `count` lines that jobs write.
 
-        Raises TimeoutError when one does not come in `patience` seconds, RuntimeError when the workers have left.
+        Raises TimeoutError if no line arrives within `patience` seconds, RuntimeError if the workers have exited.
         """
         for _ in range(count):
             deadline = time.monotonic() + patience
@@ -69,7 +69,7 @@ class Stage:
                 if select.select([self.pipe], [], [], 0 if gone else 1)[0]:
                     self.unread += os.read(self.pipe, 1 << 16)
                 elif gone:
-                    raise RuntimeError("the workers left before their jobs reported: see the log")
+                    raise RuntimeError("the workers exited before their jobs reported: see the log")
                 elif time.monotonic() > deadline:
                     raise TimeoutError(f"no job reported within {patience:g} s")
             line, self.unread = self.unread.split(b"\n", 1)
@@ -78,7 +78,7 @@ class Stage:
 
     @contextmanager
     def workers(self, peer: Peer, *argvs: Argv) -> "Iterator[Workers]":
-        """These processes, running; gone with all their descendants afterwards."""
+        """Run these processes; end them and all their descendants afterwards."""
         with open(self.folder / f"{peer.name}.log", "ab") as log:
             self.processes = [self._start(peer, argv, log.fileno()) for argv in argvs]
         running = Workers(self.processes)
@@ -100,7 +100,7 @@ class Stage:
 
     @contextmanager
     def producer(self, peer: Peer) -> "Iterator[Producer]":
-        """The peer's producer, ready for orders."""
+        """The peer's producer, ready for commands."""
         with subprocess.Popen(
             peer.producer,
             cwd=self.folder,
@@ -121,14 +121,14 @@ class Workers:
         return tree.family(process.pid for process in self.processes)
 
     def wait(self, seconds: float = 30.0) -> None:
-        """Until they have left by themselves, with exit 0."""
+        """Wait until they have exited with code 0."""
         for process in self.processes:
             code = process.wait(seconds)
             if code != 0:
-                raise RuntimeError(f"{process.args!r} left with exit {code}, not 0: see its log")
+                raise RuntimeError(f"{process.args!r} exited with {code}, not 0: see its log")
 
     def end(self) -> None:
-        """TERM, ten seconds, then KILL for whoever is left of the tree."""
+        """Send TERM, wait ten seconds, then KILL what is left of the tree."""
         family = self.family()
         for process in self.processes:
             process.terminate()
@@ -140,24 +140,24 @@ class Workers:
 
 
 class Producer:
-    """Orders in, answers out; see peers/common.py."""
+    """Sends commands and reads the replies; see peers/common.py."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
     def ask(self, do: str, **words: object) -> float:
-        """The answer: seconds, a size, or 0 where there is none."""
+        """The reply: seconds, a size, or 0 if there is none."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the producer {self.process.args!r} left at {do!r}")
+            raise RuntimeError(f"the producer {self.process.args!r} exited at {do!r}")
         return float(json.loads(line) or 0)
 
     def emptied(self, patience: float = 30.0) -> None:
-        """Wait until nothing waits and nothing runs."""
+        """Wait until the queue is empty and no job runs."""
         deadline = time.monotonic() + patience
         while left := self.ask("size"):
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What the processes of one peer cost: CPU and memory of a whole tree, read from /proc."""
+"""CPU and memory of the process tree of one peer, read from /proc."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ import psutil
 
 
 def family(roots: Iterable[int]) -> list[psutil.Process]:
-    """The roots and all that descends from them, those that have just left skipped."""
+    """The roots and all their descendants, without processes that have just exited."""
     found: dict[int, psutil.Process] = {}
     for root in roots:
         try:
@@ -19,13 +19,13 @@ def family(roots: Iterable[int]) -> list[psutil.Process]:
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """CPU used so far, to the nanosecond (schedstat; the ticks of `stat` are too coarse for an idle process)."""
+    """CPU time used so far in seconds (schedstat: the ticks of `stat` are too coarse for an idle process)."""
     threads = (path for process in processes for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
     return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
 
 
 def pss_bytes(processes: Iterable[psutil.Process]) -> int:
-    """Proportional memory: what is shared counts once, split among those who share it."""
+    """Proportional memory: each shared page is split among the processes that share it."""
     return sum(_pss(process.pid) for process in processes)
 
 

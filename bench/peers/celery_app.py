@@ -1,6 +1,6 @@
-"""celery under measurement: the app of its worker, and (run as a program) its producer.
+"""The celery app that is measured: imported by its worker, and run as a program its producer.
 
-It has no call for many jobs at once.
+celery has no bulk call.
 """
 
 import os

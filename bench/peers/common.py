@@ -1,4 +1,4 @@
-"""What the Python apps under measurement share: the line a job writes, and the loop in which a producer takes orders.
+"""Shared by the measured Python apps: the line that a job writes, and the command loop of a producer.
 
 Orders are JSON lines on stdin, each is answered by one JSON line on stdout; laravel.php speaks the same.
 """
@@ -17,7 +17,7 @@ def _pipe() -> int:
 
 
 def write_stamp(label: str, at: int) -> None:
-    """Tell the driver that this job has begun: label, `at` as given, then monotonic, wall and own CPU time in ns."""
+    """Report to the driver that this job has started: label, `at`, then monotonic, wall and process CPU time in ns."""
     started = time.monotonic_ns()
     os.write(_pipe(), b"%s %d %d %d %d\n" % (label.encode(), at, started, time.time_ns(), time.process_time_ns()))
 
@@ -30,7 +30,7 @@ def serve(
     later: Callable[[str, int], object],
     size: Callable[[], int],
 ) -> None:
-    """Take orders until stdin ends. `bulk` is None where the peer has none; `later` gets its due moment in unix ns."""
+    """Run commands until stdin ends. `bulk` is None if the peer has no bulk call; `later` gets its due time in unix ns."""
 
     def timed(jobs: int, in_bulk: bool) -> float:
         began = time.perf_counter()
@@ -41,7 +41,7 @@ def serve(
                 single()
         return time.perf_counter() - began
 
-    def obey(order: dict[str, object]) -> object:
+    def execute(order: dict[str, object]) -> object:
         match order:
             case {"do": "single" | "bulk" as how, "jobs": int(jobs)}:
                 return timed(jobs, how == "bulk")
@@ -56,5 +56,5 @@ def serve(
         raise ValueError(f"unknown order {order!r}")
 
     for line in sys.stdin:
-        answer = obey(json.loads(line))
+        answer = execute(json.loads(line))
         print(json.dumps(answer if isinstance(answer, int | float) else None), flush=True)

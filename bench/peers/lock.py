@@ -23,7 +23,7 @@ def maker(kind: str, socket: str) -> Callable[[str], AbstractContextManager[Any]
 
 
 def pairs(lock: Callable[[str], AbstractContextManager[Any]], count: int) -> float:
-    """Taken and given back, nobody waits: a second."""
+    """Acquired and released without contention, per second."""
     began = time.perf_counter()
     for _ in range(count):
         with lock("pairs"):
@@ -32,7 +32,7 @@ def pairs(lock: Callable[[str], AbstractContextManager[Any]], count: int) -> flo
 
 
 def hand_over(lock: Callable[[str], AbstractContextManager[Any]], count: int) -> float:
-    """From just before it is given back to the first line inside of who waits: the median, in milliseconds."""
+    """From just before the release to the first line of the next holder: the median, in milliseconds."""
     took = []
     for _ in range(count):
         inside: list[float] = []

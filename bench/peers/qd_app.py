@@ -1,4 +1,4 @@
-"""qd under measurement: the app of `qd work`, and (run as a program) its producer."""
+"""The qd app that is measured: imported by `qd work`, and run as a program its producer."""
 
 from datetime import UTC, datetime
 

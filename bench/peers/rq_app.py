@@ -1,4 +1,4 @@
-"""rq under measurement: the jobs of its worker, and (run as a program) its producer."""
+"""The rq jobs that are measured: imported by the worker, and run as a program its producer."""
 
 import os
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ def stamp(label: str, at: int) -> None:
 
 
 def main() -> None:
-    import rq_app as jobs  # by its importable name: a function of __main__ is refused
+    import rq_app as jobs  # by its importable name: rq rejects functions of __main__
 
     queue = Queue(connection=Redis.from_url(os.environ["BENCH_REDIS_URL"]))
 
