@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one; the environment says nothing about qd."""
+    """An empty folder, which is the current one; the environment has no variables of qd."""
     for name in list(os.environ):
         if name.startswith("QD_") or name == "REDIS_URL":
             monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def configured(folder: Path, server: Server) -> Callable[[str], None]:
-    """configured("...") writes qd.toml: the test's server as connection redis, then this text. Written once without."""
+    """configured("...") writes qd.toml: the test's server as connection redis, then this text. Without a call, no text."""
 
     def write(more: str = "") -> None:
         (folder / "qd.toml").write_text(f'[connections.redis]\nurl = "{server.url}"\n{more}')
@@ -43,8 +43,13 @@ def configured(folder: Path, server: Server) -> Callable[[str], None]:
 
 @pytest.fixture
 def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's clock stands, for the test and for the `qd` that it runs in this process: ages are exact."""
-    moment, call, call_many, asked = redis.call("TIME"), RedisConnection.call, RedisConnection.call_many, Client.call
+    """Stops the server's clock for the test and for the `qd` that it runs in this process, so that ages are exact."""
+    moment, call, call_many, client_call = (
+        redis.call("TIME"),
+        RedisConnection.call,
+        RedisConnection.call_many,
+        Client.call,
+    )
 
     def many(wire: RedisConnection, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         replies = call_many(wire, commands)
@@ -54,12 +59,14 @@ def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         RedisConnection, "call", lambda wire, *words: moment if words == ("TIME",) else call(wire, *words)
     )
     monkeypatch.setattr(RedisConnection, "call_many", many)
-    monkeypatch.setattr(Client, "call", lambda client, *words: moment if words == ("TIME",) else asked(client, *words))
+    monkeypatch.setattr(
+        Client, "call", lambda client, *words: moment if words == ("TIME",) else client_call(client, *words)
+    )
 
 
 @pytest.fixture
 def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A command that takes long says nothing of how far it has come: on a busy machine each may."""
+    """Runs a command, without the progress messages that any command may print on a busy machine."""
     monkeypatch.setattr(retry, "EVERY", 3600.0)
 
     def run(*words: str) -> Result:
@@ -69,18 +76,18 @@ def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def done(result: Result) -> str:
-    """Its output, when it ended well and said nothing on stderr."""
+    """The output of a command that exited with 0 and printed nothing on stderr."""
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return result.stdout
 
 
 def document(result: Result) -> Any:
-    """Its one JSON document."""
+    """The JSON document that a command printed."""
     return json.loads(done(result))
 
 
-def report(redis: Client, token: str = "T1", **said: Any) -> dict[str, Any]:
-    """What a keeper writes about its master, booted an hour ago and seen just now. A worker for each of `workers`."""
+def report(redis: Client, token: str = "T1", **fields: Any) -> dict[str, Any]:
+    """Write a keeper's report: its master booted an hour ago and reported just now. One worker for each of `workers`."""
     now = float(redis.text("TIME")[0])
     facts = {
         "token": token,
@@ -93,6 +100,6 @@ def report(redis: Client, token: str = "T1", **said: Any) -> dict[str, Any]:
         "version": "1",
     }
     facts |= {"connection": "redis", "queues": ["mail"], "booted_at": now - 3600, "seen_at": now, "state": "running"}
-    facts |= {"workers": []} | said
+    facts |= {"workers": []} | fields
     redis.call("HSET", "qd:masters", token, json.dumps(facts))
     return facts

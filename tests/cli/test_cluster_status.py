@@ -1,4 +1,4 @@
-"""`qd status` and `qd health` while a node of a cluster is away: they show what the others have and name that node."""
+"""`qd status` and `qd health` while a node of a cluster is unreachable: they show the other nodes' state and name it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shop(partial_cluster: Cluster, project: MakeProject) -> Project:  # noqa: F8
 
 
 @contextmanager
-def away(cluster: Cluster, *nodes: Server) -> Iterator[None]:
+def nodes_down(cluster: Cluster, *nodes: Server) -> Iterator[None]:
     for node in nodes:
         node.kill()
     try:
@@ -38,7 +38,7 @@ def away(cluster: Cluster, *nodes: Server) -> Iterator[None]:
 
 
 def names(cluster: Cluster) -> list[str]:
-    """A queue on each node."""
+    """The name of one queue on each node."""
     found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
     return [found[node.port] for node in cluster.nodes]
 
@@ -50,14 +50,14 @@ def pushed(cluster: Cluster, *queues: str) -> None:
     producer.close()
 
 
-def test_a_node_of_queues_is_named_and_the_others_are_shown(cluster: Cluster, shop: Project) -> None:
+def test_status_and_health_name_an_unreachable_node_and_show_the_others(cluster: Cluster, shop: Project) -> None:
     gone = next(node for node in cluster.nodes if node is not cluster.node_of("qd:masters"))
     dead, *others = sorted(names(cluster), key=lambda name: cluster.node_of(f"queues:{{{name}}}") is not gone)
     work = shop.work(dead, "-w", "1")
     work.wait_line("master.ready")
     pushed(cluster, *others)
     eventually(lambda: "no master reports" not in shop.quick("status").stdout, what="a report")
-    with away(cluster, gone):
+    with nodes_down(cluster, gone):
         work.wait_line("redis.away")
         status, health = shop.quick("status"), shop.quick("health")
         document = json.loads(shop.quick("status", "--json").stdout)
@@ -65,31 +65,33 @@ def test_a_node_of_queues_is_named_and_the_others_are_shown(cluster: Cluster, sh
     work.stop()
     assert status.exit_code == 0
     assert health.exit_code == 1
-    for said in (status.stdout, health.stdout):
-        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in said
-        assert f"queue {dead}" in said
+    for output in (status.stdout, health.stdout):
+        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in output
+        assert f"queue {dead}" in output
     assert [*document["nodes_away"]] == [f"127.0.0.1:{gone.port}"]
     assert {line["name"]: line["ready"] for line in document["queues"] if line["ready"]} == dict.fromkeys(others, 1)
     assert len(document["masters"]) == 1
     assert "node" in {reason["kind"] for reason in reasons}
 
 
-def test_where_the_node_of_the_reports_is_away_nobody_is_said_to_be_missing(cluster: Cluster, shop: Project) -> None:
+def test_no_master_is_reported_missing_while_the_node_with_the_reports_is_unreachable(
+    cluster: Cluster, shop: Project
+) -> None:
     gone = cluster.node_of("qd:masters")
     others = [name for name in names(cluster) if cluster.node_of(f"queues:{{{name}}}") is not gone]
     pushed(cluster, *others)
-    with away(cluster, gone):
+    with nodes_down(cluster, gone):
         status, health = shop.quick("status"), shop.quick("health")
     assert (status.exit_code, health.exit_code) == (0, 1)
     assert "masters: unknown" in status.stdout
-    for said in (status.stdout, health.stdout):
-        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in said
-        assert "masters and their workers" in said
-        assert "no master" not in said
-        assert "no qd worker" not in said
+    for output in (status.stdout, health.stdout):
+        assert f"node 127.0.0.1:{gone.port} of the cluster is unreachable" in output
+        assert "masters and their workers" in output
+        assert "no master" not in output
+        assert "no qd worker" not in output
     assert all(name in status.stdout for name in others)
 
 
-def test_where_no_node_answers_both_say_so(cluster: Cluster, shop: Project) -> None:
-    with away(cluster, *cluster.nodes):
+def test_status_and_health_exit_with_69_if_no_node_answers(cluster: Cluster, shop: Project) -> None:
+    with nodes_down(cluster, *cluster.nodes):
         assert [shop.quick(word).exit_code for word in ("status", "health")] == [69, 69]

@@ -1,4 +1,4 @@
-"""`qd config` and `qd init`, as a user types them."""
+"""`qd config` and `qd init` on the command line."""
 
 import configparser
 import json
@@ -41,7 +41,7 @@ def qd(*words):
 
 
 def line(*words):
-    """The one line of a refusal, after its exit code."""
+    """Exit code and error message of a command that fails with one line."""
     done = qd(*words)
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -81,7 +81,7 @@ def test_show_needs_neither_file_nor_url(folder):
     assert shown()["connections.redis.url"] == ["-", "built in"]
 
 
-def test_show_tells_what_the_code_says(folder):
+def test_show_prints_values_set_in_code(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
     (folder / "shop.py").write_text('from qd import Qd\napp = Qd("redis://code/3")\n')
     assert "redis://code/3  Qd(...)" in real("config", "show").stdout
@@ -97,7 +97,7 @@ def real(*words, **environ):
     return subprocess.run([sys.executable, "-m", "qd", *words], env=env, capture_output=True, text=True, check=False)
 
 
-def test_check_says_ok(folder):
+def test_check_prints_ok(folder):
     (folder / "qd.toml").write_text(FILE)
     done = qd("config", "check")
     assert (done.exit_code, done.stdout, done.stderr) == (0, f"{folder}/qd.toml: ok; no app is named\n", "")
@@ -105,7 +105,7 @@ def test_check_says_ok(folder):
     assert json.loads(qd("config", "check", "--json").stdout) == facts
 
 
-def test_check_says_whether_the_app_was_imported(folder):
+def test_check_reports_whether_the_app_was_imported(folder):
     (folder / "jobs.py").write_text("app = 1 / 0")
     said = (
         f"{folder}/qd.toml: ok; the app jobs:app was not imported, "
@@ -114,7 +114,7 @@ def test_check_says_whether_the_app_was_imported(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
     assert said.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
-    (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url stands in Qd(...)
+    (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url is set in Qd(...)
     assert (real("config", "check").returncode, real("config", "check").stdout) == (78, "")
     (folder / "jobs.py").write_text("from qd import Qd\napp = Qd('redis://h/0')\n")
     assert real("config", "check").stdout == f"{folder}/qd.toml: ok, and the app jobs:app imports\n"
@@ -131,7 +131,7 @@ def test_check_says_whether_the_app_was_imported(folder):
         ("", "connection 'redis' has no url: set QD_REDIS_URL"),
     ],
 )
-def test_check_says_what_is_wrong_in_one_line_and_exits_78(text, says, folder):
+def test_check_prints_one_error_line_and_exits_with_78(text, says, folder):
     (folder / "qd.toml").write_text(text)
     code, said = line("config", "check")
     assert code == 78
@@ -148,7 +148,7 @@ def test_check_says_what_is_wrong_in_one_line_and_exits_78(text, says, folder):
         ("rediss://h/0?ssl_ca_certs=/nope", "cannot be read (ssl_ca_certs=/nope): no such file"),
     ],
 )
-def test_check_and_work_refuse_a_url_that_cannot_be_used(url, says, folder):
+def test_check_and_work_reject_an_invalid_url(url, says, folder):
     (folder / "qd.toml").write_text(f'[qd]\napp = "shop:app"\n[connections.redis]\nurl = "{url}"\n')
     (folder / "shop.py").write_text("from qd import Qd\napp = Qd()\n")
     code, said = line("config", "check")
@@ -158,7 +158,7 @@ def test_check_and_work_refuse_a_url_that_cannot_be_used(url, says, folder):
     assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (78, True, False), done.stderr
 
 
-def test_what_is_no_file_is_said(folder):
+def test_a_configuration_path_that_is_not_a_file_is_an_error(folder):
     (folder / "qd.toml").mkdir()
     said = (78, "qd: ./qd.toml is a folder: remove it, or name a file with --config")
     assert line("status") == said
@@ -168,7 +168,7 @@ def test_what_is_no_file_is_said(folder):
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "[qd]\na." + ".".join("b" * 3000) + " = 1"])
-def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
+def test_a_file_with_too_many_levels_is_rejected_in_one_line(text, folder):
     (folder / "qd.toml").write_text(text)
     assert line("config", "check") == (78, "qd: qd.toml: tables or lists are nested too deep")
 
@@ -185,22 +185,22 @@ def test_a_file_of_too_many_levels_is_refused_in_one_line(text, folder):
         ("every = 60", "nothing says what it runs"),
     ],
 )
-def test_check_looks_at_the_entries_of_the_schedule_in_the_file(keys, says, folder):
+def test_check_validates_the_schedule_entries_in_the_file(keys, says, folder):
     (folder / "qd.toml").write_text(FILE + f"[schedule.entries.nightly]\n{keys}\n")
     code, said = line("config", "check")
     assert (code, says.lower() in said.lower()) == (78, True), said
     assert "qd.toml:8 is wrong: [schedule.entries.nightly] " in said
 
 
-def test_check_likes_entries_that_can_run_and_imports_no_job_of_them(folder):
+def test_check_accepts_valid_entries_without_importing_their_jobs(folder):
     entries = ["shell = 'ls -l | wc'", "qd = 'failed forget --older-than 30d'", "job = 'a.b'", "call = 'a:b'"]
     text = "".join(f"[schedule.entries.e{n}]\nevery = 60\n{keys}\n" for n, keys in enumerate(entries))
     (folder / "qd.toml").write_text(FILE + text)
     assert (done := qd("config", "check")).exit_code == 0, done.output
 
 
-def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folder):
-    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')  # the url stands in Qd(...)
+def test_check_validates_the_schedule_entries_of_an_imported_app(folder):
+    (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')  # the url is set in Qd(...)
     head = "from qd import Qd\napp = Qd('redis://h/0')\n"
     for declared, says in [
         ("app.schedule(lambda: None).daily()", "has no name"),
@@ -217,7 +217,7 @@ def test_check_looks_at_the_entries_of_the_code_where_the_app_was_imported(folde
         assert done.stderr.count("\n") == 1
 
 
-def test_where_no_file_was_found_is_told(folder):
+def test_errors_name_the_folder_without_a_configuration_file(folder):
     where = f"(no qd.toml in {folder}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
     for words in (("declared",), ("work",), ("schedule", "list")):
         done = real(*words, QD_REDIS_URL="redis://h/0")
@@ -227,7 +227,7 @@ def test_where_no_file_was_found_is_told(folder):
     assert "current folder" not in real("status").stderr + real("declared").stderr
 
 
-def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
+def test_check_names_unknown_environment_variables(folder, monkeypatch):
     (folder / "qd.toml").write_text(FILE)
     monkeypatch.setitem(os.environ, "QD_TIMOUT", "3")
     done = qd("config", "check")
@@ -235,7 +235,7 @@ def test_check_names_variables_that_nothing_reads(folder, monkeypatch):
     assert "QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)" in done.stderr
 
 
-def test_a_file_that_is_not_there_is_78(folder):
+def test_a_missing_file_exits_with_78(folder):
     assert line("config", "show", "--config", "no.toml") == (78, "qd: cannot read no.toml: No such file or directory")
     assert line("--config", "no.toml", "config", "check")[0] == 78
 
@@ -243,7 +243,7 @@ def test_a_file_that_is_not_there_is_78(folder):
 # --- qd init ---------------------------------------------------------------------------------------------------------
 
 
-def test_init_writes_a_project_that_works_as_it_is(folder):
+def test_init_writes_a_project_that_works_without_edits(folder):
     done = qd("init")
     assert done.exit_code == 0
     assert sorted(os.listdir(folder)) == ["jobs.py", "qd.toml"]
@@ -257,7 +257,7 @@ def test_init_writes_a_project_that_works_as_it_is(folder):
     )
 
 
-def test_what_init_leaves_commented_out_is_valid(folder):
+def test_commented_out_settings_of_init_are_valid(folder):
     qd("init")
     text = (folder / "qd.toml").read_text()
     (folder / "qd.toml").write_text(re.sub(r"^# (?=\[|\w+ =)", "", text, flags=re.MULTILINE))
@@ -274,14 +274,14 @@ def test_init_overwrites_nothing(name, folder):
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
 
 
-def test_init_sees_tool_qd(folder):
+def test_init_detects_tool_qd_in_pyproject(folder):
     (folder / "pyproject.toml").write_text("[tool.qd]\n")
     code, said = line("init")
     assert (code, "pyproject.toml has [tool.qd] already" in said) == (2, True)
     assert os.listdir(folder) == ["pyproject.toml"]
 
 
-def test_init_for_nobody_known_is_usage(folder):
+def test_init_for_an_unknown_supervisor_is_wrong_usage(folder):
     assert line("init", "launchd")[0] == 2
 
 
@@ -296,7 +296,7 @@ PATHS = {"command", "directory", "user", "environment"}
 PATHS |= {"User", "WorkingDirectory", "Environment", "ExecStart", "EnvironmentFile"}
 
 
-def test_supervisords_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
+def test_the_generated_supervisord_file_equals_the_shipped_one_except_for_paths(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
     mine = settings(qd("init", "supervisord").stdout, "program:qd")
     ours = settings((ROOT / "supervisor" / "qd.conf").read_text(), "program:qd")
@@ -308,13 +308,17 @@ def test_supervisords_file_says_what_the_shipped_one_says_with_this_projects_pat
     assert f'USER="ada",PWD="{folder}"' in mine["environment"]
 
 
-def test_systemds_file_says_what_the_shipped_one_says_with_this_projects_paths(folder):
+def test_the_generated_systemd_unit_equals_the_shipped_one_except_for_paths(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE)
     printed = qd("init", "systemd").stdout
     shipped = (ROOT / "supervisor" / "qd@.service").read_text()
     mine, ours = settings(printed, "Service"), settings(shipped, "Service")
     differ = {key for key in mine.keys() | ours.keys() if mine.get(key) != ours.get(key)} - PATHS
-    assert differ <= {"TimeoutStopSec", "ProtectHome", "PrivateTmp"}  # 5m + 10; where this test's folder is
+    assert differ <= {
+        "TimeoutStopSec",
+        "ProtectHome",
+        "PrivateTmp",
+    }  # 5m + 10; the others depend on this test's folder
     assert mine["TimeoutStopSec"] == "310"
     assert mine["ExecStart"].endswith(f'work --config "{folder}/qd.toml" --pool %i')
     assert (mine["WorkingDirectory"], mine["Environment"]) == (str(folder), f'"PWD={folder}"')
@@ -328,7 +332,7 @@ def test_the_unit_is_enabled_for_a_pool_that_systemd_can_name(folder):
     assert "pool 'my pool;x' cannot be started as qd@NAME" in done.stderr
 
 
-def test_without_pools_the_unit_is_no_template_and_embedded_may_write(folder):
+def test_without_pools_the_unit_is_not_a_template_and_allows_writes_of_embedded(folder):
     (folder / "qd.toml").write_text('[connections.redis]\nurl = "embedded:"\n')
     done = qd("init", "systemd", "--app", "shop:app")
     mine = settings(done.stdout, "Service")
@@ -338,7 +342,7 @@ def test_without_pools_the_unit_is_no_template_and_embedded_may_write(folder):
     assert "set QD_REDIS_URL for a shared one" in done.stderr
 
 
-def test_a_pool_is_a_program_with_its_own_patience(folder):
+def test_each_pool_is_a_program_with_its_own_stop_timeout(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE + "[pools.web]\nstop_timeout = 0\n")
     printed = qd("init", "supervisord").stdout
     mail, web = settings(printed, "program:qd-mail"), settings(printed, "program:qd-web")
@@ -346,7 +350,7 @@ def test_a_pool_is_a_program_with_its_own_patience(folder):
     assert (mail["stopwaitsecs"], web["stopwaitsecs"]) == ("310", "86400")
 
 
-def test_dockers_file_runs_qd_itself_as_a_list(folder):
+def test_the_dockerfile_runs_qd_directly_in_exec_form(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')
     (folder / "requirements.txt").write_text("")
     printed = qd("init", "docker").stdout
@@ -359,7 +363,7 @@ def test_dockers_file_runs_qd_itself_as_a_list(folder):
     assert json.loads(probe[1]) == ["qd", "health", "--live"]
 
 
-def test_the_files_bring_what_the_connections_need(folder):
+def test_generated_files_install_what_the_connections_need(folder):
     (folder / "qd.toml").write_text(
         '[qd]\napp = "shop:app"\ndefault = "main"\ncontrol = "beside"\n[connections.main]\nurl = "sqs://eu-west-1"\n'
         '[connections.beside]\nurl = "sqlite:///beside.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
@@ -389,7 +393,7 @@ def test_kubernetes_gets_a_deployment_for_each_pool(folder):
     assert "name: QD_REDIS_URL" in second
 
 
-def test_an_app_that_is_missing_is_said_beside_the_file(folder):
+def test_init_warns_about_a_missing_app_on_stderr(folder):
     done = qd("init", "supervisord")
     assert done.exit_code == 0
     assert "no app is named" in done.stderr

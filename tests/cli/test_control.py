@@ -1,4 +1,4 @@
-"""qd restart, pause, resume, down, up: what they leave in Redis, and what the running daemon makes of it."""
+"""qd restart, pause, resume, down and up: what they write to Redis and print, and how the running daemon reacts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now(redis: Client) -> float:
 
 
 def reports(redis: Client, token: str = "T1", **said: object) -> None:
-    """A master that has just reported, for as long as the test takes."""
+    """Write a report that stays fresh for the duration of the test."""
     report(redis, token, **{"seen_at": now(redis) + 600, **said})
 
 
@@ -38,7 +38,7 @@ def paused(redis: Client) -> list[str]:
 # -- restart
 
 
-def test_restart_leaves_the_servers_time(qd: Run, redis: Client) -> None:
+def test_restart_writes_the_server_time(qd: Run, redis: Client) -> None:
     before = now(redis)
     assert done(qd("restart")) == "restart requested: no master reports\n"
     assert before <= float(redis.text("GET", "qd:restart")) <= now(redis)
@@ -47,7 +47,7 @@ def test_restart_leaves_the_servers_time(qd: Run, redis: Client) -> None:
     assert redis.text("TTL", "qd:restart") == -1
 
 
-def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
+def test_restart_names_the_masters_it_reaches(qd: Run, redis: Client) -> None:
     reports(redis)
     reports(redis, "T2", pool="", host="app-2")
     reports(redis, "T3", pool="gone", seen_at=now(redis) - 60)
@@ -57,8 +57,9 @@ def test_restart_names_who_was_asked(qd: Run, redis: Client) -> None:
     assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]
 
 
-def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: Server) -> None:
-    """Two of one place need two; one that booted before the stamp, or is of another pool, is nobody's."""
+def test_wait_ends_when_each_master_is_back(qd: Run, redis: Client, server: Server) -> None:
+    """Two masters of one pool on one host need two new ones. A master that booted before the stamp, or of another pool,
+    does not count."""
     reports(redis)
     reports(redis, "T2", pid=412)
     other = server.client()
@@ -79,7 +80,7 @@ def test_wait_is_over_when_each_master_is_back(qd: Run, redis: Client, server: S
     assert sorted(line.rpartition("-> ")[2] for line in said.splitlines()) == ["500", "501"]
 
 
-def test_a_rolling_restart_says_what_was_replaced(qd: Run, redis: Client, server: Server) -> None:
+def test_a_rolling_restart_reports_what_was_replaced(qd: Run, redis: Client, server: Server) -> None:
     old = [{"slot": slot, "pid": 600 + slot} for slot in range(4)]
     reports(redis, workers=old, schedulers=[{"slot": 9, "pid": 609}])
     other = server.client()
@@ -104,7 +105,7 @@ def test_a_rolling_restart_says_what_was_replaced(qd: Run, redis: Client, server
     assert replaced(was, back, "3.1s") == text
 
 
-def test_wait_names_the_master_whose_new_code_does_not_serve(qd: Run, redis: Client) -> None:
+def test_wait_names_the_master_that_rejects_the_new_code(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("restart", "--rolling", "--wait", "0.2")
     why = "pid 411; see `master.reload_refused` in its log"
@@ -127,14 +128,14 @@ def test_wait_names_the_master_that_is_not_back(qd: Run, redis: Client) -> None:
     assert master == {"new_pid": None, "after_s": None, "workers_replaced": None}
 
 
-def test_wait_with_nobody_there_is_yes(qd: Run) -> None:
+def test_wait_succeeds_without_masters(qd: Run) -> None:
     assert "none to wait for" in done(qd("restart", "--wait", "5"))
 
 
 # -- pause and resume
 
 
-def test_pause_says_who_why_and_until_when(qd: Run, redis: Client) -> None:
+def test_pause_records_who_why_and_until_when(qd: Run, redis: Client) -> None:
     assert done(qd("pause", "mail", "mail", "--for", "10m", "--reason", "db upgrade")) == "mail: paused for 10m\n"
     note = json.loads(redis.text("GET", "queues:mail:paused"))
     assert (note["reason"], "@" in note["by"]) == ("db upgrade", True)
@@ -144,7 +145,7 @@ def test_pause_says_who_why_and_until_when(qd: Run, redis: Client) -> None:
     assert redis.text("TTL", "queues:mail:paused") == -1
 
 
-def test_pause_without_a_name_takes_every_queue_that_is_known(
+def test_pause_without_a_name_pauses_all_known_queues(
     qd: Run, redis: Client, configured: Callable[[str], None]
 ) -> None:
     configured('[pools.night]\nqueues = ["reports"]\n')
@@ -158,13 +159,13 @@ def test_pause_without_a_name_takes_every_queue_that_is_known(
     ]
 
 
-def test_pause_without_a_name_is_refused_where_no_queue_is_known(qd: Run, redis: Client) -> None:
+def test_pause_without_a_name_fails_if_no_queue_is_known(qd: Run, redis: Client) -> None:
     result = qd("pause")
     assert (result.exit_code, redis.keys()) == (2, [])
     assert result.stderr == "qd: no queue of redis is known (no master reports, no file names one): name one\n"
 
 
-def test_pause_of_a_queue_nobody_works_on_says_so_and_pauses(qd: Run, redis: Client) -> None:
+def test_pause_of_an_unserved_queue_warns_and_pauses(qd: Run, redis: Client) -> None:
     reports(redis)
     result = qd("pause", "mial")
     assert (result.exit_code, result.stdout) == (0, "mial: paused until `qd resume`\n")
@@ -177,14 +178,14 @@ def test_pause_for_no_time_is_wrong_usage(qd: Run, redis: Client) -> None:
     assert redis.keys() == []
 
 
-def test_resume_takes_the_pause_away_and_wakes_who_waits(qd: Run, clean_redis: Client) -> None:
+def test_resume_removes_the_pause_and_wakes_waiting_workers(qd: Run, clean_redis: Client) -> None:
     done(qd("pause", "mail"))
     assert done(qd("resume", "mail")) == "mail: resumed\n"
     assert clean_redis.call("LPOP", "queues:mail:notify") == b"1"
     assert done(qd("resume", "mail")) == "mail: was not paused\n"
 
 
-def test_resume_without_a_name_resumes_all_that_are_paused(qd: Run, redis: Client) -> None:
+def test_resume_without_a_name_resumes_all_paused_queues(qd: Run, redis: Client) -> None:
     done(qd("pause", "mail", "a:b"))
     assert sorted(done(qd("resume")).splitlines()) == ["a:b: resumed", "mail: resumed"]
     assert paused(redis) == []
@@ -213,14 +214,14 @@ def test_down_and_up(qd: Run, clean_redis: Client) -> None:
 # -- prefix, control, Laravel
 
 
-def test_all_keys_stand_under_the_prefix(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+def test_all_keys_have_the_prefix(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
     configured('prefix = "shop:"\n')
     for words in (("restart",), ("pause", "mail"), ("down",)):
         done(qd(*words))
     assert redis.keys() == ["shop:qd:down", "shop:qd:restart", "shop:queues:mail:paused"]
 
 
-def test_stamps_live_on_the_control_connection_and_pauses_beside_their_queue(
+def test_stamps_are_on_the_control_connection_and_pauses_on_that_of_the_queue(
     qd: Run, redis: Client, server: Server, configured: Callable[[str], None]
 ) -> None:
     configured(f'[connections.steer]\nurl = "{server.url}?db=2"\n[qd]\ncontrol = "steer"\ndefault = "redis"\n')
@@ -231,7 +232,7 @@ def test_stamps_live_on_the_control_connection_and_pauses_beside_their_queue(
     assert redis.keys() == ["qd:down", "qd:restart"]
 
 
-def test_laravels_workers_are_told_too(
+def test_restart_and_pause_also_reach_laravel_workers(
     qd: Run, redis: Client, server: Server, configured: Callable[[str], None]
 ) -> None:
     configured(LARAVEL.format(url=server.url))
@@ -244,13 +245,13 @@ def test_laravels_workers_are_told_too(
     assert abs(first - now(redis)) < 60
     assert redis.text("GET", "cache:illuminate:queue:paused:redis:mail") == "b:1;"
     assert 540 < redis.text("TTL", "cache:illuminate:queue:paused:redis:mail") <= 600
-    done(qd("restart"))  # most likely within the same second: PHP workers look for a change
+    done(qd("restart"))  # most likely within the same second: PHP workers check for a change
     assert int(redis.text("GET", "cache:illuminate:queue:restart")) > first
     assert done(qd("resume", "mail")) == "mail: resumed\n"
     assert redis.keys() == ["cache:illuminate:queue:restart"]
 
 
-def test_restart_reaches_qds_masters_also_when_laravels_cache_is_away(
+def test_restart_reaches_masters_even_if_laravels_cache_is_unreachable(
     qd: Run, redis: Client, configured: Callable[[str], None]
 ) -> None:
     configured(LARAVEL.format(url="redis://127.0.0.1:1"))
@@ -277,7 +278,7 @@ JOBS = '@app.job("note")\ndef note() -> None:\n    print("ran", flush=True)\n'
 
 
 @pytest.mark.parametrize("end", [("resume", "default"), ("resume",)], ids=["named", "all"])
-def test_a_paused_queue_rests_on_every_worker_until_it_is_resumed(project: Projects, end: tuple[str, ...]) -> None:
+def test_no_worker_serves_a_paused_queue_until_it_is_resumed(project: Projects, end: tuple[str, ...]) -> None:
     shop = project(JOBS)
     work = shop.work("-w", "2")
     work.wait_line("master.ready")
@@ -290,7 +291,7 @@ def test_a_paused_queue_rests_on_every_worker_until_it_is_resumed(project: Proje
     work.stop()
 
 
-def test_down_rests_all_and_up_wakes_them(project: Projects) -> None:
+def test_down_stops_all_queues_and_up_wakes_the_workers(project: Projects) -> None:
     shop = project(JOBS)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")
@@ -307,7 +308,7 @@ def test_down_rests_all_and_up_wakes_them(project: Projects) -> None:
     work.stop()
 
 
-def test_restart_drains_a_worker_and_a_rolling_one_comes_back(project: Projects) -> None:
+def test_a_rolling_restart_replaces_workers_and_a_restart_ends_the_master(project: Projects) -> None:
     shop = project(JOBS)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")

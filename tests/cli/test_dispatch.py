@@ -50,7 +50,7 @@ def sent(redis: Client, key: str) -> list[dict[str, object]]:
     return [json.loads(payload) for payload in redis.text("LRANGE", key, 0, -1)]
 
 
-# -- words
+# -- arguments
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def sent(redis: Client, key: str) -> list[dict[str, object]]:
     ],
     ids=lambda value: str(value)[:12],
 )  # fmt: skip
-def test_a_value_is_json_where_it_is_json_else_text(text: str, value: object) -> None:
+def test_a_value_is_parsed_as_json_if_valid_else_taken_as_text(text: str, value: object) -> None:
     assert value_of(text) == value
     assert given_data((f"key={text}",), None) == {"key": value}
 
@@ -72,7 +72,7 @@ def test_a_value_is_json_where_it_is_json_else_text(text: str, value: object) ->
     [("mail",), ("=1",), ("a=1", "a=2"), ("a=1", "--data", "{}"), ("--data", "{"), ("--data", "[NaN]")],
     ids=["no equals", "no name", "twice", "both ways", "no json", "nan"],
 )
-def test_arguments_that_cannot_be_meant_are_wrong_usage(qd: Run, redis: Client, words: tuple[str, ...]) -> None:
+def test_ambiguous_arguments_are_wrong_usage(qd: Run, redis: Client, words: tuple[str, ...]) -> None:
     result = qd("dispatch", "x", *words)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert redis.keys() == []
@@ -81,7 +81,7 @@ def test_arguments_that_cannot_be_meant_are_wrong_usage(qd: Run, redis: Client, 
 # -- dispatch without an app
 
 
-def test_without_an_app_a_job_is_sent_as_it_is(qd: Run, redis: Client) -> None:
+def test_without_an_app_a_job_is_sent_unchecked(qd: Run, redis: Client) -> None:
     said = done(qd("dispatch", "mail.welcome", "to=ada", "count=2"))
     (payload,) = sent(redis, "queues:default")
     assert (payload["job"], payload["data"], payload["attempts"]) == ("mail.welcome", {"to": "ada", "count": 2}, 0)
@@ -97,7 +97,7 @@ def test_a_delayed_job_is_due_later(qd: Run, redis: Client) -> None:
     assert [290 < float(score) - now <= 301 for score in scores] == [True] * 3
 
 
-def test_a_php_job_is_sent_as_it_is_even_with_an_app(qd: Run, redis: Client, folder: Path) -> None:
+def test_a_php_job_is_sent_unchecked_even_with_an_app(qd: Run, redis: Client, folder: Path) -> None:
     with (folder / "qd.toml").open("a") as file:
         file.write('[qd]\napp = "nowhere:app"\n')
     done(qd("dispatch", r"App\Jobs\Report@fire", "--queue", "php", "--data", "[1]"))
@@ -108,7 +108,7 @@ def test_a_php_job_is_sent_as_it_is_even_with_an_app(qd: Run, redis: Client, fol
 # -- with an app
 
 
-def test_a_unique_job_that_waits_already_is_not_sent_and_said_so(project: Projects, redis: Client) -> None:
+def test_a_waiting_unique_job_is_not_sent_again_and_reported(project: Projects, redis: Client) -> None:
     shop = project('@app.job("once", unique="once")\ndef once() -> None: ...\n')
     twice = document_of(shop.qd("dispatch", "once", "--count", "3", "--json"))
     (payload,) = sent(redis, "queues:default")
@@ -127,7 +127,7 @@ def document_of(ended: CompletedProcess[str]) -> tuple[int, object]:
     return ended.returncode, json.loads(ended.stdout)
 
 
-def test_through_the_app_a_job_goes_where_its_declaration_says(project: Projects, redis: Client) -> None:
+def test_with_an_app_the_declaration_sets_queue_and_options(project: Projects, redis: Client) -> None:
     shop = project(JOBS)
     said = shop.qd("dispatch", "mail.welcome", "to=ada")
     (payload,) = sent(redis, "queues:mail")
@@ -190,7 +190,7 @@ def test_a_number_for_a_text_is_sent_as_text(project: Projects, redis: Client) -
     ],
     ids=["name", "parameter", "missing", "no such name", "type", "shape"],
 )
-def test_what_does_not_fit_the_declaration_is_not_sent(
+def test_a_job_that_does_not_match_its_declaration_is_not_sent(
     project: Projects, redis: Client, words: tuple[str, ...], said: str
 ) -> None:
     result = project(JOBS).qd("dispatch", *words)
@@ -211,21 +211,23 @@ def test_what_does_not_fit_the_declaration_is_not_sent(
     ],
     ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax"],
 )
-def test_an_app_that_does_not_import_is_one_line_and_78(project: Projects, source: str, said: str) -> None:
+def test_an_app_that_fails_to_import_prints_one_line_and_exits_with_78(
+    project: Projects, source: str, said: str
+) -> None:
     shop = project(source)
     result = shop.qd("declared")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (78, "", 1), result.stderr
     assert said.format(root=shop.root) in result.stderr
 
 
-def test_without_any_app_there_is_nothing_to_list_or_run(qd: Run) -> None:
+def test_declared_and_run_exit_with_78_without_an_app(qd: Run) -> None:
     for words in (("declared",), ("run", "x")):
         result = qd(*words)
         assert result.exit_code == 78
         assert "--app MODULE:ATTR" in result.stderr or "QD_APP" in result.stderr
 
 
-def test_the_apps_own_url_counts_where_nothing_else_names_one(project: Projects, redis: Client) -> None:
+def test_the_url_of_the_app_is_used_if_no_other_is_set(project: Projects, redis: Client) -> None:
     shop = project("from qd import Qd\napp = Qd()\n")
     (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
     assert shop.qd("pause", "mail").returncode == 78
@@ -237,7 +239,7 @@ def test_the_apps_own_url_counts_where_nothing_else_names_one(project: Projects,
 # -- run
 
 
-def test_run_runs_here_and_prints_what_it_returns(project: Projects, clean_redis: Client) -> None:
+def test_run_executes_the_job_here_and_prints_its_result(project: Projects, clean_redis: Client) -> None:
     shop = project(JOBS)
     result = shop.qd("run", "mail.welcome", "to=ada", "count=2")
     assert (result.returncode, result.stdout, result.stderr) == (0, "ada 2\nsent to ada\n", "")
@@ -254,7 +256,7 @@ def test_a_job_that_raises_shows_its_own_traceback(project: Projects) -> None:
     assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")] == ["boom", "inner"]
 
 
-def test_a_job_that_fails_itself_is_one_line(project: Projects) -> None:
+def test_a_job_that_calls_fail_prints_one_line(project: Projects) -> None:
     result = project(JOBS).qd("run", "gives.up")
     assert (result.returncode, result.stderr) == (1, "qd: why not\n")
 
@@ -327,7 +329,7 @@ def test_jobs_names_the_middleware(project: Projects) -> None:
     ]
 
 
-def test_an_app_without_jobs_says_where_to_look(project: Projects) -> None:
+def test_an_app_without_jobs_prints_a_hint_about_imports(project: Projects) -> None:
     result = project().qd("declared")
     assert (result.returncode, result.stdout) == (0, "")
     assert "imports" in result.stderr
@@ -336,7 +338,7 @@ def test_an_app_without_jobs_says_where_to_look(project: Projects) -> None:
 # -- clear
 
 
-def test_clear_deletes_what_waits_and_never_what_runs(qd: Run, clean_redis: Client) -> None:
+def test_clear_deletes_waiting_jobs_and_never_running_ones(qd: Run, clean_redis: Client) -> None:
     for key in ("queues:mail", "queues:mail:notify"):
         clean_redis.call("RPUSH", key, "{}", "{}")
     for key in ("queues:mail:delayed", "queues:mail:reserved"):
@@ -355,7 +357,7 @@ def remind(order_id: int) -> None: ...
 """
 
 
-def test_cancel_calls_off_what_waits_under_a_key(project: Projects, clean_redis: Client) -> None:
+def test_cancel_removes_the_job_waiting_under_a_key(project: Projects, clean_redis: Client) -> None:
     shop = project(JOBS + KEYED)
     shop.python("from jobs import remind\nremind.using(key='order:42', delay=600).dispatch(42)")
     other = shop.qd("cancel", "--job", "shop.remind", "--key", "order:43")
@@ -375,9 +377,7 @@ def test_cancel_calls_off_what_waits_under_a_key(project: Projects, clean_redis:
     assert shop.qd("cancel", "--job", "shop.remind", "--key", "order:42").returncode == 1
 
 
-def test_cancel_by_key_needs_no_code_where_queue_and_connection_are_given(
-    project: Projects, clean_redis: Client
-) -> None:
+def test_cancel_by_key_needs_no_app_if_queue_and_connection_are_given(project: Projects, clean_redis: Client) -> None:
     shop = project(JOBS + KEYED)
     words = ["cancel", "--job", "shop.remind", "--key", "order:42", "-q", "mail"]
     shop.python("from jobs import remind\nremind.using(key='order:42', delay=600).dispatch(42)")

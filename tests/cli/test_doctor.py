@@ -1,4 +1,4 @@
-"""qd doctor: broken set-ups, each a real one where that can be; its line, and that the fix which it names mends it."""
+"""qd doctor: broken set-ups, real ones where possible. Each test checks the reported line and that its fix works."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def shop(project: Make) -> Project:
     return project(jobs=JOBS)
 
 
-# -- well, and how it is told
+# -- a healthy set-up, and the output
 
 
-def test_a_good_set_up_is_well(shop: Project) -> None:
+def test_a_good_set_up_passes(shop: Project) -> None:
     found = doctor(shop)
     assert (found.code, found.bad()) == (0, [])
     assert {line.what for line in found.lines if line.sign == "ok"} >= {
@@ -60,7 +60,7 @@ def test_a_good_set_up_is_well(shop: Project) -> None:
     assert found.line("app").value == "jobs:app declares 1 job"
 
 
-def test_people_read_a_line_for_each_and_the_count(shop: Project) -> None:
+def test_text_output_has_one_line_per_check_and_a_count(shop: Project) -> None:
     done = shop.qd("doctor")
     assert done.stderr == ""
     *lines, last = done.stdout.splitlines()
@@ -70,7 +70,7 @@ def test_people_read_a_line_for_each_and_the_count(shop: Project) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_what_is_not_well_comes_last(shop: Project, redis: Client) -> None:
+def test_problems_are_listed_last(shop: Project, redis: Client) -> None:
     push(redis, "mail.welcom")
     *lines, last = shop.qd("doctor", QD_TIMOUT="3").stdout.splitlines()
     signs = [line[:4] for line in lines]
@@ -83,21 +83,21 @@ def test_signs_are_coloured_on_a_terminal(shop: Project) -> None:
     assert (code, "\x1b[32mok  \x1b[0m  configuration: " in text) == (0, True)
 
 
-def test_strict_makes_a_warning_a_no(shop: Project) -> None:
+def test_strict_turns_warnings_into_failure(shop: Project) -> None:
     assert "redis.persistence" in [line.what for line in doctor(shop).lines if line.sign == "warn"]
     assert doctor(shop, "--strict").code == 1
 
 
-def test_it_writes_nothing_into_the_server(shop: Project, redis: Client) -> None:
+def test_it_writes_nothing_to_the_server(shop: Project, redis: Client) -> None:
     doctor(shop)
     assert redis.keys() == []
 
 
-def test_it_is_ended_by_ctrl_c_as_every_command(shop: Project) -> None:
+def test_ctrl_c_ends_it(shop: Project) -> None:
     shop.jobs("import time\ntime.sleep(60)\napp = 1")
     process = warm.Popen([*QD, "doctor"], cwd=shop.root, env=shop.env(), stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline().startswith(b"ok    configuration: ")  # a line comes as soon as it is known
+    assert process.stdout.readline().startswith(b"ok    configuration: ")  # each line is printed as soon as it is known
     process.send_signal(signal.SIGINT)
     assert process.wait(40) == 130
     process.stdout.close()
@@ -126,7 +126,7 @@ def test_an_app_that_does_not_import(shop: Project) -> None:
     assert found.line("redis.answers").sign == "ok"
 
 
-def test_an_app_that_prints_and_leaves(shop: Project) -> None:
+def test_an_app_that_prints_and_exits(shop: Project) -> None:
     shop.jobs("import sys\nprint('hello')\napp = sys.exit(3)")
     assert "SystemExit: 3" in doctor(shop).line("app").value
 
@@ -149,13 +149,13 @@ def test_an_app_without_jobs(shop: Project) -> None:
     assert doctor(shop, QD_IMPORTS="more").line("app").sign == "ok"
 
 
-def test_an_app_with_nothing_but_a_schedule_is_well(shop: Project) -> None:
+def test_an_app_with_only_a_schedule_passes(shop: Project) -> None:
     shop.jobs("app.schedule.shell('true').daily()")
     line = doctor(shop).line("app")
     assert (line.sign, line.value) == ("ok", "jobs:app declares no jobs, and entries of the schedule")
 
 
-def test_a_thread_and_a_connection_that_the_import_leaves(shop: Project, server: Server) -> None:
+def test_a_thread_and_a_connection_left_open_by_the_import(shop: Project, server: Server) -> None:
     code = "import socket, threading, time\n"
     code += "threading.Thread(target=time.sleep, args=(60,), name='poller', daemon=True).start()\n"
     code += f"sock = socket.create_connection(('127.0.0.1', {server.port}))\n"
@@ -165,7 +165,7 @@ def test_a_thread_and_a_connection_that_the_import_leaves(shop: Project, server:
     assert found[1].startswith("left a connection open: fd ")
 
 
-def test_a_variable_that_nothing_reads(shop: Project) -> None:
+def test_an_unknown_environment_variable(shop: Project) -> None:
     assert "QD_TIMOUT in the environment is not used by qd" in doctor(shop, QD_TIMOUT="3").line("environment").value
 
 
@@ -182,7 +182,7 @@ def test_a_signing_key_that_others_can_read(mode: int, who: str, shop: Project) 
     assert doctor(shop).bad() == []
 
 
-def test_a_job_for_a_queue_on_which_nobody_works(shop: Project) -> None:
+def test_a_job_for_an_unserved_queue(shop: Project) -> None:
     shop.jobs('@app.job("r", queue="reports")\ndef r() -> None: ...\n')
     assert doctor(shop).bad() == []  # without a name `qd work` serves every declared queue
     shop.config('[worker]\nqueues = ["default"]\n')
@@ -192,7 +192,7 @@ def test_a_job_for_a_queue_on_which_nobody_works(shop: Project) -> None:
     assert doctor(shop).bad() == []
 
 
-def test_pools_that_serve_every_queue_leave_none_to_a_pool_without_queues(shop: Project) -> None:
+def test_a_pool_without_queues_has_none_left_if_pools_serve_every_queue(shop: Project) -> None:
     shop.config('[pools.all]\nqueues = ["default"]\n[pools.more]\nworkers = 2\n')
     line = doctor(shop).line("pool more")
     assert line.value.startswith("pools serve every queue that the app declares on connection 'redis' (default)")
@@ -209,12 +209,12 @@ def test_a_job_whose_limit_is_not_declared(shop: Project) -> None:
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server of this test's own, for what would harm the others."""
+    """A separate server, for settings that would affect other tests."""
     with Server() as one:
         yield one
 
 
-def at(shop: Project, url: str) -> None:
+def use_url(shop: Project, url: str) -> None:
     text = (shop.root / "qd.toml").read_text()
     (shop.root / "qd.toml").write_text(re.sub(r'url = ".*"', f'url = "{url}"', text))
 
@@ -225,40 +225,40 @@ def run_fix(fix: str, client: Client) -> None:
         client.call(*shlex.split(found))
 
 
-def test_a_server_that_is_away(shop: Project) -> None:
-    at(shop, f"redis://127.0.0.1:{free_port()}/0")
+def test_an_unreachable_server(shop: Project) -> None:
+    use_url(shop, f"redis://127.0.0.1:{free_port()}/0")
     found = doctor(shop)
     assert (found.code, found.line("redis.answers").sign) == (69, "fail")
     assert found.line("health --live").sign == "ok"
 
 
-def test_a_wrong_configuration_comes_before_a_server_that_is_away(shop: Project) -> None:
-    at(shop, f"redis://127.0.0.1:{free_port()}/0")
+def test_a_configuration_error_takes_precedence_over_an_unreachable_server(shop: Project) -> None:
+    use_url(shop, f"redis://127.0.0.1:{free_port()}/0")
     shop.jobs("app = 1 / 0")
     assert doctor(shop).code == 78
 
 
-def test_a_url_that_cannot_be_used(shop: Project) -> None:
-    at(shop, "redis://127.0.0.1:99999/0")
+def test_an_invalid_url(shop: Project) -> None:
+    use_url(shop, "redis://127.0.0.1:99999/0")
     found = doctor(shop)
     assert (found.code, found.bad()) == (78, [("fail", "redis.url")])
     assert "Port out of range" in found.line("redis.url").value
 
 
-def test_a_password_that_is_missing(shop: Project, own: Server) -> None:
+def test_a_missing_password(shop: Project, own: Server) -> None:
     with own.client() as client:
         client.call("CONFIG", "SET", "requirepass", "s3cret")
-    at(shop, own.tcp_url)
+    use_url(shop, own.tcp_url)
     found = doctor(shop)
     assert found.code == 69
     assert "NOAUTH" in found.line("redis.answers").value
     assert found.line("redis.answers").fix == "write the right user and password into the url"
-    at(shop, own.tcp_url.replace("//", "//:s3cret@"))
+    use_url(shop, own.tcp_url.replace("//", "//:s3cret@"))
     assert doctor(shop).bad() == []
 
 
-def test_a_server_that_throws_jobs_away_when_it_is_full(shop: Project, own: Server) -> None:
-    at(shop, own.url)
+def test_a_server_that_evicts_jobs(shop: Project, own: Server) -> None:
+    use_url(shop, own.url)
     with own.client() as client:
         client.call("CONFIG", "SET", "maxmemory", "100mb")
         client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
@@ -271,7 +271,7 @@ def test_a_server_that_throws_jobs_away_when_it_is_full(shop: Project, own: Serv
 
 
 def test_a_server_that_is_nearly_full(shop: Project, own: Server) -> None:
-    at(shop, own.url)
+    use_url(shop, own.url)
     with own.client() as client:
         client.call("SETRANGE", "ballast", 20_000_000, "x")  # else the doctor's own connections are a tenth of it
         used = int(re.findall(r"used_memory:(\d+)", client.text("INFO", "memory"))[0])
@@ -283,8 +283,8 @@ def test_a_server_that_is_nearly_full(shop: Project, own: Server) -> None:
     assert doctor(shop).line("redis.memory").sign == "ok"
 
 
-def test_a_server_that_keeps_nothing(shop: Project, own: Server) -> None:
-    at(shop, own.url)
+def test_a_server_without_persistence(shop: Project, own: Server) -> None:
+    use_url(shop, own.url)
     line = doctor(shop).line("redis.persistence")
     assert (line.sign, "every job is lost when it restarts" in line.value) == ("warn", True)
     with own.client() as client:
@@ -303,19 +303,19 @@ def test_a_replica(shop: Project, own: Server) -> None:
     with Server("--repl-diskless-sync-delay", "0") as master, own.client() as client:
         client.call("REPLICAOF", "127.0.0.1", str(master.port))
         eventually(lambda: "master_link_status:up" in client.text("INFO", "replication"), what="a copy of all it has")
-        at(shop, own.url)
+        use_url(shop, own.url)
         found = doctor(shop)
         line = found.line("redis.role")
         assert (found.code, line.sign, "READONLY" in line.value) == (1, "fail", True)
         url = re.findall(r"redis://\S+", line.fix)[0]
-        at(shop, url)
+        use_url(shop, url)
         assert doctor(shop).line("redis.role").value == "master"
 
 
-def test_a_user_who_may_not_do_all(shop: Project, own: Server) -> None:
+def test_a_user_with_missing_command_rights(shop: Project, own: Server) -> None:
     with own.client() as client:
         client.call("ACL", "SETUSER", "narrow", "on", ">pw", "~queues:*", "~qd:*", "+@all", "-zadd", "-lrem", "-info")
-        at(shop, own.tcp_url.replace("//", "//narrow:pw@"))
+        use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))
         found = doctor(shop)
         line = found.line("redis.rights")
         assert (found.code, line.value) == (1, "user narrow may not LREM, ZADD: workers cannot work")
@@ -324,27 +324,27 @@ def test_a_user_who_may_not_do_all(shop: Project, own: Server) -> None:
         assert doctor(shop).line("redis.rights").sign == "ok"
 
 
-def test_a_user_who_may_not_touch_the_keys(shop: Project, own: Server) -> None:
+def test_a_user_with_missing_key_rights(shop: Project, own: Server) -> None:
     with own.client() as client:
         client.call("ACL", "SETUSER", "narrow", "on", ">pw", "~queues:other*", "~qd:*", "+@all")
-        at(shop, own.tcp_url.replace("//", "//narrow:pw@"))
+        use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))
         line = doctor(shop).line("redis.rights")
         assert "may not touch queues:default" in line.value
         run_fix(line.fix, client)
         assert doctor(shop).line("redis.rights").sign == "ok"
 
 
-def test_a_user_with_exactly_the_keys_of_its_queue_may_work(shop: Project, own: Server) -> None:
+def test_a_user_with_exactly_the_keys_of_its_queue_passes(shop: Project, own: Server) -> None:
     with own.client() as client:
         kinds = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths")
         names = ["queues:default", *(f"queues:default:{kind}" for kind in kinds), "qd:masters", "qd:restart", "qd:down"]
         client.call("ACL", "SETUSER", "narrow", "on", ">pw", "+@all", *(f"~{name}" for name in names))
-        at(shop, own.tcp_url.replace("//", "//narrow:pw@"))
+        use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))
         assert doctor(shop).line("redis.rights").sign == "ok"
 
 
 def sampled(user: str) -> list[str]:
-    """The words behind ACL for this user in SECURITY.md."""
+    """The arguments of ACL for this user in SECURITY.md."""
     found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     assert found
     return found[1].split()
@@ -356,20 +356,27 @@ def test_the_users_of_the_security_page(shop: Project, own: Server) -> None:
             words = sampled(user)
             client.call("ACL", *words)
             (password,) = [word[1:] for word in words if word.startswith(">")]
-            at(shop, own.tcp_url.replace("//", f"//{user}:{password}@"))
+            use_url(shop, own.tcp_url.replace("//", f"//{user}:{password}@"))
             found = doctor(shop)
             signs = {line.sign for line in found.lines if line.what == "redis.rights"} - {"warn"}
             assert (user, found.line("redis.answers").sign, signs) == (user, "ok", {rights})
             assert found.code == {"ok": 0, "fail": 1}[rights]
             assert found.line("redis.info").sign == "warn"
         push(client, "mail.welcom")
-    at(shop, own.tcp_url.replace("//", "//qd-worker:WORKER-PASSWORD@"))
+    use_url(shop, own.tcp_url.replace("//", "//qd-worker:WORKER-PASSWORD@"))
     assert "'mail.welcom' at its head" in doctor(shop).line("queue default").value
 
 
-def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
+def test_rights_are_checked_for_each_command_that_the_scripts_call() -> None:
     folder = ROOT / "daemon" / "qd" / "drivers" / "keyspace" / "scripts"
-    others = {"adopt", "clear", "find", "forget", "retry", "unique"}  # called by commands and by who sends unique jobs
+    others = {
+        "adopt",
+        "clear",
+        "find",
+        "forget",
+        "retry",
+        "unique",
+    }  # called by commands and by producers of unique jobs
     others |= {
         "ends_left",
         "outbox",
@@ -382,16 +389,16 @@ def test_rights_are_tried_for_each_command_that_the_scripts_call() -> None:
     assert called - {str(one[0]) for one in tried} == set()
 
 
-def test_a_certificate_that_is_not_checked(shop: Project, tmp_path: Path) -> None:
+def test_an_unverified_certificate(shop: Project, tmp_path: Path) -> None:
     certificates, port = Certificates(tmp_path / "certificates"), free_port()
     options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
     for option, name in (("ca-cert", "ca.crt"), ("cert", "server.crt"), ("key", "server.key")):
         options += [f"--tls-{option}-file", certificates.path(name)]
     with Server(*options):
-        at(shop, f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=none")
+        use_url(shop, f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=none")
         line = doctor(shop).line("redis.tls")
         assert (line.sign, "ssl_ca_certs=PATH" in line.fix) == ("warn", True)
-        at(shop, f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.path('ca.crt')}")
+        use_url(shop, f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.path('ca.crt')}")
         assert doctor(shop).bad() == []
 
 
@@ -404,7 +411,7 @@ def test_a_clock_that_is_wrong(own: Server, monkeypatch: pytest.MonkeyPatch) -> 
     assert line.sign == "warn"
     assert re.fullmatch(
         r"this clock is (2[5-9]|3[0-5])\.\d s ahead of the server's", line.value
-    )  # as slow as its answer is
+    )  # the delay of the reply adds to it
     monkeypatch.setattr(servers, "clock", lambda: real() - 90)
     line = servers.skew(wire, "redis")
     assert line.sign == "fail"
@@ -412,7 +419,7 @@ def test_a_clock_that_is_wrong(own: Server, monkeypatch: pytest.MonkeyPatch) -> 
     wire.close()
 
 
-def test_a_server_that_is_far_away(own: Server) -> None:
+def test_a_server_with_a_long_round_trip(own: Server) -> None:
     wire = RedisConnection(own.url)
     times = iter([0.02] * 50)
     line = servers.latency(wire, "redis", lambda _: next(times))
@@ -428,7 +435,7 @@ def test_versions(facts: dict[str, str], sign: str) -> None:
 
 
 def test_an_embedded_server_is_not_started(shop: Project) -> None:
-    at(shop, "embedded:")
+    use_url(shop, "embedded:")
     line = doctor(shop).line("redis.answers")
     assert (line.sign, line.fix) == ("warn", "`qd work` starts it")
     assert not (shop.root / ".qd" / "embedded" / "address").exists()
@@ -439,7 +446,7 @@ def test_an_embedded_server_is_not_started(shop: Project) -> None:
 
 
 def just_now() -> int:
-    """For as long as a test may take: that nobody works on a queue is told once a job waits for ten seconds."""
+    """A time that stays recent for the whole test: a queue is reported as unserved once a job has waited for ten seconds."""
     return int(time.time()) + 600
 
 
@@ -475,10 +482,12 @@ def test_jobs_that_no_known_key_has_signed(shop: Project, redis: Client) -> None
     assert (found.code, line.sign) == (0, "warn")
     assert line.value == f"4 of the 5 checked will be refused and never run: {why}"
     shop.config('[signing]\nkeys = ["a:a-secret-of-this-shop", "b:a-secret-of-another-shop"]\nrequire = false\n')
-    assert {what for _, what in doctor(shop).bad()} <= {"work on default"}  # told once a job waits for ten seconds
+    assert {what for _, what in doctor(shop).bad()} <= {
+        "work on default"
+    }  # reported once a job has waited for ten seconds
 
 
-def test_payloads_that_are_none_and_a_key_that_is_no_list(shop: Project, redis: Client) -> None:
+def test_invalid_payloads_and_a_key_of_the_wrong_type(shop: Project, redis: Client) -> None:
     push_raw(redis, b"nonsense")
     assert "1 of the 1 checked is not a valid payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
@@ -499,7 +508,7 @@ def test_jobs_for_php_and_a_php_worker_on_the_same_queue(shop: Project, redis: C
     assert "a PHP worker works on it too: it fails and deletes string jobs that it does not know" in line.value
 
 
-def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: Make, redis: Client) -> None:
+def test_a_job_reserved_by_a_dead_master_is_requeued_by_the_next(project: Make, redis: Client) -> None:
     shop = project(
         jobs='@app.job("wait")\ndef wait() -> None:\n    while not Path("go").exists():\n        time.sleep(0.01)\n'
     )
@@ -513,7 +522,7 @@ def test_a_job_in_the_hands_of_a_dead_master_is_given_back_by_the_next(project: 
     line = doctor(shop).line("queue default")
     assert (line.sign, line.value) == ("warn", "1 job reserved by masters that are gone")
     (shop.root / "go").touch()
-    work = shop.work("-w", "1")  # the way out
+    work = shop.work("-w", "1")  # the fix
     work.wait_line("job.done")
     work.stop()
     assert doctor(shop).bad() == []
@@ -544,15 +553,13 @@ def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> No
     assert doctor(shop).bad() == []
 
 
-def test_jobs_that_wait_and_nobody_works(shop: Project, redis: Client) -> None:
+def test_jobs_that_wait_without_a_worker(shop: Project, redis: Client) -> None:
     push_raw(redis, make("mail.welcome", b"{}", created_at=1))
     line = doctor(shop).line("work on default")
-    told = ("warn", "1 ready and no master runs", "start `qd work default`")
-    assert (line.sign, line.value, line.fix) == told
+    expected = ("warn", "1 ready and no master runs", "start `qd work default`")
+    assert (line.sign, line.value, line.fix) == expected
     now = float(redis.text("TIME")[0])
-    report(
-        redis, queues=["default"], version=__version__, seen_at=now + 600
-    )  # it reports for as long as the test takes
+    report(redis, queues=["default"], version=__version__, seen_at=now + 600)  # fresh for the duration of the test
     assert doctor(shop).bad() == []
     report(
         redis,
@@ -586,7 +593,7 @@ def test_dropped_failed_jobs_are_a_warning(shop: Project, redis: Client) -> None
 # -- masters
 
 
-def test_laravels_cache_that_is_away(shop: Project) -> None:
+def test_an_unreachable_laravel_cache(shop: Project) -> None:
     shop.config(f'[laravel]\ncache_url = "redis://127.0.0.1:{free_port()}/1"\n')
     assert (doctor(shop).code, doctor(shop).line("laravel.cache.answers").sign) == (69, "fail")
     shop.config(f'[laravel]\ncache_url = "{shop.url}"\n')
@@ -596,14 +603,16 @@ def test_laravels_cache_that_is_away(shop: Project) -> None:
 def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     redis.call("SET", "qd:restart", f"{now - 300:.6f}")
-    told = {"version": "0.0.1", "queues": ["default"]}
-    report(redis, "T1", **told, root=True, booted_at=now - 400, seen_at=now + 600)  # for as long as the test takes
-    report(redis, "T2", **told, host="app-2", seen_at=now - 200)
+    expected = {"version": "0.0.1", "queues": ["default"]}
+    report(
+        redis, "T1", **expected, root=True, booted_at=now - 400, seen_at=now + 600
+    )  # fresh for the duration of the test
+    report(redis, "T2", **expected, host="app-2", seen_at=now - 200)
     lines = doctor(shop).lines
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")
     assert re.fullmatch(r"pid 411 runs code from before the `qd restart` of 5m( \d+s)? ago", one[1])
-    (root,) = [line for line in lines if line.what == "root"]  # once, whoever runs the tests
+    (root,) = [line for line in lines if line.what == "root"]  # once, whether or not the tests run as root
     assert root.value == "these masters run as root, and so do their jobs: mail@app-1 (pid 411)"
     (silent,) = [line for line in lines if line.what == "master mail@app-2"]
     assert re.match(r"pid 411 has not reported for 3m [2-5]\ds", silent.value)

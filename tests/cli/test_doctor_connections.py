@@ -1,4 +1,4 @@
-"""`qd doctor` says what each connection cannot do, and looks for no server where there is none."""
+"""`qd doctor` lists what each connection cannot do, and checks only servers that the connection uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EACH = [("sync", SYNC), ("null", NULL), ("failover", FAILOVER)]
 
 
 @pytest.mark.parametrize(("driver", "limits"), EACH, ids=[row[0] for row in EACH])
-def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str, limits: Gaps) -> None:
+def test_the_gaps_of_a_connection_are_listed(project: MakeProject, driver: str, limits: Gaps) -> None:
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
     more = 'connections = ["redis"]\n' if driver == "failover" else ""
     shop.config(f'[connections.x]\ndriver = "{driver}"\n{more}')
@@ -28,7 +28,7 @@ def test_what_a_connection_cannot_do_is_listed(project: MakeProject, driver: str
     assert not [each for each in checks if each["what"].startswith("x.") and each["sign"] == "fail"]
 
 
-def test_each_part_of_a_failover_is_looked_at(project: MakeProject, beanstalkd: Beanstalkd) -> None:
+def test_each_part_of_a_failover_is_checked(project: MakeProject, beanstalkd: Beanstalkd) -> None:
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
     shop.config(
         f'[connections.tubes]\nurl = "{beanstalkd.url}"\n[connections.x]\ndriver = "failover"\n'
@@ -48,7 +48,7 @@ def test_sentinels_that_do_not_answer_are_named(project: MakeProject, sentinel: 
     try:
         found = findings(shop, "redis", QD_REDIS_URL=sentinel.url.replace("://", "://127.0.0.1:1,"))
     finally:
-        wants_replicas(sentinel, 0)  # the servers are those of the tests after this one, too
+        wants_replicas(sentinel, 0)  # later tests use the same servers
     assert found["redis.sentinels"] == ("warn", f"the primary is {here}, and 127.0.0.1:1 connection refused")
     assert "redis.replicas" not in found
 
@@ -59,8 +59,8 @@ def wants_replicas(sentinel: Sentinel, count: int) -> None:
             client.call("CONFIG", "SET", "min-replicas-to-write", count)
 
 
-def test_a_server_that_keeps_jobs_alone_is_asked_itself(project: MakeProject, beanstalkd: Beanstalkd) -> None:
-    """What it borrows is looked at once, under the name of the connection that it is borrowed from."""
+def test_a_broker_and_its_control_connection_are_both_checked(project: MakeProject, beanstalkd: Beanstalkd) -> None:
+    """The control connection is checked once, under its own name."""
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
     shop.config(f'[connections.tubes]\nurl = "{beanstalkd.url}"\n')
     env = {"QD_CONNECTION": "tubes", "QD_CONTROL": "redis"}
@@ -71,7 +71,7 @@ def test_a_server_that_keeps_jobs_alone_is_asked_itself(project: MakeProject, be
     assert "tubes.version" not in found
 
 
-def test_what_only_a_person_can_mend_is_configuration(project: MakeProject) -> None:
+def test_a_problem_that_only_an_operator_can_fix_exits_with_78(project: MakeProject) -> None:
     shop = project(jobs='@app.job("one")\ndef one() -> None: ...\n')
     shop.config('[connections.x]\nurl = "mysql+nosuch://a/b"\n')
     result = shop.qd("doctor", QD_CONNECTION="x")

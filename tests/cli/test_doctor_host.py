@@ -1,4 +1,4 @@
-"""qd doctor on supervisord's and systemd's files and on the host: its line, and that the fix which it names mends it."""
+"""qd doctor on the files of supervisord and systemd and on the host: the reported line, and that its fix works."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def shop(project: Callable[..., Project]) -> Project:
 Check = Callable[[Looked, Path], Iterator[Finding]]
 
 
-def judged_by(check: Check, file: Path, text: str) -> Finding:
-    """What is found about this file, when that stands in it."""
+def checked(check: Check, file: Path, text: str) -> Finding:
+    """The finding about this file with this text."""
     file.write_text(text)
     (found,) = check(Looked(), file)
     return found
 
 
 def setting_of(line: Finding) -> str:
-    """KEY=VALUE, as the way out names it."""
+    """KEY=VALUE, as the fix names it."""
     setting = re.match(r"\w+=\w+", line.fix)
     assert setting
     return setting[0]
@@ -58,15 +58,15 @@ def setting_of(line: Finding) -> str:
     ],
 )
 def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
-    judged = partial(judged_by, supervisors.check_supervisord, folder / "my.conf")
+    check_text = partial(checked, supervisors.check_supervisord, folder / "my.conf")
     good = (ROOT / "supervisor" / "qd.conf").read_text()
-    assert judged(good).sign == "ok"
-    line = judged(with_setting(good, key, value))
+    assert check_text(good).sign == "ok"
+    line = check_text(with_setting(good, key, value))
     assert says in line.value
-    assert judged(with_setting(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
+    assert check_text(with_setting(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
 
 
-def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
+def test_a_program_is_checked_against_its_pool_and_flags(shop: Project) -> None:
     shop.config(
         '[pools.schedule]\nstop_timeout = "3m"\n[pools.slow]\nstop_timeout = "5m"\n[pools.web]\nmin_uptime = 11\n'
     )
@@ -103,13 +103,13 @@ def test_a_program_is_judged_by_its_pool_and_flags(shop: Project) -> None:
     ],
 )
 def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path) -> None:
-    judged = partial(judged_by, supervisors.check_systemd, folder / "my.service")
+    check_text = partial(checked, supervisors.check_systemd, folder / "my.service")
     good = (ROOT / "supervisor" / "qd@.service").read_text()
-    assert judged(good).sign == "ok"
-    line = judged(with_setting(good, key, value))
+    assert check_text(good).sign == "ok"
+    line = check_text(with_setting(good, key, value))
     assert says in line.value
     section = "[Unit]" if "[Unit]" in line.fix else "[Service]"
-    assert judged(with_setting(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
+    assert check_text(with_setting(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
 
 
 @pytest.mark.parametrize("command", ["/x/python -m qd work", "/x/qd schedule work"])
@@ -124,7 +124,7 @@ def test_a_unit_that_does_not_wait_long_enough(shop: Project, command: str) -> N
     assert doctor(shop, "--unit", "my.service").line("my.service").sign == "ok"
 
 
-def test_a_start_limit_in_the_wrong_section_and_files_that_are_none(shop: Project) -> None:
+def test_a_start_limit_in_the_wrong_section_and_invalid_files(shop: Project) -> None:
     shop.allowed.update(("my.service", "my.conf"))
     (shop.root / "my.service").write_text("[Service]\nExecStart=qd \\\n  work\nStartLimitIntervalSec=0\n")
     found = [line.value for line in doctor(shop, "--unit", "my.service").lines if line.what == "my.service"]
@@ -153,10 +153,8 @@ Id=qdx.service
 """
 
 
-def test_loaded_units_are_judged_as_systemctl_shows_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Another program stands for systemctl: it says what that of systemd 252 does."""
+def test_loaded_units_are_read_from_systemctl(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fake systemctl prints the output of systemd 252."""
     program = tmp_path / "systemctl"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(supervisors, "BOOTED", tmp_path)
@@ -167,7 +165,7 @@ def test_loaded_units_are_judged_as_systemctl_shows_them(
         assert (found.what, found.sign) == ("qd@mail.service", sign)
 
 
-def test_lengths_of_time_as_systemd_writes_them() -> None:
+def test_durations_in_systemds_format() -> None:
     said = {"90": 90, "1min 30s": 90, "infinity": float("inf"), "500ms": 0.5, "0": 0, "": 0, "2h": 7200}
     assert {text: supervisors.unit_seconds(text) for text in said} == said
 
@@ -176,7 +174,7 @@ def test_lengths_of_time_as_systemd_writes_them() -> None:
 
 
 @pytest.mark.parametrize(("container", "sign"), [(False, "warn"), (True, "ok")])
-def test_root_is_a_warning_and_in_a_container_information(
+def test_root_is_a_warning_except_in_a_container(
     machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, container: bool, sign: str
 ) -> None:
     machine({})
@@ -186,7 +184,7 @@ def test_root_is_a_warning_and_in_a_container_information(
     assert found.sign == sign
 
 
-def test_root_is_told_once_whoever_finds_it(shop: Project) -> None:
+def test_root_is_reported_once(shop: Project) -> None:
     shop.allowed |= {"my.conf", "my.service"}
     (shop.root / "my.conf").write_text(with_setting((ROOT / "supervisor" / "qd.conf").read_text(), "user", None))
     (shop.root / "my.service").write_text(with_setting((ROOT / "supervisor" / "qd@.service").read_text(), "User", None))
@@ -196,7 +194,7 @@ def test_root_is_told_once_whoever_finds_it(shop: Project) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """machine({"proc/meminfo": "..."}): the host's files, as far as a test cannot have them real."""
+    """machine({"proc/meminfo": "..."}): fake files of the host."""
     root = tmp_path / "machine"
     monkeypatch.setattr(host, "ROOT", root)
     monkeypatch.setattr("qd.process.proc.rss_of", lambda pid: 50 << 20)  # this process has loaded more than an app
@@ -238,7 +236,7 @@ def test_more_workers_than_the_memory_of_the_container(
     assert memory(str(4 << 30))[0] == "ok"
     sign, said = memory("9223372036854771712")  # how v1 writes that there is no limit
     assert (sign, said.endswith(" of 15625M")) == ("ok", True)
-    (folder / "qd.toml").write_text("[worker]\nworkers = 2\n")  # the way out: fewer workers
+    (folder / "qd.toml").write_text("[worker]\nworkers = 2\n")  # the fix: fewer workers
     looked.pools[""] = config.load()
     assert memory(str(512 << 20))[0] == "ok"
 
@@ -252,7 +250,7 @@ def test_more_workers_than_the_machine_has_memory(machine: Callable[..., None], 
     assert (found.sign, found.value.endswith("over the 500M of this machine")) == ("warn", True)
 
 
-def test_a_folder_for_signs_of_life_that_others_may_write_to(shop: Project) -> None:
+def test_a_liveness_folder_that_others_can_write_to(shop: Project) -> None:
     where = liveness.folder(shop.env())
     where.mkdir()
     where.chmod(0o777)

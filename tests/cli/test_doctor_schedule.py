@@ -1,4 +1,4 @@
-"""qd doctor about the schedule: nobody runs it, overdue, paused, declared wrongly."""
+"""qd doctor about the schedule: no scheduler runs, entries are overdue, paused or declared wrongly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tidy() -> None: ...
 
 @pytest.fixture
 def look(configured: object) -> Iterator[Look]:
-    """What the check finds of an app with two entries, and one for another environment."""
+    """The findings for an app with two entries, and a third for another environment."""
     with click.Context(command):
         app = Qd()
         app.settings = settings = context.settings()
@@ -40,31 +40,31 @@ def look(configured: object) -> Iterator[Look]:
 
 
 def ticked(redis: Client, *, report: float, tidy: float) -> None:
-    """So long ago were the ticks that were taken last."""
+    """The last taken ticks were this many seconds ago."""
     now = int(redis.text("TIME")[0])
     redis.call("HSET", "qd:ticks", "report", f"{(now - int(report)) * 1000} t m")
     redis.call("HSET", "qd:ticks", "tidy", f"{(now - int(tidy)) * 1000} t m")
 
 
-def test_entries_that_nobody_runs(look: Look) -> None:
+def test_entries_without_a_scheduler(look: Look) -> None:
     (line,) = look()
     assert (line.sign, line.value) == ("warn", "2 entries declared, and no scheduler runs anywhere")
     assert "qd schedule run" in line.fix
 
 
-def test_a_schedule_that_is_run(look: Look, redis: Client) -> None:
+def test_a_schedule_with_a_scheduler_passes(look: Look, redis: Client) -> None:
     ticked(redis, report=1, tidy=1)
     report(redis, schedulers=[SCHEDULER])
     (line,) = look()
     assert (line.sign, line.value.partition(" in ")[0]) == ("ok", "3 entries, 1 for other environments; next report")
 
 
-def test_one_that_a_crontab_runs_has_no_scheduler_and_is_well(look: Look, redis: Client) -> None:
+def test_a_schedule_run_by_a_crontab_passes(look: Look, redis: Client) -> None:
     ticked(redis, report=1, tidy=1)
     assert [line.sign for line in look()] == ["ok"]
 
 
-def test_entries_that_are_overdue(look: Look, redis: Client) -> None:
+def test_overdue_entries(look: Look, redis: Client) -> None:
     ticked(redis, report=600, tidy=9000)
     report(redis, schedulers=[SCHEDULER])
     (line,) = look()
@@ -73,9 +73,9 @@ def test_entries_that_are_overdue(look: Look, redis: Client) -> None:
     assert ", report for " in line.value
 
 
-def test_overdue_and_nobody_there(look: Look, redis: Client) -> None:
+def test_overdue_entries_without_a_scheduler(look: Look, redis: Client) -> None:
     ticked(redis, report=600, tidy=9000)
-    report(redis, schedulers=[SCHEDULER], seen_at=float(redis.text("TIME")[0]) - 60)  # it was there a minute ago
+    report(redis, schedulers=[SCHEDULER], seen_at=float(redis.text("TIME")[0]) - 60)  # it reported a minute ago
     (line,) = look()
     assert line.value == "2 entries declared, and no scheduler runs anywhere"
 
@@ -95,21 +95,21 @@ def test_paused_entries(look: Look, redis: Client) -> None:
 # -- the command
 
 
-def test_the_command_tells_of_the_schedule(project: MakeProject) -> None:
+def test_the_command_checks_the_schedule(project: MakeProject) -> None:
     shop = project(jobs='@app.job("a")\ndef a() -> None: ...\napp.schedule(a).daily()\n')
     assert doctor(shop).line("schedule").value == "1 entry declared, and no scheduler runs anywhere"
     shop.jobs('@app.job("a")\ndef a() -> None: ...\n')
     assert [line for line in doctor(shop).lines if line.what == "schedule"] == []
 
 
-def test_a_declaration_that_is_refused(project: MakeProject) -> None:
+def test_an_invalid_declaration(project: MakeProject) -> None:
     found = doctor(project(jobs='def f() -> None: ...\napp.schedule(f).cron("0 0 31 2 *")\n'))
     bad = [line for line in found.lines if line.sign == "fail"]
     assert (found.code, len(bad)) == (78, 1)
     assert "31 2 *" in bad[0].value
 
 
-def test_a_command_that_qd_would_refuse(configured: object) -> None:
+def test_an_entry_with_an_invalid_qd_command(configured: object) -> None:
     with click.Context(command):
         app = Qd()
         app.settings = settings = context.settings()
@@ -117,11 +117,11 @@ def test_a_command_that_qd_would_refuse(configured: object) -> None:
         app.schedule.qd("failed list --nosuch").daily()
         app.schedule.qd("failed list --neither").daily().environments("moon")
         refused, *others = check_schedule(app, settings, fleet.read(settings))
-    assert (refused.sign, [one.sign for one in others]) == ("fail", ["warn"])  # nobody runs it
+    assert (refused.sign, [one.sign for one in others]) == ("fail", ["warn"])  # no scheduler runs
     assert "qd failed list --nosuch: No such option" in refused.value
 
 
-def test_hours_that_no_tick_meets(configured: object) -> None:
+def test_an_entry_whose_hours_exclude_every_tick(configured: object) -> None:
     with click.Context(command):
         app = Qd()
         app.settings = settings = context.settings()
@@ -129,6 +129,6 @@ def test_hours_that_no_tick_meets(configured: object) -> None:
         app.schedule(tidy).hourly().between("23:00", "23:30").name("well")
         app.schedule(tidy).daily().when(False).name("switched off")
         never, *others = check_schedule(app, settings, fleet.read(settings))
-    assert (never.sign, [one.sign for one in others]) == ("fail", ["warn"])  # nobody runs it
+    assert (never.sign, [one.sign for one in others]) == ("fail", ["warn"])  # no scheduler runs
     assert never.value.startswith(f"tidy ({__file__}:")
     assert never.value.endswith(") never comes: 0 0 * * * is always outside of 23:00-23:30")

@@ -1,4 +1,4 @@
-"""`qd embedded status` and `stop`, as a user types them."""
+"""`qd embedded status` and `stop` on the command line."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ START = "from pathlib import Path; from qd.drivers import embedded; embedded.res
 
 @pytest.fixture
 def alone(project):
-    """A project with a private server of its own."""
+    """A project with an embedded server."""
     one = project(url="embedded:")
     one.allowed.add(".qd")
     yield one
     one.qd("embedded", "stop")
 
 
-def test_status_says_no_and_starts_nothing(alone):
+def test_embedded_status_without_a_server_fails_and_starts_none(alone):
     done = alone.qd("embedded", "status")
     assert done.returncode == 1
     assert done.stdout == f"the embedded server of {alone.root} is not running; `qd work` starts it\n"
     assert not (alone.root / ".qd").exists()
 
 
-def test_status_says_that_no_connection_asks_for_one(project):
+def test_embedded_status_without_an_embedded_connection(project):
     done = project().quick("embedded", "status")
     assert (done.exit_code, done.stdout) == (1, 'no connection here has `url = "embedded:"`, nothing runs\n')
 
 
-def test_status_names_the_server_that_runs(alone):
+def test_embedded_status_names_the_running_server(alone):
     alone.python(START)
     done = alone.qd("embedded", "status")
     assert done.returncode == 0
@@ -41,7 +41,7 @@ def test_status_names_the_server_that_runs(alone):
     assert found["url"].startswith(f"unix://{alone.run}/qd-")
 
 
-def test_stop_ends_it_once(alone):
+def test_embedded_stop_ends_the_server_once(alone):
     alone.python(START)
     done = alone.qd("embedded", "stop")
     assert (done.returncode, done.stdout) == (0, f"stopped; the queues are kept in {alone.root}/.qd/embedded\n")
@@ -50,7 +50,7 @@ def test_stop_ends_it_once(alone):
     assert (done.returncode, done.stdout) == (1, f"the embedded server of {alone.root} was not running\n")
 
 
-def test_who_only_looks_says_the_same_and_starts_nothing(alone):
+def test_read_only_commands_do_not_start_the_embedded_server(alone):
     alone.python(START)
     assert alone.qd("status").returncode == 0
     alone.qd("embedded", "stop")
@@ -62,7 +62,7 @@ def test_who_only_looks_says_the_same_and_starts_nothing(alone):
     assert json.loads(alone.qd("embedded", "status", "--json").stdout) == {"running": False}
 
 
-def test_an_embedded_server_for_control_alone_is_not_started_by_a_look(alone, server):
+def test_read_only_commands_do_not_start_an_embedded_control_server(alone, server):
     other = f'[connections.redis]\nurl = "{server.url}"\n\n[connections.own]\nurl = "embedded:"\n'
     (alone.root / "qd.toml").write_text(f'[qd]\napp = "jobs:app"\ncontrol = "own"\n\n{other}')
     assert [alone.qd(command).returncode for command in ("status", "health")] == [69, 69]

@@ -19,11 +19,11 @@ NOW = time.time()
 
 
 def ids(qd: Run, *words: str) -> list[str]:
-    """Of the records."""
+    """The IDs of the listed records."""
     return [record["record"] for record in document(qd("failed", "list", "--json", *words))]
 
 
-def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> None:
+def test_the_list_shows_all_queues_newest_first(qd: Run, redis: Client) -> None:
     for n, queue in enumerate(("mail", "reports", "mail")):
         store_failed_job(redis, f"T.0.{n}.1", queue=queue, at=NOW - 100 + n)
     assert ids(qd) == ["T.0.2.1", "T.0.1.1", "T.0.0.1"]
@@ -33,7 +33,7 @@ def test_the_list_has_the_newest_first_of_all_queues(qd: Run, redis: Client) -> 
     assert [line.split()[0] for line in table[1:]] == ["job-T.0.2.1", "job-T.0.1.1", "job-T.0.0.1"]
 
 
-def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) -> None:
+def test_a_record_in_json_has_its_fields_and_payload(qd: Run, redis: Client) -> None:
     raw = store_failed_job(redis, "T.0.1.3", at=1_700_000_000.25, crashes=1)
     store_failed_job(
         redis, "T.0.2.m0", at=1_700_000_001.5, raw=b"\xff{", uuid=None, job=None, error="Malformed", attempts=0
@@ -61,7 +61,7 @@ def test_a_record_in_json_has_its_facts_and_its_payload(qd: Run, redis: Client) 
         (["--until", "2000-01-01T10:00+01:00"], ""), (["--older-than", "15m", "--text", "such"], "cba"),
     ],
 )  # fmt: skip
-def test_filters_leave_those_that_fit_all_of_them(qd: Run, redis: Client, words: list[str], found: str) -> None:
+def test_only_records_that_match_all_filters_are_listed(qd: Run, redis: Client, words: list[str], found: str) -> None:
     now = time.time()
     store_failed_job(redis, "a", at=now - 2400)
     store_failed_job(redis, "b", at=now - 1800)
@@ -72,14 +72,14 @@ def test_filters_leave_those_that_fit_all_of_them(qd: Run, redis: Client, words:
     assert "".join(ids(qd, *words)) == found
 
 
-def test_nothing_is_said_to_be_nothing(qd: Run, redis: Client) -> None:
+def test_an_empty_list_is_reported(qd: Run, redis: Client) -> None:
     assert done(qd("failed", "list", "--json")) == "[]\n"
     empty = qd("failed", "list")
     assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "nothing has failed\n")
     assert qd("failed", "list", "--job", "x").stderr == "no failed job matches\n"
 
 
-def test_a_table_ends_after_a_hundred_and_says_so(qd: Run, redis: Client) -> None:
+def test_a_table_is_cut_after_a_hundred_rows_with_a_note(qd: Run, redis: Client) -> None:
     for n in range(102):
         store_failed_job(redis, f"r{n}", at=NOW - n)
     cut = qd("failed", "list")
@@ -88,7 +88,7 @@ def test_a_table_ends_after_a_hundred_and_says_so(qd: Run, redis: Client) -> Non
     assert len(ids(qd)) == 102
 
 
-def test_pages_tell_each_record_once_however_many_failed_at_one_moment(
+def test_paging_lists_each_record_once_even_if_many_failed_at_the_same_time(
     qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "PAGE", 4)
@@ -104,7 +104,7 @@ def test_pages_tell_each_record_once_however_many_failed_at_one_moment(
     assert (found[:3], found[-3:]) == (["new0", "new1", "new2"], ["old0", "old1", "old2"])
 
 
-def test_what_is_no_record_of_ours_is_listed_as_it_is(qd: Run, redis: Client) -> None:
+def test_invalid_records_are_listed(qd: Run, redis: Client) -> None:
     for name, value in (("x", b""), ("y", b"{}"), ("z", b'{"attempts":"many"}\nraw'), ("w", b"[" * 5000 + b"\n\xff")):
         redis.call("HSET", "queues:mail:failed", name, value)
         redis.call("ZADD", "queues:mail:failed_at", NOW, name)
@@ -115,7 +115,7 @@ def test_what_is_no_record_of_ours_is_listed_as_it_is(qd: Run, redis: Client) ->
 
 
 @pytest.mark.parametrize("word", ["job-T.0.17.3", "job-T.0.1", "uuid-T.0.17.3", "T.0.17.3", "T.0.1"])
-def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
+def test_show_prints_all_fields(qd: Run, redis: Client, word: str) -> None:
     death = {"verdict": "timeout", "signal": "SIGKILL", "exit": None, "peak": 412_000_000, "took": 61.5, "oom": False}
     death["stack"] = "File jobs.py, line 7 in stuck\x1b[2J"
     store_failed_job(redis, "T.0.17.3", trace="Traceback\n  here", death=death, crashes=2)
@@ -141,7 +141,7 @@ def test_show_tells_everything(qd: Run, redis: Client, word: str) -> None:
     assert json.loads(said["payload"])["job"] == "mail.welcome"
 
 
-def test_show_of_an_unknown_id_says_no(qd: Run, redis: Client) -> None:
+def test_show_of_an_unknown_id_fails(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "T.0.1.1")
     missing = qd("failed", "show", "T.9")
     assert (missing.exit_code, missing.stdout) == (1, "")
@@ -149,7 +149,7 @@ def test_show_of_an_unknown_id_says_no(qd: Run, redis: Client) -> None:
     assert qd("failed", "show", "T.0.1.1", "-q", "other").exit_code == 1
 
 
-def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Client) -> None:
+def test_an_ambiguous_id_is_rejected_with_the_matching_ids(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "T.0.1.1")
     store_failed_job(redis, "T.0.2.1")
     several = qd("failed", "show", "T.0")
@@ -160,7 +160,7 @@ def test_an_id_that_means_several_is_refused_with_their_names(qd: Run, redis: Cl
 
 
 @pytest.mark.parametrize("verb", ["show", "retry", "forget"])
-def test_two_records_of_one_job_are_told_apart_by_their_own_ids(qd: Run, redis: Client, verb: str) -> None:
+def test_two_records_of_one_job_are_selected_by_record_id(qd: Run, redis: Client, verb: str) -> None:
     raw = store_failed_job(redis, "T.0.1.1")
     store_failed_job(redis, "T.0.2.1", queue="reports", raw=raw, uuid="uuid-T.0.1.1")
     for word in ("job-T.0.1.1", "job-T", "uuid-T.0.1.1"):
@@ -175,7 +175,7 @@ def test_two_records_of_one_job_are_told_apart_by_their_own_ids(qd: Run, redis: 
         assert ids(qd) == []
 
 
-def test_how_often_a_retried_job_has_failed_is_shown(qd: Run, redis: Client) -> None:
+def test_the_number_of_failures_of_a_retried_job_is_shown(qd: Run, redis: Client) -> None:
     first = store_failed_job(redis, "T.0.1.1", at=NOW - 7200)
     done(qd("failed", "retry", "job-T.0.1.1"))
     for at, id in ((NOW - 3600, "T.0.2.1"), (NOW - 60, "T.0.3.1")):
@@ -192,5 +192,5 @@ def test_how_often_a_retried_job_has_failed_is_shown(qd: Run, redis: Client) -> 
 
 
 @pytest.mark.parametrize("word", ["yesterday", "", "-1h", "2026-13-01"])
-def test_a_moment_that_is_none_is_a_usage_error(qd: Run, redis: Client, word: str) -> None:
+def test_an_invalid_time_is_a_usage_error(qd: Run, redis: Client, word: str) -> None:
     assert qd("failed", "list", "--since", word).exit_code == 2

@@ -31,7 +31,7 @@ def ready(redis: Client, queue: str = "mail") -> list[bytes]:
 
 
 def left(redis: Client, queue: str = "mail") -> list[str]:
-    """What is still failed, by the index; the hash must tell of the same."""
+    """The records in the index; the hash must contain the same ones."""
     ids: list[str] = redis.text("ZRANGEBYSCORE", f"queues:{queue}:failed_at", "(0", "+inf")
     assert sorted(ids) == sorted(redis.text("HKEYS", f"queues:{queue}:failed"))
     if not ids:
@@ -39,7 +39,7 @@ def left(redis: Client, queue: str = "mail") -> list[str]:
     return ids
 
 
-def test_a_job_is_sent_again_as_it_was_pushed(qd: Run, redis: Client) -> None:
+def test_a_job_is_sent_again_with_its_pushed_payload(qd: Run, redis: Client) -> None:
     raw = store_failed_job(redis, "T.0.1.3", at=NOW - 100)
     store_failed_job(redis, "T.0.2.3", at=NOW - 50)
     began = int(time.time())
@@ -53,7 +53,7 @@ def test_a_job_is_sent_again_as_it_was_pushed(qd: Run, redis: Client) -> None:
     assert left(redis) == ["T.0.2.3"]
 
 
-def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -> None:
+def test_all_jobs_are_sent_to_their_queues_oldest_first(qd: Run, redis: Client) -> None:
     for n in range(250):
         store_failed_job(redis, f"m{n}", at=NOW - n)
     store_failed_job(redis, "r", queue="reports")
@@ -66,8 +66,8 @@ def test_all_are_sent_to_their_queues_the_oldest_first(qd: Run, redis: Client) -
 
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
-def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
-    now = time.time()  # and not NOW, from which on all the tests before this one have run
+def test_filters_select_the_records(qd: Run, redis: Client, verb: str) -> None:
+    now = time.time()  # not NOW: the tests before this one ran since then
     store_failed_job(redis, "a", at=now - 3600)
     store_failed_job(redis, "b", at=now - 1800, error="KeyError")
     store_failed_job(redis, "c", at=now - 600, error="KeyError")
@@ -81,7 +81,7 @@ def test_filters_say_which(qd: Run, redis: Client, verb: str) -> None:
     assert len(ready(redis)) == (3 if verb == "retry" else 0)
 
 
-def test_a_dry_run_names_what_cannot_be_run(qd: Run, redis: Client) -> None:
+def test_a_dry_run_names_jobs_that_cannot_run(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "good")
     store_failed_job(redis, "bad", raw=b"no payload")
     dry, real = qd("failed", "retry", "--all", "--dry-run"), qd("failed", "retry", "--all")
@@ -92,7 +92,7 @@ def test_a_dry_run_names_what_cannot_be_run(qd: Run, redis: Client) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
-def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, verb: str) -> None:
+def test_an_unknown_id_is_reported_and_the_others_are_processed(qd: Run, redis: Client, verb: str) -> None:
     store_failed_job(redis, "a")
     some = qd("failed", verb, "nobody", "a")
     assert (some.exit_code, left(redis)) == (1, [])
@@ -113,7 +113,7 @@ def test_an_unknown_id_is_said_and_the_others_are_done(qd: Run, redis: Client, v
         *[("--rate", n, "--all") for n in ("0", "nan")],
     ],
 )
-def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
+def test_invalid_selections_change_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
     store_failed_job(redis, "a")
     assert qd("failed", verb, *words).exit_code == 2
     assert left(redis) == ["a"]
@@ -121,15 +121,15 @@ def test_words_that_do_not_say_which_do_nothing(qd: Run, redis: Client, verb: st
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 @pytest.mark.parametrize("words", [("",), ("--until", "1970-01-01T00:00+00:00"), ("--until", "1960-01-01")])
-def test_words_that_mean_none_do_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
-    """An empty variable of a shell; a moment in front of all others, which is no length of time."""
+def test_empty_selections_change_nothing(qd: Run, redis: Client, verb: str, words: tuple[str, ...]) -> None:
+    """An empty shell variable; a time before all records, which must not be read as a duration."""
     store_failed_job(redis, "a")
     qd("failed", verb, *words)
     assert left(redis) == ["a"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
-def test_an_id_that_means_several_does_nothing(qd: Run, redis: Client, verb: str) -> None:
+def test_an_ambiguous_id_changes_nothing(qd: Run, redis: Client, verb: str) -> None:
     for name in ("one", "T.1", "T.2"):
         store_failed_job(redis, name)
     assert qd("failed", verb, "one", "T.").exit_code == 2
@@ -138,7 +138,7 @@ def test_an_id_that_means_several_does_nothing(qd: Run, redis: Client, verb: str
     assert left(redis) == ["T.2"]
 
 
-def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
+def test_a_job_that_cannot_run_stays_failed_and_is_reported(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "bad", raw=b"not JSON", job=None)
     store_failed_job(redis, "good")
     some = qd("failed", "retry", "--all")
@@ -148,7 +148,7 @@ def test_what_cannot_be_run_stays_and_is_said(qd: Run, redis: Client) -> None:
     assert done(qd("failed", "forget", "bad")) == "1 job forgotten\n"
 
 
-def test_the_time_that_a_job_may_be_retried_begins_anew(qd: Run, redis: Client) -> None:
+def test_the_retry_period_of_a_job_restarts(qd: Run, redis: Client) -> None:
     raw = make("mail.welcome", b"{}", created_at=int(NOW) - 1000, retry_until=NOW - 940)
     store_failed_job(redis, "a", raw=raw)
     began = int(time.time())
@@ -163,7 +163,7 @@ def unique(name: str, uuid: str) -> bytes:
     return raw.replace(b',"id":', b',"qd":' + ties + b',"id":')
 
 
-def test_a_unique_job_takes_its_lock_again(qd: Run, redis: Client) -> None:
+def test_a_unique_job_acquires_its_lock_again(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "a", raw=unique("order:1", "u1"), at=NOW - 5)
     store_failed_job(redis, "b", raw=unique("order:1", "u2"), at=NOW - 4)
     store_failed_job(redis, "c", raw=unique("order:2", "u3"), at=NOW - 3)
@@ -176,7 +176,7 @@ def test_a_unique_job_takes_its_lock_again(qd: Run, redis: Client) -> None:
     assert redis.text("GET", "qd:unique:order:2") == "another"
 
 
-def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
+def test_jobs_that_fail_again_meanwhile_are_not_retried_in_a_loop(
     qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(30):
@@ -190,7 +190,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
         def run(chunk: list[Any]) -> list[str | None]:
             said = step(chunk)
             steps.append(len(chunk))
-            assert len(steps) < 9, "it goes round in a circle"
+            assert len(steps) < 9, "retry loops"
             for record in chunk:
                 store_failed_job(redis, f"again-{record.id}", at=time.time() + 0.001)
             return said
@@ -204,7 +204,7 @@ def test_those_that_fail_again_meanwhile_are_not_sent_in_a_circle(
     assert len(left(redis)) == 30
 
 
-def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_obeys_the_rate(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     waits: list[float] = []
 
@@ -220,7 +220,7 @@ def test_a_rate_is_kept(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch)
     assert len(ready(redis)) == 25
 
 
-def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Client) -> None:
+def test_a_record_taken_by_another_process_is_not_sent_twice(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "a", at=NOW)
     wire = RedisConnection(f"unix://{redis.path}")
     store = FailedStore(KeyspaceStore(wire))
@@ -231,22 +231,22 @@ def test_a_record_that_another_has_taken_is_not_sent_twice(qd: Run, redis: Clien
     wire.close()
 
 
-def test_after_the_index_alone_is_lost_nothing_is_sent_wrong(qd: Run, redis: Client) -> None:
+def test_an_index_entry_without_a_record_is_not_sent(qd: Run, redis: Client) -> None:
     store_failed_job(redis, "a")
     redis.call("HDEL", STORE[0], "a")
     assert done(qd("failed", "retry", "--all")) == "0 jobs sent again\n"
     assert ready(redis) == []
 
 
-def tied(id: str, ties: Relations) -> bytes:
+def with_relations(id: str, ties: Relations) -> bytes:
     raw = make("mail.welcome", b"{}", uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(NOW))
     return raw.replace(b',"id":', relations_text(ties) + b',"id":', 1)
 
 
 @pytest.mark.leaves("qd:unique:n", "qd:job:*", "qd:batch:B", "queues:*")
-def test_a_refused_retry_changes_nothing(redis: Client) -> None:
-    store_failed_job(redis, "held", raw=tied("held", Relations(unique="n", result=60)))
-    store_failed_job(redis, "free", raw=tied("free", Relations(result=60)))
+def test_a_rejected_retry_changes_nothing(redis: Client) -> None:
+    store_failed_job(redis, "held", raw=with_relations("held", Relations(unique="n", result=60)))
+    store_failed_job(redis, "free", raw=with_relations("free", Relations(result=60)))
     for id in ("held", "free"):
         redis.call("HSET", f"qd:job:job-{id}", "status", "failed")
     redis.call("HSET", "qd:batch:B", "cancelled_at", 1)
@@ -278,7 +278,9 @@ def broken(event: JobRetryRequested) -> None:
 """
 
 
-def test_listeners_hear_of_what_is_sent_again_and_harm_nothing(project: Callable[..., Project], redis: Client) -> None:
+def test_listeners_are_notified_of_retries_and_their_errors_are_harmless(
+    project: Callable[..., Project], redis: Client
+) -> None:
     shop = project(jobs=HEARD)
     store_failed_job(redis, "a")
     said = shop.qd("failed", "retry", "a")

@@ -1,4 +1,4 @@
-"""qd health: each reason by itself, what is none, and the exit codes. The reports are as keepers write them."""
+"""qd health: each reason separately, what is not a reason, and the exit codes. Reports have the keepers' format."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def push(redis: Client, queue: str = "mail", *, age: float = 60, job: str = "mai
 
 
 def reasons(qd: Run, *words: str) -> list[tuple[str, str]]:
-    """(kind, text) of each reason; the exit code says the same, and people read the same."""
+    """(kind, text) of each reason. Checks that the exit code and the text output agree."""
     result = qd("health", "--json", *words)
     found = json.loads(result.stdout)
     assert result.exit_code == (1 if found["reasons"] else 0)
@@ -64,19 +64,19 @@ def reason(qd: Run, *words: str) -> tuple[str, str]:
     return found
 
 
-# -- well
+# -- healthy
 
 
-def test_an_empty_server_is_well_without_a_master_only_if_that_is_intended(qd: Run, redis: Client) -> None:
+def test_an_empty_server_without_a_master_is_healthy_only_with_allow_none(qd: Run, redis: Client) -> None:
     said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
     assert reason(qd) == ("no-master", said)
     assert reason(qd, "mail") == ("no-master", said)
     assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready\n"
-    report(redis, queues=[])  # one that runs the schedule only
+    report(redis, queues=[])  # a master that runs only the schedule
     assert reasons(qd) == []
     done(qd("restart"))
     redis.call("DEL", "qd:masters")
-    assert reasons(qd) == []  # they are on their way back
+    assert reasons(qd) == []  # the masters are restarting
 
 
 def test_fewer_masters_than_expected(qd: Run, redis: Client) -> None:
@@ -91,7 +91,7 @@ def test_fewer_masters_than_expected(qd: Run, redis: Client) -> None:
     assert qd("health", "--expect", "1", "--allow-none").exit_code == 2
 
 
-def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
+def test_masters_that_keep_up_are_healthy(qd: Run, redis: Client) -> None:
     push(redis, age=3, count=2)
     report(redis, workers=[WAITING, BUSY])
     assert done(qd("health")).startswith("ok: 1 master with 2 workers, 2 jobs ready, the oldest for ")
@@ -105,7 +105,7 @@ def test_masters_that_keep_up_are_well(qd: Run, redis: Client) -> None:
     assert (found["ok"], found["masters"], found["workers"], found["down"]) == (True, 1, 2, False)
 
 
-def test_failed_jobs_are_no_reason_and_are_counted(qd: Run, redis: Client) -> None:
+def test_failed_jobs_are_counted_and_are_not_a_reason(qd: Run, redis: Client) -> None:
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
     push(redis, "default", age=3)
@@ -132,7 +132,7 @@ def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
 
     redis.call("ZADD", "queues:default:failed_at", -at + 86_401, "dropped_at")
     (well,) = done(qd("health", "--allow-none")).splitlines()
-    assert well.endswith("2000 failed and dropped"), "a drop of the day before is no warning any more"
+    assert well.endswith("2000 failed and dropped"), "a drop more than a day ago is not a warning"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
         ("max_count = 2\nenabled = false", ""),
     ],
 )  # fmt: skip
-def test_a_failed_store_that_is_nearly_full_is_a_warning(
+def test_a_nearly_full_failed_store_is_a_warning(
     qd: Run, redis: Client, configured: Callable[[str], None], limits: str, used: str
 ) -> None:
     configured(f"[failed]\n{limits}\n")
@@ -154,21 +154,21 @@ def test_a_failed_store_that_is_nearly_full_is_a_warning(
     assert used in lines[-1]
 
 
-# -- work that nobody takes
+# -- jobs that no worker takes
 
 
-def test_work_without_a_master(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+def test_waiting_jobs_without_a_master(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
     configured('[worker]\nqueues = ["mail"]\n')
     push(redis, count=3)
     kind, text = reason(qd, "--allow-none")
     assert kind == "unserved"
     assert text == "queue 'mail': 3 ready and no master runs; start `qd work mail`"
     assert [kind for kind, _ in reasons(qd)] == ["no-master", "unserved"]
-    report(redis, workers=[WAITING])  # the way out
+    report(redis, workers=[WAITING])  # the fix
     assert reasons(qd) == []
 
 
-def test_work_that_came_just_now_or_waits_for_a_restart_is_given_time(qd: Run, redis: Client) -> None:
+def test_new_jobs_and_a_pending_restart_have_a_grace_period(qd: Run, redis: Client) -> None:
     report(redis, queues=["high"])
     push(redis, "default", age=1)
     assert reasons(qd) == []
@@ -178,7 +178,7 @@ def test_work_that_came_just_now_or_waits_for_a_restart_is_given_time(qd: Run, r
     assert reasons(qd, "mail") == []
 
 
-def test_a_named_queue_is_looked_at_and_no_other(qd: Run, redis: Client) -> None:
+def test_only_the_named_queue_is_checked(qd: Run, redis: Client) -> None:
     push(redis, "other")
     report(redis, queues=["mail"])
     assert reasons(qd, "mail") == []
@@ -187,8 +187,8 @@ def test_a_named_queue_is_looked_at_and_no_other(qd: Run, redis: Client) -> None
     assert reasons(qd, "elsewhere", "--max-ready", "1") == []
 
 
-def test_a_queue_that_only_its_keys_name(qd: Run, redis: Client) -> None:
-    """Nobody serves it and no file names it, while all masters are well."""
+def test_a_queue_known_only_by_its_keys_is_unserved(qd: Run, redis: Client) -> None:
+    """No master serves it and no file names it, while all masters are healthy."""
     report(redis, workers=[WAITING], queues=["default"])
     push(redis, count=3)
     way = "start `qd work mail`, or add it to the queues of a pool that runs"
@@ -202,7 +202,7 @@ def test_a_queue_that_only_its_keys_name(qd: Run, redis: Client) -> None:
     assert reason(qd)[0] == "unserved"
 
 
-def test_a_lease_that_ended_where_nobody_reclaims_it(qd: Run, redis: Client) -> None:
+def test_an_expired_lease_without_a_worker_is_unserved(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING], queues=["default"])
     now, payload = server_time(redis), PAYLOAD % ("mail.welcome", 1)
     redis.call("ZADD", "queues:mail:reserved", now + 60, payload)
@@ -215,7 +215,7 @@ def test_a_lease_that_ended_where_nobody_reclaims_it(qd: Run, redis: Client) -> 
     assert re.search(said, done(qd("status")), re.M)
 
 
-def test_a_delayed_job_that_is_due_where_nobody_makes_it_ready(
+def test_a_due_delayed_job_without_a_worker_is_unserved(
     qd: Run, redis: Client, configured: Callable[[str], None]
 ) -> None:
     configured('[worker]\nqueues = ["mail"]\n')
@@ -224,7 +224,7 @@ def test_a_delayed_job_that_is_due_where_nobody_makes_it_ready(
     redis.call("ZADD", "queues:mail:delayed", now + 60, payload)
     assert reasons(qd) == []
     redis.call("ZADD", "queues:mail:delayed", now - 5, payload)
-    assert reasons(qd) == []  # a worker may be on its way
+    assert reasons(qd) == []  # a worker may be starting
     redis.call("ZADD", "queues:mail:delayed", now - 120, payload)
     kind, text = reason(qd)
     assert kind == "unserved"
@@ -254,7 +254,7 @@ def test_a_queue_of_a_pool_on_another_connection(
     assert reason(qd)[1].startswith("queue 'b': 1 ready and no worker serves it")
 
 
-def test_advice_fits_the_case(qd: Run, redis: Client) -> None:
+def test_the_hint_matches_the_cause(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis)
 
@@ -276,7 +276,7 @@ def test_advice_fits_the_case(qd: Run, redis: Client) -> None:
     assert [kind for kind, _ in reasons(qd)] == ["silent-master", "unserved"]
 
 
-def test_a_queue_of_which_nothing_is_taken(qd: Run, redis: Client) -> None:
+def test_a_queue_without_progress_is_stuck(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis, count=12)
     report(redis, workers=[WAITING, {**WAITING, "slot": 1}], stuck={"mail": now - 14})
@@ -295,9 +295,9 @@ def test_a_queue_of_which_nothing_is_taken(qd: Run, redis: Client) -> None:
         {"stuck": {"mail": -60}, "state": "paused"},
         {"stuck": {"mail": -60}, "state": "stopping"},
     ],
-    ids=["not for long", "not any more", "all are busy", "paused by a signal", "it stops"],
+    ids=["too short", "over", "all are busy", "paused by a signal", "stopping"],
 )
-def test_what_waits_is_not_stuck_when(said: dict[str, Any], qd: Run, redis: Client) -> None:
+def test_waiting_jobs_are_not_stuck_if(said: dict[str, Any], qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis)
     stuck = {queue: now + ago for queue, ago in said["stuck"].items()}
@@ -315,7 +315,7 @@ def test_a_queue_is_not_stuck_while_one_of_its_masters_takes_jobs(qd: Run, redis
     assert reason(qd)[0] == "stuck"
 
 
-def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) -> None:
+def test_a_paused_queue_and_maintenance_are_not_a_reason(qd: Run, redis: Client) -> None:
     push(redis)
     report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60})
     assert reason(qd)[0] == "stuck"
@@ -330,7 +330,7 @@ def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) ->
     report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60}, state="down")
     assert reasons(qd) == []
     qd("down", "--allow", "mail")
-    assert reason(qd)[0] == "stuck"  # this one is worked on
+    assert reason(qd)[0] == "stuck"  # this queue is served
     qd("up")
     report(redis, workers=[WAITING], stuck={"mail": server_time(redis) - 60}, state="down", laravel_down="/f/down")
     assert reasons(qd) == []
@@ -342,7 +342,7 @@ def test_a_paused_queue_and_maintenance_are_no_reason(qd: Run, redis: Client) ->
 # -- jobs for PHP
 
 
-def test_an_object_job_that_no_php_worker_takes(qd: Run, redis: Client) -> None:
+def test_an_object_job_without_a_php_worker_is_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis, job=OBJECT)
     report(redis, workers=[WAITING], stuck={"mail": now - 14})
@@ -350,13 +350,13 @@ def test_an_object_job_that_no_php_worker_takes(qd: Run, redis: Client) -> None:
     assert kind == "php"
     assert "queue 'mail': 1 ready and the first is an object job of Laravel that no PHP worker takes" in text
     assert "queue:work --queue=mail" in text
-    redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # one of them works
+    redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # a PHP worker is active
     assert reason(qd)[0] == "stuck"
     report(redis, workers=[WAITING], stuck={})
     assert reasons(qd) == []
 
 
-def test_an_object_job_that_waits_for_a_minute_while_others_are_done(qd: Run, redis: Client) -> None:
+def test_an_object_job_that_waits_for_a_minute_is_a_reason(qd: Run, redis: Client) -> None:
     push(redis, job=OBJECT, age=70)
     report(redis, workers=[WAITING])
     assert reason(qd)[0] == "php"
@@ -365,10 +365,10 @@ def test_an_object_job_that_waits_for_a_minute_while_others_are_done(qd: Run, re
     assert reasons(qd) == []
 
 
-# -- those who work
+# -- masters, workers and keepers
 
 
-def test_workers_that_crash_in_a_row(qd: Run, redis: Client) -> None:
+def test_repeated_worker_crashes_are_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, crashes=[now - 70, now - 31, now - 25, now - 20, now - 10, now - 5])
     assert reasons(qd) == []
@@ -379,13 +379,13 @@ def test_workers_that_crash_in_a_row(qd: Run, redis: Client) -> None:
     assert "worker.died" in text
 
 
-def test_a_worker_that_does_not_answer(qd: Run, redis: Client) -> None:
+def test_a_silent_worker_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING, BUSY], silent=[1])
     assert reason(qd)[0] == "silent-worker"
     assert "worker 1 (pid 415) stopped answering" in reason(qd)[1]
 
 
-def test_a_master_that_hangs(qd: Run, redis: Client) -> None:
+def test_a_hung_master_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, master_silent=9.9)
     assert reasons(qd) == []
     report(redis, master_silent=12.4)
@@ -395,7 +395,7 @@ def test_a_master_that_hangs(qd: Run, redis: Client) -> None:
     assert "  hangs for 12s  " in done(qd("status"))
 
 
-def test_a_master_without_news(qd: Run, redis: Client) -> None:
+def test_a_silent_master_is_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, seen_at=now - 3)
     assert reasons(qd) == []
@@ -404,11 +404,11 @@ def test_a_master_without_news(qd: Run, redis: Client) -> None:
     assert kind == "silent-master"
     assert "mail@app-1 (pid 411): its keeper has not reported for 1m 40s" in text
     token = text.rpartition(" ")[2]
-    redis.call("HDEL", "qd:masters", token)  # the way out
+    redis.call("HDEL", "qd:masters", token)  # the fix
     assert reasons(qd, "--allow-none") == []
 
 
-def test_a_master_that_another_has_replaced_is_not_missed(qd: Run, redis: Client) -> None:
+def test_a_replaced_master_is_not_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, "T1", host="pod-a", seen_at=now - 100)
     report(redis, "T2", host="pod-b", booted_at=now - 200)
@@ -417,7 +417,7 @@ def test_a_master_that_another_has_replaced_is_not_missed(qd: Run, redis: Client
     assert reasons(qd) == []
 
 
-def test_a_keeper_that_ends_again_and_again(qd: Run, redis: Client) -> None:
+def test_repeated_keeper_restarts_are_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, booted_at=now - 86400, keeper_restarts=6)
     assert reasons(qd) == []
@@ -437,7 +437,7 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("word", REFUSING)
-def test_a_server_that_refuses_writes_is_named_and_no_keeper_is_blamed(
+def test_a_server_that_rejects_writes_is_named_instead_of_its_keepers(
     word: str, project: Callable[..., Project]
 ) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "no") as own, own.client() as client:
@@ -450,7 +450,7 @@ def test_a_server_that_refuses_writes_is_named_and_no_keeper_is_blamed(
             (log,) = own.folder.glob("appendonlydir/*.incr.aof")
             assert own.process is not None
             resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
-            eventually(lambda: refuses(client), what="a server that refuses writes")
+            eventually(lambda: refuses(client), what="a server that rejects writes")
         found = shop.quick("health")
         assert (found.exit_code, found.stdout.count("\n"), found.stderr) == (1, 1, "")
         assert found.stdout.startswith("connection redis: the server refuses writes: ")
@@ -464,7 +464,7 @@ def test_a_server_that_refuses_writes_is_named_and_no_keeper_is_blamed(
         assert failed[-1].startswith("fail  redis.role: " if word == "READONLY" else "fail  redis.writes: ")
 
 
-def test_a_database_that_refuses_writes_is_named(
+def test_a_database_that_rejects_writes_is_named(
     project: Callable[..., Project], postgres: Postgres, postgres_url: str
 ) -> None:
     shop = project(url=postgres_url)
@@ -485,7 +485,7 @@ def refuses(client: Client) -> bool:
     return True
 
 
-def test_a_replica_whose_primary_works_may_be_asked(project: Callable[..., Project]) -> None:
+def test_health_accepts_a_replica(project: Callable[..., Project]) -> None:
     with Server() as own, own.client() as client:
         shop = project(url=own.url)
         report(client, seen_at=server_time(client) + 600)
@@ -493,7 +493,7 @@ def test_a_replica_whose_primary_works_may_be_asked(project: Callable[..., Proje
         assert shop.quick("health").stdout.startswith("ok: 1 master ")
 
 
-def test_nothing_is_written_to_find_out(qd: Run, redis: Client) -> None:
+def test_health_writes_nothing(qd: Run, redis: Client) -> None:
     report(redis)
     before = redis.keys()
     assert reasons(qd) == []
@@ -503,7 +503,7 @@ def test_nothing_is_written_to_find_out(qd: Run, redis: Client) -> None:
 # -- limits
 
 
-def test_more_ready_than_allowed(qd: Run, redis: Client) -> None:
+def test_more_ready_jobs_than_max_ready(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING])
     push(redis, count=4)
     assert reasons(qd, "--max-ready", "4") == []
@@ -517,7 +517,7 @@ def test_more_ready_than_allowed(qd: Run, redis: Client) -> None:
     assert reason(qd, "--max-ready", "3")[1].endswith("(maintenance mode); `qd up`")
 
 
-def test_older_than_allowed(qd: Run, redis: Client) -> None:
+def test_a_job_older_than_max_age(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING])
     push(redis, age=192)
     assert reasons(qd, "--max-age", "5m") == []
@@ -526,12 +526,12 @@ def test_older_than_allowed(qd: Run, redis: Client) -> None:
     assert "queue 'mail': its oldest job waits for 3m 12s" in text
 
 
-def test_a_scheduler_that_does_not_answer_or_is_missing(qd: Run, redis: Client) -> None:
+def test_a_silent_or_missing_scheduler_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING], schedulers=[{"slot": 7, "pid": 416, "state": "waiting"}], silent=[7])
     kind, text = reason(qd)
     assert (kind, "scheduler 7 (pid 416) stopped answering" in text) == ("silent-worker", True)
     now = server_time(redis)
-    report(redis, workers=[WAITING], unscheduled=now - 2)  # one is on its way
+    report(redis, workers=[WAITING], unscheduled=now - 2)  # one is starting
     assert reasons(qd) == []
     report(redis, workers=[WAITING], unscheduled=now - 60)
     kind, text = reason(qd)
@@ -539,7 +539,7 @@ def test_a_scheduler_that_does_not_answer_or_is_missing(qd: Run, redis: Client) 
     assert "mail@app-1 (pid 411): no scheduler for 1m" in text
 
 
-def test_several_reasons_are_a_line_each(qd: Run, redis: Client) -> None:
+def test_each_reason_is_a_line(qd: Run, redis: Client) -> None:
     push(redis, age=192, count=4)
     report(redis, workers=[WAITING], silent=[0], stuck={"mail": server_time(redis) - 60})
     found = reasons(qd, "--max-ready", "3", "--max-age", "90s")
@@ -549,13 +549,13 @@ def test_several_reasons_are_a_line_each(qd: Run, redis: Client) -> None:
 # -- exit codes, and no hanging
 
 
-def test_redis_away_is_69(qd: Run, folder: Path) -> None:
+def test_an_unreachable_redis_exits_with_69(qd: Run, folder: Path) -> None:
     (folder / "qd.toml").write_text(f'[connections.redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n')
     result = qd("health")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (69, "", 1)
 
 
-def test_a_wrong_file_is_78_and_a_wrong_word_2(qd: Run, folder: Path) -> None:
+def test_an_invalid_file_exits_with_78_and_an_invalid_option_with_2(qd: Run, folder: Path) -> None:
     assert qd("health", "--max-ready", "-1").exit_code == 2
     assert qd("health", "--max-age", "soon").exit_code == 2
     (folder / "qd.toml").write_text("[worker]\ntimout = 1\n")
@@ -569,7 +569,7 @@ def test_an_embedded_server_is_not_started(qd: Run, folder: Path) -> None:
     assert not (folder / ".qd" / "embedded" / "address").exists()
 
 
-def test_the_looker_of_the_security_page_may_ask(project: Callable[..., Project]) -> None:
+def test_the_read_only_user_of_the_security_page_can_run_health(project: Callable[..., Project]) -> None:
     page = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
     found = re.search(r"^ACL (SETUSER qd-looker .*)$", page, re.MULTILINE)
     assert found
@@ -582,8 +582,8 @@ def test_the_looker_of_the_security_page_may_ask(project: Callable[..., Project]
         assert "1 ready and no master runs" in asked.stdout
 
 
-def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) -> None:
-    """It takes the connection and answers nothing: what a firewall leaves of a server."""
+def test_a_server_that_never_replies_exits_with_69_within_seconds(project: Callable[..., Project]) -> None:
+    """It accepts the connection and never replies, as behind some firewalls."""
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
@@ -592,7 +592,7 @@ def test_a_server_that_says_nothing_is_69_soon(project: Callable[..., Project]) 
         assert (found.returncode, found.stderr.count("\n")) == (69, 1)
 
 
-DEAF = """
+HANGING_LOOKUP = """
 import ctypes, socket
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
@@ -600,18 +600,20 @@ socket.getaddrinfo = lambda *_, **__: libc.pthread_mutex_lock(mutex)
 """
 
 
-def test_a_name_server_that_hangs_in_c_is_69_soon(project: Callable[..., Project], tmp_path: Path) -> None:
-    """No signal reaches Python there."""
+def test_a_name_lookup_that_hangs_in_c_exits_with_69_within_seconds(
+    project: Callable[..., Project], tmp_path: Path
+) -> None:
+    """Python handles no signal while it is blocked in C."""
     shop = project(url="redis://redis.example:6379/0")
-    (tmp_path / "sitecustomize.py").write_text(DEAF)
+    (tmp_path / "sitecustomize.py").write_text(HANGING_LOOKUP)
     found = shop.qd("health", seconds=30, PYTHONPATH=f"{tmp_path}{os.pathsep}{shop.env()['PYTHONPATH']}")
     assert (found.returncode, found.stdout) == (69, "")
     assert found.stderr == "qd: no answer within 8 s: the server, its name, or the app's import hangs\n"
 
 
-def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
+def test_health_imports_neither_rich_nor_the_worker(project: Callable[..., Project], server: Server) -> None:
     shop = project()
-    shop.fresh = True  # what it imports is the point
+    shop.fresh = True  # the test checks its imports
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--allow-none']\n"
     code += "try:\n    main()\nfinally:\n"
     code += (
@@ -626,7 +628,8 @@ def test_it_loads_neither_rich_nor_the_worker(project: Callable[..., Project], s
 
 @pytest.fixture
 def sign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """sign(pool="mail", age=12, ...): what a living master (this process) wrote so long ago, by a clock that stands."""
+    """sign(pool="mail", age=12, ...): the liveness file of a master (this process), written that long ago; the clock is
+    stopped."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(folder))
     pid, now = os.getpid(), time.time()
     monkeypatch.setattr(liveness, "time", SimpleNamespace(time=lambda: now))
@@ -648,7 +651,7 @@ def lives(qd: Run, *words: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_live_without_url_file_or_app(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
+def test_live_needs_no_url_file_or_app(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
     (folder / "qd.toml").write_text("nonsense")
     code, said = lives(qd)
     assert (code, said) == (
@@ -661,7 +664,7 @@ def test_live_without_url_file_or_app(qd: Run, folder: Path, sign: Callable[...,
     assert (found["ok"], found["masters"][0]["pid"], found["reasons"]) == (True, os.getpid(), [])
 
 
-def test_live_of_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
+def test_live_checks_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
     sign("mail")
     assert lives(qd, "--pool", "mail")[0] == 0
     code, said = lives(qd, "--pool", "default")
@@ -671,7 +674,7 @@ def test_live_of_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
     assert lives(qd)[0] == 1
 
 
-def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
+def test_live_fails_for_a_hung_master(qd: Run, sign: Callable[..., Path]) -> None:
     sign(age=3)
     assert lives(qd)[0] == 0
     sign(age=12)
@@ -680,7 +683,7 @@ def test_a_master_that_hangs_does_not_live(qd: Run, sign: Callable[..., Path]) -
     assert re.match(rf"default \(pid {os.getpid()}\): the master has not reported for 12s", said)
 
 
-def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., Path]) -> None:
+def test_live_fails_for_a_master_without_its_keeper(qd: Run, sign: Callable[..., Path]) -> None:
     sign(keeper=20)
     assert lives(qd)[0] == 0
     sign(keeper=70)
@@ -689,7 +692,7 @@ def test_a_master_without_its_keeper_does_not_live(qd: Run, sign: Callable[..., 
     assert re.search(r"its keeper is silent for 1m [1-5]\ds", said)
 
 
-def test_the_file_of_a_dead_master_is_none(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
+def test_the_liveness_file_of_a_dead_master_is_ignored(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
     file = sign(age=1)
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     text = file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {int(dead.stdout)}')
@@ -697,7 +700,7 @@ def test_the_file_of_a_dead_master_is_none(qd: Run, folder: Path, sign: Callable
     assert lives(qd)[0] == 1
 
 
-def test_live_is_asked_alone(qd: Run) -> None:
+def test_live_accepts_no_other_checks(qd: Run) -> None:
     assert qd("health", "--live", "mail").exit_code == 2
     assert qd("health", "--live", "--max-ready", "3").exit_code == 2
     assert qd("health", "--live", "--allow-none").exit_code == 2
@@ -705,9 +708,9 @@ def test_live_is_asked_alone(qd: Run) -> None:
     assert qd("health", "--pool", "mail").exit_code == 2
 
 
-def test_live_loads_no_configuration_and_no_connector(project: Callable[..., Project]) -> None:
+def test_live_imports_no_configuration_and_no_driver(project: Callable[..., Project]) -> None:
     shop = project()
-    shop.fresh = True  # what it imports is the point
+    shop.fresh = True  # the test checks its imports
     code = "import sys\nfrom qd.cli.main import main\nsys.argv = ['qd', 'health', '--live']\ntry:\n    main()\n"
     code += "finally:\n    print(*[n for n in ('qd.config', 'qd.drivers', 'hiredis', 'ssl') if n in sys.modules])"
     done = shop.python(code.replace("finally", "except SystemExit"))
@@ -723,7 +726,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(
 def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:
     push(redis, count=12, age=20)
     report(redis, queues=["default"])
-    assert f"    $ qd health\n    {done_not(qd('health'))}" in PAGE
+    assert f"    $ qd health\n    {failed(qd('health'))}" in PAGE
     redis.call("DEL", "queues:mail")
     four = [{**WAITING, "slot": slot} for slot in range(4)]
     report(redis, "T1", workers=four)
@@ -733,7 +736,7 @@ def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:
     assert f"    $ qd health --max-age 5m\n    {said}\n" in PAGE
 
 
-def done_not(result: Result) -> str:
+def failed(result: Result) -> str:
     assert (result.exit_code, result.stderr) == (1, "")
     return result.stdout
 
@@ -746,7 +749,7 @@ def test_the_page_names_each_kind_of_reason() -> None:
     assert sorted(rows) == sorted(set(re.findall(r'(?:Reason\(\s*|Untaken\(\s*|kind = )"([\w-]+)"', code)))
 
 
-def test_the_line_for_cron_is_silent_until_there_is_something_to_say(
+def test_the_cron_line_of_the_page_prints_only_problems(
     project: Callable[..., Project], tmp_path: Path, redis: Client
 ) -> None:
     (line,) = re.findall(r"^    \*/5 \* \* \* \*  (.*)$", PAGE, re.MULTILINE)
@@ -761,7 +764,7 @@ def test_the_line_for_cron_is_silent_until_there_is_something_to_say(
         command = ["sh", "-c", line.replace("/srv/shop", str(shop.root))]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
 
-    report(redis, seen_at=server_time(redis) + 600)  # as fresh as it needs to be
+    report(redis, seen_at=server_time(redis) + 600)  # fresh for the duration of the test
     assert run() == ""
     shop.config("[worker]\ntimout = 1\n")
     assert run().startswith("-s qd ops@example.org\nqd: unknown key 'timout' in qd.toml:")

@@ -1,4 +1,4 @@
-"""qd job and qd cancel: found wherever it stands, and ended."""
+"""qd job and qd cancel: a job is found in every state, and cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def app(server: Server) -> Qd:
 
 
 def running(redis: Client, id: str) -> None:
-    """As if worker 3 of master T1 had it in hand."""
+    """Make the job look reserved by worker 3 of master T1."""
     (payload,) = redis.call("LRANGE", "queues:mail", 0, -1)
     held = payload.replace(b'"attempts":0', b'"attempts":1,"rsv":"T1.3.7.1"')
     redis.call("DEL", "queues:mail", "queues:mail:notify")
@@ -29,7 +29,7 @@ def running(redis: Client, id: str) -> None:
     assert id.encode() in held
 
 
-def test_a_ready_job_and_how_many_are_ahead_of_it(qd: Run, app: Qd, redis: Client) -> None:
+def test_a_ready_job_is_shown_with_the_number_of_jobs_ahead(qd: Run, app: Qd, redis: Client) -> None:
     first, second, third = [app.queue("mail").push("mail.welcome", {"n": n}) for n in range(3)]
     assert "where     ready, 2 jobs ahead of it\n" in done(qd("job", third.id))
     said = document(qd("job", second.id, "--json"))
@@ -38,14 +38,14 @@ def test_a_ready_job_and_how_many_are_ahead_of_it(qd: Run, app: Qd, redis: Clien
     assert document(qd("job", first.id, "--json"))["ahead"] == 0
 
 
-def test_a_delayed_job_and_when_it_is_due(qd: Run, app: Qd) -> None:
+def test_a_delayed_job_is_shown_with_its_due_time(qd: Run, app: Qd) -> None:
     handle = app.queue("mail").push("mail.welcome", delay=300)
     assert "where     due in 4m 5" in done(qd("job", handle.id))
     assert document(qd("job", handle.id, "--json"))["due_at"] > 1e9
 
 
 @pytest.mark.usefixtures("still")
-def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
+def test_a_running_job_is_shown_with_its_worker(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)
     assert "where     reserved by a worker that does not report" in done(qd("job", handle.id))
@@ -57,7 +57,7 @@ def test_a_running_job_and_who_runs_it(qd: Run, app: Qd, redis: Client) -> None:
     assert (said["status"], said["worker"]["host"], said["worker"]["slot"]) == ("running", "app-1", 3)
 
 
-def test_a_failed_job_and_why(qd: Run, app: Qd, redis: Client) -> None:
+def test_a_failed_job_is_shown_with_its_error(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     payload = redis.call("LPOP", "queues:mail")
     record = {"id": "T1.3.7.1", "error": "ValueError", "reason": "out of paper"}
@@ -69,7 +69,7 @@ def test_a_failed_job_and_why(qd: Run, app: Qd, redis: Client) -> None:
     assert said["failed"] == {**record, "id": handle.id, "record": "T1.3.7.1"}
 
 
-def test_a_job_of_which_only_its_record_is_left(qd: Run, redis: Client) -> None:
+def test_a_finished_job_is_shown_from_its_record(qd: Run, redis: Client) -> None:
     redis.call(
         "HSET", "qd:job:x1", "status", "done", "value", '{"pages":12}', "at", redis.text("TIME")[0], "progress", "40"
     )
@@ -85,12 +85,12 @@ def test_a_job_of_which_only_its_record_is_left(qd: Run, redis: Client) -> None:
 
 @pytest.fixture
 def two(server: Server, configured: Callable[[str], None]) -> Qd:
-    """With a second connection: the same server under a prefix of its own."""
+    """An app with a second connection: the same server under another prefix."""
     configured(f'[connections.two]\nurl = "{server.url}"\nprefix = "two:"\n')
     return Qd()
 
 
-def test_a_job_is_looked_for_on_every_connection(qd: Run, two: Qd, redis: Client) -> None:
+def test_a_job_is_searched_on_every_connection(qd: Run, two: Qd, redis: Client) -> None:
     handle = two.queue("mail", "two").push("mail.welcome")
     assert document(qd("job", handle.id, "--json"))["connection"] == "two"
     assert qd("job", handle.id, "-c", "redis").exit_code == qd("cancel", handle.id, "-c", "redis").exit_code == 1
@@ -101,7 +101,7 @@ def test_a_job_is_looked_for_on_every_connection(qd: Run, two: Qd, redis: Client
 
 
 @pytest.mark.parametrize("command", ["job", "cancel"])
-def test_a_connection_that_is_away_is_said(command: str, qd: Run, server: Server, folder: Path) -> None:
+def test_an_unreachable_connection_is_reported(command: str, qd: Run, server: Server, folder: Path) -> None:
     away = f'[connections.redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n'
     (folder / "qd.toml").write_text(f'{away}[connections.two]\nurl = "{server.url}"\n')
     handle = Qd(server.url).queue("mail").push("mail.welcome")
@@ -114,14 +114,14 @@ def test_a_connection_that_is_away_is_said(command: str, qd: Run, server: Server
     assert qd(command, "nobody", "-c", "two").exit_code == 1
 
 
-def test_a_job_that_nobody_knows(qd: Run) -> None:
+def test_an_unknown_job_exits_with_1(qd: Run) -> None:
     result = qd("job", "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "unknown job 'nobody'" in result.stderr
     assert json.loads(qd("job", "nobody", "--json").stdout)["status"] == "unknown"
 
 
-def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client) -> None:
+def test_a_waiting_job_is_cancelled_by_id(qd: Run, app: Qd, redis: Client) -> None:
     now, later = app.queue("mail").push("mail.welcome"), app.queue("mail").push("mail.welcome", delay=60)
     assert done(qd("cancel", now.id)) == f"cancelled {now.id}\n"
     assert document(qd("cancel", later.id, "--json"))["was"] == "delayed"
@@ -131,7 +131,7 @@ def test_waiting_jobs_are_cancelled_by_their_id(qd: Run, app: Qd, redis: Client)
     assert "nothing to cancel" in result.stderr
 
 
-def test_a_running_job_is_told(qd: Run, app: Qd, redis: Client) -> None:
+def test_cancelling_a_running_job_notifies_its_worker(qd: Run, app: Qd, redis: Client) -> None:
     handle = app.queue("mail").push("mail.welcome")
     running(redis, handle.id)
     assert "its worker ends it" in done(qd("cancel", handle.id))
@@ -139,7 +139,7 @@ def test_a_running_job_is_told(qd: Run, app: Qd, redis: Client) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--job", "a", "--key", "b"], ["--job", "a"], ["x", "--key", "b"]])
-def test_half_a_question_is_refused(qd: Run, words: list[str]) -> None:
+def test_cancel_rejects_incomplete_arguments(qd: Run, words: list[str]) -> None:
     result = qd("cancel", *words)
     assert result.exit_code == 2
     assert "give either the ID of a job, or both" in result.stderr

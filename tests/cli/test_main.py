@@ -1,4 +1,4 @@
-"""The frame of the command line: shared options, errors in one line, exit codes, and that nothing more is loaded."""
+"""The command line as a whole: shared options, one-line errors, exit codes and lazy imports."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_help_names_every_command(qd: Run) -> None:
     assert [name for name in main.COMMANDS if f"\n  {name} " not in said] == []
 
 
-def test_an_unknown_command_is_one_line_that_names_the_nearest(qd: Run) -> None:
+def test_an_unknown_command_prints_one_line_with_the_nearest_name(qd: Run) -> None:
     result = qd("wrok")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "qd: unknown command 'wrok' (did you mean 'work'?); see `qd --help`\n"
 
 
-def test_an_unknown_option_is_one_line_that_names_the_nearest(qd: Run) -> None:
+def test_an_unknown_option_prints_one_line_with_the_nearest_name(qd: Run) -> None:
     result = qd("pause", "--reasn", "x")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith("qd pause: no such option")
@@ -53,7 +53,7 @@ def test_an_unknown_option_is_one_line_that_names_the_nearest(qd: Run) -> None:
     [(ConfigError("no"), 78), (ConnectionLost("no"), 69), (QdError("no"), 1), (KeyboardInterrupt(), 130)],
     ids=["configuration", "away", "other", "interrupted"],
 )
-def test_what_a_command_raises_is_one_line_and_a_code(error: BaseException, code: int) -> None:
+def test_an_exception_prints_one_line_and_sets_the_exit_code(error: BaseException, code: int) -> None:
     @click.group(cls=main.Family)
     def group() -> None:
         raise error
@@ -63,7 +63,7 @@ def test_what_a_command_raises_is_one_line_and_a_code(error: BaseException, code
     assert result.stderr == ("\n" if code == 130 else "qd: no\n")
 
 
-def test_an_error_cannot_paint_the_terminal(qd: Run, folder: Path) -> None:
+def test_an_error_message_contains_no_escape_sequences(qd: Run, folder: Path) -> None:
     (folder / "qd.toml").write_text('[qd]\n"\\u001b[31m" = 1\n')
     result = qd("status")
     assert result.exit_code == 78
@@ -71,20 +71,20 @@ def test_an_error_cannot_paint_the_terminal(qd: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("status", "-c", "nope"), ("-c", "nope", "status")], ids=["after", "before"])
-def test_shared_options_stand_before_or_after_the_command(qd: Run, words: tuple[str, ...]) -> None:
+def test_shared_options_are_accepted_before_and_after_the_command(qd: Run, words: tuple[str, ...]) -> None:
     result = qd(*words)
     assert result.exit_code == 78
     assert "unknown connection 'nope'" in result.stderr
 
 
-def test_every_command_takes_the_shared_options() -> None:
+def test_every_command_accepts_the_shared_options() -> None:
     shared = {"--app", "--config", "-c", "--connection", "--json"}
     for path, one in leaves():
         flags = {flag for param in one.params for flag in param.opts}
         assert shared <= flags, f"qd {path} lacks {sorted(shared - flags)}"
 
 
-def test_every_command_and_option_says_what_it_does() -> None:
+def test_every_command_and_option_has_a_help_text() -> None:
     for path, one in leaves():
         assert one.help, path
         silent = [param.opts[0] for param in one.params if isinstance(param, click.Option) and not param.help]
@@ -92,7 +92,7 @@ def test_every_command_and_option_says_what_it_does() -> None:
 
 
 def leaves() -> list[tuple[str, click.Command]]:
-    """Every command that is no group, with its words."""
+    """Every command that is not a group, with its full name."""
     found, context = [], click.Context(main.command, info_name="qd")
     todo = [(name, main.command.get_command(context, name)) for name in main.COMMANDS]
     for path, one in todo:
@@ -105,7 +105,7 @@ def leaves() -> list[tuple[str, click.Command]]:
 
 
 @pytest.mark.parametrize("name", ["status", "pause"])
-def test_a_command_loads_its_own_family_only(name: str) -> None:
+def test_a_command_imports_only_its_module(name: str) -> None:
     module = main.COMMANDS[name].module
     strange = [f"qd.cli.{family}" for family in FAMILIES if family != module] + ["rich", "qd.worker", "qd.master"]
     code = f"import sys, qd.cli.main as m; m.Family.get_command(m.command, None, {name!r})\n"
@@ -115,7 +115,7 @@ def test_a_command_loads_its_own_family_only(name: str) -> None:
     assert found.stdout.split() == []
 
 
-def test_every_command_of_the_table_is_where_it_says() -> None:
+def test_every_command_of_the_table_exists_in_its_module() -> None:
     for name, row in main.COMMANDS.items():
         found = getattr(importlib.import_module(f"qd.cli.{row.module}"), row.attribute)
         assert isinstance(found, click.Command), name
@@ -157,7 +157,7 @@ def test_exit_codes_of_the_real_program(project: Projects) -> None:
     assert (away.returncode, away.stdout, away.stderr.count("\n")) == (69, "", 1)
 
 
-def test_ctrl_c_ends_a_command_at_once_with_130(project: Projects) -> None:
+def test_ctrl_c_ends_a_command_with_130(project: Projects) -> None:
     shop = project("@app.job('hang')\ndef hang() -> None:\n    print('here', flush=True)\n    time.sleep(60)\n")
     running = Procs([*QD, "run", "hang"], cwd=shop.root, env=shop.env())
     try:
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_a_command_at_once_with_130(project: Projects) -> None:
         running.sweep()
 
 
-def test_a_closed_pipe_is_no_traceback(project: Projects) -> None:
+def test_a_closed_pipe_prints_no_traceback(project: Projects) -> None:
     shop = project()
     head = subprocess.run(
         f"{sys.executable} -m qd status --json | true", shell=True, cwd=shop.root, env=shop.env(),
@@ -178,7 +178,7 @@ def test_a_closed_pipe_is_no_traceback(project: Projects) -> None:
     assert "Traceback" not in head.stderr
 
 
-# -- what is printed
+# -- output
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,6 @@ def test_control_characters_are_escaped() -> None:
     assert output.clean("a\x1b[31mb\nc\u202ed\udcff é 漢") == "a\\x1b[31mb\\nc\\u202ed\\udcff é 漢"
 
 
-def test_a_table_is_aligned_by_what_a_terminal_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_aligned_by_display_width(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(("name", "n"), [("漢字", 1), ("ab\n", 100)], right=("n",))
     assert capsys.readouterr().out == "name    n\n漢字    1\nab\\n  100\n"

@@ -1,4 +1,4 @@
-"""`qd down` and `qd up`: what they leave in Redis, what they say and what they refuse."""
+"""`qd down` and `qd up`: what they write to Redis, print and reject."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def left(redis: Client) -> float:
     return float(redis.call("PTTL", "qd:down")) / 1000
 
 
-def refused(qd: Run, *words: str) -> str:
+def rejected(qd: Run, *words: str) -> str:
     ran = qd("down", *words)
     assert ran.exit_code == 2
     return " ".join(ran.stderr.split())
 
 
-def test_down_until_a_length_of_time(qd: Run, redis: Client) -> None:
+def test_down_until_accepts_a_duration(qd: Run, redis: Client) -> None:
     said = done(qd("down", "--until", "30m"))
     assert re.fullmatch(rf"maintenance mode is on {IN_FULL}, for 30m\n", said)
     assert 1740 < left(redis) <= 1800
@@ -40,7 +40,7 @@ def test_down_until_a_length_of_time(qd: Run, redis: Client) -> None:
 @pytest.mark.parametrize(
     ("zone", "offset"), [("Asia/Tokyo", "JST (+09:00)"), ("America/St_Johns", r"N[SD]T \(-0[23]:30\)")]
 )
-def test_a_moment_without_a_zone_is_one_of_the_command_s(
+def test_a_time_without_a_zone_is_local_time(
     qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch, zone: str, offset: str
 ) -> None:
     monkeypatch.setenv("TZ", zone)
@@ -64,7 +64,7 @@ def test_a_moment_without_a_zone_is_one_of_the_command_s(
         time.tzset()
 
 
-def test_a_time_of_day_is_the_next_one() -> None:
+def test_a_time_of_day_means_its_next_occurrence() -> None:
     now = datetime(2026, 11, 21, 18, 30).timestamp()
     assert datetime.fromtimestamp(of_day("18:31", now)) == datetime(2026, 11, 21, 18, 31)
     assert datetime.fromtimestamp(of_day("18:30", now)) == datetime(2026, 11, 22, 18, 30)
@@ -72,7 +72,7 @@ def test_a_time_of_day_is_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("word", ["9:05", "23:59"])
-def test_a_time_of_day_is_taken(qd: Run, redis: Client, word: str) -> None:
+def test_down_until_accepts_a_time_of_day(qd: Run, redis: Client, word: str) -> None:
     assert f" {word.rjust(5, '0')}:00 " in done(qd("down", "--until", word))
     assert 0 < left(redis) <= 86400
 
@@ -88,12 +88,12 @@ def test_a_time_of_day_is_taken(qd: Run, redis: Client, word: str) -> None:
         ("9999-12-31", "'9999-12-31' is more than 100 years away"),
     ],
 )
-def test_an_end_that_is_none_is_refused(qd: Run, redis: Client, word: str, says: str) -> None:
-    assert says in refused(qd, "--until", word)
+def test_an_invalid_end_is_rejected(qd: Run, redis: Client, word: str, says: str) -> None:
+    assert says in rejected(qd, "--until", word)
     assert redis.call("EXISTS", "qd:down") == 0
 
 
-def test_allowed_queues(qd: Run, redis: Client) -> None:
+def test_allowed_queues_are_exempt_from_down(qd: Run, redis: Client) -> None:
     report(redis)
     ran = qd("down", "--allow", "mail,hihg", "--allow", "mail")
     assert ran.stdout == "maintenance mode is on until `qd up`, but for mail, hihg\n"
@@ -101,26 +101,26 @@ def test_allowed_queues(qd: Run, redis: Client) -> None:
     assert json.loads(redis.text("GET", "qd:down"))["allow"] == ["mail", "hihg"]
     assert document(qd("status", "--json"))["down"]["allow"] == ["mail", "hihg"]
     assert document(qd("up", "--json"))["was_down"]["allow"] == ["mail", "hihg"]
-    assert "names 17 queues, at most 16" in refused(qd, "--allow", ",".join(map(str, range(17))))
-    assert "--allow" in refused(qd, "--allow", "mail,")
-    assert "is a key of queue" in refused(qd, "--allow", "mail:notify")
+    assert "names 17 queues, at most 16" in rejected(qd, "--allow", ",".join(map(str, range(17))))
+    assert "--allow" in rejected(qd, "--allow", "mail,")
+    assert "is a key of queue" in rejected(qd, "--allow", "mail:notify")
 
 
-def test_down_twice_says_what_it_takes_the_place_of(qd: Run, redis: Client) -> None:
+def test_a_second_down_reports_what_it_replaces(qd: Run, redis: Client) -> None:
     done(qd("down", "--reason", "first", "--until", "1h"))
     said = done(qd("down", "--reason", "second"))
     assert re.match(
         rf'it was already on by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', said
     )
-    assert left(redis) < 0  # no end of its own any more
+    assert left(redis) < 0  # the second one has no end
     found = document(qd("down", "--json"))
     assert (found["down"]["reason"], found["was_down"]["reason"]) == ("", "second")
     qd("up")
     assert document(qd("down", "--json"))["was_down"] is None
 
 
-def test_a_long_reason_is_refused_and_one_of_others_is_cut(qd: Run, redis: Client) -> None:
-    assert "--reason has 1001 characters, at most 1000" in refused(qd, "--reason", "x" * 1001)
+def test_a_long_reason_is_rejected_and_a_stored_one_is_cut(qd: Run, redis: Client) -> None:
+    assert "--reason has 1001 characters, at most 1000" in rejected(qd, "--reason", "x" * 1001)
     done(qd("down", "--reason", "x" * 1000))
     redis.call("SET", "qd:down", json.dumps({"reason": "y" * 100_000, "by": "\x1b[31m", "until": 9.9e11}))
     first = done(qd("status")).splitlines()[0]
@@ -129,7 +129,7 @@ def test_a_long_reason_is_refused_and_one_of_others_is_cut(qd: Run, redis: Clien
     assert "a date out of range" in first
 
 
-def test_laravels_own_is_shown_and_not_ended(qd: Run, redis: Client) -> None:
+def test_laravels_maintenance_mode_is_shown_and_not_ended(qd: Run, redis: Client) -> None:
     report(redis, laravel_down="/var/www/\x1b[2Jshop/down", state="down")
     shown = "Laravel's maintenance mode on app-1: /var/www/\\x1b[2Jshop/down; `php artisan up` ends it\n"
     assert done(qd("status")).startswith(shown)

@@ -1,4 +1,4 @@
-"""`qd migrate`: tables are made once, by whoever comes first, and a wrong version is told."""
+"""`qd migrate`: the first process creates the tables, and a wrong version is an error."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def tables(file: str = "jobs.sqlite") -> set[str]:
         return {name for (name,) in rows}
 
 
-def test_the_tables_are_made_once(configured: Callable[[str], None], qd: Run) -> None:
+def test_migrate_creates_the_tables_once(configured: Callable[[str], None], qd: Run) -> None:
     configured(AT)
     assert "db: made table qd_names" in done(qd("migrate")).splitlines()
     assert tables() == TABLES
     assert done(qd("migrate")) == "db: nothing to do\n"
 
 
-def test_a_dry_run_prints_sql_that_makes_them(configured: Callable[[str], None], qd: Run, folder: Path) -> None:
+def test_a_dry_run_prints_sql_that_creates_the_tables(configured: Callable[[str], None], qd: Run, folder: Path) -> None:
     configured(AT)
     sql = done(qd("migrate", "--dry-run"))
     assert tables() == set()
@@ -43,13 +43,13 @@ def test_a_dry_run_prints_sql_that_makes_them(configured: Callable[[str], None],
     ]
 
 
-def test_the_table_of_jobs_has_the_name_that_the_connection_says(configured: Any, qd: Run) -> None:
+def test_the_jobs_table_has_the_configured_name(configured: Any, qd: Run) -> None:
     configured(AT + "table = 'work'\n")
     done(qd("migrate"))
     assert tables() == TABLES - {"jobs", "qd_reserved"} | {"work", "qd_reserved_work"}
 
 
-def test_a_table_of_laravel_stays_as_it_is(configured: Any, qd: Run) -> None:
+def test_an_existing_table_of_laravel_is_not_changed(configured: Any, qd: Run) -> None:
     configured(AT)
     with closing(sqlite3.connect("jobs.sqlite")) as db:
         columns = "queue, payload, attempts, reserved_at, available_at, created_at, mine"
@@ -57,7 +57,7 @@ def test_a_table_of_laravel_stays_as_it_is(configured: Any, qd: Run) -> None:
     assert "table jobs" not in done(qd("migrate"))
 
 
-def test_tables_of_a_newer_qd_are_not_touched(configured: Any, qd: Run) -> None:
+def test_tables_of_a_newer_version_are_not_changed(configured: Any, qd: Run) -> None:
     configured(AT)
     done(qd("migrate"))
     with closing(sqlite3.connect("jobs.sqlite")) as db:
@@ -69,7 +69,7 @@ def test_tables_of_a_newer_qd_are_not_touched(configured: Any, qd: Run) -> None:
     assert "update qd" in result.stderr
 
 
-def test_a_connection_that_is_no_database_is_refused(configured: Any, qd: Run) -> None:
+def test_migrate_rejects_a_connection_that_is_not_a_database(configured: Any, qd: Run) -> None:
     configured(AT)
     result = qd("migrate", "-c", "redis")
     assert (result.exit_code, result.stderr) == (
@@ -78,11 +78,11 @@ def test_a_connection_that_is_no_database_is_refused(configured: Any, qd: Run) -
     )
 
 
-def test_without_a_database_there_is_nothing_to_do(configured: Any, qd: Run) -> None:
+def test_migrate_without_a_database_does_nothing(configured: Any, qd: Run) -> None:
     assert done(qd("migrate")) == "no connection is a database: nothing to do\n"
 
 
-TOGETHER = """
+CONCURRENT = """
 import sys
 from qd.drivers.database.connection import DatabaseConnection as Link
 from qd.drivers.database.migrations import check, migrate
@@ -94,9 +94,9 @@ check(link, "jobs")
 
 
 @pytest.mark.parametrize("kind", ["postgres_url", "mariadb_url", "sqlite"])
-def test_two_at_once_do_no_harm(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
+def test_two_concurrent_migrations_both_succeed(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
     url = "sqlite:///jobs.sqlite" if kind == "sqlite" else request.getfixturevalue(kind)
-    command = [sys.executable, "-c", TOGETHER, url]
+    command = [sys.executable, "-c", CONCURRENT, url]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for each in both:
         assert each.stdin is not None

@@ -40,7 +40,7 @@ JOBS = """
 
 @pytest.fixture
 def scheduled(qd: Run, configured: Callable[[str], None], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`qd schedule WORDS` of an app with three entries."""
+    """`qd schedule ...` for an app with three entries."""
     (folder / "entries.py").write_text(textwrap.dedent(JOBS))
     configured('[qd]\napp = "entries:app"\n')
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -53,12 +53,12 @@ def scheduled(qd: Run, configured: Callable[[str], None], folder: Path, monkeypa
     return run
 
 
-def entry(said: Any, name: str) -> Any:
-    return next(one for one in said["entries"] if one["name"] == name)
+def entry(shown: Any, name: str) -> Any:
+    return next(one for one in shown["entries"] if one["name"] == name)
 
 
-def note(redis: Client, key: str, name: str, **said: Any) -> None:
-    redis.call("HSET", key, name, json.dumps(said))
+def note(redis: Client, key: str, name: str, **shown: Any) -> None:
+    redis.call("HSET", key, name, json.dumps(shown))
 
 
 def now(redis: Client) -> float:
@@ -68,39 +68,39 @@ def now(redis: Client) -> float:
 # -- list
 
 
-def test_the_list_tells_what_runs_when(scheduled: Run, clean_redis: Client) -> None:
-    said = document(scheduled("list", "--json"))
-    assert [(one["name"], one["kind"], one["what"]) for one in said["entries"]] == [
+def test_the_list_shows_what_runs_when(scheduled: Run, clean_redis: Client) -> None:
+    shown = document(scheduled("list", "--json"))
+    assert [(one["name"], one["kind"], one["what"]) for one in shown["entries"]] == [
         ("mail.report", "job", 'mail.report {"month":7}'),
         ("tidy", "call", "entries.tidy"),
         ("broken", "call", "entries.broken"),
     ]
-    report, tidy = entry(said, "mail.report"), entry(said, "tidy")
+    report, tidy = entry(shown, "mail.report"), entry(shown, "tidy")
     assert (report["expression"], report["timezone"], report["next"][11:19]) == (
         "0 7 * * *",
         "Europe/Berlin",
         "07:00:00",
     )
     assert tidy["next_at"] % 3600 == 0
-    assert 0 < tidy["next_at"] - said["at"] <= 3600
+    assert 0 < tidy["next_at"] - shown["at"] <= 3600
     assert (tidy["missed"], tidy["without_overlapping"]) == ("once", True)
     assert {report[name] for name in ("last", "skipped", "paused")} == {None}
     assert report["locks"] == []
     assert report["declared_at"].endswith("entries.py:15")
-    assert (said["reached"], said["paused"], said["down"]) == (True, None, None)
+    assert (shown["reached"], shown["paused"], shown["down"]) == (True, None, None)
 
 
-def test_the_list_for_people(scheduled: Run, clean_redis: Client) -> None:
+def test_the_list_as_text(scheduled: Run, clean_redis: Client) -> None:
     head, *rows = done(scheduled("list")).splitlines()
     assert head.split() == ["name", "what", "when", "zone", "next", "last"]
     assert [row.split()[0] for row in rows] == ["mail.report", "tidy", "broken"]
     assert "07:00 (in " in rows[0]
 
 
-def test_moments_in_another_zone(scheduled: Run, clean_redis: Client) -> None:
-    said = document(scheduled("list", "--timezone", "Asia/Kathmandu", "--json"))
-    assert [one["timezone"] for one in said["entries"]] == ["Asia/Kathmandu"] * 3
-    assert entry(said, "tidy")["next"].endswith(":45:00+05:45")
+def test_times_in_another_zone(scheduled: Run, clean_redis: Client) -> None:
+    shown = document(scheduled("list", "--timezone", "Asia/Kathmandu", "--json"))
+    assert [one["timezone"] for one in shown["entries"]] == ["Asia/Kathmandu"] * 3
+    assert entry(shown, "tidy")["next"].endswith(":45:00+05:45")
     refused = scheduled("list", "--timezone", "Europe/Berlinn")
     assert (
         refused.exit_code,
@@ -109,7 +109,7 @@ def test_moments_in_another_zone(scheduled: Run, clean_redis: Client) -> None:
 
 
 @pytest.mark.leaves("qd:schedule:*", "qd:overlap:tidy", "qd:unique:*", "qd:ticks")
-def test_the_list_tells_how_it_went_and_who_has_it(scheduled: Run, clean_redis: Client) -> None:
+def test_the_list_shows_the_last_run_and_lock_holders(scheduled: Run, clean_redis: Client) -> None:
     at = now(clean_redis)
     ran = {"tick": at - 200, "began": at - 198, "ended": at - 190}
     note(clean_redis, "qd:schedule:last", "tidy", **ran, outcome="failed", host="app-1", detail="exit code 3")
@@ -122,17 +122,17 @@ def test_the_list_tells_how_it_went_and_who_has_it(scheduled: Run, clean_redis: 
     clean_redis.call("SET", "qd:overlap:tidy", json.dumps({"host": "app-1", "pid": 41, "at": at - 5}))
     clean_redis.call("SET", "qd:unique:mail.report:schedule:mail.report", "U-1")
     clean_redis.call("HSET", "qd:ticks", "broken", f"{(int(at) - 600) // 60 * 60_000} e60")
-    said = document(scheduled("list", "--json"))
-    report, tidy, broken = (entry(said, name) for name in ("mail.report", "tidy", "broken"))
+    shown = document(scheduled("list", "--json"))
+    report, tidy, broken = (entry(shown, name) for name in ("mail.report", "tidy", "broken"))
     assert (tidy["last"]["outcome"], tidy["last"]["late_s"], tidy["last"]["host"]) == ("failed", 2.0, "app-1")
     assert tidy["locks"] == [{"host": "app-1", "pid": 41, "at": at - 5, "job": ""}]
     assert report["locks"][0]["job"] == "U-1"
     assert 540 <= broken["overdue_s"] <= 660
     rows = done(scheduled("list")).splitlines()[1:]
-    for told, row in [("sent 3m", rows[0]), ("job U-1 waits or runs", rows[0]), ("failed 3m", rows[1]), (
+    for text, row in [("sent 3m", rows[0]), ("job U-1 waits or runs", rows[0]), ("failed 3m", rows[1]), (
         "took 8.0s, 2.0s late: exit code 3", rows[1]), ("runs on app-1 (pid 41) for ", rows[1]), ("skipped 1m", rows[1]),
         ("outside of 8-17", rows[1]), ("overdue for ", rows[2])]:  # fmt: skip
-        assert told in row
+        assert text in row
     assert "old" not in rows[0]  # it ran since
 
 
@@ -152,36 +152,38 @@ OTHERS = """
 
 @pytest.fixture
 def others(scheduled: Run, folder: Path) -> Run:
-    """The same with other entries."""
+    """`qd schedule ...` for an app with other entries."""
     (folder / "entries.py").write_text(textwrap.dedent(OTHERS))
     return scheduled
 
 
-def test_the_list_tells_what_is_off_here(others: Run, clean_redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_shows_entries_of_other_environments_as_off(
+    others: Run, clean_redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (row,) = [line for line in done(others("list")).splitlines() if line.startswith("far ")]
     assert row.endswith("off here: only moon, mars, QD_ENV is not set")
     monkeypatch.setenv("QD_ENV", "mars")
-    said = document(others("list", "--json"))
-    assert (said["environment"], entry(said, "far")["off"]) == ("mars", False)
+    shown = document(others("list", "--json"))
+    assert (shown["environment"], entry(shown, "far")["off"]) == ("mars", False)
     monkeypatch.setenv("QD_ENV", "venus")
     assert "off here: only moon, mars, QD_ENV is venus" in done(others("list"))
     assert entry(document(others("list", "--json")), "far")["off"] is True
 
 
-def test_the_next_run_is_one_that_hours_and_days_let_through(others: Run, clean_redis: Client) -> None:
+def test_the_next_run_obeys_hours_and_days(others: Run, clean_redis: Client) -> None:
     office = entry(document(others("list", "--json")), "office")
     moment = datetime.fromisoformat(office["next"])
     assert (moment.weekday(), moment.hour in (8, 9), moment.minute) == (0, True, 0)
     assert len(office["filters"]) == 2
 
 
-def test_what_commands_do_is_told_as_they_are_typed(others: Run, clean_redis: Client) -> None:
-    said = document(others("list", "--json"))
-    assert entry(said, "shell")["what"] == "tar -cf 'a b'"
-    assert entry(said, "qd")["what"] == "qd failed forget --older-than 30d"
+def test_command_entries_are_listed_as_command_lines(others: Run, clean_redis: Client) -> None:
+    shown = document(others("list", "--json"))
+    assert entry(shown, "shell")["what"] == "tar -cf 'a b'"
+    assert entry(shown, "qd")["what"] == "qd failed forget --older-than 30d"
 
 
-def test_locks_of_an_entry_on_every_host_are_told_and_freed(others: Run, clean_redis: Client) -> None:
+def test_locks_of_an_entry_on_every_host_are_listed_and_freed(others: Run, clean_redis: Client) -> None:
     for host in ("app-1", "app-2"):
         clean_redis.call("SET", f"qd:overlap:{host}\x1feach", json.dumps({"host": host, "pid": 7, "at": 1}))
     foreign = ["qd:overlap:app-1\x1fbeach", "qd:overlap:app-1\x1fof each", "qd:overlap:app-1 each"]  # other entries'
@@ -193,7 +195,9 @@ def test_locks_of_an_entry_on_every_host_are_told_and_freed(others: Run, clean_r
     assert clean_redis.call("DEL", *foreign) == 3
 
 
-def test_with_the_server_away_it_shows_what_is_declared(scheduled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_shows_declarations_if_the_server_is_unreachable(
+    scheduled: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QD_REDIS_URL", "unix:///nowhere/redis.sock")
     result = scheduled("list", "--json")
     assert (result.exit_code, len(json.loads(result.stdout)["entries"])) == (69, 3)
@@ -213,7 +217,7 @@ def test_an_app_without_entries(scheduled: Run, folder: Path) -> None:
 # -- pause and resume
 
 
-def test_one_entry_is_paused_and_resumed(scheduled: Run, clean_redis: Client) -> None:
+def test_an_entry_is_paused_and_resumed(scheduled: Run, clean_redis: Client) -> None:
     assert done(scheduled("pause", "tidy", "--reason", "disk full")) == "tidy: paused until `qd schedule resume tidy`\n"
     paused = entry(document(scheduled("list", "--json")), "tidy")["paused"]
     assert (paused["reason"], paused["until"], "@" in paused["by"]) == ("disk full", None, True)
@@ -224,8 +228,8 @@ def test_one_entry_is_paused_and_resumed(scheduled: Run, clean_redis: Client) ->
 def test_all_entries_are_paused_for_a_while(scheduled: Run, clean_redis: Client) -> None:
     assert done(scheduled("pause", "--for", "10m")) == "all entries: paused for 10m\n"
     assert done(scheduled("list")).startswith("all entries are paused by ")
-    said = document(scheduled("list", "--json"))
-    assert said["paused"]["until"] - said["paused"]["at"] == pytest.approx(600)
+    shown = document(scheduled("list", "--json"))
+    assert shown["paused"]["until"] - shown["paused"]["at"] == pytest.approx(600)
     one = scheduled("resume", "tidy")
     assert one.stdout == "tidy: was not paused\n"
     assert one.stderr == "all entries are still paused: `qd schedule resume` without a name resumes them\n"
@@ -236,7 +240,7 @@ def test_all_entries_are_paused_for_a_while(scheduled: Run, clean_redis: Client)
     assert done(scheduled("resume")) == "nothing was paused\n"
 
 
-def test_a_name_that_is_not_declared_is_not_paused(scheduled: Run, clean_redis: Client) -> None:
+def test_an_undeclared_name_is_not_paused(scheduled: Run, clean_redis: Client) -> None:
     refused = scheduled("pause", "tidi")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "'tidi' (did you mean 'tidy'?) (known: mail.report, tidy, broken)" in refused.stderr
@@ -246,14 +250,14 @@ def test_a_name_that_is_not_declared_is_not_paused(scheduled: Run, clean_redis: 
 
 
 @pytest.mark.leaves("qd:ticks", "qd:schedule:last")
-def test_a_run_whose_end_nobody_has_told(scheduled: Run, clean_redis: Client) -> None:
+def test_a_run_without_a_recorded_end_is_shown(scheduled: Run, clean_redis: Client) -> None:
     tick = now(clean_redis) // 3600 * 3600
 
     def seen(field: float) -> Any:
         clean_redis.call("HSET", "qd:ticks", "tidy", f"{int(field * 1000)} t m")
         return entry(document(scheduled("list", "--json")), "tidy")["unended_at"]
 
-    assert seen(tick - 1000.5) is None  # first seen at some moment
+    assert seen(tick - 1000.5) is None  # time of the first look, not a tick
     assert seen(tick) == tick
     assert "end unknown: it runs, or died with its scheduler" in done(scheduled("list"))
     note(
@@ -267,7 +271,7 @@ def test_a_run_whose_end_nobody_has_told(scheduled: Run, clean_redis: Client) ->
 # -- locks
 
 
-def test_locks_are_freed_and_it_is_told_who_had_them(scheduled: Run, clean_redis: Client) -> None:
+def test_clear_locks_frees_locks_and_names_their_holders(scheduled: Run, clean_redis: Client) -> None:
     held = json.dumps({"host": "app-1", "pid": 41, "at": now(clean_redis) - 5})
     clean_redis.call("SET", "qd:overlap:tidy", held)
     clean_redis.call("SET", "qd:unique:mail.report:schedule:mail.report", "U-1")
@@ -286,7 +290,7 @@ def shop(project: MakeProject) -> Project:
     return project(JOBS)
 
 
-def test_an_entry_is_run_here_and_now(shop: Project, clean_redis: Client) -> None:
+def test_schedule_test_runs_an_entry_here(shop: Project, clean_redis: Client) -> None:
     shop.qd("schedule", "pause")
     result = shop.qd("schedule", "test", "tidy")
     assert (result.returncode, result.stdout) == (0, "tidied\n")
@@ -300,7 +304,7 @@ def test_an_entry_is_run_here_and_now(shop: Project, clean_redis: Client) -> Non
     shop.qd("schedule", "resume")
 
 
-def test_an_entry_is_tried_with_the_server_away(shop: Project) -> None:
+def test_schedule_test_needs_no_server(shop: Project) -> None:
     tried = shop.qd("schedule", "test", "tidy", "--json", QD_REDIS_URL="unix:///nowhere/redis.sock")
     assert (tried.returncode, tried.stderr) == (0, "tidied\n")  # stdout is for the one document
     assert json.loads(tried.stdout) | {"took_s": 0} == {
@@ -308,7 +312,7 @@ def test_an_entry_is_tried_with_the_server_away(shop: Project) -> None:
     }  # fmt: skip
 
 
-def test_a_line_is_tried_without_the_embedded_server(project: MakeProject) -> None:
+def test_schedule_test_does_not_start_the_embedded_server(project: MakeProject) -> None:
     alone = project(url="embedded:", jobs="app.schedule.shell('echo tidied').daily().name('tidy')")
     alone.allowed.add(".qd")
     assert alone.qd("schedule", "test", "tidy").stdout == "tidied\n"
@@ -316,12 +320,12 @@ def test_a_line_is_tried_without_the_embedded_server(project: MakeProject) -> No
 
 
 @pytest.mark.leaves("queues:reports*", "qd:unique:*")
-def test_the_job_of_an_entry_is_sent(scheduled: Run, clean_redis: Client) -> None:
-    said = document(scheduled("test", "mail.report", "--json"))
+def test_schedule_test_sends_the_job_of_an_entry(scheduled: Run, clean_redis: Client) -> None:
+    shown = document(scheduled("test", "mail.report", "--json"))
     (payload,) = clean_redis.text("LRANGE", "queues:reports", "0", "-1")
-    assert json.loads(payload)["id"] == said["id"]
+    assert json.loads(payload)["id"] == shown["id"]
 
 
-def test_the_real_program(shop: Project) -> None:
+def test_schedule_list_of_the_real_program(shop: Project) -> None:
     assert shop.qd("schedule", "list").stdout.startswith("name ")
     assert shop.qd("schedule", "nope").returncode == 2

@@ -1,4 +1,4 @@
-"""qd status: for people and for programs."""
+"""qd status: text and JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_empty_server(qd: Run) -> None:
     assert [queue["name"] for queue in found["queues"]] == ["default"]
 
 
-def test_masters_and_what_each_worker_does(qd: Run, redis: Client) -> None:
+def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
     now = fill(redis)
     busy = {
         "slot": 1,
@@ -72,7 +72,7 @@ def test_masters_and_what_each_worker_does(qd: Run, redis: Client) -> None:
     assert not [line for line in said if line[:1] == ["warn:"]]
 
 
-def test_what_each_scheduler_runs(qd: Run, redis: Client) -> None:
+def test_schedulers_and_their_runs_are_listed(qd: Run, redis: Client) -> None:
     now = fill(redis)
     facts = {"pid": 416, "state": "busy", "entries": 12, "runs": 3, "run": "backup", "since": now - 70}
     idle = {"slot": 3, "pid": 417, "state": "waiting", "entries": 12, "runs": 0, "run": None, "since": None}
@@ -86,7 +86,7 @@ def test_what_each_scheduler_runs(qd: Run, redis: Client) -> None:
     assert [master["schedulers"] for master in found] == [[{"slot": 2, **facts}], [idle]]
 
 
-def test_the_document_for_programs(qd: Run, redis: Client) -> None:
+def test_the_json_document(qd: Run, redis: Client) -> None:
     now = fill(redis)
     facts = report(redis, workers=[{"slot": 1, "pid": 415, "state": "busy", "job": "j", "queue": "mail", "since": now}])
     found = document(qd("status", "--json"))
@@ -102,14 +102,14 @@ def test_the_document_for_programs(qd: Run, redis: Client) -> None:
     assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False, **kept}
 
 
-def test_workers_that_crash_or_do_not_answer(qd: Run, redis: Client) -> None:
+def test_crashed_and_silent_workers_are_shown(qd: Run, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     idle = {"slot": 2, "pid": 414, "state": "waiting", "done": 3}
     report(redis, workers=[idle], silent=[2], crashes=[now - 3.0] * 8, keeper_restarts=1, stuck={"mail": now})
     said = rows(done(qd("status")))
     assert ["mail", "app-1", "2", "414", "silent", "-", "-", "-", "3"] in said
-    told = "warn: 8 or more workers of mail@app-1 (pid 411) crashed within the last minute"
-    assert told in done(qd("status")).splitlines()
+    warning = "warn: 8 or more workers of mail@app-1 (pid 411) crashed within the last minute"
+    assert warning in done(qd("status")).splitlines()
     report(redis, workers=[idle], crashes=[now - 3.0])
     one = "warn: 1 worker of mail@app-1 (pid 411) crashed within the last minute"
     assert one in done(qd("status")).splitlines()
@@ -124,13 +124,13 @@ def test_an_object_job_at_the_head_is_for_php(qd: Run, redis: Client) -> None:
     redis.call("RPUSH", "queues:mail", r'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":{}}')
     (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
     assert mail["php"]
-    told = "warn: the next job of mail is an object job of Laravel, which only a PHP worker takes"
-    assert done(qd("status")).splitlines()[-1] == told
+    warning = "warn: the next job of mail is an object job of Laravel, which only a PHP worker takes"
+    assert done(qd("status")).splitlines()[-1] == warning
     redis.call("LPUSH", "queues:mail", PAYLOAD % 1)
     assert "warn:" not in done(qd("status"))
 
 
-def test_who_paused_a_queue_and_why(qd: Run, redis: Client) -> None:
+def test_a_pause_is_shown_with_who_and_why(qd: Run, redis: Client) -> None:
     report(redis)
     done(qd("pause", "mail", "--for", "10m", "--reason", "db upgrade"))
     (line,) = [line for line in done(qd("status")).splitlines() if line.startswith("mail") and "paused" in line]
@@ -142,20 +142,20 @@ def test_who_paused_a_queue_and_why(qd: Run, redis: Client) -> None:
     assert round(paused["until"] - paused["at"]) == 600
 
 
-def test_a_pause_that_somebody_set_by_hand_is_one(qd: Run, redis: Client) -> None:
+def test_a_pause_set_by_hand_is_shown(qd: Run, redis: Client) -> None:
     redis.call("SET", "queues:mail:paused", "1")
     (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
     assert mail["paused"] == {"by": "", "reason": "", "at": None, "until": None}
     assert any(line.endswith("paused") for line in done(qd("status")).splitlines())
 
 
-def test_who_began_maintenance_and_why(qd: Run) -> None:
+def test_maintenance_is_shown_with_who_and_why(qd: Run) -> None:
     done(qd("down", "--reason", "moving"))
     assert done(qd("status")).splitlines()[0].endswith('just now: "moving"; `qd up` ends it')
     assert document(qd("status", "--json"))["down"]["reason"] == "moving"
 
 
-def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Client) -> None:
+def test_a_silent_master_is_shown_and_its_workers_do_not_count(qd: Run, redis: Client) -> None:
     now = fill(redis)
     report(redis, seen_at=now - 192, workers=[{"slot": 0, "pid": 1}])
     said = done(qd("status"))
@@ -166,7 +166,7 @@ def test_a_silent_master_is_told_and_its_workers_do_not_count(qd: Run, redis: Cl
     assert "warn: no qd worker serves mail, where 1 job waits\n" in done(qd("status"))
 
 
-def test_ages_of_a_silent_master_are_those_of_its_last_report(qd: Run, redis: Client) -> None:
+def test_ages_of_a_silent_master_refer_to_its_last_report(qd: Run, redis: Client) -> None:
     seen = float(redis.text("TIME")[0]) - 600
     busy = {"slot": 1, "pid": 415, "state": "busy", "job": "mail.welcome", "queue": "mail", "since": seen - 70}
     run = {"slot": 2, "pid": 416, "state": "busy", "entries": 3, "runs": 1, "run": "backup", "since": seen - 50}
@@ -177,20 +177,22 @@ def test_ages_of_a_silent_master_are_those_of_its_last_report(qd: Run, redis: Cl
     assert ["mail", "app-1", "416", "busy", "3", "backup", "50s"] in said
 
 
-def test_a_report_that_cannot_be_read_hides_no_other(qd: Run, redis: Client) -> None:
+def test_an_unreadable_report_does_not_hide_others(qd: Run, redis: Client) -> None:
     report(redis)
     redis.call("HSET", "qd:masters", "T2", "{", "T3", '{"token":"T3"}', "T4", "[" * 100_000)
     assert [master["token"] for master in document(qd("status", "--json"))["masters"]] == ["T1"]
 
 
-def test_names_from_the_server_cannot_paint_the_terminal(qd: Run, redis: Client) -> None:
+def test_names_from_the_server_are_printed_without_escape_sequences(qd: Run, redis: Client) -> None:
     report(redis, pool="\x1b[31m", host="a\nb")
     redis.call("RPUSH", b"queues:\x1b]0;x\xff", "{}")
     assert "\x1b" not in done(qd("status"))
     json.loads(done(qd("status", "--json")))
 
 
-def test_queues_with_keys_are_found_under_the_prefix(qd: Run, redis: Client, configured: Callable[[str], None]) -> None:
+def test_queues_are_found_by_their_keys_under_the_prefix(
+    qd: Run, redis: Client, configured: Callable[[str], None]
+) -> None:
     configured('prefix = "shop*:"\n[pools.night]\nqueues = ["reports"]\n')
     redis.call("RPUSH", "shop*:queues:lost", "{}")
     redis.call("HSET", "shop*:queues:dead:letters:failed", "1", "{}")
@@ -200,14 +202,14 @@ def test_queues_with_keys_are_found_under_the_prefix(qd: Run, redis: Client, con
     assert names == ["reports", "default", "dead:letters", "lost"]
 
 
-def test_one_connection_when_asked_for(qd: Run, redis: Client) -> None:
+def test_status_of_one_connection(qd: Run, redis: Client) -> None:
     report(redis)
     report(redis, "T2", connection="other", queues=["q"])
     found = document(qd("status", "--json", "-c", "redis"))
     assert [master["token"] for master in found["masters"]] == ["T1"]
 
 
-def test_a_narrow_terminal_is_given_what_fits(project: Callable[..., Project], redis: Client) -> None:
+def test_the_table_fits_a_narrow_terminal(project: Callable[..., Project], redis: Client) -> None:
     shop = project()
     redis.call("RPUSH", f"queues:{'a-long-name-' * 5}", "{}")
     code, text = on_a_terminal([*QD, "status"], 70, shop)
@@ -218,7 +220,7 @@ def test_a_narrow_terminal_is_given_what_fits(project: Callable[..., Project], r
 
 
 def on_a_terminal(command: list[str], columns: int, shop: Project) -> tuple[int, str]:
-    """Exit code and output of a program that believes in a terminal."""
+    """Exit code and output of a program on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     program = warm.Popen(command, cwd=shop.root, env=shop.env(COLUMNS=str(columns)), stdout=theirs, stdin=theirs)
     os.close(theirs)

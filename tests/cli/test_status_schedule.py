@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("still")
 
 
 @pytest.mark.leaves("qd:schedule:paused")
-def test_status_tells_what_of_the_schedule_is_paused(qd: Run, clean_redis: Client) -> None:
+def test_status_shows_paused_schedule_entries(qd: Run, clean_redis: Client) -> None:
     now = float(clean_redis.text("TIME")[0])
     assert document(qd("status", "--json"))["schedule"] == {"paused": {}}
     note = json.dumps({"by": "ana@app-1", "reason": "disk full", "at": now - 60})
@@ -23,5 +23,5 @@ def test_status_tells_what_of_the_schedule_is_paused(qd: Run, clean_redis: Clien
     )
     clean_redis.call("HSET", "qd:schedule:paused", "*", note)
     assert "\nall entries of the schedule are paused by ana@app-1 1m ago" in done(qd("status"))
-    told = document(qd("status", "--json"))["schedule"]["paused"]
-    assert (told.keys(), told["*"]["reason"]) == ({"*", "tidy"}, "disk full")
+    paused = document(qd("status", "--json"))["schedule"]["paused"]
+    assert (paused.keys(), paused["*"]["reason"]) == ({"*", "tidy"}, "disk full")

@@ -1,4 +1,4 @@
-"""A closed or full stdout changes neither what a command does nor its exit code. And a current folder that was deleted."""
+"""A closed or full stdout changes neither what a command does nor its exit code. And a deleted current folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def welcome(to: str) -> str:
 
 app.schedule(welcome.bind("a@b.c"), name="daily").daily()
 """
-# Each command with words that give the same exit code however often it runs.
+# Commands with arguments that give the same exit code each time.
 WORDS = {
     "work": "-w 1 --stop-when-empty",
     "dispatch": "mail.welcome to=a@b.c",
@@ -92,7 +92,7 @@ for line in sys.stdin:
 LOST = "qd: stdout: No space left on device; the rest of the output is lost"
 
 
-def test_every_command_ends_as_always_where_stdout_is_closed_or_full(project: Projects, redis: Client) -> None:
+def test_every_command_keeps_its_exit_code_if_stdout_is_closed_or_full(project: Projects, redis: Client) -> None:
     shop = project(JOBS)
     commands = [[*name.split(), *WORDS.get(name, "").split()] for name, _ in leaves()] + [["--version"], ["--help"]]
     done = subprocess.run(
@@ -109,9 +109,7 @@ def test_every_command_ends_as_always_where_stdout_is_closed_or_full(project: Pr
 
 
 @pytest.mark.parametrize("where", [">&-", "> /dev/full", ">&- 2>&-", "> /dev/full 2> /dev/full", "<&- >&- 2>&-"])
-def test_the_real_program_sends_its_job_once_and_says_so_by_its_exit_code(
-    where: str, project: Projects, redis: Client
-) -> None:
+def test_dispatch_sends_its_job_once_and_exits_with_0(where: str, project: Projects, redis: Client) -> None:
     shop = project(JOBS)
     command = f"exec {' '.join(QD)} dispatch mail.welcome to=a@b.c {where}"
     done = subprocess.run(["sh", "-c", command], cwd=shop.root, env=shop.env(), capture_output=True, text=True)
@@ -120,8 +118,8 @@ def test_the_real_program_sends_its_job_once_and_says_so_by_its_exit_code(
     assert redis.call("LLEN", "queues:default") == 1
 
 
-def test_what_a_job_of_a_worker_prints_fails_there_as_always(project: Projects, redis: Client) -> None:
-    """Only the command's own output is dropped: a job learns that its print() was lost."""
+def test_a_job_that_prints_to_a_full_stdout_fails(project: Projects, redis: Client) -> None:
+    """Only the output of the command itself is dropped: print() in a job raises."""
     shop = project(JOBS)
     assert shop.qd("dispatch", "mail.welcome", "to=a@b.c").returncode == 0
     command = f"exec {' '.join(QD)} work -w 1 --stop-when-empty > /dev/full"
@@ -131,9 +129,9 @@ def test_what_a_job_of_a_worker_prints_fails_there_as_always(project: Projects, 
     assert redis.call("HLEN", "queues:default:failed") == 1
 
 
-def test_a_framework_s_command_hands_over_without_stdout() -> None:
-    """`manage.py qd ... >&-`: Python started without stdout, or with one that nobody reads any more."""
-    full = open("/dev/full", "w")  # noqa: SIM115  # its close() would fail, too
+def test_output_is_flushed_even_without_a_usable_stdout() -> None:
+    """`manage.py qd ... >&-`: Python started without stdout, or with one that cannot be written to."""
+    full = open("/dev/full", "w")  # noqa: SIM115  # its close() would fail too
     full.write("x")
     output.flush((None, full))
     with contextlib.suppress(OSError):
@@ -146,7 +144,9 @@ DELETED = "qd: the current folder has been deleted; cd into one that exists\n"
 
 
 @pytest.mark.parametrize("words", ["status", "work", "config show", "doctor", "init", "dispatch mail.welcome"])
-def test_a_deleted_current_folder_is_one_line_and_78(words: str, project: Projects, tmp_path: Path) -> None:
+def test_a_deleted_current_folder_prints_one_line_and_exits_with_78(
+    words: str, project: Projects, tmp_path: Path
+) -> None:
     shop, folder = project(), tmp_path / "release-7"
     folder.mkdir()
     env = shop.env(QD_REDIS_URL=shop.url)
@@ -155,8 +155,8 @@ def test_a_deleted_current_folder_is_one_line_and_78(words: str, project: Projec
     assert (done.returncode, done.stdout, done.stderr) == (78, "", DELETED)
 
 
-def test_live_is_asked_from_a_deleted_folder_too(project: Projects, tmp_path: Path) -> None:
-    """A release is deleted while its container's probe still runs in it."""
+def test_live_works_in_a_deleted_folder(project: Projects, tmp_path: Path) -> None:
+    """A release folder may be deleted while the container's probe still runs in it."""
     shop, folder = project(), tmp_path / "release-7"
     folder.mkdir()
     gone = ["sh", "-c", f"rmdir {folder} && exec {' '.join(QD)} health --live"]

@@ -1,4 +1,4 @@
-"""The flags of `qd work`: only what was typed is passed on, Laravel's way of typing included."""
+"""The flags of `qd work`: only given options are passed on. Laravel's arguments are accepted too."""
 
 import click
 import pytest
@@ -34,17 +34,17 @@ def work(tmp_path, monkeypatch):
     return run
 
 
-def test_nothing_typed_passes_nothing(work):
+def test_no_arguments_pass_no_flags(work):
     assert work() == {}
 
 
-def test_only_what_was_typed_is_passed_and_read(work):
+def test_only_given_options_are_parsed_and_passed(work):
     assert work("-w", "2", "--timeout=5m", "--memory", "256M", "--once", "--backoff=1,5,30s", "--pool", "mail") == {
         "workers": 2, "timeout": 300.0, "memory": 256 << 20, "once": True, "backoff": (1.0, 5.0, 30.0), "pool": "mail",
     }  # fmt: skip
 
 
-def test_a_default_that_was_typed_counts_as_typed(work):
+def test_an_option_given_with_its_default_value_is_passed(work):
     assert work("--timeout", "60") == {"timeout": 60.0}
 
 
@@ -58,19 +58,19 @@ def test_every_option_has_its_flag_and_help(row):
         assert row.kind == "switch" or f"default: {row.shown}]" in text
 
 
-def test_what_was_typed_reaches_the_settings(work, tmp_path):
+def test_flags_reach_the_settings(work, tmp_path):
     flags = work("high", "low", "--tries", "0")
     found = config.load(tmp_path / "qd.toml", environ={"QD_TRIES": "5"}, flags=flags)
     assert (found.work.queues, found.work.tries, found.origins["worker.tries"]) == (("high", "low"), 0, "flag --tries")
 
 
-def test_words_are_queues_in_order(work):
+def test_arguments_are_queues_in_order(work):
     assert work("high", "default") == {"queues": ("high", "default")}
     assert work("high,default", "high") == {"queues": ("high", "default")}
     assert work("--queue=high,default") == {"queues": ("high", "default")}
 
 
-def test_laravels_line_is_understood(work):
+def test_laravels_arguments_are_accepted(work):
     assert work("redis", "--queue=high,default", "--sleep=3", "--tries=3", "--max-time=3600", "--daemon") == {
         "connection": "redis", "queues": ("high", "default"), "sleep": 3.0, "tries": 3, "max_time": 3600.0,
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_laravels_line_is_understood(work):
     assert work("--json") == {"log_format": "json"}
 
 
-def test_a_word_that_names_a_connection_is_refused_with_the_line_to_type(work):
+def test_an_argument_that_names_a_connection_is_rejected_with_a_hint(work):
     said = work("reports")
     assert "'reports' names a connection" in said
     assert "`qd work -c reports`" in said
@@ -88,13 +88,13 @@ def test_a_word_that_names_a_connection_is_refused_with_the_line_to_type(work):
     assert work("--queue=reports") == {"queues": ("reports",)}
 
 
-def test_a_second_word_beside_queue_is_refused(work):
+def test_a_second_argument_with_queue_is_rejected(work):
     assert "give one argument, the connection, not 'redis high': qd work redis --queue=low" in work(
         "redis", "high", "--queue=low"
     )
 
 
-def test_two_different_connections_are_refused(work):
+def test_two_different_connections_are_rejected(work):
     assert "two connections, 'redis' and 'reports'" in work("redis", "--queue=low", "-c", "reports")
     assert work("redis", "--queue=low", "-c", "redis") == {"queues": ("low",), "connection": "redis"}
 
@@ -110,5 +110,5 @@ def test_two_different_connections_are_refused(work):
         (["--timeuot=5"], "--timeuot"),
     ],
 )
-def test_a_wrong_value_is_wrong_usage(words, says, work):
+def test_an_invalid_value_is_wrong_usage(words, says, work):
     assert says in work(*words)

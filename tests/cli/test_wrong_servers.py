@@ -1,4 +1,4 @@
-"""Something else than Redis listens at the url, and answers: every command says so in one line, exit 69."""
+"""A server at the url that is not Redis: every command prints one line and exits with 69."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.project import MakeProject
 from tests.support.witness import JOBS
 
 NONSENSE = {"nil": b"$-1\r\n", "empty": b"*0\r\n", "ok": b"+OK\r\n", "zero": b":0\r\n"}
-LOOKS = (
+COMMANDS = (
     ["health"],
     ["status"],
     ["dispatch", "quick"],
@@ -27,10 +27,10 @@ LOOKS = (
 
 
 @pytest.mark.parametrize("reply", NONSENSE)
-def test_what_answers_as_no_redis_does_is_told_in_one_line(project: MakeProject, reply: str) -> None:
+def test_a_server_that_is_not_redis_is_reported_in_one_line(project: MakeProject, reply: str) -> None:
     with FakeServer(always(NONSENSE[reply])) as liar:
         shop = project(jobs=JOBS, url=liar.url)
-        for command in LOOKS:
+        for command in COMMANDS:
             done = shop.qd(*command)
             said = done.stdout + done.stderr
             assert (done.returncode, "does not reply as Redis does" in said) == (69, True), f"{command}: {said}"
@@ -41,9 +41,9 @@ def test_what_answers_as_no_redis_does_is_told_in_one_line(project: MakeProject,
         assert "does not reply as Redis does" in json.dumps(json.loads(done.stdout))
 
 
-def test_a_push_that_is_not_answered_with_its_number_was_none() -> None:
+def test_a_push_without_a_numeric_reply_raises() -> None:
     def greets(client: socket.socket) -> None:
-        """As Redis does, and to everything else +OK."""
+        """Reply to TIME as Redis does, and with +OK to everything else."""
         while data := client.recv(1 << 16):
             client.sendall(TIME if b"TIME" in data else b"+OK\r\n")
 

@@ -1,4 +1,4 @@
-"""One suite for every connector: a place is a connector and a way to reach it. Each test ends with no key left."""
+"""One suite for every driver. A place is a way to reach Redis. No test may leave a key behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.redis import Seen
 from tests.support.servers.redis import Server
 
 Connect = Callable[..., RedisQueue]
-QUEUES = ("a", "b", "c")  # those that tests use, emptied at the end
+QUEUES = ("a", "b", "c")  # the queues of the tests, emptied at the end
 
 
 class Place(NamedTuple):
@@ -88,7 +88,7 @@ def queue(connect: Connect) -> RedisQueue:
 
 @pytest.fixture
 def seen(place: Place, server: Server, connect: Connect, request: pytest.FixtureRequest) -> Iterator[Seen]:
-    """The witness. At the end nothing is left below the prefix but what waits, and nothing at all beside it."""
+    """A view of the server's keys. Checks at the end that no key is left, except for waiting jobs."""
     client = server.client()
     witness = Seen(client, place.prefix, place.db)
     yield witness
@@ -100,12 +100,12 @@ def seen(place: Place, server: Server, connect: Connect, request: pytest.Fixture
     assert not left, f"keys left in Redis: {left}"
 
 
-# -- every connector (kinds.py)
+# -- every driver (kinds.py)
 
 
 @pytest.fixture(params=[pytest.param(kind, id=kind.name, marks=pytest.mark.xdist_group(kind.name)) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """One after the other, those of one kind in one process of tests: its server starts once."""
+    """The tests of one kind run in one test process, so that its server starts once."""
     found: Kind = request.param
     return found
 
@@ -114,7 +114,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def tried(
     kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Tried]:
-    """The connector under test; its server knows nothing."""
+    """The driver under test, on an empty server."""
     served: Served = request.getfixturevalue(kind.fixture)
     for name, value in served.env.items():
         monkeypatch.setenv(name, value)

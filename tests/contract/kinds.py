@@ -1,5 +1,5 @@
-"""The connectors under test, and how each is declared, mistreated and looked at. One suite asks them all the same
-(test_every_driver.py, test_every_worker.py); what one cannot do is said here and must be what it declares itself."""
+"""The drivers under test: how each is configured, restarted and inspected. One suite tests them all (test_every_driver.py,
+test_every_worker.py). The gaps listed here must equal those that the driver declares."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.support.project import Project
 from tests.support.waiting import eventually
 
 IMPORTING = ("dispatch",)  # commands that import the app: in a process of their own
-NAME = "main"  # of the connection under test
-LEASE = 3  # seconds, in rows that wait for the end of one
+NAME = "main"  # the connection under test
+LEASE = 3  # seconds, in tests that wait until a lease expires
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server for one test. table: the keys of [connections.main]. restart: it is killed and starts again, or what comes
-    nearest to it. env: of whoever talks to it. control: the url of a connection beside it, where it has no keyspace of its
-    own. migrates: its tables are made by `qd migrate`."""
+    """A server for one test. table: the keys of [connections.main]. restart: kills and restarts it, or the closest
+    equivalent. env: the environment of its clients. control: the url of the control connection, if the server has no
+    keyspace. migrates: `qd migrate` creates its tables."""
 
     table: Mapping[str, object]
     restart: Callable[[], object]
@@ -43,8 +43,8 @@ class Served:
 
 @dataclass(frozen=True)
 class Kind:
-    """fixture: gives what it is Served by. limits: what it declares that it cannot do. largest: bytes of a payload, 0: any.
-    many: jobs that wait in a row of the suite. refuses: payloads of test_every_worker.HOSTILE that cannot even be sent."""
+    """fixture: the name of the fixture that returns its Served. limits: the gaps it declares. largest: bytes of a payload,
+    0: any. many: waiting jobs in one of the tests. refuses: payloads of test_every_worker.HOSTILE that it rejects."""
 
     name: str
     fixture: str
@@ -113,23 +113,23 @@ def poison(n: int) -> None:
 
 @app.job("crosses", tries=1)
 def crosses(n: int) -> None:
-    # It ends some milliseconds after a whole second: at about that moment the keeper renews its lease.
+    # It ends some milliseconds after a whole second, at about the time when the keeper renews its lease.
     note("S", n, current_job().attempt, os.getpid())
     time.sleep(1.0 - time.time() % 1.0 + (2 + n % 8 * 2) / 1000)
     note("E", n, current_job().attempt, os.getpid())
 
 @app.job("read", tries=1)
-def told(n: int, text: str) -> None:
+def read_text(n: int, text: str) -> None:
     note("E", n, hashlib.sha256(text.encode()).hexdigest(), len(text))
 
 @app.job("boom", tries=2, backoff=0)
 def boom(n: int) -> None:
     note("S", n, current_job().attempt, os.getpid())
-    if not Path("mended").exists():
-        raise ValueError("this job does not work yet")
+    if not Path("fixed").exists():
+        raise ValueError("this job is still broken")
     note("E", n, current_job().attempt, os.getpid())
 """
-FILES = {"notes", "go", "died", "mended"}
+FILES = {"notes", "go", "died", "fixed"}
 
 
 class Shop(Project):
@@ -152,11 +152,11 @@ class Shop(Project):
         return super().env(**self.served.env, **more)
 
     def lease(self, seconds: int = LEASE) -> None:
-        """How long a job stays with a host that says nothing."""
+        """Set the lease: how long a job stays with a silent host."""
         self.table["retry_after"] = seconds
         self.config()
 
-    # -- what the jobs have written down
+    # -- what the jobs have written
 
     @property
     def notes(self) -> list[list[str]]:
@@ -174,13 +174,13 @@ class Shop(Project):
         return found[count - 1]
 
     def go(self) -> None:
-        """Lets jobs `held` end."""
+        """Let the jobs `held` end."""
         (self.root / "go").touch()
 
 
 @dataclass
 class Tried:
-    """A connector under test: its project, its server, and connections of its own in this process."""
+    """A driver under test: its project, its server, and its connections in this process."""
 
     kind: Kind
     served: Served
@@ -191,7 +191,7 @@ class Tried:
         return what not in self.kind.limits
 
     def fitting(self, text: str) -> str:
-        """As much of it as the largest payload has room for, each letter escaped."""
+        """The part of the text that fits into the largest payload even if each letter is escaped."""
         return text[: self.kind.largest // 7] if self.kind.largest else text
 
     def connect(self, slot: int = 1, token: str = "Tok3nTok3n") -> Connector:
@@ -206,27 +206,27 @@ class Tried:
         producer.close()
 
     def sizes(self, queue: str = "default") -> Sizes:
-        """Asked anew, as a command would."""
-        asked = self.connect(token="", slot=0)
+        """Query the sizes over a new connection, as a command does."""
+        queue_of_command = self.connect(token="", slot=0)
         try:
-            return asked.sizes(queue)
+            return queue_of_command.sizes(queue)
         finally:
-            asked.close()
+            queue_of_command.close()
 
     def empty(self, queue: str = "default") -> bool:
-        """Nothing waits and nothing runs."""
+        """Whether no job waits and none runs."""
         found = self.sizes(queue)
         return (found.ready, found.delayed, found.reserved) == (0, 0, 0)
 
     def command(self, *words: str) -> str:
-        """What `qd ...` says; it must succeed."""
+        """The output of `qd ...`, which must succeed."""
         done = self.shop.quick(*words) if words[0] not in IMPORTING else self.shop.qd(*words)
         code = done.exit_code if isinstance(done, Result) else done.returncode
         assert code == 0, done.stderr
         return done.stdout
 
     def failed(self) -> list[dict[str, Any]]:
-        """Records of the failed store, as the command tells them."""
+        """Records of the failed store, as the command lists them."""
         found: list[dict[str, Any]] = json.loads(self.command("failed", "list", "--json"))
         return found
 
@@ -241,13 +241,13 @@ def job_of(name: str, n: int, **more: object) -> bytes:
 
 
 def take(queue: Connector, *queues: str) -> Reserved:
-    """The next job, waited for: a backend may need a moment."""
+    """Wait for the next job: a backend may need some time."""
     found = eventually(lambda: queue.turn(None, queues or ("default",)).reserved, what="a job")
     return found
 
 
 def drained(queue: Connector, count: int, *queues: str) -> Iterator[Reserved]:
-    """So many jobs, each acked with the turn that takes the next; nothing is left behind them."""
+    """Reserve `count` jobs, each acked with the turn that reserves the next, and check that none is left."""
     done: Reserved | None = None
     for _ in range(count):
         done = following(queue, done, queues or ("default",))

@@ -1,7 +1,7 @@
-"""A model of two queues, three workers, a keeper and a PHP worker, played against a real server by Hypothesis.
+"""A model of two queues, three workers, a keeper and a PHP worker, run by Hypothesis against a real server.
 
-Each rule is a thing that happens; after each, what stands in Redis is compared with what must stand there. Time is moved
-by hand: scores are set back to make a delayed job due, or a lease run out.
+Each rule is an event; after each event the state in Redis is compared with the expected state. Time is simulated: scores
+are set back to make a delayed job due or a lease expire.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tests.support.redis import Client
 
 QUEUES = ("a", "b")
 SLOTS = (1, 2, 3)
-TOKENS = tuple(f"Tok3nTok3{n}" for n in range(5))  # of a master and those that come after it
+TOKENS = tuple(f"Tok3nTok3{n}" for n in range(5))  # of a master and its successors
 PREFIX = "p:"
 
-# All that stands in a queue, in one answer: ready, delayed, reserved, owners, tokens, failed.
+# The whole state of a queue in one reply: ready, delayed, reserved, owners, tokens, failed.
 LOOK = """
 local k = KEYS[1]
 local function call(...) local r = redis.pcall(...) if type(r) == 'table' and r.err then return {} end return r end
@@ -56,7 +56,7 @@ return text
 
 
 class Look:
-    """One queue as it stands."""
+    """The state of one queue."""
 
     def __init__(self, reply: list[Any]) -> None:
         self.ready, self.delayed, reserved, owners, self.tokens, failed = reply
@@ -79,7 +79,7 @@ def id_of(text: bytes) -> str:
 
 @dataclass
 class Count:
-    """What a job's payload must say: attempts, crashes, and the attempts of a reservation nobody has answered."""
+    """The expected counts of a job's payload: attempts, crashes, and the attempts of an unanswered reservation."""
 
     attempts: int = 0
     crashes: int = 0
@@ -102,7 +102,7 @@ answers = st.sampled_from(["ack", "bury", "release", "release with a delay", "ha
 class Machine(RuleBasedStateMachine):
     socket: ClassVar[Path]
     client: ClassVar[Client]
-    of_masters: ClassVar[list[dict[int, RedisQueue]]]  # by slot, for each master in its turn
+    of_masters: ClassVar[list[dict[int, RedisQueue]]]  # by slot, for each master in order
 
     @classmethod
     def at(cls, socket: Path) -> type[Machine]:
@@ -121,13 +121,13 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.client.call("FLUSHALL")
-        self.stands: Counter[str] = Counter()  # id -> payloads that must be somewhere
-        self.counts: dict[str, Count] = {}  # of jobs that were pushed once
+        self.expected: Counter[str] = Counter()  # id -> expected number of payloads
+        self.counts: dict[str, Count] = {}  # only of jobs that were pushed once
         self.hands: dict[int, Reserved] = {}
         self.dead: set[int] = set()
         self.master = 0
-        self.left: set[str] = set()  # owners that masters killed before this one have left
-        self.saved: dict[str, bytes] = {}  # id -> what its last checkpoint was
+        self.left: set[str] = set()  # owners left by killed masters
+        self.saved: dict[str, bytes] = {}  # id -> its last checkpoint
         self.number = 0
         for queue in QUEUES:
             self.push(queue, 1)
@@ -151,7 +151,7 @@ class Machine(RuleBasedStateMachine):
     def new(self) -> bytes:
         self.number += 1
         name = f"id{self.number}"
-        self.stands[name], self.counts[name] = 1, Count()
+        self.expected[name], self.counts[name] = 1, Count()
         return job(self.number)
 
     @rule(queue=queues, many=st.integers(1, 3))
@@ -160,9 +160,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=queues)
     def push_the_same_again(self, queue: str) -> None:
-        """The very bytes of the last one, which may be anywhere by now: two jobs."""
+        """Push the same bytes as the last job, whatever its state: they are two jobs."""
         name = f"id{self.number}"
-        self.stands[name] += 1
+        self.expected[name] += 1
         self.counts.pop(name, None)
         self.workers[1].push(queue, job(self.number))
 
@@ -185,13 +185,13 @@ class Machine(RuleBasedStateMachine):
         return held.member in self.look(held.queue).reserved
 
     def forget(self, held: Reserved) -> None:
-        self.stands[id_of(held.member)] -= 1
+        self.expected[id_of(held.member)] -= 1
 
     def count_of(self, text: bytes) -> Count | None:
         return self.counts.get(id_of(text))
 
     def taken(self, slot: int, turn: Turn) -> None:
-        """What a turn must have done, by its answer."""
+        """Check and record the effects of a turn."""
         done = self.hands.pop(slot, None)
         if done is not None and turn.acked:
             self.forget(done)
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
     def turn_of(self, slot: int, order: tuple[str, ...]) -> Turn:
         done = self.in_hand(slot)
         if done is not None and done.queue not in order:
-            order = QUEUES  # a worker keeps to its queues
+            order = QUEUES  # a worker does not change its queues
         leased = done is not None and self.leased(done)
         before = {queue: self.look(queue) for queue in order}
         turn = self.workers[slot].turn(done, order)
@@ -233,19 +233,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(slot=slots, order=orders, at=st.integers(0, 5))
     def turn_whose_reply_is_lost(self, slot: int, order: tuple[str, ...], at: int) -> None:
-        """The worker asks what it holds; it must be told what the lost reply said. Before command `at` of its question
-        the lease may be lost: then it holds nothing, and its name is left on nothing."""
+        """The worker queries what it holds, which must be the job of the lost reply. Before command `at` of the query the
+        lease may be lost: then it holds nothing, and it is the owner of nothing."""
         if self.able(slot):
             turn = self.turn_of(slot, order)
             self.taken(slot, turn)
             with self.meanwhile(self.workers[slot], at, lambda: self.lose_what_it_holds(slot)):
-                told = self.workers[slot].held(QUEUES)
+                held_now = self.workers[slot].held(QUEUES)
             mine = self.hands.get(slot)
-            assert (told and told.mark) == (mine and mine.mark)
+            assert (held_now and held_now.mark) == (mine and mine.mark)
 
     @contextmanager
     def meanwhile(self, worker: RedisQueue, at: int, happens: Callable[[], object]) -> Iterator[None]:
-        """Inside, something happens just before the worker's command number `at`."""
+        """Inside, call `happens` just before the worker's command number `at`."""
         wire, commands = worker.connection, itertools.count()
         send = wire.send
 
@@ -262,8 +262,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(slot=slots, order=orders)
     def turn_that_comes_late(self, slot: int, order: tuple[str, ...]) -> None:
-        """A call that was given up reaches the server after the worker has gone on: it takes no second job, and what it
-        has taken for a worker without one is found at the next turn."""
+        """An abandoned call reaches the server after the worker has moved on: it reserves no second job, and a job that it
+        reserves for a worker without one is found at the next turn."""
         if not self.able(slot):
             return
         worker, late = self.workers[slot], self.in_hand(slot)
@@ -271,27 +271,27 @@ class Machine(RuleBasedStateMachine):
         mine = self.hands.get(slot)
         with suppress(ConnectionLost):
             worker.turn(late, QUEUES)
-        told = worker.held(QUEUES)
+        held_now = worker.held(QUEUES)
         if mine is not None:
-            assert told is not None
-            assert told.mark == mine.mark
-        elif told is not None:
+            assert held_now is not None
+            assert held_now.mark == mine.mark
+        elif held_now is not None:
             try:
                 again = worker.turn(None, QUEUES)
             except ConnectionLost:
                 again = None
             assert again is None, "a second job for one worker"
-            self.taken(slot, Turn(None, told, None, (), 0))
+            self.taken(slot, Turn(None, held_now, None, (), 0))
 
     def busy(self) -> list[int]:
         return [slot for slot in self.hands if self.able(slot)]
 
-    somebody_works = precondition(lambda self: bool(self.busy()))
+    some_worker_is_busy = precondition(lambda self: bool(self.busy()))
 
-    @somebody_works
+    @some_worker_is_busy
     @rule(which=picks, answer=answers, lost=st.integers(0, 2))
     def answer(self, which: int, answer: str, lost: int) -> None:
-        """Once in three its lease is lost before: then it is told so, and changes nothing."""
+        """In one of three cases its lease is lost before: then the answer fails and changes nothing."""
         slot = self.busy()[which % len(self.busy())]
         if not lost:
             self.lose(self.hands[slot])
@@ -299,7 +299,7 @@ class Machine(RuleBasedStateMachine):
         worker, leased, count = self.workers[slot], self.leased(held), self.count_of(held.member)
         if answer == "ack":
             assert worker.ack(held) is leased
-            self.stands[id_of(held.member)] -= leased
+            self.expected[id_of(held.member)] -= leased
         elif answer == "bury":
             assert worker.bury(held, b"{}", held.member) is leased
         else:
@@ -310,10 +310,10 @@ class Machine(RuleBasedStateMachine):
             if leased and count is not None:
                 count.attempts, count.unanswered = attempts, None
 
-    @somebody_works
+    @some_worker_is_busy
     @rule(which=picks, state=st.integers(), lost=st.integers(0, 2))
     def checkpoint(self, which: int, state: int, lost: int) -> None:
-        """The text in hand is another one from then on; a copy of the call that comes late changes nothing."""
+        """The checkpoint replaces the reserved payload; a late copy of the call changes nothing."""
         slot = self.busy()[which % len(self.busy())]
         held = self.hands[slot]
         if not lost:
@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
             assert self.look(held.queue).leases[member] == lease
 
     def lose(self, held: Reserved) -> None:
-        """The lease ran out, and somebody else has moved the job back: PHP, or a keeper of another host."""
+        """The lease expired, and PHP or a keeper of another host has requeued the job."""
         if self.client.call("ZREM", self.key(held.queue, "reserved"), held.member):
             self.client.call("RPUSH", self.key(held.queue), held.member)
 
@@ -339,7 +339,7 @@ class Machine(RuleBasedStateMachine):
         if slot in self.hands:
             self.lose(self.hands.pop(slot))
 
-    @somebody_works
+    @some_worker_is_busy
     @rule(which=picks, settled=st.booleans())
     def crash(self, which: int, settled: bool) -> None:
         self.dead.add(self.busy()[which % len(self.busy())])
@@ -351,8 +351,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.dead)
     @rule(between=st.sampled_from(["", "it is lost", "another has it"]))
     def settle_the_dead(self, between: str = "") -> None:
-        """The keeper asks what each of them held and moves it. Between the two the lease may be lost, and the job may be
-        in another worker's hands already."""
+        """The keeper queries what each dead worker held and requeues it. Between the two calls the lease may be lost, and
+        another worker may have reserved the job."""
         for slot in self.dead:
             self.give_back(self.owner(slot), between)
             self.hands.pop(slot, None)
@@ -375,7 +375,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.master < len(TOKENS) - 1)
     @rule()
     def kill_the_master(self) -> None:
-        """All of its workers die with it; another one starts, with a token of its own."""
+        """All of its workers die with it; another master starts, with a new token."""
         self.left |= {self.owner(slot) for slot in self.hands}
         self.hands.clear()
         self.dead.clear()
@@ -391,7 +391,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(reclaim=st.booleans(), expired=st.booleans(), lost=st.booleans(), which=picks)
     def beat(self, reclaim: bool, expired: bool, lost: bool, which: int) -> None:
-        """Some time after the last: leases may have run out, one may be lost."""
+        """Before the beat, leases may expire and one may be lost."""
         if expired:
             for queue in QUEUES:
                 for member in self.look(queue).reserved:
@@ -401,19 +401,19 @@ class Machine(RuleBasedStateMachine):
         before = {queue: self.look(queue) for queue in QUEUES}
         alive = [slot for slot in SLOTS if self.able(slot)]
         done = beat(self.workers[1], *QUEUES, slots=alive, reclaim=reclaim)
-        told = set()
+        held_now = set()
         for queue in QUEUES:
             was, now = before[queue], self.look(queue)
-            assert set(now.reserved) <= set(was.reserved), "a beat made a lease"
+            assert set(now.reserved) <= set(was.reserved), "a beat created a lease"
             assert reclaim or len(now.reserved) == len(was.reserved)
-            assert now.tokens >= min(64, len(now.ready)), "ready jobs that nobody is told of"
+            assert now.tokens >= min(64, len(now.ready)), "ready jobs without tokens"
             for slot in alive:
                 member = was.owners.get(self.owner(slot))
                 if member in was.reserved:
                     assert member in now.reserved, "the lease of a live worker was not renewed"
                 elif member is not None:
-                    told.add(f"{slot}:{read(member).rsv.split('.')[2]}")  # type: ignore[union-attr]
-        assert set(done.lost) == told
+                    held_now.add(f"{slot}:{read(member).rsv.split('.')[2]}")  # type: ignore[union-attr]
+        assert set(done.lost) == held_now
 
     # -- PHP on the same queues
 
@@ -421,7 +421,7 @@ class Machine(RuleBasedStateMachine):
     def php(self, queue: str, ending: str) -> None:
         ready = self.look(queue).ready
         if not ready or self.count_of(ready[0]) is None:
-            return  # two equal payloads are one in its reserved set: Laravel's own loss
+            return  # two equal payloads are one in its reserved set: a loss in Laravel itself
         text = self.client.call("EVAL", PHP_POP, 3, *[self.key(queue, kind) for kind in ("", "reserved", "notify")])
         count = self.count_of(text)
         assert count is not None
@@ -430,13 +430,13 @@ class Machine(RuleBasedStateMachine):
             return
         self.client.call("ZREM", self.key(queue, "reserved"), text)
         if ending == "done":
-            self.stands[id_of(text)] -= 1
+            self.expected[id_of(text)] -= 1
         elif ending == "released":
             self.client.call("ZADD", self.key(queue, "delayed"), 1, text)
         else:
             self.client.call("RPUSH", self.key(queue), text)
 
-    # -- what else can come
+    # -- other events
 
     @rule(queue=queues, slot=slots, what=st.sampled_from(["clear", "flush", "", "reserved"]))
     def trouble(self, queue: str, slot: int, what: str) -> None:
@@ -444,15 +444,15 @@ class Machine(RuleBasedStateMachine):
             look = self.look(queue)
             assert self.workers[1].clear(queue) == len(look.ready) + len(look.delayed)
             for text in [*look.ready, *look.delayed]:
-                self.stands[id_of(text)] -= 1
+                self.expected[id_of(text)] -= 1
         elif what == "flush":
             self.client.call("SCRIPT", "FLUSH")
         else:
-            self.a_foreign_key_stands_in_the_way(queue, what, self.workers[slot])
+            self.block_with_a_key_of_the_wrong_type(queue, what, self.workers[slot])
 
-    def a_foreign_key_stands_in_the_way(self, queue: str, kind: str, worker: RedisQueue) -> None:
-        """Calls fail in the middle; nothing that they had begun may cost a job. In front stands an empty queue: a script
-        that tries out its first keys does not notice at its beginning."""
+    def block_with_a_key_of_the_wrong_type(self, queue: str, kind: str, worker: RedisQueue) -> None:
+        """Calls fail halfway, which must not lose a job. The first queue is empty, so that a script that checks its first
+        keys does not fail at its start."""
         key = self.key(queue, kind)
         aside = bool(self.client.call("EXISTS", key)) and self.client.call("RENAME", key, "aside")
         self.client.call("SET", key, "foreign")
@@ -467,14 +467,14 @@ class Machine(RuleBasedStateMachine):
                 call()
         self.client.call(*(("RENAME", "aside", key) if aside else ("DEL", key)))
 
-    # -- what must hold after each
+    # -- invariants
 
     @invariant()
-    def each_job_stands_somewhere_once(self) -> None:
+    def each_job_exists_once(self) -> None:
         found = Counter[str]()
         for queue in QUEUES:
             found += self.look(queue).ids()
-        assert found == +self.stands
+        assert found == +self.expected
 
     @invariant()
     def owners_hold_what_is_reserved(self) -> None:
@@ -487,4 +487,4 @@ class Machine(RuleBasedStateMachine):
             assert len(owned) == len(set(owned)), "two owners of one reservation"
             for slot, held in self.hands.items():
                 if held.queue == queue and held.member in look.reserved:
-                    assert look.owners.get(self.owner(slot)) == held.member, "a job in hand that nobody would find"
+                    assert look.owners.get(self.owner(slot)) == held.member, "a running job without an owner entry"

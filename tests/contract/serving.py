@@ -1,4 +1,4 @@
-"""The servers behind the connectors under test (kinds.py), as fixtures: each gives what it is Served by."""
+"""The servers of the drivers under test (kinds.py), as fixtures that return a Served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.servers.redis import KEEPS, Server, Valkey
 from tests.support.servers.sentinel import Sentinel
 from tests.support.servers.sqs import Sqs
 
-LOCKED = 3.0  # seconds for which somebody else writes into a file of SQLite
+LOCKED = 3.0  # seconds for which another program locks the SQLite file
 
 
 def killed_and_started(server: Any) -> Callable[[], object]:
@@ -39,7 +39,7 @@ def shared_durable_redis() -> Iterator[Server]:
 
 @pytest.fixture
 def durable_redis(shared_durable_redis: Server) -> Iterator[Server]:
-    """As `server`, and it keeps what it holds when it is killed."""
+    """Like `server`, with persistence: it keeps its data when it is killed."""
     with shared_durable_redis.client() as client:
         client.call("FLUSHALL")
         yield shared_durable_redis
@@ -59,13 +59,13 @@ def on_valkey(valkey: Valkey) -> Served:
 
 @pytest.fixture
 def on_sentinel(sentinel: Sentinel) -> Served:
-    """The primary is killed, and another one takes its place."""
+    """The primary is killed, and a replica replaces it."""
     return Served({"url": sentinel.url}, sentinel.failover)
 
 
 @pytest.fixture
 def on_cluster(cluster: Cluster) -> Served:
-    """All of its nodes are killed and start again."""
+    """All nodes are killed and restarted."""
 
     def again() -> None:
         cluster.kill()
@@ -106,7 +106,7 @@ def on_beanstalkd(beanstalkd: Beanstalkd, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def on_sqs(sqs: Sqs, durable_redis: Server) -> Served:
-    """moto keeps nothing: it stands still for a while."""
+    """moto has no persistence: it is suspended for a while."""
     client = sqs.client()
     for name in ("default", "other", "high", "low"):
         client.create_queue(QueueName=name)

@@ -1,4 +1,4 @@
-"""The keyspaces under test: Redis, and the tables of a database. Each test ends with no name left."""
+"""The keyspaces under test: Redis, and the tables of a database. No test may leave a name behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("redis", *DATABASES)
 
 @dataclass
 class Stand:
-    """A kind of keyspace. open: one more connection, closed at the end."""
+    """A kind of keyspace. open() returns a new connection, closed at the end."""
 
     name: str
     make: Callable[[], Keyspace]
@@ -44,7 +44,7 @@ class Stand:
 
 
 class Beside:
-    """A client of the same keyspace that is not the store's own."""
+    """A separate client of the same keyspace."""
 
     def __init__(self, space: Keyspace) -> None:
         self.space = space
@@ -99,7 +99,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in DATABASES])
 def database(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Those that are none of Redis's."""
+    """A keyspace on a database."""
     yield from standing(request.param, request)
 
 

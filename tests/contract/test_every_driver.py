@@ -1,4 +1,4 @@
-"""One suite for every connector, first half: the calls of base.Connector, in this process, against the real server."""
+"""One suite for every driver, first half: the calls of base.Connector, in this process, against the real server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AWAY = (ConnectionLost, ServerBusy, ServerRefused)
 
 
 def answer(held: Reserved) -> bytes:
-    """As a worker releases it."""
+    """The payload as a worker releases it."""
     return answered(held.member, held.mark)
 
 
@@ -42,13 +42,13 @@ def put(tried: Tried, queue: Connector, *numbers: int, name: str = "default") ->
 
 
 def in_order(tried: Tried, held: Iterable[Reserved], expected: list[int]) -> bool:
-    """They came in this order; all of them, where the connection declares that it keeps none."""
+    """Whether the jobs have this order. If the driver declares no order, only that they are complete."""
     found = [number(each) for each in held]
     assert sorted(found) == sorted(expected)
     return found == expected or not tried.can("order")
 
 
-def test_what_a_connection_cannot_do_is_declared_with_what_that_means(tried: Tried) -> None:
+def test_gaps_are_declared_with_their_meaning(tried: Tried) -> None:
     limits = tried.connect().limits
     assert set(limits) == tried.kind.limits
     assert all(words and "\n" not in words for words in limits.values())
@@ -57,7 +57,7 @@ def test_what_a_connection_cannot_do_is_declared_with_what_that_means(tried: Tri
 # -- order
 
 
-def test_jobs_are_taken_in_the_order_they_were_pushed_in(tried: Tried) -> None:
+def test_jobs_are_reserved_in_order(tried: Tried) -> None:
     queue = tried.connect()
     for n in (1, 2):
         queue.push("default", job_of("quick", n))
@@ -67,7 +67,7 @@ def test_jobs_are_taken_in_the_order_they_were_pushed_in(tried: Tried) -> None:
     assert tried.empty()
 
 
-def test_queues_are_served_in_the_order_given(tried: Tried) -> None:
+def test_a_driver_serves_queues_in_the_order_given(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1, name="low")
     put(tried, queue, 2, name="high")
@@ -80,7 +80,7 @@ def test_queues_are_served_in_the_order_given(tried: Tried) -> None:
 # -- delay
 
 
-def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
+def test_a_delayed_job_is_not_reserved_before_it_is_due(tried: Tried) -> None:
     queue, producer = tried.connect(), tried.connect(slot=2)
     before = time.monotonic()
     producer.later("default", job_of("quick", 1), 2.0)
@@ -98,7 +98,7 @@ def test_a_delayed_job_is_not_taken_before_it_is_due(tried: Tried) -> None:
 # -- attempts and answers
 
 
-def test_each_reserve_after_a_release_is_one_attempt_more(tried: Tried) -> None:
+def test_each_reserve_after_a_release_counts_an_attempt(tried: Tried) -> None:
     queue = tried.connect()
     payload = job_of("quick", 1)
     queue.push("default", payload)
@@ -122,7 +122,7 @@ def test_a_released_job_goes_to_the_tail(tried: Tried) -> None:
     assert in_order(tried, drained(queue, 3), [2, 3, 1])
 
 
-def test_a_job_that_is_handed_back_stands_at_the_head(tried: Tried) -> None:
+def test_a_job_that_is_handed_back_goes_to_the_head(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1, 2, 3)
     held = take(queue)
@@ -130,7 +130,7 @@ def test_a_job_that_is_handed_back_stands_at_the_head(tried: Tried) -> None:
     assert in_order(tried, drained(queue, 3), [1, 2, 3] if tried.can("head") else [2, 3, 1])
 
 
-def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> None:
+def test_a_job_released_with_a_delay_runs_after_it(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1)
     held, before = take(queue), time.monotonic()
@@ -144,7 +144,7 @@ def test_a_job_that_is_released_with_a_delay_comes_after_it(tried: Tried) -> Non
     assert tried.empty()
 
 
-def test_an_ack_forgets_the_job_and_the_second_one_is_no_success(tried: Tried) -> None:
+def test_an_ack_removes_the_job_and_a_second_one_fails(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1)
     held = take(queue)
@@ -168,8 +168,8 @@ def test_an_answer_after_the_ack_adds_nothing(tried: Tried, how: str) -> None:
     assert tried.sizes().failed == 0
 
 
-def test_every_answer_frees_the_places_that_an_attempt_left(tried: Tried) -> None:
-    """A keeper's, too; and a place that a later attempt has taken again stays."""
+def test_every_answer_frees_the_lock_places_of_its_attempt(tried: Tried) -> None:
+    """Also the answer of a keeper. A place acquired by a later attempt stays."""
     queue = tried.connect()
     store, space = beside(queue), queue.kept
     lock, slots = Places("qd:lock:one", 1, 60), Places("qd:slots:two", 2, 60)
@@ -208,7 +208,7 @@ def test_every_answer_frees_the_places_that_an_attempt_left(tried: Tried) -> Non
     assert not store.fields(f"qd:places:{owner}")
 
 
-def test_a_buried_job_is_kept_and_runs_no_more(tried: Tried) -> None:
+def test_a_buried_job_is_stored_and_does_not_run(tried: Tried) -> None:
     queue, payload = tried.connect(), job_of("quick", 1)
     queue.push("default", payload)
     put(tried, queue, 2)
@@ -240,9 +240,7 @@ def test_failed_jobs_beyond_the_limit_are_dropped_and_counted(tried: Tried) -> N
     assert tried.empty()
 
 
-def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
-    tried: Tried, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, caplog: pytest.LogCaptureFixture) -> None:
     tried.shop.config("[failed]\nmax_count = 2\n")
     queue = tried.connect()
     settings = load(tried.shop.root / "qd.toml", environ=tried.shop.env())
@@ -261,14 +259,14 @@ def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
     assert retry_failed(*asked, Listeners()) == 2
     said = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
     assert [line.message for line in caplog.records if line.name == "qd.batches"] == [said]
-    assert lost("B", queue.batches, failed_store(queue)) == 3, "those that were sent again are not dropped"
+    assert lost("B", queue.batches, failed_store(queue)) == 3, "jobs that were sent again are not lost"
     held = take(queue)
     count, first = read(held.member).failed_before
     assert (count, first is not None and abs(time.time() - first) < 600) == (1, True)
     uuid = read(held.member).uuid or ""
     assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
     assert lost("B", queue.batches, failed_store(queue)) == 3
-    assert retry_failed(*asked, Listeners()) == 1, "one that failed again is retried again"
+    assert retry_failed(*asked, Listeners()) == 1, "a job that failed again is retried again"
     assert len(list(drained(queue, 2))) == 2
     assert tried.empty()
 
@@ -277,7 +275,7 @@ def test_a_batch_tells_how_many_of_its_failed_jobs_cannot_be_retried(
 
 
 def many(tried: Tried, count: int) -> None:
-    """So many wait: they are counted, the first is taken, the others are cleared."""
+    """Push `count` jobs, count them, reserve the first and clear the others."""
     queue = tried.connect()
     for at in range(0, count, 10_000):
         put(tried, queue, *range(at, min(at + 10_000, count)))
@@ -292,16 +290,16 @@ def many(tried: Tried, count: int) -> None:
     assert tried.empty()
 
 
-def test_thousands_wait(tried: Tried) -> None:
+def test_thousands_of_waiting_jobs(tried: Tried) -> None:
     many(tried, tried.kind.many)
 
 
 @pytest.mark.slow
-def test_a_million_wait(tried: Tried) -> None:
+def test_a_million_waiting_jobs(tried: Tried) -> None:
     many(tried, 50 * tried.kind.many)
 
 
-def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> None:
+def test_clear_deletes_only_waiting_jobs_of_the_queue(tried: Tried) -> None:
     queue = tried.connect()
     put(tried, queue, 1, 2, 3)
     queue.later("default", job_of("quick", 4), 600)
@@ -317,7 +315,7 @@ def test_a_queue_is_cleared_of_what_waits_and_of_nothing_else(tried: Tried) -> N
     assert [number(held) for held in drained(queue, 1, "other")] == [5]
 
 
-def test_many_take_at_the_same_time_and_each_job_is_taken_once(tried: Tried) -> None:
+def test_concurrent_workers_reserve_each_job_once(tried: Tried) -> None:
     count = min(200, tried.kind.many)
     put(tried, tried.connect(), *range(count))
     taken: list[list[int]] = [[], [], [], []]
@@ -343,7 +341,7 @@ def test_many_take_at_the_same_time_and_each_job_is_taken_once(tried: Tried) -> 
 
 
 def in_a_wait(tried: Tried, wake: int) -> threading.Thread:
-    """Somebody who waits a minute for a job of `default` or of `other`."""
+    """A thread that waits a minute for a job of `default` or `other`."""
     queue = tried.connect(7)
     assert queue.turn(None, ["default", "other"]).reserved is None
     thread = threading.Thread(target=lambda: queue.wait(["default", "other"], 60, wake), daemon=True)
@@ -352,7 +350,7 @@ def in_a_wait(tried: Tried, wake: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize("what", ["a job", "a signal", "a signal before"])
-def test_a_wait_ends_when_there_is_something(tried: Tried, what: str) -> None:
+def test_a_wait_ends_with_a_job_or_a_signal(tried: Tried, what: str) -> None:
     read_end, write_end = os.pipe()
     try:
         if what == "a signal before":
@@ -369,8 +367,8 @@ def test_a_wait_ends_when_there_is_something(tried: Tried, what: str) -> None:
         os.close(write_end)
 
 
-def test_a_connection_that_broke_is_there_again(tried: Tried) -> None:
-    """Its calls raise, and nothing but `held` knows what became of them."""
+def test_a_broken_connection_is_reopened(tried: Tried) -> None:
+    """Its calls raise, and only `held` reports their result."""
     queue, unsure = tried.connect(), False
     put(tried, queue, 1, 2)
     tried.served.restart()

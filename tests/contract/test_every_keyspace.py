@@ -1,4 +1,4 @@
-"""A database is the same keyspace as Redis: whatever is called, both give the same replies and hold the same then."""
+"""A database is the same keyspace as Redis: after any calls both give the same replies and have the same contents."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.servers.redis import Server
 
 Line = tuple[Any, ...]
 UNORDERED = ("HGETALL", "HKEYS", "SMEMBERS")
-CLOCK = re.compile(rb"\d{9,}(\.\d+)?")  # moments: the two were not asked at the same one
-APART = re.compile(rb"[\t\n\r ]{20,}")  # behind equal delayed payloads, a moment as white space: see later.lua
-NEAR = 30.0  # seconds that they may lie apart
+CLOCK = re.compile(rb"\d{9,}(\.\d+)?")  # times: the two were not called at the same time
+APART = re.compile(rb"[\t\n\r ]{20,}")  # after equal delayed payloads, a time as white space: see later.lua
+NEAR = 30.0  # seconds by which times may differ
 
 
 class Both:
-    """Redis and a database, asked the same."""
+    """Redis and a database that get the same calls."""
 
     def __init__(self, redis: Keyspace, database: Keyspace) -> None:
         self.redis, self.database = redis, database
@@ -39,13 +39,13 @@ class Both:
                 space.call("DEL", name)
 
     def ask(self, line: Line) -> Any:
-        """The reply. Raises AssertionError when they do not agree."""
+        """The reply. Raises AssertionError if the two replies differ."""
         ours, theirs = (answer(space, line) for space in (self.database, self.redis))
         assert same(ours, theirs), f"{line}: {ours!r} and not {theirs!r}"
         return theirs
 
     def agree(self) -> None:
-        """They hold the same."""
+        """Check that both have the same contents."""
         names = Beside(self.redis).names()
         assert Beside(self.database).names() == names
         for name in names:
@@ -59,20 +59,20 @@ def contents(kind: bytes, name: str) -> list[Line]:
         b"hash": ("HGETALL", name),
         b"set": ("SMEMBERS", name),
         b"list": ("LRANGE", name, 0, -1),
-        b"zset": ("ZSCAN", name, 0, "COUNT", 10_000),  # two of one moment here may be of two there
+        b"zset": ("ZSCAN", name, 0, "COUNT", 10_000),  # members with equal times here may have different ones there
     }[kind]
     return [line, ("TYPE", name), ("PTTL", name)]
 
 
 def answer(space: Keyspace, line: Line) -> Any:
-    """Of a command, or ("step", script, names, args). A refusal is told by its first word."""
+    """The reply to a command, or to ("step", script, names, args). An error is reduced to its kind."""
     try:
         if line[0] == "step":
             found = script(line[1]).call(space, line[2], *line[3])
         else:
             found = space.call(*line)
     except ServerRefused as error:
-        return told(error)
+        return kind_of(error)
     if line[0] in UNORDERED:
         step = 2 if line[0] == "HGETALL" else 1
         return sorted([found[at : at + step] for at in range(0, len(found), step)])
@@ -84,7 +84,7 @@ def answer(space: Keyspace, line: Line) -> Any:
     return found
 
 
-def told(error: Exception) -> str:
+def kind_of(error: Exception) -> str:
     text = re.sub(r"^(-|ERR Error running script.*?: )", "", str(error))
     return "WRONGTYPE" if "WRONGTYPE" in text else "refused"
 
@@ -93,7 +93,7 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(same, ours, theirs))
     if isinstance(ours, Exception) or isinstance(theirs, Exception):
-        return isinstance(ours, Exception) and isinstance(theirs, Exception) and told(ours) == told(theirs)
+        return isinstance(ours, Exception) and isinstance(theirs, Exception) and kind_of(ours) == kind_of(theirs)
     if isinstance(ours, float) and isinstance(theirs, float):  # seconds
         return abs(ours - theirs) <= NEAR
     if isinstance(ours, int) and isinstance(theirs, int):
@@ -106,7 +106,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def near(one: float, other: float) -> bool:
-    """Moments in seconds, ms or us; or what was made of one."""
+    """Compare times in seconds, ms or us, or values derived from them."""
     unit = next(unit for unit in (10**6, 1000, 1) if abs(one) > unit * 10**9 or unit == 1)
     return abs(one - other) <= NEAR * unit or (abs(one) < 10**9 and abs(one - other) <= NEAR * 1000)
 
@@ -120,7 +120,7 @@ def both(database: Stand, server: Server) -> Iterator[Both]:
     wire.close()
 
 
-# -- commands, by chance
+# -- random commands
 
 NAME = st.sampled_from(["a", "b", "c"])
 TEXT = st.sampled_from([b"x", b"y", b"", b"\x00\xff", b"x" * 250, b"x" * 250 + b"y", "\u00fc".encode(), b"7"])
@@ -180,7 +180,7 @@ FEW, MANY = settings(max_examples=25, **CALM), settings(max_examples=1000, **CAL
 
 
 def compared(both: Both, lines: list[Line]) -> None:
-    """What took so long that the shortest delay may have ended between two questions tells nothing."""
+    """Run the calls and compare. A difference is ignored if the shortest delay may have ended between two calls."""
     both.clear()
     began = time.monotonic()
     try:
@@ -195,18 +195,18 @@ def compared(both: Both, lines: list[Line]) -> None:
 @FEW
 @example(lines=[("ZADD", "a", "NX", "0", b"x", "1", b"x")])
 @given(lines=st.one_of(ALIKE, ALIKE, MIXED))
-def test_commands_by_chance_are_answered_as_by_redis(both: Both, lines: list[Line]) -> None:
+def test_random_commands_have_the_same_replies_as_on_redis(both: Both, lines: list[Line]) -> None:
     compared(both, lines)
 
 
 @pytest.mark.slow
 @MANY
 @given(lines=st.one_of(ALIKE, ALIKE, MIXED))
-def test_many_commands_by_chance_are_answered_as_by_redis(both: Both, lines: list[Line]) -> None:
+def test_many_random_commands_have_the_same_replies_as_on_redis(both: Both, lines: list[Line]) -> None:
     compared(both, lines)
 
 
-# -- steps, by chance
+# -- random steps
 
 READY, DELAYED, RESERVED, NOTIFY, OWNERS, PAUSED, FAILED, FAILED_AT, KEYED = (
     "queues:q" + end for end in ("", *QUEUE_SUFFIXES[:5], ":failed", ":failed_at", ":keyed")
@@ -223,7 +223,7 @@ def payload(number: int, tie: str) -> str:
 
 
 def held(text: str) -> str:
-    """As the first reservation of it stands there."""
+    """The payload after its first reservation."""
     return text.replace('"attempts":0', '"attempts":1,"rsv":"T.1.1.1"')
 
 
@@ -260,7 +260,7 @@ def step(name: str, names: Sequence[str], args: st.SearchStrategy[list[Any]]) ->
 
 
 def ending(name: str, names: Sequence[str], args: st.SearchStrategy[list[Any]]) -> st.SearchStrategy[Line]:
-    """With what it does beside."""
+    """A step with additional effects."""
     return st.tuples(args, EFFECTS).map(lambda each: ("step", name, [*names, *each[1][0]], [*each[0], *each[1][1]]))
 
 
@@ -346,7 +346,7 @@ FOLDER = files("qd.drivers.keyspace") / "scripts"
 TEXTS_OF = {each.name.removesuffix(".lua"): each.read_text() for each in FOLDER.iterdir() if each.name.endswith(".lua")}
 
 
-def test_a_database_knows_every_command_of_every_step() -> None:
+def test_a_database_supports_every_command_of_every_step() -> None:
     called = {word for text in TEXTS_OF.values() for word in re.findall(r"redis\.p?call\([^,)]*?'([A-Z]+)'", text)}
     assert "ZADD" in called
     assert called <= set(KNOWN)
@@ -354,22 +354,22 @@ def test_a_database_knows_every_command_of_every_step() -> None:
 
 @FEW
 @given(lines=st.one_of(TOGETHER, TOGETHER, ANY))
-def test_steps_by_chance_do_what_they_do_on_redis(both: Both, lines: list[Line]) -> None:
+def test_random_steps_do_the_same_as_on_redis(both: Both, lines: list[Line]) -> None:
     compared(both, lines)
 
 
 @pytest.mark.slow
 @MANY
 @given(lines=st.one_of(TOGETHER, TOGETHER, ANY))
-def test_many_steps_by_chance_do_what_they_do_on_redis(both: Both, lines: list[Line]) -> None:
+def test_many_random_steps_do_the_same_as_on_redis(both: Both, lines: list[Line]) -> None:
     compared(both, lines)
 
 
-# -- steps, one after the other
+# -- a sequence of steps
 
 
 def story() -> Iterator[Line]:
-    """A day of a queue: each step does something."""
+    """A typical sequence in which each step has an effect."""
     first, second, keyed = TEXTS[0], TEXTS[4], TEXTS[2]
     queue = [READY, RESERVED, DELAYED, NOTIFY, OWNERS, PAUSED, FAILED, FAILED_AT]
     turn = ["T/1", 300, 100, 2, 100_000, 10**6, 4000, "qd:unique:", "T.1.1", 0, "", ""]
@@ -412,7 +412,7 @@ def story() -> Iterator[Line]:
     yield "step", "lock_give", [MUTEX[0], *MUTEX[2:]], ["T/1", 300_000]
 
 
-def test_a_day_of_a_queue_goes_as_on_redis(both: Both) -> None:
+def test_a_typical_sequence_does_the_same_as_on_redis(both: Both) -> None:
     for each in story():
         both.ask(each)
     both.agree()

@@ -1,4 +1,4 @@
-"""One suite for every connector: what a job is made of comes out as it went in."""
+"""One suite for every driver: payloads are delivered unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = {
 }
 
 
-def test_identical_payloads_are_as_many_jobs(tried: Tried) -> None:
+def test_identical_payloads_are_separate_jobs(tried: Tried) -> None:
     one, two = tried.connect(1), tried.connect(2)
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
     one.push_many([("default", payload, None)] * 5)
@@ -32,7 +32,7 @@ def test_identical_payloads_are_as_many_jobs(tried: Tried) -> None:
     assert tried.empty()
 
 
-def test_identical_delayed_payloads_are_as_many_jobs(tried: Tried) -> None:
+def test_identical_delayed_payloads_are_separate_jobs(tried: Tried) -> None:
     queue = tried.connect()
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
     queue.push_many([("default", payload, 1.0)] * 3)
@@ -40,12 +40,12 @@ def test_identical_delayed_payloads_are_as_many_jobs(tried: Tried) -> None:
     held = list(drained(queue, 4))
     assert len({each.mark for each in held}) == 4
     pushed = [original(each.member, each.start, each.length, each.before) for each in held]
-    assert {each.rstrip() for each in pushed} == {payload}, "only white space behind a payload may differ"
+    assert {each.rstrip() for each in pushed} == {payload}, "only white space after a payload may differ"
     assert tried.empty()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
+def test_a_job_gets_the_data_that_was_sent(tried: Tried, text: str) -> None:
     queue, said = tried.connect(), {"n": 1, "text": tried.fitting(TEXTS[text])}
     payload = job_of("read", 1, text=said["text"])
     queue.push("default", payload)
@@ -59,7 +59,7 @@ def test_a_job_is_given_what_was_sent(tried: Tried, text: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_job_of_raw_unicode_is_given_as_it_is(tried: Tried, raw: bool) -> None:
+def test_raw_unicode_is_delivered_unchanged(tried: Tried, raw: bool) -> None:
     queue = tried.connect()
     data = json.dumps({"n": 1, "text": TEXTS["unicode"]}, ensure_ascii=not raw)
     payload = b'{"uuid":"u","job":"read","data":%s,"id":"i","attempts":0}' % data.encode()
@@ -69,8 +69,8 @@ def test_a_job_of_raw_unicode_is_given_as_it_is(tried: Tried, raw: bool) -> None
     assert queue.ack(held)
 
 
-def test_a_payload_that_is_too_large_is_refused_with_its_size(tried: Tried) -> None:
-    """Where there is a largest one; else two megabytes are no trouble."""
+def test_the_error_for_a_payload_that_is_too_large_has_its_size(tried: Tried) -> None:
+    """If the driver has a limit; otherwise two megabytes are accepted."""
     queue, payload = tried.connect(), job_of("read", 1, text="x" * (2 << 20))
     if tried.kind.largest:
         with pytest.raises(QdError, match=str(len(payload))):

@@ -1,4 +1,4 @@
-"""One suite for every connector, second half: the real `qd work` and the commands, real signals, against the real server."""
+"""One suite for every driver, second half: the real `qd work` and the commands, real signals, against the real server."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def queue_row(tried: Tried, name: str = "default") -> dict:
 # -- health
 
 
-def test_health_finds_a_queue_that_nobody_serves(tried: Tried) -> None:
+def test_health_finds_an_unserved_queue(tried: Tried) -> None:
     tried.push(1, queue="low")
-    named = () if tried.can("sizes") else ("low",)  # SQS lists no queues
+    named = () if tried.can("sizes") else ("low",)  # SQS cannot list queues
     eventually(lambda: tried.sizes("low").ready == 1)
     none = tried.shop.quick("health", "--max-ready", "0", *named)
     assert (none.exit_code, none.stderr) == (1, "")
-    first, *_, last = none.stdout.splitlines()  # SQS tells no age: there it counts as waiting for long
+    first, *_, last = none.stdout.splitlines()  # SQS reports no age: there the job counts as old
     assert [first, last] == [
         "no master runs on any host; start `qd work`, or pass --allow-none if that is intended",
         "queue 'low': 1 ready, over --max-ready 0 (no master runs); start `qd work low`",
@@ -66,7 +66,7 @@ def test_health_finds_a_queue_that_nobody_serves(tried: Tried) -> None:
 
 
 @pytest.mark.fault("60", "kill -9 of a worker in its job", "it runs again at once, in another worker")
-def test_the_job_of_a_killed_worker_runs_again_at_once(tried: Tried, figures: Figures) -> None:
+def test_the_job_of_a_killed_worker_runs_again(tried: Tried, figures: Figures) -> None:
     tried.push(1, job="dies")
     work = ready(tried.shop)
     end = tried.shop.wait_noted("E", 1)
@@ -100,8 +100,8 @@ def test_the_job_of_a_killed_tree_runs_again(tried: Tried, figures: Figures) -> 
     work.stop()
 
 
-def test_jobs_buried_for_their_crashes_free_their_places(tried: Tried) -> None:
-    """Without a timeout a place is held for a day."""
+def test_jobs_buried_after_crashes_free_their_lock_places(tried: Tried) -> None:
+    """Without a timeout a place would stay taken for a day."""
     work = ready(tried.shop, "--max-crashes", "1")
     tried.push(-1, -2, job="poison")
     work.wait_line("job.failed", 30, count=2)
@@ -115,14 +115,14 @@ def test_jobs_buried_for_their_crashes_free_their_places(tried: Tried) -> None:
 # -- leases
 
 
-def test_a_lease_that_is_renewed_keeps_its_job_and_one_that_nobody_renews_is_taken_again(tried: Tried) -> None:
-    """The first job lasts longer than its lease, beside a worker that has nothing to do but to wait for what another host
-    had. The lease is long enough for a machine that stands still for some seconds: some servers wait for nobody's keeper."""
+def test_a_renewed_lease_keeps_its_job_and_an_expired_one_is_reclaimed(tried: Tried) -> None:
+    """The first job outlasts its lease while another worker waits for a job of another host. The lease is long enough for a
+    machine that stalls for some seconds: some servers do not wait for a keeper."""
     tried.shop.lease(2 * LEASE)
     elsewhere = tried.connect(token="ElseWhere1")
     tried.push(2)
     take(elsewhere)
-    tried.push(1, seconds=3.0 * LEASE)  # from when it begins: a lease and a half
+    tried.push(1, seconds=3.0 * LEASE)  # one and a half leases
     work = ready(tried.shop, workers=2)
     tried.shop.wait_noted("E", 2)
     tried.shop.wait_noted("E", 1)
@@ -146,12 +146,12 @@ def test_a_job_that_ends_while_its_lease_is_renewed_is_done(tried: Tried, rounds
     assert not work.matches("lease.lost|lease_lost|lease.expired")
 
 
-# -- what goes wrong with the server
+# -- server failures
 
 
 @pytest.mark.fault("62", "the server is killed amid 200 jobs, and comes back", "all are done (from when it is back)")
-def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tried, figures: Figures) -> None:
-    tried.shop.lease(3 * LEASE)  # what is in hand stays there, also when the machine stands still for a moment
+def test_workers_continue_after_a_restart_of_the_server(tried: Tried, figures: Figures) -> None:
+    tried.shop.lease(3 * LEASE)  # long enough for a machine that stalls for a moment
     tried.push(*range(200), seconds=0.005)
     work = ready(tried.shop, workers=2)
     eventually(lambda: len(tried.shop.noted("E")) >= 40, 60)
@@ -163,13 +163,13 @@ def test_a_worker_goes_on_when_the_server_was_restarted_in_the_middle(tried: Tri
     tried.shop.wait_noted("E", 1000)
     work.stop()
     twice = len(tried.shop.noted("E")) - 201
-    if tried.kind.name != "sentinel":  # a failover takes back the acks that had not been copied to the new primary yet
-        assert twice <= 2, "more jobs ran twice than were in hand"
+    if tried.kind.name != "sentinel":  # a failover loses acks that were not replicated
+        assert twice <= 2, "more jobs ran twice than were running at the restart"
     first = min(float(note[-1]) for note in tried.shop.noted("S") if float(note[-1]) >= back)
     figures.add(connection=tried.kind.name, doubles=twice, back=[first - back])
 
 
-# -- queues without names
+# -- declared queues
 
 MAIL = """
 @app.job("mail", queue="other")
@@ -178,8 +178,8 @@ def mail(n: int) -> None:
 """
 
 
-def test_without_names_the_declared_queues_are_served_in_turn(tried: Tried) -> None:
-    """--sleep is longer than the test waits: what wakes the worker at the end is the push."""
+def test_without_arguments_the_declared_queues_are_served_in_turn(tried: Tried) -> None:
+    """--sleep is longer than the test waits, so the push wakes the worker at the end."""
     stays = getattr(tried.connect(), "stays", 1)  # jobs of one queue in a row
     tried.shop.jobs(JOBS + MAIL)
     tried.push(*range(stays + 2))
@@ -199,7 +199,7 @@ def test_without_names_the_declared_queues_are_served_in_turn(tried: Tried) -> N
 # -- signals and pauses
 
 
-def test_a_worker_that_is_asked_to_stop_ends_its_job_and_takes_no_other(tried: Tried) -> None:
+def test_a_stopping_worker_finishes_its_job_and_reserves_no_other(tried: Tried) -> None:
     tried.push(1, job="held")
     tried.push(2)
     work = ready(tried.shop)
@@ -212,7 +212,7 @@ def test_a_worker_that_is_asked_to_stop_ends_its_job_and_takes_no_other(tried: T
     assert (tried.sizes().ready, tried.sizes().reserved) == (1, 0)
 
 
-def test_a_job_that_is_stopped_at_the_deadline_is_handed_back_with_nothing_spent(tried: Tried) -> None:
+def test_a_job_interrupted_at_the_stop_timeout_is_handed_back_without_an_attempt(tried: Tried) -> None:
     tried.push(1, job="held")
     work = ready(tried.shop, "--stop-timeout", "0.5")
     tried.shop.wait_noted("S", 1)
@@ -224,7 +224,7 @@ def test_a_job_that_is_stopped_at_the_deadline_is_handed_back_with_nothing_spent
     assert tried.empty()
 
 
-def test_nothing_is_taken_from_a_paused_queue_until_it_is_resumed_and_a_signal_ends_a_wait(tried: Tried) -> None:
+def test_a_paused_queue_is_not_served_until_it_is_resumed_and_a_signal_ends_a_wait(tried: Tried) -> None:
     work = ready(tried.shop, "default", "other", "--sleep", "600")
     tried.command("pause", "default")
     tried.push(1)
@@ -240,10 +240,10 @@ def test_nothing_is_taken_from_a_paused_queue_until_it_is_resumed_and_a_signal_e
     work.stop()
 
 
-# -- what a job is given, and what fails
+# -- payloads and failures
 
 
-def test_a_worker_says_what_its_connection_cannot_do_and_jobs_get_unicode_and_a_megabyte_whole(tried: Tried) -> None:
+def test_a_worker_logs_the_gaps_of_its_connection_and_jobs_get_unicode_and_a_megabyte(tried: Tried) -> None:
     texts = {1: "Grüße, 世界 \U0001f600 \x01", 2: tried.fitting("é" * 450_000)}
     for n, text in texts.items():
         tried.push(n, job="read", text=text)
@@ -256,7 +256,7 @@ def test_a_worker_says_what_its_connection_cannot_do_and_jobs_get_unicode_and_a_
     assert tried.empty()
 
 
-def test_what_cannot_be_read_is_kept_once_and_what_stands_behind_it_runs(tried: Tried) -> None:
+def test_unreadable_payloads_are_stored_once_and_the_next_job_runs(tried: Tried) -> None:
     producer, sent = tried.connect(token="", slot=0), []
     for what, raw in HOSTILE.items():
         if what not in tried.kind.refuses:
@@ -275,8 +275,8 @@ def test_what_cannot_be_read_is_kept_once_and_what_stands_behind_it_runs(tried: 
     assert len(whole) == len(sent)
 
 
-def test_a_failed_job_is_kept_and_runs_when_it_is_retried(tried: Tried) -> None:
-    tried.shop.lease()  # SQS may give what is sent again to the poll that the first worker has left
+def test_a_failed_job_is_stored_and_runs_when_it_is_retried(tried: Tried) -> None:
+    tried.shop.lease()  # SQS may deliver the retried job to the abandoned poll of the first worker
     tried.push(1, job="boom")
     tried.shop.work_off()
     assert [note[2] for note in tried.shop.noted("S", 1)] == ["1", "2"]
@@ -287,7 +287,7 @@ def test_a_failed_job_is_kept_and_runs_when_it_is_retried(tried: Tried) -> None:
     (again,) = tried.failed()
     assert (again["id"], again["failures"], again["first_failed_at"]) == (record["id"], 2, record["failed_at"])
     assert again["record"] != record["record"]
-    (tried.shop.root / "mended").touch()
+    (tried.shop.root / "fixed").touch()
     tried.command("failed", "retry", record["id"])
     work = ready(tried.shop)
     tried.shop.wait_noted("E", 1)
@@ -301,7 +301,7 @@ def test_a_failed_job_is_kept_and_runs_when_it_is_retried(tried: Tried) -> None:
 # -- the commands
 
 
-def test_the_commands_send_count_and_clear(tried: Tried) -> None:
+def test_commands_dispatch_count_and_clear(tried: Tried) -> None:
     tried.push(1)
     tried.command("dispatch", "quick", "n=2", "--delay", "600")
     row = queue_row(tried)
@@ -310,7 +310,7 @@ def test_the_commands_send_count_and_clear(tried: Tried) -> None:
     assert tried.empty() or not tried.can("clear")
 
 
-def test_a_job_that_waits_is_found_by_its_id_and_cancelled(tried: Tried) -> None:
+def test_a_waiting_job_is_found_by_id_and_cancelled(tried: Tried) -> None:
     payload = job_of("quick", 1)
     tried.connect(token="", slot=0).later("default", payload, 600)
     id = str(read(payload).id)
@@ -325,7 +325,7 @@ def test_a_job_that_waits_is_found_by_its_id_and_cancelled(tried: Tried) -> None
     assert tried.empty()
 
 
-def test_what_keeps_jobs_and_nothing_else_asks_for_a_control_connection(tried: Tried) -> None:
+def test_a_broker_without_a_keyspace_needs_a_control_connection(tried: Tried) -> None:
     if tried.can("memory"):
         space, prefix = tried.connect().kept
         assert space.call("EXISTS", f"{prefix}nothing") == 0

@@ -1,4 +1,4 @@
-"""A test that cannot fail is no test: scripts with one mistake each, and the state machine must notice every one."""
+"""Mutation tests: each script gets one mistake, and the state machine must notice it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.servers.redis import Server
 
 class Mutant(NamedTuple):
     script: str
-    changes: dict[str, str]  # text of the script -> what stands there instead
+    changes: dict[str, str]  # text of the script -> its replacement
 
 
 MUTANTS = {
-    "a renewal without XX, which makes a lease": Mutant(
+    "a renewal without XX, which creates a lease": Mutant(
         "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
     ),
     "a renewal after the reclaim": Mutant(
         "beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}
     ),
     "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
-    "a migrate in two steps, away before it is there": Mutant(
+    "a migrate in two steps, removed before it is added": Mutant(
         "beat",
         {
             "    to_ready(i, payloads)\n    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n": (
@@ -48,13 +48,15 @@ MUTANTS = {
     "a reserve without an owner": Mutant(
         "turn", {"  local step = redis.pcall('HSET', KEYS[i + 4], owner, text)\n": "  local step\n"}
     ),
-    "marks that repeat themselves": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
-    "a turn that believes its ack": Mutant("turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}),
+    "repeated marks": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
+    "a turn that does not check its ack": Mutant(
+        "turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}
+    ),
     "a turn that does not ack": Mutant(
         "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])\n": "  acked = 1\n"}
     ),
-    "a turn that takes a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
-    "a late turn that takes the name off the next job": Mutant(
+    "a turn that reserves a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
+    "a late turn that removes the owner of the next job": Mutant(
         "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[11] then": "  if true then"}
     ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
@@ -65,10 +67,10 @@ MUTANTS = {
     "a release that keeps the reservation": Mutant("release", {"redis.call('ZREM', KEYS[2], member)\n": ""}),
     "a checkpoint without a check": Mutant("checkpoint", {"if not lease then return 0 end": "lease = lease or '99'"}),
     "a checkpoint that keeps the old text": Mutant("checkpoint", {"redis.call('ZREM', KEYS[1], old)\n": ""}),
-    "a checkpoint that tells nobody whose it is": Mutant(
+    "a checkpoint that does not update the owner": Mutant(
         "checkpoint", {"redis.call('HSET', KEYS[2], owner, new)\n": ""}
     ),
-    "a checkpoint with a lease of its own": Mutant("checkpoint", {"'ZADD', KEYS[1], lease": "'ZADD', KEYS[1], '1'"}),
+    "a checkpoint that changes the lease": Mutant("checkpoint", {"'ZADD', KEYS[1], lease": "'ZADD', KEYS[1], '1'"}),
     "a bury without a check": Mutant(
         "bury", {"local held = redis.call('ZSCORE', KEYS[1], ARGV[2])": "local held = true"}
     ),

@@ -1,4 +1,4 @@
-"""The servers that the tests start: each keeps what it holds over a restart and a SIGKILL, and leaves nothing behind."""
+"""The servers that the tests start: each keeps its data over a restart and a SIGKILL, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers.sentinel import Sentinel, role
 
 
 class Kept(NamedTuple):
-    """put writes one thing, found tells what is there."""
+    """put writes a value; found returns whether it exists."""
 
     make: Callable[[], Any]
     installed: Callable[[], None]
@@ -83,12 +83,12 @@ def family(server: Running) -> list[psutil.Process]:
 def serves(server: Running) -> bool:
     try:
         return server.answers()
-    except Exception:  # as where nobody listens
+    except Exception:  # for example connection refused
         return False
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_server_keeps_what_it_holds_and_leaves_no_process_and_no_file(name: str) -> None:
+def test_a_server_keeps_its_data_and_leaves_no_process_and_no_file(name: str) -> None:
     each = EACH[name]
     each.installed()
     server = each.make()
@@ -111,7 +111,7 @@ def test_a_server_keeps_what_it_holds_and_leaves_no_process_and_no_file(name: st
 
 
 @pytest.mark.parametrize("name", ["postgres", "mariadb"])
-def test_a_fresh_database_is_empty_and_gone_when_it_is_dropped(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_fresh_database_is_empty_and_can_be_dropped(name: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(name)
     first, second = server.fresh_database(), server.fresh_database()
     server.run("CREATE TABLE kept (word INT)", database(first))
@@ -124,7 +124,7 @@ def test_a_fresh_database_is_empty_and_gone_when_it_is_dropped(name: str, reques
         server.run("SELECT 1", database(first))
 
 
-def test_beanstalkd_is_emptied(beanstalkd: beanstalkd.Beanstalkd) -> None:
+def test_beanstalkd_can_be_emptied(beanstalkd: beanstalkd.Beanstalkd) -> None:
     with beanstalkd.client() as client:
         client.use("a")
         client.put(b"ready")
@@ -137,7 +137,7 @@ def test_beanstalkd_is_emptied(beanstalkd: beanstalkd.Beanstalkd) -> None:
         assert client.tubes() == ["default"]
 
 
-# -- Redis in its other shapes
+# -- Valkey, Cluster, Sentinel
 
 
 def processes(servers: Iterable[Any]) -> list[psutil.Process]:
@@ -148,7 +148,7 @@ def gone(servers: Iterable[Any], ran: list[psutil.Process]) -> bool:
     return not any(map(alive, ran)) and not any(each.folder.exists() for each in servers)
 
 
-def test_valkey_is_the_other_brand_and_keeps_what_it_holds() -> None:
+def test_valkey_is_really_valkey_and_keeps_its_data() -> None:
     with Valkey(*KEEPS) as server, server.client() as client:
         assert "valkey_version" in client.text("INFO", "server")
         client.call("SET", "a", "1")
@@ -161,7 +161,7 @@ def test_valkey_is_the_other_brand_and_keeps_what_it_holds() -> None:
     assert gone([server], ran)
 
 
-def test_a_cluster_has_a_third_of_the_slots_on_each_node_and_keeps_what_it_holds() -> None:
+def test_a_cluster_has_a_third_of_the_slots_on_each_node_and_keeps_its_data() -> None:
     with Cluster() as cluster:
         ran = processes(cluster.nodes)
         held = {node.port: key for key in "abcdefghij" if (node := cluster.node_of(key))}
@@ -179,7 +179,7 @@ def test_a_cluster_has_a_third_of_the_slots_on_each_node_and_keeps_what_it_holds
     assert gone(cluster.nodes, ran)
 
 
-def test_a_failover_makes_a_replica_the_primary_and_the_old_one_comes_back_as_a_replica() -> None:
+def test_a_failover_promotes_a_replica_and_the_old_primary_returns_as_a_replica() -> None:
     with Sentinel() as sentinel:
         each = [*sentinel.nodes, *sentinel.watchers]
         ran, first = processes(each), sentinel.primary

@@ -1,6 +1,6 @@
-"""The protocol as a state machine: whatever happens in whatever order, no job is lost, doubled or counted wrongly.
+"""The protocol as a state machine: in any order of events, no job is lost, doubled or counted wrongly.
 
-QD_TEST_RUNS: how many runs of up to thirty things that happen; the long one (`make soak`) has 5,000 of up to eighty.
+QD_TEST_RUNS: the number of runs of up to thirty events; the long test (`make soak`) has 5,000 runs of up to eighty.
 """
 
 from __future__ import annotations

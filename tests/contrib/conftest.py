@@ -1,4 +1,4 @@
-"""Projects of other frameworks in a temporary folder, and their own commands run in it."""
+"""Projects of other frameworks in a temporary folder, run with the frameworks' commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NOTE = '''
 import os
 
 def note(*words):
-    """Write a line down outside Redis."""
+    """Write a line outside Redis."""
     fd = os.open("witness", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
     os.close(fd)
 '''
 
 
-class Framed(Project):
-    """A project without qd.toml and jobs.py: its framework says what they would."""
+class FrameworkProject(Project):
+    """A project without qd.toml and jobs.py: its framework has the configuration."""
 
     def write(self, **files: str) -> None:
-        """Files by name: `__` is a slash, and what is not another's name ends in .py."""
+        """Write files by name: `__` is a slash, and .py is appended."""
         for name, text in files.items():
             path = self.root / (name.replace("__", "/") + ".py")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,21 +36,21 @@ class Framed(Project):
             self.allowed.add(path.relative_to(self.root).parts[0])
 
     def start(self, *arguments: str, **env: str) -> Procs:
-        """`python ARGUMENTS...`, started; as `work`."""
+        """Start `python ARGUMENTS...`; like `work`."""
         procs = Procs([PYTHON, *arguments], cwd=self.root, env=self.env(**env))
         self.started.append(procs)
         return procs
 
 
 @pytest.fixture
-def framed(server: Server, tmp_path: Path) -> Iterator[Callable[..., Framed]]:
+def framed(server: Server, tmp_path: Path) -> Iterator[Callable[..., FrameworkProject]]:
     """framed(name=text): a project of these files and nothing else, on the test's server."""
-    made: list[Framed] = []
+    made: list[FrameworkProject] = []
 
-    def make(**files: str) -> Framed:
+    def make(**files: str) -> FrameworkProject:
         root = tmp_path / "framed"
         root.mkdir()
-        made.append(found := Framed(root, server.url))
+        made.append(found := FrameworkProject(root, server.url))
         for name in ("qd.toml", "jobs.py"):
             (root / name).unlink()
         found.write(noted=NOTE, **files)

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.contrib.conftest import PYTHON, Framed
+from tests.contrib.conftest import PYTHON, FrameworkProject
 from tests.support import warm
 from tests.support.payloads import failed
 from tests.support.processes import waiting
@@ -94,7 +94,7 @@ def settings(url: str, age: str = "0") -> str:
 
 
 @pytest.fixture
-def shop(framed: Callable[..., Framed], server) -> Framed:
+def shop(framed: Callable[..., FrameworkProject], server) -> FrameworkProject:
     found = framed(
         manage=MANAGE,
         shop____init__="",
@@ -110,11 +110,11 @@ def shop(framed: Callable[..., Framed], server) -> Framed:
 
 
 @pytest.fixture
-def witness(shop: Framed) -> Witness:
+def witness(shop: FrameworkProject) -> Witness:
     return Witness(shop)
 
 
-def manage(shop: Framed, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def manage(shop: FrameworkProject, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return warm.run(
         [PYTHON, "manage.py", *words],
         cwd=shop.root,
@@ -126,25 +126,25 @@ def manage(shop: Framed, *words: str, **env: str) -> subprocess.CompletedProcess
     )
 
 
-def django(shop: Framed, code: str) -> subprocess.CompletedProcess[str]:
-    """`code` in a process of its own where Django is set up and Order 1 is there."""
+def django(shop: FrameworkProject, code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new process with Django set up and Order 1 created."""
     first = "import django\ndjango.setup()\nfrom shop.jobs import *\nOrder.objects.get_or_create(pk=1, email='a@b.c')\n"
     return shop.python(first + code, DJANGO_SETTINGS_MODULE="shop.settings")
 
 
-def work_off(shop: Framed) -> None:
+def work_off(shop: FrameworkProject) -> None:
     work = shop.start("manage.py", "qd", "work", "-w", "1", "--stop-when-empty")
     work.ends_clean()
     assert not work.matches("preload"), work.tail()
 
 
-def test_manage_qd_work_needs_nothing_but_the_settings(shop: Framed, witness: Witness):
+def test_manage_qd_work_needs_only_the_settings(shop: FrameworkProject, witness: Witness):
     django(shop, "pay.dispatch(1); pay.dispatch(1)")
     work_off(shop)
     assert witness.lines == ["opened before False", "paid 1 True"] * 2
 
 
-def test_qd_work_finds_the_project_by_its_own_module(shop: Framed, witness: Witness):
+def test_qd_work_finds_the_project_by_its_module(shop: FrameworkProject, witness: Witness):
     django(shop, "pay.dispatch(1)")
     (shop.root / "qd.toml").write_text('[qd]\napp = "shop.qd:app"\n')
     work = shop.work_off(DJANGO_SETTINGS_MODULE="shop.settings")
@@ -152,13 +152,13 @@ def test_qd_work_finds_the_project_by_its_own_module(shop: Framed, witness: Witn
     assert witness.starting("paid") == ["paid 1 True"]
 
 
-def test_without_settings_the_way_out_is_said(shop: Framed):
+def test_the_error_for_missing_settings_names_the_fix(shop: FrameworkProject):
     done = shop.qd("declared", "--app", "shop.qd:app")
     assert done.returncode == 78
     assert "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`" in done.stderr
 
 
-def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
+def test_arguments_and_exit_codes_are_those_of_qd(shop: FrameworkProject):
     jobs = manage(shop, "qd", "declared", "--settings", "shop.settings")
     assert (jobs.returncode, "apay" in jobs.stdout) == (0, True), jobs.stderr
     assert manage(shop, "qd", "declared", "--nonsense").returncode == 2
@@ -168,13 +168,13 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
     assert "qd work" in manage(shop, "qd", "work", "--help").stdout
 
 
-def test_manage_may_be_called_from_another_folder(shop: Framed):
+def test_manage_can_be_called_from_another_folder(shop: FrameworkProject):
     words = [PYTHON, str(shop.root / "manage.py"), "qd", "declared"]
     done = warm.run(words, cwd="/", env=shop.env(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, "apay" in done.stdout) == (0, True), done.stderr
 
 
-def test_call_command_stays_in_the_process(shop: Framed, witness: Witness):
+def test_call_command_stays_in_the_process(shop: FrameworkProject, witness: Witness):
     django(
         shop,
         """
@@ -191,7 +191,7 @@ else:
     assert witness.starting("paid") == ["paid 1 True"]
 
 
-def test_an_unknown_key_is_refused_by_name(shop: Framed):
+def test_an_unknown_key_is_rejected_by_name(shop: FrameworkProject):
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text().replace('{"url":', '{"urls":'))
     done = manage(shop, "qd", "declared")
@@ -199,7 +199,7 @@ def test_an_unknown_key_is_refused_by_name(shop: Framed):
     assert done.stderr.startswith("qd: unknown key 'urls' in QD of the Django settings (did you mean 'url'?)")
 
 
-def test_a_broken_jobs_module_is_told_with_its_line(shop: Framed):
+def test_a_broken_jobs_module_is_reported_with_its_line(shop: FrameworkProject):
     (shop.root / "shop" / "jobs.py").write_text("import nowhere_at_all\n")
     done = manage(shop, "qd", "declared")
     assert done.returncode == 78
@@ -209,7 +209,7 @@ def test_a_broken_jobs_module_is_told_with_its_line(shop: Framed):
 
 @pytest.mark.parametrize(("age", "kept"), [("0", False), ("600", True)])
 def test_connections_are_kept_from_job_to_job_for_conn_max_age(
-    shop: Framed, witness: Witness, server: Server, age: str, kept: bool
+    shop: FrameworkProject, witness: Witness, server: Server, age: str, kept: bool
 ):
     (shop.root / "shop" / "settings.py").write_text(settings(server.url, age))
     django(shop, "pay.dispatch(1); pay.dispatch(1); apay.dispatch(1); apay.dispatch(1)")
@@ -218,7 +218,9 @@ def test_connections_are_kept_from_job_to_job_for_conn_max_age(
     assert witness.starting("aopened") == ["aopened before False", f"aopened before {kept}"]
 
 
-def test_a_connection_of_the_import_is_not_taken_along_into_workers(shop: Framed, witness: Witness, server: Server):
+def test_a_connection_opened_during_import_is_not_inherited_by_workers(
+    shop: FrameworkProject, witness: Witness, server: Server
+):
     (shop.root / "shop" / "settings.py").write_text(settings(server.url, "600"))
     path = shop.root / "shop" / "jobs.py"
     path.write_text(path.read_text() + "\nOrder.objects.count()\n")
@@ -228,7 +230,7 @@ def test_a_connection_of_the_import_is_not_taken_along_into_workers(shop: Framed
 
 
 @FAILED
-def test_what_failed_has_opened_is_closed_too(shop: Framed, witness: Witness):
+def test_a_connection_opened_by_failed_is_closed(shop: FrameworkProject, witness: Witness):
     django(shop, "Hooked().dispatch()")
     work = shop.start("manage.py", "qd", "work", "-w", "1")
     work.wait_line("job.failed")
@@ -238,7 +240,7 @@ def test_what_failed_has_opened_is_closed_too(shop: Framed, witness: Witness):
     work.stop()
 
 
-def test_run_in_a_view_leaves_the_transaction_alone(shop: Framed, witness: Witness):
+def test_run_in_a_view_does_not_end_the_transaction(shop: FrameworkProject, witness: Witness):
     django(
         shop,
         """
@@ -254,7 +256,7 @@ assert not Order.objects.filter(pk=2).exists()
     assert witness.lines == ["opened before True", "paid 2 True"]
 
 
-def test_run_of_an_async_job_in_a_loop_says_what_to_do_instead(shop: Framed):
+def test_run_of_an_async_job_in_a_loop_raises_with_a_hint(shop: FrameworkProject):
     django(
         shop,
         """
@@ -320,22 +322,20 @@ try:
 except transaction.TransactionManagementError:
     pass
 else:
-    raise SystemExit("it was sent, and nobody knows of the commit")
+    raise SystemExit("it was sent although the commit is unknown")
 assert queue.size() == 5
 queue.clear()
 """
 
 
-def test_after_commit_waits_for_the_atomic_block_and_a_rollback_drops_it(shop: Framed):
+def test_after_commit_waits_for_the_atomic_block_and_a_rollback_drops_it(shop: FrameworkProject):
     django(shop, AFTER)
 
 
 @pytest.mark.leaves("qd:ticks", "qd:schedule:last")
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_each_line_of_the_log_says_its_offset_whatever_zone_its_process_has(
-    shop: Framed, witness: Witness, format: str
-):
-    """The master runs in the machine's zone, the workers in Django's."""
+def test_each_log_line_has_the_offset_of_its_process(shop: FrameworkProject, witness: Witness, format: str):
+    """The master uses the time zone of the machine, the workers that of Django."""
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text() + 'TIME_ZONE = "Asia/Kolkata"\n')
     path = shop.root / "shop" / "jobs.py"
@@ -349,24 +349,24 @@ def test_each_line_of_the_log_says_its_offset_whatever_zone_its_process_has(
     witness.wait("tick")
     work.wait_line("schedule.done")
     work.stop()
-    told: dict[str, list[str]] = {}
+    times_by_role: dict[str, list[str]] = {}
     for line in work.lines:
         if format == "json":
             one = json.loads(line)
-            told.setdefault(one["role"], []).append(one["time"])
+            times_by_role.setdefault(one["role"], []).append(one["time"])
         elif not line.startswith("    "):
             date, clock, _, role, *_ = line.split()
-            told.setdefault(role.partition("[")[0], []).append(f"{date} {clock}")
-    assert set(told) >= {"master", "worker", "scheduler"}, told
-    for at in [datetime.fromisoformat(text) for times in told.values() for text in times]:
+            times_by_role.setdefault(role.partition("[")[0], []).append(f"{date} {clock}")
+    assert set(times_by_role) >= {"master", "worker", "scheduler"}, times_by_role
+    for at in [datetime.fromisoformat(text) for times in times_by_role.values() for text in times]:
         assert at.utcoffset() is not None
         assert begun - 1 <= at.timestamp() <= time.time()
     if format == "text":
-        assert told["master"][0].endswith(("-05:00", "-04:00"))
-        assert told["worker"][0].endswith("+05:30")
+        assert times_by_role["master"][0].endswith(("-05:00", "-04:00"))
+        assert times_by_role["worker"][0].endswith("+05:30")
 
 
-def test_app_transaction_refuses_djangos_connection_and_names_the_way_out(shop: Framed):
+def test_app_transaction_rejects_djangos_connection_and_names_the_alternative(shop: FrameworkProject):
     (shop.root / "qd.toml").write_text('[connections.db]\nurl = "sqlite:///jobs.sqlite"\n')
     django(
         shop,
@@ -390,7 +390,7 @@ for given in (connection, connections["default"], connection.connection):
     )
 
 
-def test_app_transaction_refuses_djangos_connection_where_sqlalchemy_is_not_installed(shop: Framed):
+def test_app_transaction_rejects_djangos_connection_without_sqlalchemy(shop: FrameworkProject):
     django(
         shop,
         """
@@ -415,14 +415,14 @@ app = Qd("<url>")
 """
 
 
-def own_app(shop: Framed, server: Server, more: str = "") -> None:
-    """The project makes its Qd itself."""
+def own_app(shop: FrameworkProject, server: Server, more: str = "") -> None:
+    """Let the project create its own Qd."""
     (shop.root / "shop" / "qd.py").write_text(OWN.replace("<url>", server.url) + more)
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text() + 'QD = {"app": "shop.qd:app"}\n')
 
 
-def test_install_gives_an_app_of_ones_own_what_the_projects_app_has(shop: Framed, witness: Witness, server: Server):
+def test_install_adds_the_django_features_to_a_custom_app(shop: FrameworkProject, witness: Witness, server: Server):
     own_app(shop, server, "qd.contrib.django.install(app)\nqd.contrib.django.install(app)  # twice is once\n")
     (shop.root / "shop" / "settings.py").write_text(settings(server.url, "600") + 'QD = {"app": "shop.qd:app"}\n')
     django(shop, AFTER)
@@ -433,7 +433,7 @@ def test_install_gives_an_app_of_ones_own_what_the_projects_app_has(shop: Framed
     assert witness.lines == ["opened before False", "paid 1 True", "ship 1 a@b.c []"]
 
 
-def test_after_commit_is_refused_by_an_app_without_install(shop: Framed, server: Server):
+def test_after_commit_is_rejected_by_an_app_without_install(shop: FrameworkProject, server: Server):
     own_app(shop, server)
     path = shop.root / "shop" / "jobs.py"
     path.write_text(path.read_text().partition('@app.job("ship")')[0])  # without a model as an argument
@@ -454,7 +454,7 @@ assert app.queue("default").size() == 0
     )
 
 
-def test_after_commit_waits_for_both_of_two_databases(shop: Framed, server: Server):
+def test_after_commit_waits_for_both_of_two_databases(shop: FrameworkProject, server: Server):
     path = shop.root / "shop" / "settings.py"
     path.write_text(path.read_text() + "DATABASES['other'] = {**DATABASES['default'], 'NAME': 'other.sqlite3'}\n")
     shop.allowed.add("other.sqlite3")
@@ -474,8 +474,8 @@ for first, second in (("default", "other"), ("other", "default")):
     )
 
 
-def test_in_a_test_case_what_waits_is_sent_where_its_callbacks_are_executed(shop: Framed):
-    """Whose block stays open around them: nothing is waited for again."""
+def test_in_a_test_case_jobs_are_sent_when_the_commit_callbacks_run(shop: FrameworkProject):
+    """The outer transaction of the test case stays open, and is not waited for."""
     django(
         shop,
         """
@@ -498,7 +498,7 @@ queue.clear()
     )
 
 
-def test_models_travel_as_their_key_and_are_loaded_on_the_worker(shop: Framed, witness: Witness, redis: Client):
+def test_models_are_sent_as_their_key_and_loaded_by_the_worker(shop: FrameworkProject, witness: Witness, redis: Client):
     django(
         shop,
         """
@@ -518,7 +518,7 @@ Order.objects.filter(pk=1).update(email="new@b.c")
 
 
 @FAILED
-def test_a_row_that_is_gone_fails_the_job(shop: Framed, witness: Witness, redis: Client):
+def test_a_deleted_row_fails_the_job(shop: FrameworkProject, witness: Witness, redis: Client):
     django(shop, "one = Order.objects.get(pk=1); ship.dispatch(one); one.delete()")
     work_off(shop)
     assert witness.lines == []
@@ -526,7 +526,7 @@ def test_a_row_that_is_gone_fails_the_job(shop: Framed, witness: Witness, redis:
     assert "argument 'order': shop.Order 1 is gone" in record["reason"]
 
 
-def test_an_object_that_was_not_saved_is_refused_where_it_is_sent(shop: Framed):
+def test_an_unsaved_object_is_rejected_at_dispatch(shop: FrameworkProject):
     django(
         shop,
         """

@@ -1,4 +1,4 @@
-"""qd.contrib.django.tasks with the real package of Django's Tasks: enqueued, worked off by the real `qd work`, looked up."""
+"""qd.contrib.django.tasks with the real package of Django's Tasks: enqueue, run by the real `qd work`, results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contrib.conftest import Framed
+from tests.contrib.conftest import FrameworkProject
 from tests.contrib.test_django import MANAGE, MODELS, manage, settings
 from tests.support.processes import Procs
 from tests.support.redis import FAILED, Client
@@ -70,8 +70,8 @@ from shop.tasks import *
 
 
 @pytest.fixture
-def shop_with(framed: Callable[..., Framed], server: Server) -> Callable[[str], Framed]:
-    def make(options: str = "") -> Framed:
+def shop_with(framed: Callable[..., FrameworkProject], server: Server) -> Callable[[str], FrameworkProject]:
+    def make(options: str = "") -> FrameworkProject:
         found = framed(
             manage=MANAGE,
             shop____init__="",
@@ -88,27 +88,27 @@ def shop_with(framed: Callable[..., Framed], server: Server) -> Callable[[str], 
 
 
 @pytest.fixture
-def shop(shop_with: Callable[[str], Framed]) -> Framed:
+def shop(shop_with: Callable[[str], FrameworkProject]) -> FrameworkProject:
     return shop_with("")
 
 
 @pytest.fixture
-def witness(shop: Framed) -> Witness:
+def witness(shop: FrameworkProject) -> Witness:
     return Witness(shop)
 
 
-def said(shop: Framed, code: str) -> list[str]:
-    """The lines that `code` prints, in a process where Django is set up and the tasks are there."""
+def said(shop: FrameworkProject, code: str) -> list[str]:
+    """The words that `code` prints, in a process with Django set up and the tasks imported."""
     return shop.python(SETUP + code, DJANGO_SETTINGS_MODULE="shop.settings").stdout.split()
 
 
-def work_off(shop: Framed, *words: str) -> Procs:
+def work_off(shop: FrameworkProject, *words: str) -> Procs:
     work = shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty", *words)
     work.ends_clean()
     return work
 
 
-def test_a_task_is_enqueued_worked_off_and_its_result_found(shop: Framed, witness: Witness, redis: Client):
+def test_a_task_is_enqueued_and_run_and_its_result_found(shop: FrameworkProject, witness: Witness, redis: Client):
     first, second, third = said(
         shop,
         "print(add.enqueue(1).id, aadd.enqueue(a=3, b=4).id, add.using(queue_name='mail').enqueue(5).id)",
@@ -141,7 +141,7 @@ else:
     )
 
 
-def test_a_result_goes_from_ready_to_its_end_by_refresh(shop: Framed, witness: Witness):
+def test_refresh_updates_a_result_from_ready_to_its_end(shop: FrameworkProject, witness: Witness):
     (id,) = said(
         shop,
         """
@@ -156,7 +156,7 @@ print(r.id)
     assert said(shop, f"r = add.get_result('{id}'); r.refresh(); print(r.return_value['sum'])") == ["11"]
 
 
-def test_a_task_that_runs_is_told_so(shop: Framed, witness: Witness):
+def test_a_running_task_has_the_status_running(shop: FrameworkProject, witness: Witness):
     shop.allowed.add("go")
     (id,) = said(shop, "print(waits.enqueue().id)")
     work = shop.start("manage.py", "qd", "work", "-w", "1")
@@ -167,10 +167,10 @@ def test_a_task_that_runs_is_told_so(shop: Framed, witness: Witness):
     work.stop()
 
 
-def test_a_task_that_fails_is_told_with_its_class_and_traceback(shop: Framed, witness: Witness):
+def test_a_failed_task_has_its_exception_class_and_traceback(shop: FrameworkProject, witness: Witness):
     first, second = said(shop, "print(fails.enqueue('raises').id, fails.enqueue('returns').id)")
     work = work_off(shop)
-    # Django's own log line has the traceback, and so has that of the job, which begins in the task's code.
+    # Django's log line has the traceback, and so has that of the job, which starts in the task's code.
     assert len(work.matches("shop.tasks.Broken: it is broken")) == 2
     assert not work.matches("NoneType: None")
     lines = work.lines[work.lines.index(work.matches("job.failed .*Broken")[0].string) :]
@@ -191,7 +191,7 @@ assert "Unsupported type" in r.errors[0].traceback
     )
 
 
-def test_tries_and_other_options_of_jobs_are_options_of_the_backend(shop_with, redis: Client):
+def test_job_options_are_options_of_the_backend(shop_with, redis: Client):
     shop = shop_with('"tries": 3, "result_ttl": 60')
     witness = Witness(shop)
     (id,) = said(shop, "print(fails.enqueue('raises').id)")
@@ -201,7 +201,7 @@ def test_tries_and_other_options_of_jobs_are_options_of_the_backend(shop_with, r
     assert 0 < redis.call("TTL", f"qd:job:{id}") <= 60
 
 
-def test_qd_jobs_lists_a_task_as_it_was_declared(shop_with, redis: Client):
+def test_qd_declared_lists_a_task_with_its_options(shop_with, redis: Client):
     done = manage(shop := shop_with('"tries": 3'), "qd", "declared", "--json")
     found = {job["name"]: job for job in json.loads(done.stdout)["jobs"]}["shop.tasks.aadd"]
     line = DECLARED.splitlines().index('@task(queue_name="mail")') + 1
@@ -211,14 +211,14 @@ def test_qd_jobs_lists_a_task_as_it_was_declared(shop_with, redis: Client):
     }  # fmt: skip
 
 
-def test_the_context_has_the_attempt_and_the_result(shop: Framed, witness: Witness):
+def test_the_context_has_the_attempt_and_the_result(shop: FrameworkProject, witness: Witness):
     (id,) = said(shop, "print(context.enqueue('word').id)")
     work_off(shop)
     assert witness.starting("context") == [f"context 1 {id} RUNNING word"]
     assert said(shop, f"print(context.get_result('{id}').return_value)") == ["1"]
 
 
-def test_signals_are_sent_where_things_happen(shop: Framed, witness: Witness):
+def test_signals_are_sent_in_the_process_of_the_event(shop: FrameworkProject, witness: Witness):
     said(shop, "add.enqueue(1); fails.enqueue('raises')")
     work_off(shop)
     assert witness.starting("signal") == [
@@ -231,7 +231,7 @@ def test_signals_are_sent_where_things_happen(shop: Framed, witness: Witness):
     ]
 
 
-def test_run_after_delays_and_aenqueue_sends(shop: Framed, witness: Witness, redis: Client):
+def test_run_after_delays_and_aenqueue_sends(shop: FrameworkProject, witness: Witness, redis: Client):
     said(
         shop,
         """
@@ -249,7 +249,7 @@ asyncio.run(r.arefresh())
     redis.call("DEL", "queues:default:delayed", "queues:default", "queues:default:notify")
 
 
-def test_after_commit_of_the_backend_waits(shop_with):
+def test_after_commit_of_the_backend_waits_for_the_commit(shop_with):
     shop = shop_with('"after_commit": True')
     shop.allowed.add("witness")
     said(
@@ -274,7 +274,7 @@ assert add.get_result(r.id).status == TaskResultStatus.READY
     work_off(shop)
 
 
-def test_what_it_cannot_do_is_refused_where_it_is_said(shop: Framed, witness: Witness):
+def test_unsupported_features_are_rejected_at_declaration(shop: FrameworkProject, witness: Witness):
     said(
         shop,
         """

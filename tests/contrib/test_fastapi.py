@@ -1,4 +1,4 @@
-"""qd.contrib.fastapi with the real FastAPI: endpoints that send, a loop that goes on, connections closed at the end."""
+"""qd.contrib.fastapi with the real FastAPI: endpoints that send, a loop that is not blocked, connections that are closed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shop(qd: Qd, inner=None) -> FastAPI:
 
 
 def serving(app: FastAPI, visit: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
-    """`visit` with a client, in the life of the app, as a server would run it."""
+    """Call `visit` with a client during the lifespan of the app, as a server runs it."""
 
     async def main() -> None:
         transport = httpx.ASGITransport(app)
@@ -62,18 +62,18 @@ def serving(app: FastAPI, visit: Callable[[httpx.AsyncClient], Awaitable[None]])
 
 
 def producers(redis: Client) -> set[str]:
-    """The numbers of the connections there are; whoever had the server before may still be leaving."""
+    """The IDs of the current connections; those of an earlier test may still be closing."""
     return {line.split()[0] for line in redis.text("CLIENT", "LIST").splitlines() if "cmd=client" not in line}
 
 
-def test_endpoints_send_and_the_end_closes_every_threads_connection(server: Server, redis: Client):
+def test_endpoints_send_and_the_lifespan_closes_the_connections_of_all_threads(server: Server, redis: Client):
     before, others = producers(redis), set(threading.enumerate())
 
     async def visit(client: httpx.AsyncClient) -> None:
         for path in ("/async/a", "/sync/b", "/depends/c"):
             assert (await client.post(path)).status_code == 200
         assert producers(redis) - before
-        held.extend(set(threading.enumerate()) - others)  # their ends would close connections, too
+        held.extend(set(threading.enumerate()) - others)  # the end of a thread would close its connection too
 
     held: list[threading.Thread] = []
     app = shop(Qd(server.url))
@@ -94,14 +94,14 @@ def test_endpoints_send_and_the_end_closes_every_threads_connection(server: Serv
     redis.call("FLUSHALL")
 
 
-def test_a_slow_server_does_not_hold_up_the_loop(server: Server, redis: Client):
-    def asked() -> bool:
+def test_a_slow_server_does_not_block_the_loop(server: Server, redis: Client):
+    def command_is_sent() -> bool:
         return any("cmd=evalsha" in line or "cmd=eval" in line for line in redis.text("CLIENT", "LIST").splitlines())
 
     async def visit(client: httpx.AsyncClient) -> None:
         redis.call("CLIENT", "PAUSE", 60_000, "WRITE")
         sending = asyncio.create_task(client.post("/async/a"))
-        await asyncio.to_thread(eventually, asked)
+        await asyncio.to_thread(eventually, command_is_sent)
         assert (await client.get("/alive")).json() == "yes"
         assert not sending.done()
         redis.call("CLIENT", "UNPAUSE")
@@ -115,23 +115,23 @@ def test_a_slow_server_does_not_hold_up_the_loop(server: Server, redis: Client):
     redis.call("FLUSHALL")
 
 
-def test_your_own_lifespan_runs_inside(server: Server):
-    said: list[object] = []
+def test_an_inner_lifespan_runs(server: Server):
+    events: list[object] = []
 
     @asynccontextmanager
     async def own(app):
-        said.append("begin")
+        events.append("begin")
         yield
-        said.append(isinstance(app.state.qd, Qd))
+        events.append(isinstance(app.state.qd, Qd))
 
     async def visit(client: httpx.AsyncClient) -> None:
-        said.append((await client.get("/alive")).json())
+        events.append((await client.get("/alive")).json())
 
     serving(shop(Qd(server.url), own), visit)
-    assert said == ["begin", "yes", True]
+    assert events == ["begin", "yes", True]
 
 
-def test_the_state_of_your_own_lifespan_is_passed_on():
+def test_the_state_of_an_inner_lifespan_is_passed_on():
     @asynccontextmanager
     async def own(app):
         yield {"pool": 7}
@@ -143,19 +143,19 @@ def test_the_state_of_your_own_lifespan_is_passed_on():
     asyncio.run(main())
 
 
-def test_a_broken_configuration_is_told_at_the_start(monkeypatch, tmp_path):
+def test_a_broken_configuration_raises_at_startup(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("QD_REDIS_URL", "REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
 
     async def visit(client: httpx.AsyncClient) -> None:
-        pytest.fail("it has started")
+        pytest.fail("the app started")
 
     with pytest.raises(ConfigError, match="connection 'redis' has no url"):
         serving(shop(Qd()), visit)
 
 
-def test_get_qd_without_the_lifespan_says_what_is_missing():
+def test_get_qd_without_the_lifespan_raises_with_a_hint():
     app = FastAPI()
 
     @app.get("/")

@@ -1,4 +1,4 @@
-"""qd.contrib.flask with the real Flask: its command line, its configuration, its app context around jobs."""
+"""qd.contrib.flask with the real Flask: command line, configuration, app context around jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contrib.conftest import PYTHON, Framed
+from tests.contrib.conftest import PYTHON, FrameworkProject
 from tests.support import warm
 from tests.support.redis import Client
 from tests.support.witness import Witness
@@ -60,16 +60,16 @@ def create_app():
 
 
 @pytest.fixture
-def shop(framed: Callable[..., Framed], server) -> Framed:
+def shop(framed: Callable[..., FrameworkProject], server) -> FrameworkProject:
     return framed(shop=SHOP.replace("URL", server.url))
 
 
 @pytest.fixture
-def witness(shop: Framed) -> Witness:
+def witness(shop: FrameworkProject) -> Witness:
     return Witness(shop)
 
 
-def flask(shop: Framed, *words: str) -> subprocess.CompletedProcess[str]:
+def flask(shop: FrameworkProject, *words: str) -> subprocess.CompletedProcess[str]:
     return warm.run(
         [PYTHON, "-m", "flask", *words],
         cwd=shop.root,
@@ -81,7 +81,7 @@ def flask(shop: Framed, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_flask_qd_work_runs_the_jobs_that_a_request_sent_in_the_context_of_the_app(shop: Framed, witness: Witness):
+def test_flask_qd_work_runs_jobs_in_the_app_context(shop: FrameworkProject, witness: Witness):
     shop.python(
         """
         from shop import create_app
@@ -90,7 +90,7 @@ def test_flask_qd_work_runs_the_jobs_that_a_request_sent_in_the_context_of_the_a
         assert client.post("/greet/bob").status_code == 200
         """
     )
-    before = len(witness.lines)  # of the requests' own contexts
+    before = len(witness.lines)  # lines of the request contexts
     work = shop.start("-m", "flask", "--app", "shop:create_app", "qd", "work", "-w", "1", "--stop-when-empty")
     work.ends_clean()
     assert witness.lines[before:] == [
@@ -98,7 +98,7 @@ def test_flask_qd_work_runs_the_jobs_that_a_request_sent_in_the_context_of_the_a
     ]  # fmt: skip
 
 
-def test_async_jobs_and_failing_ones_have_the_context_too(shop: Framed, witness: Witness, redis: Client):
+def test_async_and_failing_jobs_have_the_app_context(shop: FrameworkProject, witness: Witness, redis: Client):
     shop.python("from shop import *; create_app(); agreet.dispatch('ada'); broken.dispatch()")
     work = shop.start("-m", "flask", "--app", "shop:create_app", "qd", "work", "-w", "1", "--stop-when-empty")
     work.ends_clean()
@@ -106,12 +106,12 @@ def test_async_jobs_and_failing_ones_have_the_context_too(shop: Framed, witness:
     redis.call("DEL", "queues:default:failed", "queues:default:failed_at")
 
 
-def test_run_in_a_request_shares_its_context(shop: Framed):
+def test_run_in_a_request_uses_the_context_of_the_request(shop: FrameworkProject):
     shop.python("from shop import *; assert create_app().test_client().get('/run/ada').text == 'ada'")
     (shop.root / "witness").unlink()
 
 
-def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
+def test_arguments_and_exit_codes_are_those_of_qd(shop: FrameworkProject):
     jobs = flask(shop, "--app", "shop:create_app", "qd", "declared")
     assert (jobs.returncode, "greet" in jobs.stdout) == (0, True), jobs.stderr
     assert flask(shop, "--app", "shop:create_app", "qd", "declared", "--nonsense").returncode == 2
@@ -122,7 +122,7 @@ def test_words_and_exit_codes_are_those_of_qd(shop: Framed):
     assert "Run background jobs" in flask(shop, "--app", "shop:create_app", "qd").stdout
 
 
-def test_an_unknown_key_is_refused_by_name(shop: Framed):
+def test_an_unknown_key_is_rejected_by_name(shop: FrameworkProject):
     text = (shop.root / "shop.py").read_text().replace('{"url":', '{"urls":')
     (shop.root / "shop.py").write_text(text)
     done = flask(shop, "--app", "shop:create_app", "qd", "declared")
@@ -130,7 +130,7 @@ def test_an_unknown_key_is_refused_by_name(shop: Framed):
     assert "unknown key 'urls' in QD of the Flask app's config (did you mean 'url'?)" in done.stderr
 
 
-def test_an_app_without_the_extension_is_told_where_it_is_missing(framed: Callable[..., Framed]):
+def test_the_error_for_an_app_without_the_extension_names_the_fix(framed: Callable[..., FrameworkProject]):
     bare = framed(shop="from flask import Flask\napp = Flask('shop')\n")
     done = bare.qd("declared", "--app", "qd.contrib.flask:found", FLASK_APP="shop")
     assert done.returncode == 78

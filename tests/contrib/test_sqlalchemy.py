@@ -33,7 +33,7 @@ class Order(Base):
 
 
 class Line(Base):
-    """Two columns are its key, one of them a UUID."""
+    """A model with two key columns, one of them a UUID."""
 
     __tablename__ = "lines"
     order: Mapped[UUID] = mapped_column(primary_key=True)
@@ -52,7 +52,7 @@ def engine(tmp_path) -> Iterator[Engine]:
 def app(server: Server, engine: Engine) -> Iterator[Qd]:
     app = Qd(server.url)
     install(app, engine)
-    install(app)  # twice is once
+    install(app)  # a repeated call has no effect
     assert len(app._transactions) == 1
 
     @app.job("ship")
@@ -79,7 +79,7 @@ def sent(redis: Client) -> Callable[[], list[int]]:
     return orders
 
 
-def test_nothing_is_sent_before_the_commit_and_each_job_once_after_it(engine, ship, sent):
+def test_jobs_are_sent_once_after_the_commit(engine, ship, sent):
     with Session(engine) as session:
         session.add(Order(id=1))
         ship(1)
@@ -104,7 +104,7 @@ def test_nothing_is_sent_on_rollback(engine, ship, sent):
     assert sent() == []
 
 
-def test_nothing_is_sent_when_the_session_is_closed_without_a_commit_or_an_error_leaves_it(engine, ship, sent):
+def test_nothing_is_sent_if_the_session_ends_without_a_commit(engine, ship, sent):
     with Session(engine) as session:
         session.scalars(select(Order)).all()
         ship(1)
@@ -131,7 +131,7 @@ def test_a_commit_that_fails_sends_nothing(engine, ship, sent):
     assert sent() == []
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_jobs_with_it(engine, ship, sent):
+def test_a_rolled_back_savepoint_discards_its_jobs(engine, ship, sent):
     with Session(engine) as session, session.begin():
         ship(1)
         with session.begin_nested():
@@ -150,7 +150,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_jobs_with_it(engine, ship, se
     assert sorted(sent()) == [1, 2, 4, 7]
 
 
-def test_a_rollback_of_the_whole_takes_those_of_released_savepoints_too(engine, ship, sent):
+def test_a_rollback_discards_jobs_of_released_savepoints(engine, ship, sent):
     with Session(engine) as session:
         session.begin()
         with session.begin_nested():
@@ -160,7 +160,7 @@ def test_a_rollback_of_the_whole_takes_those_of_released_savepoints_too(engine, 
     assert sent() == []
 
 
-def test_bulk_waits_and_those_that_need_not_do_not(engine, app, sent):
+def test_only_the_after_commit_jobs_of_a_bulk_dispatch_wait(engine, app, sent):
     with Session(engine) as session, session.begin():
         now, later = app.ship, app.ship.using(after_commit=True)
         handles = app.dispatch(later.bind(1), now.bind(2), later.bind(3))
@@ -173,7 +173,7 @@ def test_bulk_waits_and_those_that_need_not_do_not(engine, app, sent):
     assert sent() == [2, 1, 3]
 
 
-TOGETHER: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+DISPATCHES: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
     "chain": (lambda app: app.chain(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True), [1]),
     "batch": (lambda app: app.batch(app.ship.bind(1), app.ship.bind(2)).using(after_commit=True), [1, 2]),
     "step": (lambda app: app.chain(app.ship.bind(1), app.ship.using(after_commit=True).bind(2)), [1]),
@@ -186,9 +186,9 @@ TOGETHER: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TOGETHER)
-def test_whatever_is_sent_waits_if_any_part_of_it_does(engine, app, sent, redis: Client, kind: str):
-    make, expected = TOGETHER[kind]
+@pytest.mark.parametrize("kind", DISPATCHES)
+def test_a_chain_or_batch_waits_if_any_part_of_it_does(engine, app, sent, redis: Client, kind: str):
+    make, expected = DISPATCHES[kind]
 
     def dispatch() -> None:
         make(app).dispatch()
@@ -203,7 +203,7 @@ def test_whatever_is_sent_waits_if_any_part_of_it_does(engine, app, sent, redis:
     assert sent() == expected
 
 
-def test_an_app_without_install_refuses_to_wait(server: Server, engine, redis: Client):
+def test_an_app_without_install_rejects_after_commit(server: Server, engine, redis: Client):
     app = Qd(server.url)
 
     @app.job("ship")
@@ -224,14 +224,14 @@ def test_an_app_without_install_refuses_to_wait(server: Server, engine, redis: C
     app.connections.close_all()
 
 
-def test_without_a_transaction_it_is_sent_at_once(engine, ship, sent):
+def test_without_a_transaction_a_job_is_sent_at_once(engine, ship, sent):
     ship(1)
     with Session(engine):
-        ship(2)  # a session that has begun nothing
+        ship(2)  # a session without a transaction
     assert sent() == [1, 2]
 
 
-def test_of_two_sessions_the_one_that_began_last_counts(engine, ship, sent):
+def test_the_session_that_began_last_is_used(engine, ship, sent):
     with Session(engine) as outer, Session(engine) as inner:
         outer.begin()
         inner.begin()
@@ -246,7 +246,7 @@ def test_of_two_sessions_the_one_that_began_last_counts(engine, ship, sent):
     assert sent() == [1]
 
 
-def test_a_session_is_named_where_it_was_begun_elsewhere(engine, app, sent):
+def test_after_commit_with_an_explicit_session(engine, app, sent):
     with Session(engine) as session:
         after_commit(session, lambda: app.ship.dispatch(1))
         with Session(engine) as other, other.begin():
@@ -263,14 +263,14 @@ def test_scoped_sessions_of_two_threads_do_not_see_each_other(engine, ship, sent
     scoped().begin()
     ship(1)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(ship, 2).result()  # no transaction there
+        pool.submit(ship, 2).result()  # no transaction in this thread
     assert sent() == [2]
     scoped.commit()
     scoped.remove()
     assert sent() == [2, 1]
 
 
-def test_a_server_that_is_away_is_told_by_commit_and_the_data_and_the_other_jobs_are_there(engine, ship, sent):
+def test_commit_raises_if_a_server_is_unreachable_and_keeps_data_and_other_jobs(engine, ship, sent):
     other = Qd("redis://127.0.0.1:1")
     install(other, engine)
 
@@ -302,7 +302,7 @@ imported = engine.pool
 
 @app.job("query")
 def query() -> None:
-    note("query", "the parent's pool" if engine.pool is imported else "a pool of its own", engine.pool.checkedin())
+    note("query", "the parent's pool" if engine.pool is imported else "its own pool", engine.pool.checkedin())
     with engine.connect() as connection:
         connection.execute(text("SELECT 1"))
 """
@@ -310,13 +310,13 @@ def query() -> None:
 
 
 @pytest.mark.usefixtures("clean_redis")
-def test_a_worker_has_a_pool_of_its_own(project: MakeProject):
+def test_a_worker_has_its_own_pool(project: MakeProject):
     shop = project(jobs=FORKS)
     shop.allowed.add("shop.sqlite3")
     witness = Witness(shop)
     shop.python("from jobs import *; query.dispatch()")
     shop.work_off()
-    assert witness.lines == ["query a pool of its own 0"]
+    assert witness.lines == ["query its own pool 0"]
 
 
 def test_the_parent_keeps_its_connections(engine):
@@ -324,7 +324,7 @@ def test_the_parent_keeps_its_connections(engine):
     closed: list[object] = []
     event.listen(engine, "close", lambda connection, record: closed.append(connection))
     with engine.connect() as connection:
-        engine.connect().close()  # an idle one
+        engine.connect().close()  # an idle connection
         pid = os.fork()
         if pid == 0:
             os._exit(engine.pool.checkedout() + engine.pool.checkedin() + len(closed))
@@ -333,7 +333,7 @@ def test_the_parent_keeps_its_connections(engine):
         assert connection.scalar(select(1)) == 1
 
 
-def test_async_dispatch_inside_a_sessions_transaction_waits_too(engine, app, sent):
+def test_async_dispatch_waits_for_the_transaction_of_a_session(engine, app, sent):
     async def main() -> None:
         with Session(engine) as session, session.begin():
             await app.ship.using(after_commit=True).adispatch(1)
@@ -345,12 +345,12 @@ def test_async_dispatch_inside_a_sessions_transaction_waits_too(engine, app, sen
 
 @pytest.fixture
 def given(app: Qd, engine: Engine) -> Qd:
-    """An app whose jobs are given sessions."""
+    """An app whose jobs get sessions."""
     install(app, session=sessionmaker(engine))
     return app
 
 
-def test_a_jobs_session_is_committed_at_its_end_and_rolled_back_by_an_error_or_a_release(given: Qd, engine):
+def test_the_session_of_a_job_is_committed_or_rolled_back_at_its_end(given: Qd, engine):
     sessions = []
 
     @given.job("add")
@@ -374,7 +374,7 @@ def test_a_jobs_session_is_committed_at_its_end_and_rolled_back_by_an_error_or_a
     assert not any(session.in_transaction() for session in sessions)
 
 
-def test_what_a_job_sends_after_its_commit_is_not_sent_when_it_raises(given: Qd, ship, sent):
+def test_after_commit_jobs_of_a_failing_job_are_not_sent(given: Qd, ship, sent):
     @given.job("add")
     def add(id: int, session: Session = provided()) -> None:
         session.add(Order(id=id))
@@ -389,7 +389,7 @@ def test_what_a_job_sends_after_its_commit_is_not_sent_when_it_raises(given: Qd,
     assert sent() == [1]
 
 
-def test_mapped_objects_travel_as_their_key_and_are_loaded_in_the_jobs_session(given: Qd, engine, redis: Client):
+def test_mapped_objects_are_sent_as_their_key_and_loaded_in_the_session_of_the_job(given: Qd, engine, redis: Client):
     import json
 
     @given.job("both")
@@ -409,7 +409,7 @@ def test_mapped_objects_travel_as_their_key_and_are_loaded_in_the_jobs_session(g
     assert payload["data"]["lines"][1] == {"model": "Line", "key": [str(uuid), 2]}
 
 
-def test_an_object_without_a_key_is_refused_and_one_that_is_gone_is_told(given: Qd, engine):
+def test_an_object_without_a_key_is_rejected_and_a_deleted_one_raises(given: Qd, engine):
     @given.job("one")
     def one(order: Order) -> None: ...
 

@@ -1,4 +1,4 @@
-"""docs/commands.md is complete: each command, option and JSON name stands there, and nothing that is not there."""
+"""docs/commands.md is complete: it has each command, option and JSON name, and no others."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def test_a_command_has_its_section_with_all_its_options(path: str, one: click.Co
 
 
 @pytest.mark.parametrize(("path", "one"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_a_section_tells_of_no_option_that_is_not_there(path: str, one: click.Command) -> None:
+def test_a_section_names_no_unknown_option(path: str, one: click.Command) -> None:
     every = SHARED.union(*(flags(other) for _, other in COMMANDS), {"--queue", "--version"})
-    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section(path)))
-    assert told <= every
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section(path)))
+    assert named <= every
     if "| option |" in section(path):
         rows = set(re.findall(r"^\| `(--[a-z-]+)", section(path), re.MULTILINE))
         assert rows == {flag for flag in flags(one) if flag.startswith("--")}
 
 
-def test_no_section_is_about_a_command_that_is_gone() -> None:
-    told = re.findall(r"^### `qd ([\w -]+)`", PAGE, re.MULTILINE)
-    assert sorted(told) == sorted(path for path, _ in COMMANDS)
+def test_no_section_describes_an_unknown_command() -> None:
+    named = re.findall(r"^### `qd ([\w -]+)`", PAGE, re.MULTILINE)
+    assert sorted(named) == sorted(path for path, _ in COMMANDS)
 
 
-def test_every_command_is_found_by_a_task() -> None:
+def test_the_table_of_tasks_names_every_command() -> None:
     tasks = PAGE.partition("## What all commands share")[0]
     assert [path for path, _ in COMMANDS if f"`qd {path}" not in tasks] == []
 
 
-def test_links_of_the_page_lead_somewhere() -> None:
+def test_links_of_the_commands_page_have_targets() -> None:
     heads = {
         re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
     }

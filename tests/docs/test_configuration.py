@@ -1,4 +1,4 @@
-"""The reference and the sample are complete: each option stands there, with its names, unit and default."""
+"""docs/configuration.md and conf/qd.toml are complete: each option with its names, unit and default."""
 
 import ast
 import re
@@ -38,21 +38,21 @@ def test_each_choice_is_named_in_the_reference_and_the_sample(choice):
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """The sample with every example and default made to count."""
+    """The sample with every example and default uncommented."""
     path = tmp_path_factory.mktemp("conf") / "qd.toml"
     path.write_text(re.sub(r"^#(?=\[|\w+ = )", "", SAMPLE, flags=re.MULTILINE))
     return config.load(path, environ={}, pool="mail")
 
 
-def test_the_sample_as_it_stands_changes_nothing(tmp_path):
+def test_the_unchanged_sample_sets_nothing(tmp_path):
     (tmp_path / "qd.toml").write_text(SAMPLE)
     found = config.load(tmp_path / "qd.toml", environ={})
     assert set(found.origins.values()) == {"built in"}
 
 
 @pytest.mark.parametrize(("section", "row"), [each for each in ROWS if each[1].in_file and "pools" not in each[0]])
-def test_each_key_stands_in_the_sample_with_its_default(section, row, sample):
-    """Keys without a default have an example."""
+def test_each_key_is_in_the_sample_with_its_default(section, row, sample):
+    """For a key without a default, the sample has an example."""
     name = "cleanup" if "entries" in section else "redis"
     dotted = f"{section.replace('NAME', name)}.{row.name}"
     assert "qd.toml:" in sample.origins[dotted]
@@ -64,7 +64,7 @@ def test_each_key_stands_in_the_sample_with_its_default(section, row, sample):
         assert row.read(tomllib.loads(written[0].lstrip("#"))[row.name]) == row.default
 
 
-# -- facts that are written down in several places
+# -- facts that occur in several places
 
 PATIENCE = {
     "stopwaitsecs": r"^(?:\| `)?stopwaitsecs=(\d+)",
@@ -76,8 +76,8 @@ PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("supervisor/*"), *ROOT.glob("exampl
 
 
 @pytest.mark.parametrize("word", PATIENCE)
-def test_the_patience_of_supervisors_is_the_same_in_every_file(word):
-    """What qd init prints for the default --stop-timeout is what the pages and the shipped files say."""
+def test_the_stop_timeout_of_supervisors_is_the_same_in_every_file(word):
+    """The pages and the shipped files have the value that qd init prints for the default --stop-timeout."""
     found = {
         f"{page.relative_to(ROOT)}: {number}": int(number)
         for page in PAGES
@@ -87,7 +87,7 @@ def test_the_patience_of_supervisors_is_the_same_in_every_file(word):
     assert set(found.values()) == {init_files.patience(WORK["stop_timeout"].default)}, found
 
 
-def test_what_the_program_prints_names_no_page_that_the_wheel_does_not_have():
+def test_messages_do_not_refer_to_pages_that_the_wheel_does_not_contain():
     texts = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for path in ROOT.glob("daemon/qd/**/*.py")
@@ -98,7 +98,7 @@ def test_what_the_program_prints_names_no_page_that_the_wheel_does_not_have():
     assert [text for text in texts if "docs/" in text or "README" in text] == []
 
 
-def test_the_platforms_of_the_page_are_those_of_the_package():
+def test_the_platforms_on_the_page_equal_those_of_the_package():
     page = (ROOT / "docs" / "getting-started.md").read_text()
     rows = re.findall(r"^\| (\w+) \| (?:production|development|dispatching)", page, re.MULTILINE)
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]

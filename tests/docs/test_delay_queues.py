@@ -1,6 +1,6 @@
-"""Delay queues as they are built by hand, and what each of them loses or doubles: the facts of docs/delay-queues.md.
+"""Hand-made delay queues, and what each of them loses or doubles: the facts of docs/delay-queues.md.
 
-Each consumer below is the usual one, on a real server. What a test shows is the mistake; the last ones show the same moment
+Each consumer below is the usual one, on a real server. The tests show its mistake; the last ones show the same situation
 with qd.
 """
 
@@ -29,7 +29,7 @@ DUE, NEVER = 1, 2**40
 
 
 def killed(body: Callable[[], None]) -> None:
-    """Run it in a process of its own, which kills itself in it."""
+    """Run `body` in a forked process, which kills itself in it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -48,7 +48,7 @@ def die() -> None:
 
 
 class Watcher:
-    """PSUBSCRIBE to the expiry of keys: SET order:42 "" PX 1800000, and wait for its end."""
+    """PSUBSCRIBE to the expiry of keys: SET order:42 "" PX 1800000, and wait for the event."""
 
     def __init__(self, server: Server) -> None:
         self.client = server.client()
@@ -71,19 +71,19 @@ def events(redis: Client) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("events")
-def test_an_expiry_that_nobody_hears_is_lost(server: Server, redis: Client):
-    """A deploy, a restart, a broken connection: the event is told once, to those who listen at that moment."""
+def test_an_expiry_without_a_subscriber_is_lost(server: Server, redis: Client):
+    """A deploy, a restart, a broken connection: Redis publishes the event once, to the current subscribers."""
     redis.call("SET", "order:42", "", "PX", 20)
     eventually(lambda: redis.call("EXISTS", "order:42") == 0, 20)
     watcher = Watcher(server)
     redis.call("SET", "order:43", "", "PX", 1)
-    assert watcher.hears(20) == b"order:43"  # it does hear what comes now
-    assert watcher.hears(0.05) is None  # and nothing of order:42, for ever
+    assert watcher.hears(20) == b"order:43"  # it receives new events
+    assert watcher.hears(0.05) is None  # and never the one of order:42
     watcher.client.close()
 
 
 @pytest.mark.usefixtures("events")
-def test_an_expiry_is_heard_by_every_consumer(server: Server, redis: Client):
+def test_every_consumer_receives_an_expiry(server: Server, redis: Client):
     watchers = [Watcher(server), Watcher(server)]
     redis.call("SET", "order:42", "", "PX", 1)
     assert [watcher.hears(20) for watcher in watchers] == [b"order:42", b"order:42"]
@@ -94,8 +94,8 @@ def test_an_expiry_is_heard_by_every_consumer(server: Server, redis: Client):
 # -- a sorted set and a loop
 
 
-def test_look_then_run_then_remove_runs_twice(server: Server, redis: Client):
-    """Two consumers look before either has removed what it saw."""
+def test_read_then_run_then_remove_runs_twice(server: Server, redis: Client):
+    """Two consumers read before either has removed the member."""
     redis.call("ZADD", "delay", DUE, "order:42")
     consumers = [server.client(), server.client()]
     seen = [consumer.call("ZRANGEBYSCORE", "delay", "-inf", DUE) for consumer in consumers]
@@ -106,8 +106,8 @@ def test_look_then_run_then_remove_runs_twice(server: Server, redis: Client):
     assert ran == [b"order:42", b"order:42"]
 
 
-def test_remove_then_run_loses_what_a_killed_consumer_had_in_hand(server: Server, redis: Client):
-    """ZREM decides who may run it, and nobody else knows of it from then on."""
+def test_remove_then_run_loses_the_job_of_a_killed_consumer(server: Server, redis: Client):
+    """ZREM decides which consumer runs it; from then on no other process knows of it."""
     redis.call("ZADD", "delay", DUE, "order:42")
 
     def consume() -> None:
@@ -120,8 +120,8 @@ def test_remove_then_run_loses_what_a_killed_consumer_had_in_hand(server: Server
     assert redis.call("EXISTS", "delay") == 0
 
 
-def test_remove_then_push_loses_it_between_two_commands(server: Server, redis: Client):
-    """The mover of a delayed set into a list, without a script."""
+def test_remove_then_push_loses_the_job_between_two_commands(server: Server, redis: Client):
+    """Moving a delayed job into a list, without a script."""
     redis.call("ZADD", "delay", DUE, "order:42")
 
     def move() -> None:
@@ -135,8 +135,8 @@ def test_remove_then_push_loses_it_between_two_commands(server: Server, redis: C
     assert redis.keys() == []
 
 
-def test_a_cancel_by_zrem_comes_too_late_once_it_was_moved(redis: Client):
-    """The answer is "it was not there", and it runs all the same."""
+def test_a_cancel_by_zrem_is_too_late_for_a_moved_job(redis: Client):
+    """ZREM returns 0, and the job runs anyway."""
     redis.call("ZADD", "delay", DUE, "order:42")
     redis.call("RPUSH", "ready", "order:42")  # the mover has begun
     redis.call("ZREM", "delay", "order:42")
@@ -144,8 +144,8 @@ def test_a_cancel_by_zrem_comes_too_late_once_it_was_moved(redis: Client):
     assert redis.call("LPOP", "ready") == b"order:42"
 
 
-def test_dispatched_again_with_other_arguments_it_is_there_twice(redis: Client):
-    """A member is its text: what differs in one byte is another job."""
+def test_a_job_dispatched_again_with_other_arguments_waits_twice(redis: Client):
+    """Members are compared as text: one different byte makes another job."""
     redis.call("ZADD", "delay", NEVER, '{"order":42,"at":1}')
     redis.call("ZADD", "delay", NEVER, '{"order":42,"at":2}')
     assert redis.call("ZCARD", "delay") == 2
@@ -156,7 +156,7 @@ def test_dispatched_again_with_other_arguments_it_is_there_twice(redis: Client):
 
 
 class Wheel:
-    """Sixty slots of a second each; the hand reads the slot of now."""
+    """Sixty slots of one second each; a tick reads the current slot."""
 
     def __init__(self, redis: Client) -> None:
         self.redis = redis
@@ -172,7 +172,7 @@ class Wheel:
 
 
 def test_a_wheel_skips_the_slots_of_a_pause(redis: Client):
-    """The hand stood still for two seconds: what was due meanwhile comes a round later, or never."""
+    """The wheel stalled for two seconds: jobs due meanwhile run a round later, or never."""
     wheel = Wheel(redis)
     wheel.add("order:42", now=100, delay=5)
     assert [name for now in (103, 104, 107, 108) for name in wheel.tick(now)] == []
@@ -180,21 +180,21 @@ def test_a_wheel_skips_the_slots_of_a_pause(redis: Client):
     redis.call("DEL", "wheel:45")
 
 
-def test_a_wheel_in_memory_dies_with_its_process(redis: Client):
+def test_a_wheel_in_memory_is_lost_with_its_process(redis: Client):
     def wheel() -> None:
         slots: dict[int, list[str]] = {5: ["order:42"]}
         assert slots
         die()
 
     killed(wheel)
-    assert redis.keys() == []  # nothing anywhere knows of order:42
+    assert redis.keys() == []  # order:42 is lost
 
 
-# -- dead letters: messages with a time to live, that fall from a queue into the next
+# -- dead letters: messages with a time to live that expire from one queue into the next
 
 
-def test_a_short_message_waits_behind_a_long_one(redis: Client):
-    """Only the head of such a queue is looked at: a queue holds messages in the order they came in."""
+def test_a_message_with_a_short_delay_waits_behind_one_with_a_long_delay(redis: Client):
+    """Only the head of such a queue can expire, since a queue keeps its order."""
     waiting = deque([("in an hour", 3600), ("in a second", 1)])
 
     def fallen(now: int) -> list[str]:
@@ -207,7 +207,7 @@ def test_a_short_message_waits_behind_a_long_one(redis: Client):
     assert fallen(now=3600) == ["in an hour", "in a second"]
 
 
-# -- the same moments with qd
+# -- the same situations with qd
 
 
 @pytest.fixture
@@ -225,8 +225,8 @@ def connect(server: Server) -> Iterator[Callable[[int], RedisQueue]]:
         queue.close()
 
 
-def test_one_of_two_workers_gets_it(connect):
-    """Looking and taking are one step of the server."""
+def test_one_of_two_workers_reserves_the_job(connect):
+    """Reading and reserving are one step on the server."""
     one, two = connect(1), connect(2)
     one.later("a", job(42), 0.001)
     found: list[Reserved] = []
@@ -241,7 +241,7 @@ def test_one_of_two_workers_gets_it(connect):
 
 
 @pytest.mark.leaves("queues:a:owners")
-def test_what_a_killed_worker_had_in_hand_stands_in_reserved(connect, server: Server, redis: Client):
+def test_the_job_of_a_killed_worker_stays_reserved(connect, server: Server, redis: Client):
     queue = connect(1)
     queue.push("a", job(42))
 
@@ -252,16 +252,16 @@ def test_what_a_killed_worker_had_in_hand_stands_in_reserved(connect, server: Se
 
     killed(work)
     (member,) = redis.call("ZRANGE", "queues:a:reserved", 0, -1)
-    assert read(member).id == "id42"  # its keeper, or the end of its lease, puts it back
+    assert read(member).id == "id42"  # its keeper, or the end of its lease, requeues it
     redis.call("DEL", "queues:a:reserved")
 
 
-def test_a_cancel_is_in_time_until_a_worker_has_it(connect, redis: Client):
+def test_a_cancel_works_until_a_worker_reserves_the_job(connect, redis: Client):
     queue, name = connect(1), "shop.remind:order:42"
     key = key_of("id42", name)
     queue.post([Outgoing("a", job(42, qd={"key": key}), 60.0, key=key)])
     (member,) = redis.call("ZRANGE", "queues:a:delayed", 0, -1)
-    redis.call("RPUSH", "queues:a", member)  # whoever moves it
+    redis.call("RPUSH", "queues:a", member)  # some program moves it
     redis.call("ZREM", "queues:a:delayed", member)
     assert queue.cancel_keyed("a", name) is True
     assert queue.turn(None, ["a"]).reserved is None

@@ -1,4 +1,4 @@
-"""docs/django.md is a project: its files are written down as they stand there, and work."""
+"""docs/django.md is a complete project: its files are written as shown, and work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contrib.conftest import Framed
+from tests.contrib.conftest import FrameworkProject
 from tests.contrib.test_django import MANAGE, manage
 from tests.support.servers.redis import Server
 
@@ -19,9 +19,9 @@ FILES = re.findall(r"^```py\n# (\S+)\.py\n(.*?)^```$", PAGE, re.DOTALL | re.MULT
 
 
 @pytest.fixture
-def shop(framed: Callable[..., Framed], server: Server) -> Framed:
+def shop(framed: Callable[..., FrameworkProject], server: Server) -> FrameworkProject:
     files: dict[str, str] = {}
-    for name, text in FILES:  # a file that is named again goes on
+    for name, text in FILES:  # a file that is named again is continued
         path = name.replace("/", "__")
         files[path] = files.get(path, "") + text.replace("redis://localhost:6379/0", server.url)
     found = framed(manage=MANAGE, shop____init__="", **files)
@@ -31,7 +31,7 @@ def shop(framed: Callable[..., Framed], server: Server) -> Framed:
     return found
 
 
-def test_the_project_of_the_page_works(shop: Framed):
+def test_the_django_project_of_the_page_works(shop: FrameworkProject):
     shop.python(
         """
         import asyncio, django

@@ -1,4 +1,4 @@
-"""docs/failed.md, typed: its job fails under the real `qd work`, and its commands show and move it as the page says."""
+"""docs/failed.md: its job fails under the real `qd work`, and its commands print what the page shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shop(project: MakeProject, redis: Client) -> Project:
     return found
 
 
-def test_the_console_shows_what_the_commands_say(shop: Project, redis: Client) -> None:
+def test_the_console_block_shows_the_output_of_the_commands(shop: Project, redis: Client) -> None:
     assert CONSOLE
     listing, head, row, show = CONSOLE[1].splitlines()
     ((_, raw),) = failed(redis)
@@ -37,7 +37,7 @@ def test_the_console_shows_what_the_commands_say(shop: Project, redis: Client) -
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[0].split() == head.split()
-    # All between its id and the moment, which are not the page's.
+    # Everything except the ID and the time, which differ from the page.
     id = said[1].split()[0]
     assert (len(id), len(row.split()[0])) == (32, 32)
     assert read(raw).id == id

@@ -1,4 +1,4 @@
-"""The page "Getting started", typed: every command of it, in its order, says what the page shows."""
+"""docs/getting-started.md: every command, run in order, prints what the page shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shown(lines: list[str]) -> str:
     return "(?s)" + r"\n?".join(re.escape(line).replace(r"\.\.\.", ".*?") for line in lines)
 
 
-def test_every_command_says_what_the_page_shows(project: Callable[..., Project]) -> None:
+def test_every_command_prints_what_the_page_shows(project: Callable[..., Project]) -> None:
     one = project(url="embedded:")
     one.allowed |= {".qd"}
     for name in ("qd.toml", "jobs.py"):

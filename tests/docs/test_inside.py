@@ -1,4 +1,4 @@
-"""The maps of the code, in the docstrings of its folders and in docs/inside.md, name what is there."""
+"""The maps of the code, in the docstrings of its folders and in docs/inside.md, name existing files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "daemon" / "qd"
-ROW = re.compile(r"^([a-z_]+(?:, [a-z_]+)*) {2,}\S", re.M)  # one name or several, then what they are
+ROW = re.compile(r"^([a-z_]+(?:, [a-z_]+)*) {2,}\S", re.M)  # one or more names, then their description
 
 
 def mapped(folder: Path) -> list[str]:
@@ -24,7 +24,7 @@ def test_a_large_folder_has_a_map(folder: str):
     assert len(mapped(CODE / folder)) >= 10
 
 
-def test_each_name_on_a_map_is_a_file_or_a_folder():
+def test_each_name_on_a_map_exists():
     folders = [path.parent for path in CODE.rglob("__init__.py")]
     strange = [
         f"{folder.relative_to(CODE)}: {name}"
@@ -35,7 +35,7 @@ def test_each_name_on_a_map_is_a_file_or_a_folder():
     assert strange == []
 
 
-def test_each_file_on_the_page_is_there():
+def test_each_file_on_the_architecture_page_exists():
     named = re.findall(r"`([\w/]+(?:\.py|\.lua|/))`", (ROOT / "docs" / "inside.md").read_text())
     assert len(named) > 30
     places = [CODE, CODE / "drivers" / "keyspace" / "scripts", ROOT]

@@ -1,4 +1,4 @@
-"""docs/monitor.md: what it says MONITOR shows of one job, MONITOR shows; and its table has every key."""
+"""docs/monitor.md: MONITOR shows what the page says for one job, and the table has every key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tests.support.project import Project
 from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
-ONCE_A_MINUTE = (
-    "client EVALSHA queues:mail:failed"  # the keeper's look at failed jobs, which the page tells below the beat
-)
+ONCE_A_MINUTE = "client EVALSHA queues:mail:failed"  # the keeper's check of failed jobs, described below the beat
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "monitor.md").read_text()
 
 
@@ -44,7 +42,7 @@ class Monitor:
 
 
 def seen(line: str) -> str:
-    """`lua LPOP queues:mail`; the first word that is a key stands for the rest."""
+    """`lua LPOP queues:mail`: the first argument that is a key replaces the rest."""
     words = re.findall(r'"((?:[^"\\]|\\.)*)"', line)
     who = "lua" if re.search(r"\[\d+ lua\]|^ *\d* *lua ", line) else "client"
     key = next((word for word in words[1:] if word.startswith(("queues:", "qd:"))), "")
@@ -58,13 +56,13 @@ def monitor(server: Server):
     one.close()
 
 
-def test_one_job_looks_as_the_page_shows_it(project: Callable[..., Project], monitor: Monitor) -> None:
+def test_monitor_shows_one_job_as_on_the_page(project: Callable[..., Project], monitor: Monitor) -> None:
     shop = project("@app.job('mail.welcome', queue='mail')\ndef welcome(to: str) -> None:\n    print(to, flush=True)\n")
-    shop.qd("dispatch", "mail.welcome", "to=x", "--queue", "other")  # the first one would show the script's text
+    shop.qd("dispatch", "mail.welcome", "to=x", "--queue", "other")  # the first one loads the script
     work = shop.work("mail", "-w", "1", "--sleep", "10m")
     eventually(lambda: "client BLPOP queues:mail:notify" in recorded(monitor), 60)
     so_far = len(beats(monitor))
-    eventually(lambda: len(beats(monitor)) > so_far, 60)  # a beat beside the push would wake the worker once more
+    eventually(lambda: len(beats(monitor)) > so_far, 60)  # a beat during the push would wake the worker once more
     shop.qd("dispatch", "mail.welcome", "to=ada@example.org")
     eventually(lambda: recorded(monitor).count("client BLPOP queues:mail:notify") >= 2, 60)
     work.stop()
@@ -77,7 +75,7 @@ def test_one_job_looks_as_the_page_shows_it(project: Callable[..., Project], mon
 
 
 def recorded(monitor: Monitor) -> list[str]:
-    """Without the beats of the keeper and what else is not about the job."""
+    """The lines about the job, without the beats of the keeper."""
     kept, beat = list[str](), False
     for line, said in list(monitor.lines):
         if said.startswith("client"):
@@ -87,8 +85,8 @@ def recorded(monitor: Monitor) -> list[str]:
     return kept
 
 
-def test_the_beat_looks_as_the_page_shows_it(project: Callable[..., Project], monitor: Monitor) -> None:
-    """One that renews and reports: not each does both, so the lease is short enough for many that do."""
+def test_monitor_shows_a_beat_as_on_the_page(project: Callable[..., Project], monitor: Monitor) -> None:
+    """Not each beat renews and reports, so the lease is short enough for many that do both."""
     work = project(config='retry_after = "3s"\n').work("mail", "-w", "1")
     block = PAGE.partition("## The keeper's beat")[2].partition("| line |")[0]
     told = [seen(line) for line in block.splitlines() if line.startswith("    ")]
@@ -103,7 +101,7 @@ def test_the_beat_looks_as_the_page_shows_it(project: Callable[..., Project], mo
 
 
 def beats(monitor: Monitor) -> list[list[str]]:
-    """Each of the keeper's script calls, with what it did inside the server."""
+    """Each script call of the keeper, with the commands that it ran inside the server."""
     found: list[list[str]] = []
     for _, said in list(monitor.lines):
         if said.startswith("client"):

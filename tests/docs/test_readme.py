@@ -1,4 +1,4 @@
-"""The README: its first job, its samples, its links and its figures; and the promises that docs/reliability.md makes."""
+"""The README: its first job, samples, links and figures; and the promises in docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"`qd ((?:work|dispatch)[^`]*)`", README)
 
 
-def test_first_job_is_what_init_writes_and_runs_as_the_readme_says(project: MakeProject) -> None:
+def test_the_first_job_equals_the_one_of_init_and_runs(project: MakeProject) -> None:
     one = project(url="embedded:")
     one.allowed.add(".qd")
     for name in ("qd.toml", "jobs.py"):
@@ -37,7 +37,7 @@ def test_first_job_is_what_init_writes_and_runs_as_the_readme_says(project: Make
     assert one.qd("embedded", "stop").returncode == 0
 
 
-def test_samples_are_one_program_with_the_first_job(project: MakeProject) -> None:
+def test_the_samples_of_the_readme_are_one_program(project: MakeProject) -> None:
     one = project(jobs="\n".join([BLOCKS[0], *BLOCKS[2:]]))
     one.python("import jobs")
 
@@ -47,14 +47,14 @@ def test_readme_has_at_most_200_lines() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """The names that GitHub gives the headings of a page, for links."""
+    """The anchors that GitHub generates for the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return {
         re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
 
 
-def test_links_lead_to_pages_and_headings_that_exist() -> None:
+def test_links_have_existing_pages_and_headings() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for name, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
             target = page.parent / name if name else page
@@ -62,7 +62,7 @@ def test_links_lead_to_pages_and_headings_that_exist() -> None:
             assert not heading or heading in headings(target), (page.name, name, heading)
 
 
-def test_the_index_of_the_documentation_names_each_page() -> None:
+def test_the_index_of_the_documentation_lists_each_page() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
     assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
@@ -73,10 +73,10 @@ def rows(text: str) -> dict[str, list[str]]:
     return {re.sub(r" [↑↓]$", "", row[0]): [re.sub(r"\*\*| \(.*\)", "", cell) for cell in row[1:]] for row in cells}
 
 
-def test_figures_of_speed_and_versions_of_peers_are_those_of_the_results() -> None:
+def test_performance_figures_and_versions_equal_the_benchmark_results() -> None:
     section = README.partition("## Performance, measured")[2].partition("\n## ")[0]
-    told, measured = rows(section), rows(RESULTS.partition("\n## Goals")[0])
-    figures = {name: cells for name, cells in told.items() if name in measured and cells[0][:1].isdigit()}
+    shown, measured = rows(section), rows(RESULTS.partition("\n## Goals")[0])
+    figures = {name: cells for name, cells in shown.items() if name in measured and cells[0][:1].isdigit()}
     assert len(figures) == 6
     for name, cells in figures.items():
         assert cells == measured[name], name
@@ -88,7 +88,7 @@ def test_figures_of_speed_and_versions_of_peers_are_those_of_the_results() -> No
 
 
 def known_rows() -> set[str]:
-    """The rows of the fault table, as the tests name them."""
+    """The rows of the fault table, from the marks of the tests."""
     calls = [
         node
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -106,7 +106,7 @@ def rows_that_hold() -> set[str]:
     return {row for row, _ in verdicts} - {row for row, verdict in verdicts if verdict != "holds"}
 
 
-def test_every_promise_names_rows_that_exist_and_hold() -> None:
+def test_every_promise_names_existing_rows_that_hold() -> None:
     section = RELIABILITY.split("## What is promised")[1].split("## What is not")[0]
     promises = re.findall(r"^- \*\*(?:.|\n(?!- |\n))*", section, re.M)
     assert len(promises) == 6

@@ -1,4 +1,4 @@
-"""docs/recipes.md in a real worker: what Sentry is told of a failing job, what becomes of a trace, which SQL is slow."""
+"""docs/recipes.md in a real worker: reports to Sentry, traces, slow SQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shop(project: MakeProject, monkeypatch) -> Project:
     return project(jobs=PAGE + TOLD)
 
 
-def test_sentry_is_told_of_a_job_that_failed_for_good_once(shop: Project):
+def test_sentry_gets_one_report_of_a_permanently_failed_job(shop: Project):
     witness = Witness(shop)
     shop.python("from jobs import *; charge.dispatch(-1); charge.dispatch(1)")
     work = shop.work("payments", "-w", "1", "--stop-when-empty")
@@ -76,7 +76,7 @@ see.dispatch()
 """
 
 
-def test_a_trace_goes_on_in_the_worker(project: MakeProject, redis: Client, monkeypatch):
+def test_a_trace_continues_in_the_worker(project: MakeProject, redis: Client, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(STANDINS))
     shop = project(jobs=PAGE + SPANS)
     witness = Witness(shop)

@@ -1,4 +1,4 @@
-"""The table of connections in docs/reliability.md: cells come in, others stay."""
+"""The table of connections in docs/reliability.md: new cells are added, others stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seen(connection: str, **more: object) -> dict[str, object]:
     }
 
 
-def test_a_run_of_one_connection_leaves_the_cells_of_others() -> None:
+def test_a_run_of_one_connection_keeps_the_cells_of_others() -> None:
     text = with_cells(EMPTY, {"60": {"a": seen("redis")}, "61": {"b": seen("redis", doubles=2, back=[2.0])}})
     text = with_cells(text, {"60": {"a": seen("sqs", outcome="failed")}})
     assert text == (

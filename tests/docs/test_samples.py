@@ -30,5 +30,5 @@ def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
     assert done.stderr == ""
 
 
-def test_there_are_samples():
+def test_the_pages_with_samples_are_found():
     assert "jobs.md" in [page.name for page in PAGES]

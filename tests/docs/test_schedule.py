@@ -1,4 +1,4 @@
-"""The table of frequencies in docs/schedule.md says what each word writes, and leaves none out."""
+"""The table of frequencies in docs/schedule.md is complete, with the expression of each method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new() -> Scheduled:
 
 
 @pytest.mark.parametrize(("word", "expression"), ROWS)
-def test_a_word_writes_what_the_page_says(word, expression):
+def test_a_frequency_has_the_expression_on_the_page(word, expression):
     entry = eval(f"new().{word}", {"new": new})
     assert entry._timing("UTC").text == expression
 
@@ -31,13 +31,13 @@ def public(kind):
     return {name for name in vars(kind) if not name.startswith("_") and inspect.isfunction(getattr(kind, name))}
 
 
-def test_every_frequency_has_its_row():
+def test_every_frequency_has_a_row():
     assert len(ROWS) > 40
     said = set(re.findall(r"\w+(?=\()", " ".join(word for word, _ in ROWS)))
     assert public(Days) | public(Frequencies) == said | ELSEWHERE
 
 
-def test_every_other_word_has_its_row():
+def test_every_other_method_has_a_row():
     table = PAGE[PAGE.index("## Every other word") : PAGE.index("## Beside Laravel's")]
     said = set(re.findall(r"`(\w+)\(", table))
     assert public(Scheduled) <= said

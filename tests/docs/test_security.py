@@ -1,4 +1,4 @@
-"""The users that SECURITY.md shows, made as they stand there: each can do all of its work, and nothing else."""
+"""The users of SECURITY.md, created as shown: each can do all of its work, and nothing else."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ def test_the_page_has_the_four_users():
     assert list(USERS) == [f"qd-{kind}" for kind in KINDS]
 
 
-def test_a_worker_may_do_what_the_scripts_do():
+def test_the_worker_user_has_the_rights_of_the_scripts():
     folder = Path(qd.__file__).parent / "drivers" / "keyspace" / "scripts"
     operators = ("clear.lua", "find.lua", "retry.lua", "forget.lua", "stop.lua", "drop.lua", "adopt.lua")
     elsewhere = (
         "ends_left.lua",
         "outbox.lua",
         "delivery_turn.lua",
-    )  # of a cluster, and of control for beanstalkd and SQS: the page says so
+    )  # for a cluster, and for the control connection of beanstalkd and SQS, as the page says
     texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in (*operators, *elsewhere)]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert len(called) > 15
-    called.remove("set")  # of unique jobs and locks: the page says who needs it
+    called.remove("set")  # for unique jobs and locks, as the page says
     assert called <= {rule[1:] for rule in USERS["qd-worker"] if rule.startswith("+")}
 
 
 @pytest.fixture
 def url(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
-    """url("worker"): the server's, as the page's qd-worker."""
+    """url("worker"): the server's url for the user qd-worker of the page."""
     for name, rules in USERS.items():
         redis.call("ACL", "SETUSER", name, *rules)
     redis.call("ACL", "LOG", "RESET")
@@ -76,7 +76,7 @@ def url(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
 
 @pytest.fixture
 def refused(redis: Client) -> Callable[[], set[str]]:
-    """What the server has refused so far; a name for a connection is a comfort."""
+    """The commands that the server has rejected, except for setting the connection's name, which is optional."""
 
     def read() -> set[str]:
         entries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in redis.call("ACL", "LOG", 100)]
@@ -105,7 +105,7 @@ app.queue("default").push_raw(b"not JSON")
 
 
 @LEFT
-def test_a_worker_does_all_of_its_work_and_a_producer_sends_all_of_its_kinds(
+def test_worker_and_producer_can_do_all_of_their_work(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
     """Push, delay, bulk, reserve, ack, retry, fail, crash, an unknown name, no payload, pause, restart, hand-back."""
@@ -139,7 +139,7 @@ def test_a_worker_does_all_of_its_work_and_a_producer_sends_all_of_its_kinds(
 
 
 @LEFT
-def test_a_new_master_settles_what_a_dead_one_held(
+def test_a_new_master_can_settle_the_jobs_of_a_dead_one(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
     witness = Witness(shop)
@@ -161,7 +161,7 @@ BATCH = "from jobs import app, quick\napp.batch(*[quick.bind(n) for n in range(3
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @LEFT
-def test_a_worker_that_lacks_a_right_takes_no_job_until_it_has_it(
+def test_a_worker_without_a_needed_right_reserves_no_job_until_it_has_it(
     shop: Project, server: Server, redis: Client, workers: str
 ) -> None:
     witness, lacks = Witness(shop), ("sadd", "srem", "scard", "hincrby")
@@ -179,23 +179,25 @@ def test_a_worker_that_lacks_a_right_takes_no_job_until_it_has_it(
     witness.wait("quick", 3)
     work.wait_line("redis.granted user=qd-worker")
     work.stop()
-    assert len(work.matches("redis.away")) == 1  # when it was cut off
+    assert len(work.matches("redis.away")) == 1  # when its connection was closed
     assert len(witness.lines) == 3
 
 
 def tried(redis: Client, command: str) -> int:
-    """How often the server has refused it."""
+    """How often the server has rejected the command."""
     entries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in redis.call("ACL", "LOG", 100)]
     return sum(int(entry[b"count"]) for entry in entries if entry[b"object"] == command.encode())
 
 
 @LEFT
-def test_a_looker_sees_and_an_operator_steers(
+def test_the_read_only_user_and_the_operator_can_run_their_commands(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
     shop.python("from jobs import quick\nquick.using(delay=60).dispatch(1)\nquick.dispatch(2)", **env(url, "producer"))
     looker, operator = env(url, "looker"), env(url, "operator")
-    report(redis, seen_at=float(redis.text("TIME")[0]) + 600)  # without one they try whether the server takes writes
+    report(
+        redis, seen_at=float(redis.text("TIME")[0]) + 600
+    )  # without a report they check whether the server accepts writes
     assert shop.qd("status", **looker).returncode == 0
     assert shop.qd("health", **looker).returncode in (0, 1)
     for words in (
@@ -228,7 +230,7 @@ def test_a_looker_sees_and_an_operator_steers(
 
 
 @LEFT
-def test_a_worker_and_an_operator_send_what_has_failed_of_a_batch_again(
+def test_worker_and_operator_can_retry_failed_jobs_of_a_batch(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
     Witness(shop)
@@ -267,7 +269,7 @@ replicaof no one|save|publish a b|subscribe a|module list""".replace("\n", "|").
 
 @pytest.mark.parametrize("kind", KINDS)
 @LEFT
-def test_nobody_can_do_more_than_that(kind: str, server: Server, url: Callable[[str], str], redis: Client) -> None:
+def test_no_user_can_do_more(kind: str, server: Server, url: Callable[[str], str], redis: Client) -> None:
     push(redis, "quick")
     redis.call("ZADD", "queues:default:reserved", 1, "x")
     redis.call("HSET", "queues:default:owners", "a/1", "x")
@@ -277,7 +279,7 @@ def test_nobody_can_do_more_than_that(kind: str, server: Server, url: Callable[[
         for line in [*ALL, *FORBIDDEN[kind]]:
             with pytest.raises(Exception, match="NOPERM"):
                 client.call(*line.upper().split() if line in ALL else line.split())
-        if kind != "looker":  # nor inside a script
+        if kind != "looker":  # also inside a script
             for line in FORBIDDEN[kind]:
                 words = line.split()
                 call = f"return redis.call('{words[0]}', {', '.join(repr(word) for word in words[1:])})"

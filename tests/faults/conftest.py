@@ -31,7 +31,7 @@ def start(shop: Project) -> Start:
 
 @pytest.fixture
 def step(app: Qd) -> Any:
-    """The job that a chain or batch in test_batches_and_chains.SHOP is made of, of a file's own app."""
+    """The job `step` of test_batches_and_chains.SHOP, declared in the app of the test file."""
 
     @app.job("step", tries=1)
     def step(run: int, name: str, fails: bool = False) -> None: ...

@@ -1,7 +1,7 @@
-"""A worker is killed at each line of qd that it runs while the last jobs of a batch, or the steps of a chain, end.
+"""A worker is killed at lines of qd that it executes while the last jobs of a batch, or the steps of a chain, end.
 
-A callback, or a step, that was sent twice would be found twice with the same count of crashes: one payload makes one job,
-and each run of it after a kill counts one more.
+A callback or step that was sent twice would appear twice with the same count of crashes: one payload is one job, and each
+run of it after a kill counts one more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.witness import Witness
 
 LEFT = ("qd:batch:*", "queues:*:failed*", "queues:*:deaths")
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves(*LEFT)]
-EVERY = 29  # lines from one kill to the next, where not every line is asked for
+EVERY = 29  # lines from one kill to the next, unless every line is requested
 SHOP = """
 import json
 
@@ -52,14 +52,14 @@ def app(server: Server) -> Iterator[Qd]:
 
 
 class Sweep:
-    """Sends the same jobs again and again, and kills the worker at a later line each time."""
+    """Sends the same jobs repeatedly, and kills the worker at a later line each time."""
 
     def __init__(self, shop: Project, redis: Client, every: int) -> None:
         self.kill, self.witness, self.redis, self.every = LineKill(shop), Witness(shop), redis, every
         self.lines: list[str] = []
 
     def run(self, send: Callable[[int], Callable[[], bool]], names: set[str]) -> None:
-        """send(run) sends, and gives what becomes true at the end; then each of `names` was sent once."""
+        """send(run) sends jobs and returns a predicate for their end. Then checks that each of `names` was sent once."""
         number, work = 1, self.kill.work("--max-crashes", "5")
         while True:
             self.kill.arm(number)
@@ -76,7 +76,7 @@ class Sweep:
 
     def _idle(self) -> bool:
         keys = [f"queues:default{kind}" for kind in ("", ":reserved", ":delayed")]
-        return bool(self.redis.call("EXISTS", *keys) == 0)  # asked at once: jobs move meanwhile
+        return bool(self.redis.call("EXISTS", *keys) == 0)  # in one call: jobs move meanwhile
 
     def check(self, number: int, names: set[str], line: str) -> None:
         seen = [tuple(text.split()[1:]) for text in self.witness.starting(f"{number}. ")]
@@ -90,7 +90,7 @@ def sweep(shop: Project, redis: Client, request: pytest.FixtureRequest) -> Sweep
     return Sweep(shop, redis, request.param)
 
 
-def telling(figures: Figures, sweep: Sweep) -> None:
+def report_kills(figures: Figures, sweep: Sweep) -> None:
     figures.add(kills=len(sweep.lines), lines=len(set(sweep.lines)))
     files = {line.split(":")[0] for line in sweep.lines}
     assert {"worker/worker.py", "drivers/redis/connection.py"} <= files, files
@@ -102,7 +102,7 @@ def telling(figures: Figures, sweep: Sweep) -> None:
     "kill -9 at lines of qd between the last two jobs of a batch and the end of its callbacks",
     "counts exact, then and finally sent once",
 )
-def test_a_batch_is_counted_exactly_whatever_line_kills_its_worker(
+def test_a_batch_is_counted_exactly_if_its_worker_is_killed_at_any_line(
     app: Qd, step: Any, sweep: Sweep, figures: Figures
 ) -> None:
     def send(run: int) -> Callable[[], bool]:
@@ -117,7 +117,7 @@ def test_a_batch_is_counted_exactly_whatever_line_kills_its_worker(
         return over
 
     sweep.run(send, {"a", "b", "then", "finally"})
-    telling(figures, sweep)
+    report_kills(figures, sweep)
 
 
 @pytest.mark.fault(
@@ -125,7 +125,7 @@ def test_a_batch_is_counted_exactly_whatever_line_kills_its_worker(
     "the same, and the last job fails",
     "it stands in the failed store once and in the batch once; catch and finally sent once",
 )
-def test_a_failure_is_counted_exactly_whatever_line_kills_its_worker(
+def test_a_failure_is_counted_exactly_if_its_worker_is_killed_at_any_line(
     app: Qd, step: Any, sweep: Sweep, figures: Figures, redis: Client
 ) -> None:
     sent = list[int]()
@@ -145,7 +145,7 @@ def test_a_failure_is_counted_exactly_whatever_line_kills_its_worker(
 
     sweep.run(send, {"a", "b", "catch", "finally"})
     assert redis.call("HLEN", "queues:default:failed") == len(sent)
-    telling(figures, sweep)
+    report_kills(figures, sweep)
 
 
 @pytest.mark.fault(
@@ -153,7 +153,7 @@ def test_a_failure_is_counted_exactly_whatever_line_kills_its_worker(
     "kill -9 at lines of qd between the first step of a chain and its end",
     "each step runs, and is sent once",
 )
-def test_each_step_of_a_chain_is_sent_once_whatever_line_kills_its_worker(
+def test_each_step_of_a_chain_is_sent_once_if_its_worker_is_killed_at_any_line(
     app: Qd, step: Any, sweep: Sweep, figures: Figures
 ) -> None:
     def send(run: int) -> Callable[[], bool]:
@@ -161,4 +161,4 @@ def test_each_step_of_a_chain_is_sent_once_whatever_line_kills_its_worker(
         return lambda: len({line.split()[1] for line in sweep.witness.starting(f"{run}. ")}) == 3
 
     sweep.run(send, {"a", "b", "c"})
-    telling(figures, sweep)
+    report_kills(figures, sweep)

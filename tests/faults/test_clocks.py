@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 
 HOUR = 3600.0
 
-# Python's clock of the day, in every process of a program that finds this on its path: off by what the file says.
+# A sitecustomize that shifts time.time() in every process by the number of seconds in a file.
 WRONG = """
 import os, time
 
@@ -48,7 +48,7 @@ def stuck(n: int, how: str) -> None:
 
 
 class Host:
-    """A host with a clock of its own. off_by: seconds."""
+    """A host with its own clock. off_by: seconds."""
 
     def __init__(self, shop: Project, name: str, off_by: float = 0.0) -> None:
         self.shop, self.file = shop, shop.root / f"clock-{name}"
@@ -74,8 +74,8 @@ class Host:
 
 
 def redis_clock(client: Client) -> float:
-    """What is to be added to monotonic moments of this machine to have the server's. Never too little: what lies between
-    two looks at clocks is counted in, and of some answers the one with the least of it is taken."""
+    """The offset from this machine's monotonic clock to the server's clock. Never too small: it includes the time between
+    the two clock readings; the best of several readings is used."""
 
     def once() -> float:
         before = time.monotonic()
@@ -94,7 +94,7 @@ CLOCKS = pytest.mark.fault(
 
 @CLOCKS
 @pytest.mark.parametrize("off_by", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_a_host_with_a_wrong_clock_takes_nothing_over(
+def test_a_host_with_a_wrong_clock_reclaims_no_running_job(
     off_by: float, project: MakeProject, redis: Client, figures: Figures
 ) -> None:
     shop = project(jobs=JOBS, config='retry_after = "2s"\n')
@@ -109,7 +109,7 @@ def test_a_host_with_a_wrong_clock_takes_nothing_over(
     payload, due = redis.text("ZRANGE", "queues:default:delayed", "0", "-1", "WITHSCORES")
     seconds, micro = (int(word) for word in redis.call("TIME"))
     now = seconds + micro / 1e6
-    assert 0 < float(due) - now <= 300, "due by somebody else's clock"
+    assert 0 < float(due) - now <= 300, "due by the wrong clock"
     due = now + 1.5
     redis.call("ZADD", "queues:default:delayed", "XX", due, payload)
     ledger.wait_all()
@@ -124,7 +124,9 @@ def test_a_host_with_a_wrong_clock_takes_nothing_over(
 @CLOCKS
 @pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
 @pytest.mark.parametrize("how", ["sleep", "hold"])
-def test_a_clock_that_is_set_moves_no_timeout(how: str, project: MakeProject, redis: Client, figures: Figures) -> None:
+def test_setting_the_clock_does_not_change_timeouts(
+    how: str, project: MakeProject, redis: Client, figures: Figures
+) -> None:
     shop = project(jobs=STUCK)
     ledger, host = Ledger(shop, redis), Host(shop, "set")
     work = host.work("-w", "2")
@@ -146,7 +148,7 @@ def test_a_clock_that_is_set_moves_no_timeout(how: str, project: MakeProject, re
 
 
 def gone(pid: int) -> float:
-    """The monotonic moment at which this process was seen to be gone, 0.0 while it lives."""
+    """The monotonic time at which this process was found to have ended, 0.0 while it lives."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -155,7 +157,7 @@ def gone(pid: int) -> float:
 
 
 @CLOCKS
-def test_many_jobs_due_at_one_moment_start_on_time(project: MakeProject, redis: Client, figures: Figures) -> None:
+def test_many_jobs_due_at_the_same_time_start_on_time(project: MakeProject, redis: Client, figures: Figures) -> None:
     shop = project(jobs=JOBS)
     ledger = Ledger(shop, redis)
     numbers = list(range(5000))

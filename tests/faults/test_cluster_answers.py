@@ -1,5 +1,5 @@
-"""A node of a cluster is away when jobs of it end: their workers leave the answers behind and go on with other nodes.
-Nothing is lost and nothing runs twice, whoever is killed before the node is back."""
+"""A node of a cluster is unreachable when its jobs end: their workers leave the answers on other nodes and continue there.
+Nothing is lost and nothing runs twice, whichever process is killed before the node is back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def kill(work: Procs, whom: str) -> None:
         work.wait_line("keeper.died")
     elif whom == "master":
         work.kill()
-        eventually(lambda: not work.session(), 20, what="nobody left of that master")
+        eventually(lambda: not work.session(), 20, what="the end of the master and its children")
 
 
 @pytest.mark.fault(
@@ -85,7 +85,7 @@ def kill(work: Procs, whom: str) -> None:
     "whom",
     ["workers", "master", *[pytest.param(whom, marks=pytest.mark.slow) for whom in ("nobody", "keeper", "hung node")]],
 )
-def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
+def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     partial_cluster: Cluster,  # noqa: F811
     app: Qd,
     jobs: Any,
@@ -107,7 +107,7 @@ def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
         allow_failures=True,
         finally_=after.using(queue=here).bind("batch"),
     ).dispatch()
-    eventually(lambda: len(seen(witness, "begun")) == len(HOWS), 30, what="a job in each worker's hands")
+    eventually(lambda: len(seen(witness, "begun")) == len(HOWS), 30, what="a job in each worker")
     assert dead.process is not None
     process = dead.process
     if whom == "hung node":
@@ -131,7 +131,7 @@ def test_workers_leave_the_answers_of_a_node_that_is_away_and_go_on(
         dead.start()
     cluster.settled()
     eventually(lambda: seen(witness, "after") == ["batch"], 40, what="the end of the batch")
-    eventually(lambda: empty(app, gone, here, there), 30, what="queues without a job in hand and notes that are gone")
+    eventually(lambda: empty(app, gone, here, there), 30, what="queues and notes that are empty")
     work.stop()
     assert sorted(seen(witness, "begun")) == ["done 1", "fails 1", "released 1", "released 2"]
     assert sorted(int(said.split()[0]) for said in seen(witness, "quick")) == [*range(MANY + 1)]

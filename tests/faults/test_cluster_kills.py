@@ -1,5 +1,5 @@
-"""On a cluster a worker is killed at lines of qd that it runs while the end of its job does something on other nodes: the
-next of a chain, the count of a batch and its callbacks, a lock. What was sent twice would be found twice with the same count
+"""On a cluster a worker is killed at lines of qd that it executes while the end of its job has effects on other nodes: the
+next job of a chain, the count of a batch and its callbacks, a lock. A job sent twice would appear twice with the same count
 of crashes: see test_batches_and_chains.py."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def once(app: Qd) -> Any:
 
 
 def queues(cluster: Cluster) -> tuple[str, str, str]:
-    """c, and two on the other nodes."""
+    """The queue c, and two queues on the other nodes."""
     others = [node for node in cluster.nodes if node is not cluster.node_of("queues:{c}")]
     found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "defghijklmnop"}
     return "c", found[others[0].port], found[others[1].port]
@@ -57,7 +57,7 @@ def queues(cluster: Cluster) -> tuple[str, str, str]:
     "each is sent once, counts are exact, the lock is free",
 )
 @pytest.mark.parametrize("every", [997, pytest.param(29, marks=pytest.mark.slow)])
-def test_what_ends_do_on_other_nodes_comes_to_pass_once_whatever_line_kills_their_worker(
+def test_effects_on_other_nodes_are_applied_once_if_their_worker_is_killed_at_any_line(
     cluster: Cluster, app: Qd, step: Any, once: Any, project: MakeProject, figures: Figures, every: int
 ) -> None:
     shop = project(jobs=SHOP + UNIQUE, url=cluster.url)
@@ -94,7 +94,7 @@ def test_what_ends_do_on_other_nodes_comes_to_pass_once_whatever_line_kills_thei
 
 
 def idle(app: Qd, *names: str) -> bool:
-    """Nothing waits, runs or is left to be done, and no lock is held."""
+    """Whether no job waits or runs, no effect is pending and no lock is held."""
     queue = app.connections.get(None)
     assert isinstance(queue, ClusterQueue)
     wire, sizes = queue.connection, [queue.sizes(name) for name in names]

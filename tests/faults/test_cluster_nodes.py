@@ -1,4 +1,4 @@
-"""A node of a cluster is killed amid the work of `qd work`, and comes back: its queues wait, the others go on."""
+"""A node of a cluster is killed while `qd work` runs, and comes back: its queues wait, the others continue."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.xdist_group("cluster")
 EACH = 40
-LEASE = 2  # seconds; no worker takes a job that has heard of no keeper for half of them
+LEASE = 2  # seconds; without a keeper for half of them, no worker reserves a job
 
 
 @pytest.fixture
 def partial_cluster(cluster: Cluster) -> Iterator[Cluster]:
-    """Its nodes serve their slots also when those of another are on no node, for however long."""
+    """A cluster whose nodes serve their slots even while other slots are not covered."""
     for node in cluster.nodes:
-        serves_a_part(node, "no")
+        require_full_coverage(node, "no")
     yield cluster
     for node in cluster.nodes:
-        serves_a_part(node, "yes")
+        require_full_coverage(node, "yes")
 
 
-def serves_a_part(node: Server, whole: str) -> None:
+def require_full_coverage(node: Server, whole: str) -> None:
     with node.client() as client:
         client.call("CONFIG", "SET", "cluster-require-full-coverage", whole)
 
@@ -41,7 +41,9 @@ def serves_a_part(node: Server, whole: str) -> None:
     "a node of a cluster is killed, and comes back; meanwhile a worker dies and another master starts",
     "its jobs wait, those of the other nodes go on at once; each of them ran once",
 )
-def test_the_queues_of_other_nodes_go_on(partial_cluster: Cluster, project: MakeProject, figures: Figures) -> None:
+def test_the_queues_of_other_nodes_are_still_served(
+    partial_cluster: Cluster, project: MakeProject, figures: Figures
+) -> None:
     cluster = partial_cluster
     found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
     gone, *others = (found[node.port] for node in cluster.nodes)
@@ -60,10 +62,10 @@ def test_the_queues_of_other_nodes_go_on(partial_cluster: Cluster, project: Make
     began = time.monotonic()
     eventually(lambda: len(ran(witness)) >= 3 * EACH, 30, what="the jobs of the other nodes")
     figures.add(back=[time.monotonic() - began])
-    eventually(lambda: answered(producer, *others), 30, what="a worker with nothing in hand")
+    eventually(lambda: answered(producer, *others), 30, what="workers without a job")
     work.child("worker 0").kill()
     work.wait_line("worker.died")
-    pushed(producer, others[0], range(400, 401), LEASE)  # without a keeper no worker takes it
+    pushed(producer, others[0], range(400, 401), LEASE)  # no worker reserves it without a keeper
     eventually(lambda: 400 in ran(witness), 30, what="a job after the death of a worker")
     work.stop()
     work = shop.work("-w", "2", gone, *others)
@@ -87,7 +89,7 @@ def pushed(producer: ClusterQueue, name: str, numbers: range, delay: float | Non
 
 
 def answered(producer: ClusterQueue, *names: str) -> bool:
-    """Nobody has a job of these queues in hand."""
+    """Whether no job of these queues is reserved."""
     return not any(producer.sizes(name).reserved for name in names)
 
 

@@ -1,6 +1,6 @@
-"""Whatever bytes are called a payload, reading them gives a payload or Malformed, and costs little: row 31.
+"""Reading any bytes as a payload returns a payload or raises Malformed, and costs little: row 31.
 
-QD_FUZZ_SECONDS: how long the long one mutates the known hostile payloads; 600 by itself.
+QD_FUZZ_SECONDS: the duration of the long test that mutates the known hostile payloads; default 600.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ payloads = st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text(max_size=4
 
 
 def taken(raw: bytes) -> None:
-    """All that is done to the bytes of a payload before its job runs."""
+    """Process the bytes of a payload as a worker does before its job runs."""
     depth(raw)
     with suppress(Malformed):
         payload = read(raw)
@@ -55,7 +55,7 @@ def test_any_bytes_are_a_payload_or_malformed(raw: bytes) -> None:
 @ROW
 @settings(max_examples=1000, deadline=None, database=None)
 @given(st.integers(0, len(VALID) - 1), st.binary(max_size=6), st.integers(0, 6))
-def test_a_valid_payload_with_bytes_changed_is_one_or_malformed(at: int, new: bytes, length: int) -> None:
+def test_a_changed_valid_payload_is_a_payload_or_malformed(at: int, new: bytes, length: int) -> None:
     taken(VALID[:at] + new + VALID[at + length :])
 
 
@@ -72,7 +72,7 @@ COSTLY = {
 
 @ROW
 @pytest.mark.parametrize("shape", COSTLY)
-def test_a_megabyte_costs_at_most_ten_and_little_time(shape: str) -> None:
+def test_a_megabyte_costs_at_most_ten_megabytes_and_little_time(shape: str) -> None:
     raw = COSTLY[shape]
     tracemalloc.start()
     try:
@@ -131,7 +131,7 @@ def mutated(draw: random.Random, corpus: list[bytes]) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.fault("31", "ten minutes of mutations of hostile payloads", "a payload or Malformed and no other error")
-def test_minutes_of_mutations_are_payloads_or_malformed(figures: Figures) -> None:
+def test_mutated_payloads_are_payloads_or_malformed(figures: Figures) -> None:
     corpus = [raw for _, raw in hostile()]
     seed = random.randrange(2**32)
     draw, tried, longest = random.Random(seed), 0, 0.0

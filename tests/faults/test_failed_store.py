@@ -1,4 +1,4 @@
-"""The failed store under the killer: workers on the way to a record, and `qd failed retry` half-way."""
+"""The failed store while processes are killed: workers that write a record, and `qd failed retry`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fails(n: int) -> None:
 """
 SCHEMA = """CREATE TABLE failed_jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, uuid TEXT UNIQUE, connection TEXT, queue TEXT,
 payload TEXT, exception TEXT, failed_at TIMESTAMP)"""
-STANDS = """
+READ_ALL = """
 local k = 'queues:default'
 return {redis.call('LRANGE', k, 0, -1), redis.call('ZRANGE', k .. ':reserved', 0, -1),
     redis.call('ZRANGE', k .. ':delayed', 0, -1), redis.call('HVALS', k .. ':failed')}
@@ -43,12 +43,12 @@ def numbers(payloads: list[bytes]) -> list[int]:
     return [int(payload.partition(b'"n":')[2].split(b"}")[0]) for payload in payloads]
 
 
-def standing(redis: Client) -> Counter[int]:
-    """Each job that stands anywhere, looked at in one moment."""
-    return Counter([n for place in redis.call("EVAL", STANDS, 0) for n in numbers(place)])
+def copies(redis: Client) -> Counter[int]:
+    """The number of copies of each job, read in one step."""
+    return Counter([n for place in redis.call("EVAL", READ_ALL, 0) for n in numbers(place)])
 
 
-# Which lines: every one of them takes a minute and more.
+# Kill at every n-th line: every single line takes more than a minute.
 EACH = pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
 
 
@@ -61,7 +61,7 @@ def killed(shop: Project, file: Path, each: int, *words: str, **env: str) -> Pro
 
 
 @EACH
-def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
+def test_workers_killed_while_writing_a_record_leave_each_job_in_one_place(
     each: int, project: MakeProject, redis: Client
 ) -> None:
     shop, count = project(jobs=JOBS), 500 // each
@@ -69,10 +69,10 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
     for n in range(count):
         push(redis, "fails", n=n)
     work = killed(shop, file, each, "work", "-w", "1", "--max-crashes", "100000")
-    everyone = Counter(range(count))
+    all_jobs = Counter(range(count))
 
     def over() -> bool:
-        assert standing(redis) == everyone
+        assert copies(redis) == all_jobs
         return int(redis.call("HLEN", "queues:default:failed")) == count
 
     eventually(over, 400, every=0.05, what="all failed")
@@ -82,14 +82,16 @@ def test_workers_killed_at_every_line_to_the_record_leave_each_job_in_one_place(
     assert len(lines) == len(set(lines)) > 100 // each
     assert {line.split(":")[0] for line in lines} > {"worker/settle.py", "worker/delivery.py"}
     records = [json.loads(value.partition(b"\n")[0]) for value in redis.call("HVALS", "queues:default:failed")]
-    # Killed where listeners and failed() run, the next worker buries it without them, and says how the last one died.
+    # After a kill during listeners or failed(), the next worker buries the job and records how the previous worker died.
     assert {record["error"] for record in records} <= {"ValueError", "AttemptsExceeded"}
     assert sum(record["error"] == "ValueError" for record in records) > count // 2
-    assert sum(record["crashes"] for record in records) < len(lines)  # the others were killed behind their record
+    assert sum(record["crashes"] for record in records) < len(
+        lines
+    )  # the others were killed after writing their record
 
 
 def bury_many(redis: Client, count: int, ago: float = 0.0) -> None:
-    """So many records, as a worker leaves them whose copies are written; a few bytes each."""
+    """Write `count` small records, as a worker does, with their SQL copies marked as written."""
     began = time.time() - ago - count / 1000
     for at in range(0, count, 1000):
         some, index = list[bytes | str](), list[bytes | str]()
@@ -115,18 +117,20 @@ def bury_many(redis: Client, count: int, ago: float = 0.0) -> None:
 
 
 @EACH
-def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(each: int, project: MakeProject, redis: Client) -> None:
+def test_a_retry_killed_at_any_line_neither_loses_nor_doubles_jobs(
+    each: int, project: MakeProject, redis: Client
+) -> None:
     shop, count = project(jobs=JOBS), 1200
     file = shop.run / "lines"
     bury_many(redis, count)
     retry = killed(shop, file, each, "failed", "retry", "--all")
-    everyone = Counter(range(count))
+    all_jobs = Counter(range(count))
 
     def over() -> bool:
-        assert standing(redis) == everyone
+        assert copies(redis) == all_jobs
         return retry.process.poll() is not None
 
-    eventually(over, 300, every=0.5, what="a retry that comes through")
+    eventually(over, 300, every=0.5, what="a completed retry")
     assert retry.wait() == 0
     lines = file.read_text().splitlines()
     file.unlink()
@@ -137,7 +141,7 @@ def test_a_retry_killed_at_every_line_loses_and_doubles_nothing(each: int, proje
 
 
 @EACH
-def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothing(
+def test_a_retry_with_sql_copies_killed_at_any_line_neither_loses_nor_doubles_jobs(
     each: int, project: MakeProject, redis: Client
 ) -> None:
     table, count = (shop := project(jobs=JOBS)).run / "failed.sqlite", 400
@@ -172,7 +176,7 @@ def test_a_retry_with_a_copy_in_sql_killed_at_every_line_loses_and_doubles_nothi
 
 
 def peak(process: psutil.Process) -> int:
-    """The most memory it has had, in bytes; 0: it is gone."""
+    """The peak memory of the process in bytes; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text()
     except OSError:
@@ -182,7 +186,7 @@ def peak(process: psutil.Process) -> int:
 
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(300_000, marks=pytest.mark.slow)])
-def test_a_retry_of_many_with_a_kill_in_the_middle_loses_and_doubles_nothing(
+def test_a_large_retry_killed_halfway_neither_loses_nor_doubles_jobs(
     count: int, project: MakeProject, redis: Client
 ) -> None:
     shop = project(jobs=JOBS)
@@ -198,10 +202,10 @@ def test_a_retry_of_many_with_a_kill_in_the_middle_loses_and_doubles_nothing(
 
 
 def run(shop: Project, redis: Client, count: int, kills: tuple[int, ...] = ()) -> int:
-    """Retry all, with a kill -9 whenever so many are ready again. Returns the peak of its memory."""
+    """Retry all, with a kill -9 each time this number of jobs is ready again. Returns the peak memory."""
     most = 0
     for kill in (*kills, None):
-        slow = [] if kill is None else ["--rate", str(count // 5)]  # it cannot come through before it is seen
+        slow = [] if kill is None else ["--rate", str(count // 5)]  # slow enough to be killed before it completes
         command = subprocess.Popen(
             [*QD, "failed", "retry", "--all", *slow], cwd=shop.root, env=shop.env(), stdout=subprocess.DEVNULL
         )

@@ -20,11 +20,11 @@ from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues:*:deaths")]
-AGAIN = {("fired", "kill9"), ("ack_sent", "kill9")}  # it ended, and nobody can know: the only ones that may run twice
+AGAIN = {("fired", "kill9"), ("ack_sent", "kill9")}  # the job ended without an ack: only these may run twice
 
 
 def back_after(ledger: Ledger, failing: Failing) -> float:
-    """One failure with a job in hand and one behind it. Seconds until both have run and were answered."""
+    """One failure with a running and a waiting job. Returns the seconds until both have run and were answered."""
     failing.arm()
     ledger.push(2)
     at = failing.hit()
@@ -39,7 +39,7 @@ def back_after(ledger: Ledger, failing: Failing) -> float:
 )
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_failure_at_any_point_loses_nothing(
+def test_a_failure_at_any_point_loses_no_job(
     point: str, action: str, shop: Project, ledger: Ledger, figures: Figures, server: Server
 ) -> None:
     shop.url = server.tcp_url
@@ -47,7 +47,7 @@ def test_a_failure_at_any_point_loses_nothing(
     failing = Failing(shop, point, action)
     work = failing.work("-w", "1")
     times = [back_after(ledger, failing) for _ in range(20 if figures.strict else 3)]
-    work.stop()  # all of its lines are read then
+    work.stop()  # then all of its lines are read
     assert len(work.matches("worker.died")) == (len(times) if action == "kill9" else 0)
     ledger.conserve(doubles=ledger.pushed if (point, action) in AGAIN else ())
     figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=times, p50=0.5, p99=1.0)
@@ -58,21 +58,21 @@ def test_a_failure_at_any_point_loses_nothing(
     "the reserving call of a killed worker reaches Redis late, when its death is settled",
     "the next worker in its place finds the job (times: from its first look)",
 )
-@pytest.mark.parametrize("looked", [False, True], ids=["a new one", "one that looked before"])
-def test_what_a_dead_worker_reserved_late_is_found_by_the_next_in_its_place(
-    looked: bool, start: Start, ledger: Ledger, figures: Figures, server: Server, redis: Client
+@pytest.mark.parametrize("polled", [False, True], ids=["a new successor", "a successor that polled before"])
+def test_a_late_reservation_of_a_dead_worker_is_found_by_its_successor(
+    polled: bool, start: Start, ledger: Ledger, figures: Figures, server: Server, redis: Client
 ) -> None:
     work = start("--sleep", "1")
-    if not looked:
+    if not polled:
         pause(work)
     work.child("qd: worker").kill()
     work.wait_line("worker.died")
-    if looked:
+    if polled:
         work.child("waiting on")
         pause(work)
-    seat = int(work.child("paused").cmdline()[0].split()[2])
+    slot = int(work.child("paused").cmdline()[0].split()[2])
     (token,) = eventually(lambda: redis.hash("qd:masters"), what="its keeper's first report")
-    late = RedisQueue(ConnectionSettings("redis", url=server.url), ClientIdentity(token, seat))
+    late = RedisQueue(ConnectionSettings("redis", url=server.url), ClientIdentity(token, slot))
     ledger.push()
     assert late.turn(None, ["default"]).reserved is not None
     late.close()

@@ -1,4 +1,4 @@
-"""Signals that come between a fork and the child's first steps: row 19."""
+"""Signals between a fork and the child's first steps: row 19."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from tests.support.project import SOURCE
 from tests.support.reliability import Figures
 
-# A parent with a mailbox, whose thread logs without end, forks as the master does. Each child is held between the fork and
-# its own handlers and is sent a signal there. What the parent's handlers hear is written into the pipe both have.
+# A parent with a mailbox, and a thread that logs all the time, forks like the master. Each child is held between the fork
+# and the installation of its handlers, and gets a signal there. The parent's handlers write to a pipe that both share.
 FORKS = """
 import logging, os, signal, sys, threading, time
 from qd.log import JobRecords, Log
 from qd.process import fork as child, signals
 
-STOPPED = (signal.SIGTERM, signal.SIGQUIT)  # a fresh child may end of it, as anybody would
+STOPPED = (signal.SIGTERM, signal.SIGQUIT)  # a new child may end, as by default
 NOTHING = (signal.SIGHUP, signal.SIGINT, signal.SIGTTIN, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 EACH = (*STOPPED[:1], *NOTHING)
 log, lines = Log("parent"), logging.getLogger("lines")
@@ -70,7 +70,7 @@ print(strange)
     "500 forks: each child is sent a signal before it has its own handlers, while another thread of its parent logs",
     "no child hangs, none runs a handler of its parent's, the parent hears nothing of it",
 )
-def test_a_signal_before_a_childs_first_step_is_not_its_parents(figures: Figures) -> None:
+def test_a_signal_before_a_childs_first_step_does_not_reach_its_parent(figures: Figures) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKS, "500"],
         env={"PYTHONPATH": str(SOURCE)},

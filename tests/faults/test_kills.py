@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 @pytest.mark.fault(
     "2", "kill -9 of a worker in a lone job", "counted as a crash and not as an attempt; one line says it"
 )
-def test_a_lone_job_is_back_at_once_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures) -> None:
+def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start()
     for _ in range(10):
-        (n,) = ledger.push(seconds=50, again=0.0)  # long: however late its kill comes, it is in it
+        (n,) = ledger.push(seconds=50, again=0.0)  # long enough for any delay of the kill
         ledger.kill(ledger.wait_start(n).pid)
         again = ledger.wait_start(n, 2)
         assert again.attempt == 1
@@ -36,7 +36,7 @@ def test_a_lone_job_is_back_at_once_and_counts_a_crash(start: Start, ledger: Led
 
 
 def storm(work: Procs, ledger: Ledger, count: int, every: float) -> None:
-    """Push so many jobs, sixty a second of 50 ms each; kill -9 a worker chosen at random until all are done."""
+    """Push jobs of 50 ms, sixty per second; kill -9 a random worker from time to time until all jobs are done."""
     draw = random.Random(7)
     began = last = time.monotonic()
 
@@ -61,7 +61,7 @@ def storm(work: Procs, ledger: Ledger, count: int, every: float) -> None:
 @pytest.mark.parametrize(
     "count", [pytest.param(500, id="500 jobs"), pytest.param(10_000, id="10,000 jobs", marks=pytest.mark.slow)]
 )
-def test_a_storm_of_kills_loses_nothing(count: int, start: Start, ledger: Ledger, figures: Figures) -> None:
+def test_a_storm_of_kills_loses_no_job(count: int, start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start("--max-crashes", "1000", workers=4)
     storm(work, ledger, count, 0.2)
     eventually(lambda: len(work.children("waiting on")) == 4, 20, what="four workers again")

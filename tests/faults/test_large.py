@@ -1,5 +1,5 @@
-"""Payloads of many megabytes: row 25. They run, cost their worker a few times their size and the master nothing; what is
-over the limit is kept unread."""
+"""Payloads of many megabytes: row 25. They run, cost their worker a few times their size and the master nothing; a payload
+over the limit is stored unread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 MB = 1 << 20
-BESIDE = 12 * MB  # what a worker takes for its first job, whatever its size
+FIRST_JOB = 12 * MB  # memory that a worker needs for its first job of any size
 LARGE = (
     JOBS
     + """
@@ -29,7 +29,7 @@ import hashlib
 @app.job("large", timeout=0)
 def large(text: str) -> None:
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    peak = int(status["VmHWM"].split()[0]) * 1024  # before this job itself makes a copy
+    peak = int(status["VmHWM"].split()[0]) * 1024  # before the job makes a copy
     note("large", hashlib.sha256(text.encode()).hexdigest(), peak)
 """
 )
@@ -47,7 +47,10 @@ def grown(process: psutil.Process, before: int) -> int:
 @ROW
 @pytest.mark.parametrize("size", [MB, 16 * MB, 50 * MB], ids=lambda size: f"{size // MB} MB")
 def test_a_large_payload_runs_in_three_times_its_size(project: MakeProject, size: int) -> None:
-    with Server() as server, Client(str(server.socket), timeout=60) as redis:  # one of its own: its buffers go with it
+    with (
+        Server() as server,
+        Client(str(server.socket), timeout=60) as redis,
+    ):  # a separate server, which frees its buffers at the end
         shop = project(jobs=LARGE, url=server.url, config='[worker]\nmemory = "0"\n')
         witness = Witness(shop)
         work = shop.work("-w", "1", QD_MAX_PAYLOAD=str(size + MB))
@@ -59,7 +62,7 @@ def test_a_large_payload_runs_in_three_times_its_size(project: MakeProject, size
         (line,) = witness.wait("large", seconds=60)
         _, digest, peak = line.split()
         assert digest == hashlib.sha256(text.encode()).hexdigest()
-        times = (int(peak) - before - BESIDE) / size
+        times = (int(peak) - before - FIRST_JOB) / size
         assert times <= 3, f"a payload of {size // MB} MB took {times:.1f} times its size"
         assert grown(master, of_master) < 4 * MB
         assert all(len(line.encode()) <= 500 for line in work.lines)
@@ -75,7 +78,7 @@ def ready(work: Procs) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     "size", [30 * MB, pytest.param(500 * MB, marks=pytest.mark.slow)], ids=lambda size: f"{size // MB} MB"
 )
-def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(project: MakeProject, size: int) -> None:
+def test_a_payload_over_the_limit_is_stored_unread_and_the_next_jobs_run(project: MakeProject, size: int) -> None:
     with Server() as server, Client(str(server.socket), timeout=60) as redis:
         shop = project(jobs=LARGE, url=server.url)
         witness, work = Witness(shop), shop.work("-w", "1")
@@ -89,5 +92,5 @@ def test_what_is_over_the_limit_is_kept_unread_and_those_behind_it_run(project: 
         assert kept == raw
         assert "times max_payload" in record["reason"]
         assert not witness.starting("large")
-        assert grown(worker, before) < BESIDE
+        assert grown(worker, before) < FIRST_JOB
         work.stop()

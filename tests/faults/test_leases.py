@@ -1,4 +1,4 @@
-"""Jobs that outlive their lease, and a Redis that is away for longer than it: nothing runs twice. Row 8."""
+"""Jobs that outlast their lease, and an outage of Redis that outlasts it: nothing runs twice. Row 8."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = ("sleep", "sleep", "sleep", "cpu", "hold")
 
 
 def calls(client: Client) -> int:
-    """How many scripts the server has run."""
+    """The number of scripts that the server has run."""
     return sum(
         int(count) for count in re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", client.text("INFO", "commandstats"))
     )
@@ -33,7 +33,7 @@ def all_started(ledger: Ledger, jobs: list[int]) -> None:
 
 
 def each_ran_once(ledger: Ledger, *works: Procs) -> None:
-    """One start and one end each, and nobody ever thought otherwise."""
+    """Check that each job has one start and one end, and that no log mentions a lost lease."""
     assert sorted(note.n for note in ledger.starts()) == ledger.pushed
     ledger.conserve()
     for work in works:
@@ -64,7 +64,7 @@ def test_jobs_much_longer_than_their_lease_run_once(
         nonlocal beats, window
         called, at = calls(redis) - before, time.monotonic()
         if ledger.ends():
-            return True  # workers call, too, from the end of the first job on
+            return True  # from the end of the first job on, workers call too
         beats, window = called, at - began
         return window > 6
 
@@ -80,7 +80,7 @@ def test_jobs_much_longer_than_their_lease_run_once(
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server that the test may kill. What was acknowledged stays."""
+    """A server that the test may kill. Acknowledged writes persist."""
     with Server(*KEEPS) as server:
         yield server
 
@@ -105,7 +105,7 @@ def client(own: Server) -> Iterator[Client]:
     ],
     ids=["12 s", "60 s", "60 s without an answer"],
 )
-def test_an_outage_longer_than_the_lease_doubles_nothing(
+def test_an_outage_longer_than_the_lease_doubles_no_job(
     lease: int, away: int, how: str, project: MakeProject, own: Server, client: Client, figures: Figures
 ) -> None:
     shop = project(jobs=JOBS, config=f'retry_after = "{lease}s"\n', url=own.url)
@@ -118,7 +118,7 @@ def test_an_outage_longer_than_the_lease_doubles_nothing(
     back = time.monotonic()
     for work in works:
         work.wait_line("redis.back", 20)
-    client.close()  # it was of the server before
+    client.close()  # it belonged to the killed server
     (after,) = ledger.push()
     ledger.wait_all(away + 40)
     first = ledger.starts(after)[0].at - back
@@ -129,7 +129,7 @@ def test_an_outage_longer_than_the_lease_doubles_nothing(
 
 
 def out_of_reach(server: Server, how: str, seconds: float) -> None:
-    """The length of the outage is the fault: there is nothing to wait for."""
+    """The outage has a fixed duration, because that is the fault."""
     assert server.process is not None
     if how == "killed":
         server.kill()

@@ -1,4 +1,4 @@
-"""The kernel says no: out of memory, no more processes, no more of anything. Rows 3, 22 and 23."""
+"""Limits of the kernel: out of memory, no more processes, wasted resources. Rows 3, 22 and 23."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY = (
     + """
 import resource
 
-ballast = [bytearray(os.urandom(1000) * 12_000)]  # the template is larger than a worker that throws this away
+ballast = [bytearray(os.urandom(1000) * 12_000)]  # makes the template larger than a worker that frees it
 
 @app.job("hog")
 def hog(n: int, how: str) -> None:
@@ -33,7 +33,7 @@ def hog(n: int, how: str) -> None:
     while True:
         if how == "heap":
             kept.append(bytearray(os.urandom(1000) * 2000))
-        else:  # on nobody's account: the kernel has to be told whom to take
+        else:  # memory of no process: oom_score_adj decides which process the kernel kills
             ballast.clear()
             os.write(file, os.urandom(1000) * 2000)
         mark("A", n)
@@ -62,7 +62,7 @@ def shop(project: MakeProject) -> Project:
 @pytest.mark.parametrize(
     "times", [pytest.param(5, id="5 times"), pytest.param(20, id="20 times", marks=pytest.mark.slow)]
 )
-def test_the_kernel_takes_the_worker_and_not_its_master(
+def test_the_kernel_kills_the_worker_and_not_its_master(
     times: int, how: str, shop: Project, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     with control_group("memory", f"qd-test-{os.getpid()}") as small:
@@ -93,7 +93,7 @@ def test_the_kernel_takes_the_worker_and_not_its_master(
 @pytest.mark.fault(
     "3 limit", "a job that asks for more than its own memory limit (RLIMIT_AS)", "a MemoryError as any other error"
 )
-def test_a_limit_of_the_jobs_own_is_a_memory_error(
+def test_a_memory_limit_set_by_the_job_is_a_memory_error(
     shop: Project, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     ledger.push(job="bounded")
@@ -114,7 +114,7 @@ def test_a_limit_of_the_jobs_own_is_a_memory_error(
     "(times: from the room to the last worker)",
 )
 @pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])
-def test_without_processes_it_serves_with_what_it_has(
+def test_without_new_processes_the_remaining_workers_serve(
     flags: tuple[str, ...], shop: Project, ledger: Ledger, figures: Figures
 ) -> None:
     with control_group("pids", f"qd-test-{os.getpid()}") as small:
@@ -127,9 +127,9 @@ def test_without_processes_it_serves_with_what_it_has(
         ledger.push(20)
         ledger.wait_all()
         began, tries = time.monotonic(), len(work.matches("fork_failed"))
-        time.sleep(3)  # the pace of the tries is looked at
+        time.sleep(3)  # the test observes the rate of the attempts
         more = len(work.matches("fork_failed")) - tries
-        assert more <= 1 + time.monotonic() - began, "a line each moment"
+        assert more <= 1 + time.monotonic() - began, "too many lines"
         assert len(work.children("qd: worker")) == 1
         small.limit("pids.max", "pids.max", "max")
         began = time.monotonic()
@@ -175,7 +175,7 @@ def leak(n: int) -> None:
     "what they started goes with them; the leaking worker is replaced; the master grows by nothing; neighbours go on "
     "(times: of the jobs beside them)",
 )
-def test_what_jobs_waste_is_taken_back(project: MakeProject, redis: Client, figures: Figures) -> None:
+def test_resources_wasted_by_jobs_are_recovered(project: MakeProject, redis: Client, figures: Figures) -> None:
     shop = project(jobs=WASTEFUL)
     ledger = Ledger(shop, redis)
     work = shop.work("-w", "3", "--max-jobs", "20", "--memory", "64M", "--log-level", "debug")

@@ -1,4 +1,4 @@
-"""The master, or all of it, is killed; the next one is started here or on another host: rows 5, 6 and 7."""
+"""The master, or its whole process tree, is killed; the next one starts here or on another host: rows 5, 6 and 7."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def living(process: psutil.Process) -> bool:
     "its workers are gone within 100 ms; the next master gives their jobs back (times: from its start)",
 )
 @pytest.mark.parametrize("how", ["idle", "sleep", "hold", "sub"])
-def test_no_worker_outlives_its_master_and_the_next_gives_back_its_jobs(
+def test_no_worker_outlives_its_master_and_the_next_requeues_its_jobs(
     how: str, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     gone, back = [], []
@@ -67,7 +67,7 @@ def test_no_worker_outlives_its_master_and_the_next_gives_back_its_jobs(
 
 
 def logged(work: Procs, pattern: str) -> list[float]:
-    """The moments of the log's lines with `pattern`, unix seconds."""
+    """The times of the log lines that match `pattern`, in unix seconds."""
     return [datetime.fromisoformat(line[:23]).timestamp() for line in work.lines if re.search(pattern, line)]
 
 
@@ -76,10 +76,12 @@ def logged(work: Procs, pattern: str) -> list[float]:
     "kill -9 of master and workers at once, amid 200 jobs",
     "the next one works within a second and gives the interrupted jobs back (times: from its start)",
 )
-def test_a_whole_tree_killed_amid_jobs_goes_on_where_it_was(start: Start, ledger: Ledger, figures: Figures) -> None:
+def test_the_jobs_of_a_killed_process_tree_run_again_after_a_restart(
+    start: Start, ledger: Ledger, figures: Figures
+) -> None:
     work = start(workers=4)
     ledger.push(60, seconds=0.05)
-    in_hand = ledger.push(4, seconds=50, again=0.05)  # however late their kill comes
+    in_hand = ledger.push(4, seconds=50, again=0.05)  # long enough for any delay of the kill
     ledger.push(136, seconds=0.05)
     for n in in_hand:
         ledger.wait_start(n)
@@ -98,7 +100,7 @@ def test_a_whole_tree_killed_amid_jobs_goes_on_where_it_was(start: Start, ledger
 
 
 def lease_end(redis: Client) -> float:
-    """The unix second at which the lease of the one reserved job runs out; 0.0 when nobody has it any more."""
+    """The unix time at which the lease of the only reserved job expires; 0.0 if no job is reserved."""
     reserved = redis.text("ZRANGE", "queues:default:reserved", "0", "0", "WITHSCORES")
     return float(reserved[1]) if reserved else 0.0
 
@@ -114,13 +116,13 @@ def lease_end(redis: Client) -> float:
     [(2, "name", True), (2, "boot", True), (2, "ns", True), (4, "name", False)],
     ids=["another name", "another boot", "another namespace", "started afterwards"],
 )
-def test_another_host_takes_over_when_the_lease_has_run_out(
+def test_another_host_takes_over_when_the_lease_has_expired(
     lease: int, by: str, beside: bool, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     shop.config(f'retry_after = "{lease}s"\n')
     other = work_on_another_host(shop, "-w", "1", "--sleep", "0.2", by=by) if beside else None
     if other:
-        other.signal(signal.SIGUSR2)  # its keeper goes on, its worker takes nothing yet
+        other.signal(signal.SIGUSR2)  # its keeper runs, its worker reserves nothing yet
         other.wait_line("master.paused")
     work = start()
     (n,) = ledger.push(seconds=50, again=0.5)
@@ -128,14 +130,14 @@ def test_another_host_takes_over_when_the_lease_has_run_out(
     before = lease_end(redis)
     for process in work.session():
         ledger.kill(process.pid)
-    until = max(before, lease_end(redis))  # it may have been renewed, and it may be over already
+    until = max(before, lease_end(redis))  # it may have been renewed, or have expired already
     work.process.wait(10)
     if other:
         other.signal(signal.SIGCONT)
     other = other or work_on_another_host(shop, "-w", "1", by=by)
     again = ledger.wait_start(n, 2)
     late = again.at - time.monotonic() + time.time() - until
-    assert late >= 0, f"taken {-late:.3f} s before its lease had run out"
+    assert late >= 0, f"taken {-late:.3f} s before its lease had expired"
     ledger.wait_all()
     other.wait_line("lease.expired jobs=1")
     other.stop()

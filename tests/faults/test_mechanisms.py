@@ -1,4 +1,4 @@
-"""What holds a promise up, each by itself and as quickly as it can be seen; test_switched_off.py takes them away."""
+"""The mechanisms behind the promises, each in a quick test of its own; test_switched_off.py switches them off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def two_masters(shop: Project) -> list[Procs]:
 
 
 @pytest.mark.parametrize("how", ["sleep", "hold"])
-def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
+def test_a_lease_is_renewed_as_long_as_its_worker_lives(
     project: MakeProject, clean_redis: Client, figures: Figures, how: str
 ) -> None:
     shop = project(jobs=JOBS, config='retry_after = "2s"\n')
@@ -39,7 +39,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_worker_lives(
     figures.tell(ledger)
 
 
-def test_no_lease_is_taken_for_expired_right_after_an_outage(project: MakeProject, figures: Figures) -> None:
+def test_no_lease_is_reclaimed_right_after_an_outage(project: MakeProject, figures: Figures) -> None:
     with Server(*KEEPS) as server:
         shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')
         client = server.client()
@@ -47,7 +47,7 @@ def test_no_lease_is_taken_for_expired_right_after_an_outage(project: MakeProjec
         for n in ledger.push(2, seconds=6.5):
             ledger.wait_start(n)
         server.kill()
-        time.sleep(2.5)  # longer than the lease: what the promise is about
+        time.sleep(2.5)  # longer than the lease, as in the promise
         server.start()
         client.close()
         ledger.wait_end(0)
@@ -61,7 +61,7 @@ def test_no_lease_is_taken_for_expired_right_after_an_outage(project: MakeProjec
         client.close()
 
 
-DEAF = """
+NO_ALARM = """
 @app.job("deaf")
 def deaf(n: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
@@ -71,10 +71,10 @@ def deaf(n: int) -> None:
 
 
 @pytest.mark.leaves("queues:default", "queues:default:notify")
-def test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt(
+def test_a_job_ended_at_the_stop_timeout_is_handed_back_with_its_attempt(
     project: MakeProject, clean_redis: Client
 ) -> None:
-    shop = project(jobs=JOBS + DEAF)
+    shop = project(jobs=JOBS + NO_ALARM)
     ledger, work = Ledger(shop, clean_redis), shop.work("-w", "1", "--stop-timeout", "1s")
     (n,) = ledger.push(job="deaf")
     ledger.wait_start(n)
@@ -84,7 +84,7 @@ def test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt(
     assert '"crashes"' not in payload
 
 
-def test_the_kernel_takes_a_worker_before_the_master(start: Start, clean_redis: Client) -> None:
+def test_the_kernel_prefers_to_kill_a_worker_over_the_master(start: Start, clean_redis: Client) -> None:
     work = start(workers=2)
     adjusted = lambda pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text())  # noqa: E731
     workers = eventually(lambda: len(work.children("qd: worker")) == 2 and work.children("qd: worker"))

@@ -1,4 +1,4 @@
-"""As PID 1 of a container, and where process numbers are given out again at once: rows 20 and 21."""
+"""qd as PID 1 of a container, and PIDs that are reused immediately: rows 20 and 21."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ def shop(project: MakeProject) -> Project:
     "it is PID 1 of a container, and its jobs leave processes behind",
     "no zombie is left, no stranger's end counts as a worker's, TERM ends it with 0 (times: the stop)",
 )
-def test_as_pid_1_it_reaps_strangers_and_hears_term(shop: Project, ledger: Ledger, figures: Figures) -> None:
+def test_as_pid_1_it_reaps_foreign_processes_and_handles_term(shop: Project, ledger: Ledger, figures: Figures) -> None:
     work = shop.work("-w", "2", within=processes.new_namespace())
     work.wait_line("master.ready")
     ledger.push(20, job="orphans")
     ledger.wait_all()
     assert work.matches(r"master\[1\]")
     init = psutil.Process(processes.namespace_init(work))
-    eventually(lambda: len(init.children(recursive=True)) == 4, 20, what="only the template, the keeper, two workers")
+    eventually(
+        lambda: len(init.children(recursive=True)) == 4, 20, what="only the template, the keeper and two workers"
+    )
     assert not work.matches("died|boot_failed|WARN|ERROR")
     began = time.monotonic()
     init.send_signal(signal.SIGTERM)
@@ -71,8 +73,8 @@ def crowd(shop: Project) -> Iterator[Bystanders]:
         init.sweep()
 
 
-def taken_over(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.Process) -> None:
-    """Kill it, and let somebody else have its number."""
+def kill_and_reuse_pid(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.Process) -> None:
+    """Kill the process, and let another process reuse its PID."""
     (number,) = processes.by_inner_pid([process])
     start = len(work.lines)
     ledger.kills.append(Kill(number, time.monotonic()))
@@ -82,7 +84,7 @@ def taken_over(work: Procs, crowd: Bystanders, ledger: Ledger, process: psutil.P
 
 
 def at_rest(work: Procs, asked: int) -> bool:
-    """Whether each of the changes of code that were asked for has begun, and the last one is over, with its old template."""
+    """Whether each requested reload has started, and the last one and its old template have ended."""
     changes = [match[1] for match in work.matches(r"master\.(reloading|reloaded|reload_refused)")]
     over = changes.count("reloading") >= asked and changes[-1] != "reloading"
     return over and len(work.children("qd: template")) == 1
@@ -93,7 +95,7 @@ def at_rest(work: Procs, asked: int) -> bool:
     "process numbers are given out again at once: strangers get those of dead workers, keepers, templates and masters",
     "no stranger is ever signalled, nor taken for what it is not",
 )
-def test_who_has_a_dead_ones_number_is_left_alone(
+def test_a_process_that_reuses_a_pid_is_not_touched(
     shop: Project, ledger: Ledger, figures: Figures, crowd: Bystanders
 ) -> None:
     work = shop.work("-w", "3", "--max-crashes", "1000", within=crowd.words)
@@ -101,14 +103,14 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     master = work.child("qd: master")
     for number in range(6):
         (n,) = ledger.push(seconds=50, again=0.0)
-        with_job = ledger.wait_start(n).pid  # the changes of code go on: other workers come and go
-        taken_over(work, crowd, ledger, processes.by_inner_pid(work.children("qd: worker"))[with_job])
+        with_job = ledger.wait_start(n).pid  # reloads continue: workers are replaced meanwhile
+        kill_and_reuse_pid(work, crowd, ledger, processes.by_inner_pid(work.children("qd: worker"))[with_job])
         if number == 2:
-            taken_over(work, crowd, ledger, work.child("qd: keeper"))
+            kill_and_reuse_pid(work, crowd, ledger, work.child("qd: keeper"))
         if number == 4:
             eventually(lambda: at_rest(work, asked=4), what="one template, which serves")
-            taken_over(work, crowd, ledger, work.child("qd: template"))
-        # TTIN and TTOU come first: the kernel throws away a CONT that waits when one of them is sent.
+            kill_and_reuse_pid(work, crowd, ledger, work.child("qd: template"))
+        # TTIN and TTOU come first: the kernel discards a pending CONT when one of them is sent.
         for each in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGHUP):
             master.send_signal(each)
         ledger.wait_all()
@@ -127,7 +129,7 @@ def test_who_has_a_dead_ones_number_is_left_alone(
     again.child("qd: master").terminate()
     again.ends_clean()
     assert not crowd.dead()
-    for file in (shop.run / "qd").glob("*.live"):  # the dead master's; whoever asks for it later takes it away
+    for file in (shop.run / "qd").glob("*.live"):  # of the dead master; a later `qd health --live` would delete it
         file.unlink()
     ledger.conserve()
     figures.tell(ledger)

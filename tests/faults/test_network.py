@@ -1,4 +1,4 @@
-"""Between a real `qd work` and its server stands a proxy: replies cut at any byte, swallowed, requests held back."""
+"""A proxy between a real `qd work` and its server: replies cut at any byte or swallowed, requests held back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import BROUGHT, eventually
 
 FAILED = pytest.mark.leaves("queues:*:failed", "queues:*:failed_at")
 pytestmark = [pytest.mark.usefixtures("clean_redis"), FAILED]
-PATIENCE = 5.0  # seconds a reply may take
+TIMEOUT = 5.0  # seconds a reply may take
 
 MORE = (
     JOBS
@@ -52,13 +52,13 @@ def shop(project: MakeProject, proxy: Proxy) -> Project:
 
 
 def waits(work: Procs, redis: Client) -> bool:
-    """The title comes before the first turn; a client that is blocked has made one."""
+    """Whether the worker waits: its title is set before its first turn, and a blocked client has made a turn."""
     return bool(work.children("waiting on")) and "blocked_clients:1\r" in redis.text("INFO", "clients")
 
 
 @pytest.fixture
 def work(shop: Project, redis: Client, request: pytest.FixtureRequest) -> Procs:
-    """One worker, that has made a turn and waits. @pytest.mark.parametrize("lease", ...): its retry_after."""
+    """One worker that has made a turn and waits. An indirect parameter sets its retry_after."""
     shop.config(f"retry_after = {getattr(request, 'param', 30)}")
     started = shop.work("-w", "1", "--sleep", "1", "--log-level", "debug")
     eventually(lambda: waits(started, redis), 20, what="a worker that waits")
@@ -70,7 +70,7 @@ def sha(name: str) -> str:
 
 
 def settled(ledger: Ledger, n: int) -> None:
-    """Job n has begun, and every job was answered."""
+    """Wait until job n has started and every job was answered."""
     ledger.wait_start(n)
     kinds = ("", ":delayed", ":reserved")
     eventually(lambda: not any(ledger.client.call("EXISTS", f"queues:default{kind}") for kind in kinds), 20)
@@ -96,7 +96,7 @@ SILENCE = pytest.mark.fault(
 
 @SILENCE
 @pytest.mark.parametrize("what", ["wait", "reserve", "ack"])
-def test_a_swallowed_reply_is_noticed_and_asked_for(
+def test_a_swallowed_reply_is_detected_and_its_job_found(
     what: str, work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
 ) -> None:
     if what == "wait":
@@ -112,20 +112,20 @@ def test_a_swallowed_reply_is_noticed_and_asked_for(
     (n,) = ledger.push()
     assert fault.done.wait(20)
     struck = time.monotonic()
-    began = ledger.wait_start(n, seconds=PATIENCE + BROUGHT)
+    began = ledger.wait_start(n, seconds=TIMEOUT + BROUGHT)
     ledger.wait_all()
     assert began.attempt == 1
-    detected = PATIENCE + (1 if what == "wait" else 0)
+    detected = TIMEOUT + (1 if what == "wait" else 0)
     ends_well(work, ledger, figures, back=[max(0.0, began.at - struck - detected)], p99=1.0)
 
 
 @SILENCE
 @pytest.mark.parametrize("work", [5], indirect=True)
-def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
+def test_a_swallowed_renewal_loses_no_lease(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
     (n,) = ledger.push(seconds=9)
     ledger.wait_start(n)
     for times in (1, 2):
-        fault = proxy.on(sha("beat"), "hold")  # it does not even reach the server
+        fault = proxy.on(sha("beat"), "hold")  # it does not reach the server
         assert fault.met.wait(20)
         work.wait_line("redis.away", 20, count=times)
         work.wait_line("redis.back", 20, count=times)
@@ -138,7 +138,7 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
         return bool(ledger.ends(n))
 
     eventually(over, 20, every=0.05, what="the end of the job")
-    assert least > 0, "its lease ran out meanwhile"
+    assert least > 0, "its lease expired meanwhile"
     ledger.wait_all()
     ends_well(work, ledger, figures)
 
@@ -150,17 +150,17 @@ def test_a_swallowed_renewal_costs_no_lease(work: Procs, ledger: Ledger, proxy: 
     "29b", "a reserving call held up on the way until its worker has gone on", "it takes no job away and ends no lease"
 )
 @pytest.mark.parametrize("work", [2], indirect=True)
-def test_a_call_that_comes_late_takes_nothing(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
+def test_a_late_call_reserves_nothing(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
     fault = proxy.on(sha("turn"), "hold")
     assert fault.met.wait(20)
     (first,), (second,) = ledger.push(seconds=3.5), ledger.push()
-    ledger.wait_start(first, seconds=PATIENCE + 20)
+    ledger.wait_start(first, seconds=TIMEOUT + 20)
     fault.let_go()
     assert fault.done.wait(20)
     most = 0
 
     def over() -> bool:
-        nonlocal most  # looked at all the while: a lease that nobody renews is soon over
+        nonlocal most  # checked all the time: a lease that is not renewed expires soon
         most = max(most, ledger.client.call("ZCARD", "queues:default:reserved"))
         return bool(ledger.ends(first))
 
@@ -174,13 +174,13 @@ def test_a_call_that_comes_late_takes_nothing(work: Procs, ledger: Ledger, proxy
 @pytest.mark.fault(
     "29c", "a reply lost on the way, and then the server away for a second", "the worker asks what is its own first"
 )
-def test_a_lost_reply_and_an_outage_leave_nothing_behind(
+def test_a_lost_reply_followed_by_an_outage_loses_no_job(
     work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
 ) -> None:
     (first,) = ledger.push(seconds=1.5)
     ledger.wait_start(first)
     (second,) = ledger.push()
-    proxy.refuse()  # new connections; those that there are stay, until the fault
+    proxy.refuse()  # only new connections; the current one stays until the fault
     fault = proxy.on(sha("turn"), "reset")  # it acks the first and reserves the second
     assert fault.done.wait(20)
     work.wait_line("redis.broken", 20, count=4)
@@ -194,7 +194,7 @@ def test_a_lost_reply_and_an_outage_leave_nothing_behind(
 
 
 def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
-    """Cut the reply of one call further and further behind, until one goes through whole. How many cuts it took."""
+    """Cut the reply of one call at a later byte each time, until one arrives whole. Returns the number of cuts."""
     job, name = {
         "reserve": ("work", "turn"),
         "ack": ("work", "turn"),
@@ -215,7 +215,7 @@ def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
         settled(ledger, n)
         if fault.whole:
             return cuts
-    raise AssertionError("no reply is as long as that")
+    raise AssertionError("no reply is that long")
 
 
 @pytest.mark.fault(
@@ -225,10 +225,10 @@ def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
 )
 @pytest.mark.parametrize("what", ["reserve", "ack", "release", "bury"])
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_cut_reply_is_asked_for(
+def test_the_job_of_a_cut_reply_is_found(
     what: str, step: int, work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
 ) -> None:
-    for job in ("work", "again", "bad"):  # the server knows every script then
+    for job in ("work", "again", "bad"):  # loads every script
         (n,) = ledger.push(job=job)
         settled(ledger, n)
     cuts = cut(work, ledger, proxy, what, step if what in ("reserve", "ack") else 1)

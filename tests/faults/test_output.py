@@ -1,4 +1,4 @@
-"""What becomes of the log and of the output of jobs when nobody takes them: the work goes on."""
+"""The log and the output of jobs cannot be written: the jobs continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shop(project: MakeProject) -> Project:
 
 
 class Pipe:
-    """A pipe that nobody reads, full to the brim; one whose reader is gone; or a file on a full disk."""
+    """A full pipe without a reader; a pipe whose reader has exited; or a file on a full disk."""
 
     def __init__(self, kind: str) -> None:
         if kind == "disk":
@@ -64,7 +64,7 @@ class Pipe:
             os.close(self.read)
 
     def drain(self) -> str:
-        """All that was written, once nobody has it open for writing any more."""
+        """Everything that was written, once the last writer has closed the pipe."""
         os.close(self.write)
         with open(self.read, errors="replace") as file:
             return file.read()
@@ -85,7 +85,7 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
     "jobs go on, leases are renewed on time, exit 0 on TERM; the log says how many lines it dropped",
 )
 @pytest.mark.parametrize("kind", ["full", "gone", "disk"])
-def test_a_pipe_that_takes_nothing_stops_nothing(
+def test_jobs_continue_if_the_output_cannot_be_written(
     kind: str, shop: Project, ledger: Ledger, redis: Client, figures: Figures, running: list[subprocess.Popen[bytes]]
 ) -> None:
     pipe = Pipe(kind)
@@ -131,7 +131,9 @@ STORE = ("queues:default:failed", "queues:default:failed_at")
     "1,000 failing jobs while the failed store takes no record for 2 s",
     "no job is answered before its failure is kept: kept and still waiting are 1,000 at any moment; said once a worker",
 )
-def test_no_failure_is_lost(shop: Project, ledger: Ledger, redis: Client, figures: Figures) -> None:
+def test_no_failure_is_lost_while_the_failed_store_rejects_records(
+    shop: Project, ledger: Ledger, redis: Client, figures: Figures
+) -> None:
     ledger.push(200, job="bad")
     work = shop.work("-w", "2", "--log-level", "warning")
     eventually(lambda: redis.call("HLEN", STORE[0]) == 200, 20, what="the first failures")

@@ -28,7 +28,7 @@ def parent():
     os.kill(os.getppid(), signal.SIGKILL)
 
 def everything():
-    "As a full memory group does that is killed as one."
+    "Like a memory group that the kernel kills as a whole."
     session = os.getsid(0)
     for pid in psutil.pids():
         try:
@@ -53,7 +53,7 @@ def shop(project: MakeProject) -> Project:
 
 
 def answered_too_late(ledger: Ledger) -> set[int]:
-    """The job that each killed worker had ended last: its answer may not have gone out before the mine went off."""
+    """The last finished job of each killed worker: its answer may not have been sent before the mine exploded."""
     last_blow = ledger.starts(-2)[-1].at
     last = {note.pid: note for note in ledger.notes if note.at < last_blow}
     return {note.n for note in last.values() if note.kind == "E"}
@@ -65,13 +65,13 @@ def answered_too_late(ledger: Ledger) -> set[int]:
     "started three times exactly, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
 )
 @pytest.mark.parametrize("how", ["parent", "everything"])
-def test_poison_that_kills_its_master_is_failed_by_its_own_mark(
+def test_a_job_that_kills_its_master_fails_after_max_crashes(
     shop: Project, ledger: Ledger, figures: Figures, redis: Client, how: str
 ) -> None:
     push(redis, "mine", how=how)
     ledger.push(60)
     for _ in range(3):
-        work = shop.work("-w", "1")  # beside another worker, the same bystander might be killed with it three times
+        work = shop.work("-w", "1")  # with two workers, the same other job might be killed three times
         assert work.wait(20) == -signal.SIGKILL
     work = shop.work("-w", "2")
     began = time.monotonic()
@@ -83,7 +83,7 @@ def test_poison_that_kills_its_master_is_failed_by_its_own_mark(
     assert len(ledger.starts(-2)) == 3
     ((record, _),) = failed(redis)
     assert record["crashes"] == 3
-    assert ledger.standing() == {-1: 1}, "the mine stands in the failed store, and nothing else anywhere"
+    assert ledger.standing() == {-1: 1}, "only the mine is left, in the failed store"
     ledger.conserve(doubles=answered_too_late(ledger))
     figures.tell(ledger)
     figures.add(back=[back])

@@ -1,4 +1,4 @@
-"""The server is killed, or away for a while, under a real `qd work`: nothing lost, said once, going on at once."""
+"""The server is killed or unreachable while a real `qd work` runs: nothing is lost, one log line, jobs continue after it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fsync() -> str:
 
 @pytest.fixture
 def own(fsync: str) -> Iterator[Server]:
-    """A server that the test may mistreat."""
+    """A server that the test may kill."""
     with Server("--appendonly", "yes", "--appendfsync", fsync) as server:
         yield server
 
@@ -59,7 +59,7 @@ def ready(shop: Project, workers: int, *arguments: str) -> Procs:
 
 
 class Producer:
-    """Pushes one job after the other, and notes which of them the server has acknowledged."""
+    """Pushes one job after the other, and records which of them the server has acknowledged."""
 
     def __init__(self, own: Server, ledger: Ledger, count: int) -> None:
         self.client, self.ledger, self.count = own.client(), ledger, count
@@ -84,7 +84,7 @@ class Producer:
 
 
 def first_after(ledger: Ledger, moment: float) -> float:
-    """The start of the first job after a moment."""
+    """The start of the first job after `moment`."""
     return min(eventually(lambda: [note.at for note in ledger.starts() if note.at > moment], what="a job"))
 
 
@@ -93,8 +93,8 @@ def nothing_left(client: Client) -> None:
     assert not left, f"keys left in Redis: {left}"
 
 
-def said_once(work: Procs) -> None:
-    """One line when it goes and one when it comes back, and nothing else that is not about a job's success."""
+def logged_once(work: Procs) -> None:
+    """Check for one line about the outage and one about its end, and no other warning or error."""
     assert len(work.matches("redis.away")) == len(work.matches("redis.back")) == 1
     others = [line for line in work.lines if " INFO " not in line and not re.search("redis.away|is_root", line)]
     assert not others, others
@@ -104,7 +104,7 @@ def said_once(work: Procs) -> None:
     "13", "kill -9 of Redis at a fifth of 2,000 jobs, during a storm of pushes; back after 3 s", "one line each way"
 )
 @pytest.mark.parametrize("fsync", ["no", "always"])  # with everysec a write may wait for a sync, and be lost
-def test_a_killed_server_loses_nothing_that_it_acknowledged(
+def test_a_killed_server_loses_no_acknowledged_job(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
 ) -> None:
     work = ready(shop, 4, "--log-level", "info")
@@ -115,11 +115,11 @@ def test_a_killed_server_loses_nothing_that_it_acknowledged(
     eventually(lambda: time.monotonic() >= killed + 3)
     own.start()
     back = time.monotonic()
-    client.close()  # its connection ended with the server
+    client.close()  # its connection has ended with the server
     first = first_after(ledger, killed + 2)
     eventually(storm.over, 120, what="every push")
     ledger.wait_all(120)
-    said_once(work)
+    logged_once(work)
     work.stop()
     nothing_left(client)
     assert not ledger.lost()
@@ -166,13 +166,13 @@ def test_jobs_outlast_an_outage(
     assert percent < (2 if figures.strict else 20)
     own.start()
     back = time.monotonic()
-    client.close()  # its connection ended with the server
+    client.close()  # its connection has ended with the server
     work.wait_line("redis.back", 20)
     figures.add(back=[time.monotonic() - back], p99=1.0, cpu_percent=round(percent, 2))
     (fresh,) = ledger.push()
     assert ledger.wait_start(fresh).at - back < (2 if figures.strict else 10)
     ledger.wait_all()
-    said_once(work)
+    logged_once(work)
     work.stop()
     nothing_left(client)
     ledger.conserve()
@@ -180,7 +180,7 @@ def test_jobs_outlast_an_outage(
 
 
 def spent(work: Procs) -> float:
-    """CPU seconds of every process of it so far."""
+    """CPU seconds of all processes so far."""
     return sum(sum(process.cpu_times()[:2]) for process in work.session())
 
 
@@ -189,7 +189,7 @@ def spent(work: Procs) -> float:
     "Redis killed; back, it loads for 3 s before it serves (LOADING)",
     "waited out as an outage; one line each way",
 )
-def test_a_server_that_loads_is_waited_for(
+def test_jobs_continue_after_a_server_has_loaded_its_data(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
 ) -> None:
     client.call("EVAL", "for i = 1, 8000 do redis.call('HSET', 'filler', i, i) end", 0)
@@ -199,16 +199,16 @@ def test_a_server_that_loads_is_waited_for(
     own.kill()
     client.close()
     with own.client() as other:
-        said = [""]
-        looking = threading.Thread(target=lambda: eventually(lambda: "LOADING" in hear(other, said), 20))
+        replies = [""]
+        looking = threading.Thread(target=lambda: eventually(lambda: "LOADING" in note_refusal(other, replies), 20))
         looking.start()
         own.start("--key-load-delay", "400")
         back = time.monotonic()
         looking.join(20)
-    assert "LOADING" in said[-1]
+    assert "LOADING" in replies[-1]
     ledger.wait_end(waiting[-1])
     ledger.wait_all()
-    said_once(work)
+    logged_once(work)
     work.stop()
     client.call("DEL", "filler")
     nothing_left(client)
@@ -219,7 +219,7 @@ def test_a_server_that_loads_is_waited_for(
 
 
 def refusal(client: Client) -> str:
-    """What the server says to a write; empty when it takes it or is not there."""
+    """The error reply to a write; empty if the server accepts it or is unreachable."""
     try:
         client.call("DEL", "none")
     except hiredis.ReplyError as error:
@@ -229,9 +229,9 @@ def refusal(client: Client) -> str:
     return ""
 
 
-def hear(client: Client, said: list[str]) -> str:
-    said.append(refusal(client))
-    return said[-1]
+def note_refusal(client: Client, replies: list[str]) -> str:
+    replies.append(refusal(client))
+    return replies[-1]
 
 
 @pytest.mark.fault(
@@ -239,8 +239,8 @@ def hear(client: Client, said: list[str]) -> str:
     "Redis cannot write its append-only file any more (disk full), then it can",
     "a push fails saying so; acks wait and are sent; one line each way",
 )
-@pytest.mark.parametrize("fsync", ["no"])  # with always it would leave
-def test_a_full_disk_is_waited_out(
+@pytest.mark.parametrize("fsync", ["no"])  # with always the server would exit
+def test_jobs_continue_after_a_full_disk_has_space_again(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
 ) -> None:
     client.call("SET", "filler", b"x" * 500_000)
@@ -250,20 +250,20 @@ def test_a_full_disk_is_waited_out(
     (log,) = own.folder.glob("appendonlydir/*.incr.aof")
     assert own.process is not None
     before = resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
-    eventually(lambda: "MISCONF" in refusal(client), 20, what="a server that refuses writes")
+    eventually(lambda: "MISCONF" in refusal(client), 20, what="a server that rejects writes")
     work.wait_line("redis.away .*MISCONF")
     refused = shop.qd("dispatch", "work", "n=0")
     assert refused.returncode == 69
     assert "MISCONF" in refused.stderr
     ledger.wait_end(running)
     resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, before)
-    eventually(lambda: not refusal(client), 20, what="a server that takes writes")
+    eventually(lambda: not refusal(client), 20, what="a server that accepts writes")
     back = time.monotonic()
     work.wait_line("redis.back", 20)
     figures.add(back=[time.monotonic() - back], p99=2.0)
     ledger.wait_end(waiting[-1])
     ledger.wait_all()
-    said_once(work)
+    logged_once(work)
     work.stop()
     client.call("DEL", "filler")
     nothing_left(client)

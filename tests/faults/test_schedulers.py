@@ -1,5 +1,5 @@
-"""Five schedulers whose clocks differ by up to 45 s, one of them killed every second: each tick of a job exactly once, each
-of a function at most once."""
+"""Five schedulers whose clocks differ by up to 45 s, one of them killed every second: each tick of a job is taken exactly
+once, each of a function at most once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:*", "ran:*")
 
 
 def sent(redis: Client, queue: str) -> list[float]:
-    """The ticks that its jobs say, in the order in which they were sent."""
+    """The ticks in the payloads of the queue, in the order of sending."""
     return [json.loads(raw)["tick"] for raw in redis.call("LRANGE", f"queues:{queue}", 0, -1)]
 
 
@@ -35,7 +35,7 @@ def all_from(first: float, last: float, step: float) -> list[float]:
 def watch(
     server: Server, redis: Client, log: Path, ticks: int, *, seed: int, seconds: float = 0.25, count: int = 4
 ) -> int:
-    """Until so many ticks of jobs were taken. Returns how many schedulers were killed."""
+    """Run until `ticks` ticks of jobs were taken. Returns the number of killed schedulers."""
     several = Several(server.url, seconds, count, SKEWS, log)
     try:
         enough = lambda: sum(redis.call("LLEN", f"queues:q{n}") for n in range(count)) >= ticks  # noqa: E731
@@ -46,15 +46,15 @@ def watch(
         found = sent(redis, f"q{n}")
         assert found == all_from(found[0], found[-1], seconds), "each tick once, none left out, in order"
         once = ran(redis, f"f{n}")
-        assert once, "functions ran, too"
+        assert once, "functions ran too"
         assert len(set(once)) == len(once), "no tick of a function ran twice"
         due = all_from(min(once), max(once), seconds)
         assert set(once) <= set(due)
-        assert len(due) - len(once) <= several.killed + 1, "only what was in hand when one was killed is lost"
+        assert len(due) - len(once) <= several.killed + 1, "only runs during a kill are lost"
     return several.killed
 
 
-def test_each_tick_is_taken_exactly_once_by_five_schedulers_of_whom_one_dies_each_second(
+def test_five_schedulers_take_each_tick_exactly_once_while_one_is_killed_each_second(
     server: Server, clean_redis: Client, tmp_path: Path
 ) -> None:
     assert watch(server, clean_redis, tmp_path / "log", 100, seed=7) > 2
@@ -67,7 +67,7 @@ def test_each_of_a_thousand_ticks_is_taken_exactly_once(server: Server, clean_re
 
 
 @pytest.mark.slow
-def test_each_of_a_thousand_ticks_whose_jobs_were_made_before_them_is_taken_exactly_once(
+def test_each_of_a_thousand_ticks_with_early_jobs_is_taken_exactly_once(
     server: Server, clean_redis: Client, tmp_path: Path
 ) -> None:
     base, seconds = round(time.time()), 0.1

@@ -1,4 +1,4 @@
-"""A primary dies under a real `qd work`, and sentinels name another: what that one has acknowledged is done."""
+"""A primary dies while a real `qd work` runs, and sentinels name another: all jobs it has acknowledged are done."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def shop(project: MakeProject, sentinel: Sentinel) -> Project:
 
 
 @pytest.fixture(autouse=True)
-def mended(sentinel: Sentinel) -> Iterator[None]:
-    """A primary that a test has killed is there again for the next one."""
+def restored(sentinel: Sentinel) -> Iterator[None]:
+    """Restart a primary that a test has killed."""
     yield
     for node in sentinel.nodes:
         if node.process is None:
@@ -38,7 +38,7 @@ def mended(sentinel: Sentinel) -> Iterator[None]:
 
 @pytest.fixture
 def queue(sentinel: Sentinel) -> Iterator[RedisQueue]:
-    """A producer's connection."""
+    """The connection of a producer."""
     found = RedisQueue(ConnectionSettings(name="redis", url=sentinel.url))
     found.patience(1.0, 1.0)
     yield found
@@ -46,7 +46,7 @@ def queue(sentinel: Sentinel) -> Iterator[RedisQueue]:
 
 
 class Producer:
-    """Pushes one job after the other until told to stop, and notes the port of the server that acknowledged it."""
+    """Pushes one job after the other until stop(), and records the port of the server that acknowledged each."""
 
     def __init__(self, queue: RedisQueue) -> None:
         self.queue, self.by = queue, dict[int, int]()
@@ -90,7 +90,7 @@ def ledger_of(shop: Project, sentinel: Sentinel) -> Iterator[Ledger]:
     "kill -9 of the primary under three sentinels during a storm of pushes, and a failover that is asked for",
     "all that the new primary acknowledged is done; workers go on with it by themselves; one line each way",
 )
-def test_what_the_new_primary_acknowledged_is_done(
+def test_jobs_acknowledged_by_the_new_primary_are_done(
     shop: Project, sentinel: Sentinel, queue: RedisQueue, figures: Figures
 ) -> None:
     old = sentinel.primary
@@ -113,8 +113,8 @@ def test_what_the_new_primary_acknowledged_is_done(
     work.stop()
 
 
-def test_a_primary_that_lives_on_as_a_replica_is_left(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
-    """Until a sentinel has told it, for ten seconds, it knows nothing of the other one, and loses what is written to it."""
+def test_clients_leave_a_primary_that_becomes_a_replica(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
+    """For ten seconds, until a sentinel reconfigures it, it does not know the new primary, and loses all writes."""
     old = sentinel.primary
     work = shop.work("-w", "2", "--log-level", "warning")
     eventually(lambda: pushed(queue, 0), what="a push to the first primary")
@@ -123,7 +123,7 @@ def test_a_primary_that_lives_on_as_a_replica_is_left(shop: Project, sentinel: S
     new = eventually(lambda: sentinel.primary is not old and sentinel.primary, what="another primary")
     numbers = count(1)
     last = eventually(lambda: pushed(queue, n := next(numbers)) and queue.connection.target.port == new.port and n, 60)
-    assert role(old) == "master", "left only when it was told"
+    assert role(old) == "master", "the clients left only after it was reconfigured"
     with ledger_of(shop, sentinel) as ledger:
         ledger.pushed = [last]
         ledger.wait_all()
@@ -138,8 +138,8 @@ def pushed(queue: RedisQueue, number: int) -> bool:
     return True
 
 
-def test_a_job_that_runs_over_a_failover_runs_once(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
-    """Its lease ran out while no primary was there: whoever has it may renew first, on the new one."""
+def test_a_job_that_runs_during_a_failover_runs_once(shop: Project, sentinel: Sentinel, queue: RedisQueue) -> None:
+    """Its lease expired while there was no primary: its own keeper may renew it first, on the new one."""
     shop.config("retry_after = 2")
     first, second = shop.work("-w", "1"), shop.work("-w", "1")
     waiting(first, 1)
@@ -157,7 +157,7 @@ def test_a_job_that_runs_over_a_failover_runs_once(shop: Project, sentinel: Sent
     second.stop()
 
 
-def test_a_name_that_no_sentinel_knows_is_said_with_those_they_know(shop: Project, sentinel: Sentinel) -> None:
+def test_the_error_for_an_unknown_service_lists_the_known_ones(shop: Project, sentinel: Sentinel) -> None:
     done = shop.qd("status", QD_REDIS_URL=sentinel.url.replace(f"/{sentinel.service}/", "/shop/"))
     assert done.returncode == 69
     assert "knows no primary called 'shop' (known: qd)" in done.stderr

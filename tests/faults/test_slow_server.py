@@ -1,4 +1,4 @@
-"""A server that does not answer for seconds, or answers late: timeouts need no server, and no lease is lost. Row 28."""
+"""A server that hangs for seconds or replies late: timeouts work without a server, and no lease is lost. Row 28."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def paused(client: Client) -> None:
 
 
 def late(client: Client) -> None:
-    """Each answer comes 0.2 s late, from the start: see the test."""
+    """Each reply is 0.2 s late from the start; see the test."""
 
 
 @pytest.mark.fault(
@@ -53,7 +53,7 @@ def late(client: Client) -> None:
     "stuck jobs are killed on time all the same (times: after their timeout); retry_after being 10 s, no lease is lost",
 )
 @pytest.mark.parametrize("act", [asleep, paused, late])
-def test_timeouts_need_no_server(
+def test_timeouts_work_without_a_server(
     act: Callable[[Client], None], project: MakeProject, own: Server, proxy: Proxy, figures: Figures
 ) -> None:
     proxy.lag = 0.2 if act is late else 0.0
@@ -70,7 +70,7 @@ def test_timeouts_need_no_server(
         acting = threading.Thread(target=act, args=(other,))
         acting.start()
         killed = work.wait_line(r"job\.killed .*reason=timeout .*job=stuck .*took=(\d\.\d+)", 20)
-        assert float(killed[1]) < 5, "it waited for the server"
+        assert float(killed[1]) < 5, "the kill waited for the server"
         acting.join()
         for n in (long, soft):
             assert len(ledger.starts(n)) == 1

@@ -1,5 +1,5 @@
-"""Half an hour of everything at once: row 41. QD_SOAK_SECONDS=60 for a short one, QD_SOAK_SEED for another draw,
-QD_PREVIOUS=/path/to/an/older/checkout/daemon to have one of the two masters run that."""
+"""Half an hour of all faults together: row 41. QD_SOAK_SECONDS=60 for a short run, QD_SOAK_SEED for another seed,
+QD_PREVIOUS=/path/to/an/older/checkout/daemon to run one of the two masters with older code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_long_run_under_every_fault_loses_nothing(project: MakeProject, figure
 
 
 def does_not_grow(soak: Soak) -> None:
-    """Memory under 5 MB an hour, about the same number of files, and in Redis what is bounded and nothing else."""
+    """Memory grows by less than 5 MB per hour, the number of files is stable, and Redis has only bounded keys."""
     for seat in soak.seats:
         for role, told in by_role(s for s in soak.samples if s["seat"] == seat.name).items():
             assert told["rss"] < 60, f"{seat.name} {role}: {told}"
@@ -65,8 +65,8 @@ def does_not_grow(soak: Soak) -> None:
             assert told.get("rss_hour", 0) < 5, f"{seat.name} {role}: {told}"
             assert abs(told.get("fds_hour", 0)) < 20, f"{seat.name} {role}: {told}"
     for _, sizes in soak.sizes:
-        assert sizes.get("qd:masters", 0) <= 4, "reports of masters that are gone"
+        assert sizes.get("qd:masters", 0) <= 4, "reports of dead masters"
         assert sizes.get("queues:default:deaths", 0) <= DEATHS + 100, (
-            "an older master writes there too, and trims nothing"
+            "an older master writes there too, without trimming"
         )
         assert len(sizes) < 15, sizes

@@ -1,4 +1,4 @@
-"""Processes are stopped (SIGSTOP) for a part of their lease and for many times it, and go on: rows 9 and 36."""
+"""Processes are stopped (SIGSTOP) for a part of their lease or for many times it, and continued: rows 9 and 36."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ WHAT = {
 
 
 def stop_for(processes: list[psutil.Process], seconds: float) -> None:
-    """The length of the stop is the fault: there is nothing to wait for."""
+    """The stop has a fixed duration, because that is the fault."""
     for process in processes:
         process.suspend()
     time.sleep(seconds)
     for process in processes:
-        with suppress(psutil.NoSuchProcess):  # a keeper that gave no sign of life was ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # a silent keeper was killed meanwhile
             process.resume()
 
 
 def standby(shop: Project) -> Procs:
-    """Another host that takes nothing until it is told to."""
+    """Another host, paused until it gets CONT."""
     other = work_on_another_host(shop, "-w", "2", "--sleep", "0.2")
     other.signal(signal.SIGUSR2)
     other.wait_line("master.paused")
@@ -44,7 +44,7 @@ def standby(shop: Project) -> Procs:
 def two_jobs_stopped(
     shop: Project, start: Start, ledger: Ledger, what: str, lease: float, share: float
 ) -> tuple[Procs, Procs]:
-    """Two jobs of a lease and a half each, `what` of their host stopped for `share` of a lease; until all is done."""
+    """Run two jobs of one and a half leases, and stop `what` of their host for `share` leases. Waits for all jobs."""
     shop.config(f'retry_after = "{lease:g}s"\n')
     other, work = standby(shop), start(workers=2)
     jobs = ledger.push(2, seconds=lease * 1.5)
@@ -63,7 +63,7 @@ def two_jobs_stopped(
     "9", "SIGSTOP of the keeper, the master, all of a host for 0.4 x retry_after, then SIGCONT", "nothing happens"
 )
 @pytest.mark.parametrize("what", WHAT)
-def test_a_stop_shorter_than_the_lease_is_not_noticed(
+def test_a_stop_shorter_than_the_lease_has_no_effect(
     what: str, shop: Project, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     work, other = two_jobs_stopped(shop, start, ledger, what, 6, 0.4)
@@ -83,14 +83,14 @@ def test_a_stop_shorter_than_the_lease_is_not_noticed(
     ("what", "lease"),
     [("keeper", 2), ("all", 2), *(pytest.param(what, 10, marks=pytest.mark.slow) for what in WHAT)],
 )
-def test_a_stop_longer_than_the_lease_loses_nothing_and_says_what_ran_twice(
+def test_a_stop_longer_than_the_lease_loses_nothing_and_logs_double_runs(
     what: str, lease: float, shop: Project, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     work, other = two_jobs_stopped(shop, start, ledger, what, lease, 3)
     assert not ledger.lost()
     lost = work.matches(r"job.lease_lost .*id=(\w+)") + other.matches(r"job.lease_lost .*id=(\w+)")
-    told = {match[1] for match in lost}
-    assert {ledger.ids[n] for n in ledger.doubles()} <= told
+    logged = {match[1] for match in lost}
+    assert {ledger.ids[n] for n in ledger.doubles()} <= logged
     assert not work.matches(r"worker\.died|requeued")
     assert len(work.matches(r"keeper\.(silent|died)")) == (2 if what == "keeper" else 0)
     figures.tell(ledger)
@@ -101,7 +101,7 @@ def test_a_stop_longer_than_the_lease_loses_nothing_and_says_what_ran_twice(
     "SIGSTOP of everything on two hosts for longer than retry_after, then SIGCONT: a suspended machine",
     "nothing runs twice: who comes back first renews and leaves the others time for it",
 )
-def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
+def test_after_all_hosts_were_stopped_no_host_takes_jobs_of_another(
     shop: Project, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     shop.config('retry_after = "2s"\n')
@@ -112,7 +112,7 @@ def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
     for process in second:
         process.suspend()
     stop_for(first, 3)
-    time.sleep(0.5)  # the other host comes back later, within a third of a lease
+    time.sleep(0.5)  # the other host continues later, within a third of a lease
     for process in second:
         process.resume()
     ledger.wait_all(30)
@@ -129,12 +129,12 @@ def test_when_all_hosts_were_stopped_nobody_takes_the_jobs_of_another(
     "in time it goes on; else it is killed once, 0.5 s after its timeout at the latest (times), and the job runs again",
 )
 @pytest.mark.parametrize("in_time", [True, False], ids=["half", "for ever"])
-def test_a_stopped_worker_is_killed_when_its_time_is_over_and_not_before(
+def test_a_stopped_worker_is_killed_after_its_timeout_and_not_before(
     in_time: bool, start: Start, ledger: Ledger, figures: Figures
 ) -> None:
     timeout = 4
     work = start("--timeout", str(timeout))
-    (n,) = ledger.push(seconds=0.7 * timeout if in_time else 50, again=0.0)  # however late it is stopped for ever
+    (n,) = ledger.push(seconds=0.7 * timeout if in_time else 50, again=0.0)  # long enough for any delay of the stop
     worker = psutil.Process(ledger.wait_start(n).pid)
     worker.suspend()
     if in_time:

@@ -1,4 +1,4 @@
-"""Programs that are stopped, in every way and at any moment, while jobs run and signals rain: rows 17 and 18."""
+"""`qd work` is stopped in every way and at any time, under load and many signals: rows 17 and 18."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def twice(work: Procs, draw: random.Random) -> int:
 
 
 def then_kill(work: Procs, draw: random.Random) -> int:
-    """As a container's stop does when its time is over."""
+    """Like the stop of a container after its grace period."""
     work.signal(signal.SIGTERM)
     ended_within(work, draw.uniform(0.0, 0.2))
     work.signal(signal.SIGKILL)
     return work.wait()
 
 
-def everybody(work: Procs, draw: random.Random) -> int:
-    """As a terminal and `systemctl stop` may do: every process at once."""
+def all_processes(work: Procs, draw: random.Random) -> int:
+    """Like a terminal or `systemctl stop`: all processes at once."""
     for process in [psutil.Process(work.pid), *work.children()]:
         try:
             process.send_signal(signal.SIGTERM)
@@ -61,7 +61,7 @@ def ended_within(work: Procs, seconds: float) -> bool:
     return True
 
 
-WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, "everybody": everybody}
+WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, "all_processes": all_processes}
 
 
 @pytest.mark.fault(
@@ -72,7 +72,7 @@ WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, 
 @pytest.mark.parametrize(
     "cycles", [pytest.param(10, id="10 times"), pytest.param(200, id="200 times", marks=pytest.mark.slow)]
 )
-def test_starts_and_stops_under_load_lose_and_double_nothing(
+def test_starts_and_stops_under_load_neither_lose_nor_double_jobs(
     cycles: int, shop: Project, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     draw, stops = random.Random(17), []
@@ -93,14 +93,14 @@ def test_starts_and_stops_under_load_lose_and_double_nothing(
         eventually(lambda: not in_session(work.pid), 20, what=f"no process, no zombie left after {name}")  # noqa: B023
     shop.work("-w", "4", "--stop-when-empty").ends_clean(seconds=60)
     assert not figures.strict or max(stops) < 5
-    assert {note.attempt for note in ledger.ends()} == {1}, "a stop has cost an attempt"
+    assert {note.attempt for note in ledger.ends()} == {1}, "a stop cost an attempt"
     ledger.conserve(doubles=ledger.in_flight())
     figures.tell(ledger)
     figures.add(back=stops, p50=1.5)
 
 
 def in_session(session: int) -> list[int]:
-    """Every process of it, zombies too."""
+    """Every process of the session, including zombies."""
     found = []
     for pid in psutil.pids():
         try:
@@ -122,7 +122,7 @@ STORM = (
     "10,000 mixed signals at 2,000 a second to the master while workers are killed",
     "every job is done, no child's end is missed, the number of workers is right again, and TERM ends it with 0",
 )
-def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figures: Figures) -> None:
+def test_a_storm_of_signals_has_no_lasting_effect(start: Start, ledger: Ledger, figures: Figures) -> None:
     draw = random.Random(18)
     work = start("--max-crashes", "1000", workers=3)
     ledger.push(300, seconds=0.02)
@@ -132,7 +132,7 @@ def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figure
         if number % 500 == 250 and (workers := work.children("qd: worker")):
             ledger.kill(draw.choice(workers).pid)
         while time.monotonic() < began + number / 2000:
-            time.sleep(0.0001)  # the pace is the point
+            time.sleep(0.0001)  # the rate is part of the fault
     work.signal(signal.SIGCONT)
     quiet = time.monotonic()
     eventually(lambda: settled(work), 60, what="as many workers as are wanted")
@@ -145,7 +145,7 @@ def test_a_storm_of_signals_confuses_nobody(start: Start, ledger: Ledger, figure
 
 
 def settled(work: Procs) -> bool:
-    """The master says how many workers it has and wants, and they are there, and idle or busy."""
+    """Whether the master reports as many workers as it wants, and they exist."""
     start = len(work.lines)
     work.signal(signal.SIGUSR1)
     said = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", 5, start=start)
@@ -154,7 +154,7 @@ def settled(work: Procs) -> bool:
 
 
 def zombies(work: Procs) -> list[tuple[int, int]]:
-    """Ended processes below the master that nobody has reaped, each with its parent."""
+    """Descendants of the master that have ended and were not reaped, each with its parent."""
     found = []
     for process in psutil.Process(work.pid).children(recursive=True):
         try:

@@ -1,4 +1,4 @@
-"""Tests that cannot fail prove nothing: each mechanism is taken out of qd, and the test that is named for it must fail."""
+"""Tests that cannot fail prove nothing: each mechanism is switched off, and the test that is named for it must fail."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SWITCHES = ROOT / "tests/support/switches"
 
 
 class Named(NamedTuple):
-    told: str  # what the mechanism is, for the page
+    description: str  # of the mechanism, for the page
     test: str
-    fails_with: str  # part of what the failing test says
+    fails_with: str  # part of the output of the failing test
 
 
 MECHANISMS = {
     "renewal": Named(
         "the keeper renews the leases of live workers",
-        "faults/test_mechanisms.py::test_a_lease_is_renewed_for_as_long_as_its_worker_lives[sleep]",
+        "faults/test_mechanisms.py::test_a_lease_is_renewed_as_long_as_its_worker_lives[sleep]",
         "assert 2 == 1",
     ),
     "reclaim only when long connected": Named(
         "only a keeper that has been connected for a while takes leases for expired",
-        "faults/test_mechanisms.py::test_no_lease_is_taken_for_expired_right_after_an_outage",
+        "faults/test_mechanisms.py::test_no_lease_is_reclaimed_right_after_an_outage",
         "match='lease'",
     ),
     "owner mark": Named(
@@ -38,17 +38,17 @@ MECHANISMS = {
     ),
     "read before pop": Named(
         "a payload is read and reserved before it is taken from the list",
-        "contract/redis/test_refusals.py::test_a_foreign_key_in_the_way_is_told_and_costs_no_job[reserved]",
+        "contract/redis/test_refusals.py::test_a_key_of_the_wrong_type_is_an_error_and_loses_no_job[reserved]",
         "'id2'",
     ),
     "ask after a broken call": Named(
         "a worker whose call broke asks what is its own before it takes another job",
-        "faults/test_network.py::test_a_swallowed_reply_is_noticed_and_asked_for[reserve]",
+        "faults/test_network.py::test_a_swallowed_reply_is_detected_and_its_job_found[reserve]",
         "start 1 of job",
     ),
     "one job a worker": Named(
         "a call that comes late takes no second job for a worker that has one",
-        "faults/test_network.py::test_a_call_that_comes_late_takes_nothing[2]",
+        "faults/test_network.py::test_a_late_call_reserves_nothing[2]",
         "assert 2 <= 1",
     ),
     "end with the master": Named(
@@ -92,12 +92,12 @@ MECHANISMS = {
     ),
     "hand-back": Named(
         "what the stop's deadline ends keeps its attempt",
-        "faults/test_mechanisms.py::test_what_is_ended_at_the_deadline_is_handed_back_with_its_attempt",
+        "faults/test_mechanisms.py::test_a_job_ended_at_the_stop_timeout_is_handed_back_with_its_attempt",
         '"attempts":0',
     ),
     "worker first for the OOM killer": Named(
         "the kernel, out of memory, takes a worker and not the master",
-        "faults/test_mechanisms.py::test_the_kernel_takes_a_worker_before_the_master",
+        "faults/test_mechanisms.py::test_the_kernel_prefers_to_kill_a_worker_over_the_master",
         "assert False",
     ),
     "a lock is its job's": Named(
@@ -119,10 +119,10 @@ MECHANISMS = {
 
 
 def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
-    """pytest in a process of its own, with that mechanism switched off. Returns its exit code and what it said."""
+    """Run pytest in a new process with that mechanism switched off. Returns its exit code and output."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"SWITCHED_OFF": switched_off, "PYTHONPATH": os.pathsep.join(map(str, [SWITCHES, ROOT, ROOT / "daemon"]))}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # qd's own is one: pytest would import all of qd past the switches
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # qd's own plugin would import qd before the switches are applied
     named = [str(ROOT / "tests" / test) for test in tests]
     done = subprocess.run(
         [
@@ -148,7 +148,7 @@ def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_without_it_its_test_fails(mechanism: str, tmp_path: Path) -> None:
+def test_without_the_mechanism_its_test_fails(mechanism: str, tmp_path: Path) -> None:
     code, said = run(mechanism, [MECHANISMS[mechanism].test], tmp_path / "inner")
     assert code == 1, said
     assert "1 failed" in said, said
@@ -162,15 +162,15 @@ QUICK = ("read before pop", "end with the master", "hand-back", "put back at no 
     "mechanisms",
     [pytest.param(QUICK, id="four of them"), pytest.param((*MECHANISMS,), id="all", marks=pytest.mark.slow)],
 )
-def test_with_all_of_them_these_tests_pass(mechanisms: tuple[str, ...], tmp_path: Path) -> None:
-    """So it is the mechanism that is missed, not the way in which they are run here. Each runs by itself, too."""
+def test_with_all_mechanisms_the_tests_pass(mechanisms: tuple[str, ...], tmp_path: Path) -> None:
+    """This shows that the tests fail because of the mechanism, not because of the way they run here."""
     code, said = run("nothing", [MECHANISMS[name].test for name in mechanisms], tmp_path / "inner")
     assert code == 0, said
     assert f"{len(mechanisms)} passed" in said, said
 
 
-def test_the_page_names_them_all() -> None:
+def test_the_page_names_all_mechanisms() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     for named in MECHANISMS.values():
         name = named.test.partition("[")[0].replace("::", ": ")
-        assert f"| {named.told} | `{name}` |" in page
+        assert f"| {named.description} | `{name}` |" in page

@@ -1,4 +1,4 @@
-"""A scheduler that is killed (SIGKILL) at a line of its own while it takes ticks: the next one takes what is left."""
+"""A scheduler is killed (SIGKILL) at a line of its code while it takes ticks: the next one takes the remaining ticks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TICKS = 3
 
 
 class Hourly:
-    """The last tick was half an hour ago: nothing is due while a test looks."""
+    """The last tick was half an hour ago, so that no tick is due during a test."""
 
     text = mark = "hourly"
     zone = "UTC"
@@ -46,30 +46,30 @@ class Hourly:
 
 
 class Kind(NamedTuple):
-    """app: with its entries. right: whether what is found on the server is what these ticks have sent and run."""
+    """app: creates an app and its entries. right: whether the server has exactly what these ticks send and run."""
 
     app: Callable[[str, float, int], tuple[qd.Qd, list[Entry]]]
     right: Callable[[Client, list[float]], bool]
 
 
 def sent_and_run(redis: Client, ticks: list[float]) -> bool:
-    """Of the runs only that in hand is lost."""
+    """Each job was sent once; at most the run during the kill is missing."""
     once = ran(redis, "f0")
     return sent(redis, "q0") == ticks and sorted(set(once)) == once and len(ticks) - len(once) <= 1
 
 
 def sent_early(redis: Client, ticks: list[float]) -> bool:
-    """The first was made before its moment, and says that; each is another."""
+    """The jobs are distinct, and the first one, made early, has the time of its tick."""
     found = [read(raw) for raw in redis.call("LRANGE", "queues:q0", 0, -1)]
     return len({job.id for job in found}) == len(found) == len(ticks) and found[0].createdAt == ticks[0]
 
 
-KINDS = {"made at the moment": Kind(app_of, sent_and_run), "made before it": Kind(early_app_of, sent_early)}
+KINDS = {"made at the tick": Kind(app_of, sent_and_run), "made before it": Kind(early_app_of, sent_early)}
 
 
 @pytest.fixture(autouse=True)
-def all_is_yet_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as early.py knows."""
+def all_ticks_are_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the code that makes jobs early."""
     monkeypatch.setattr(early, "NEAR", -24 * 3_600_000)
 
 
@@ -80,7 +80,7 @@ def scheduler(server: Server, base: float, kind: Kind) -> Scheduler:
 
 
 def takes_all(one: Scheduler, redis: Client, base: float) -> None:
-    """Its turns, until all ticks are taken and what was run has ended. What is due is made before each of them."""
+    """Run turns until all ticks are taken and all runs have ended. Early jobs are made before each turn."""
 
     def over() -> bool:
         if one._control.poll():
@@ -94,7 +94,7 @@ def takes_all(one: Scheduler, redis: Client, base: float) -> None:
 
 
 def killed_at(server: Server, base: float, line: int, kind: Kind) -> bool:
-    """Fork a scheduler that is killed at this line of qd's. False: it came to its end before."""
+    """Fork a scheduler that is killed at this line of qd. Returns False if it finished before."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -122,7 +122,7 @@ class Killer:
 
 
 def sweep(server: Server, redis: Client, first: int, stride: int, kind: Kind) -> int:
-    """Returns how many were killed."""
+    """Kill a scheduler at every `stride`-th line. Returns the number of kills."""
     entries = [entry.name for entry in kind.app(server.url, 1, 1)[1]]
     line, kills = first, 0
     while True:
@@ -142,7 +142,7 @@ def sweep(server: Server, redis: Client, first: int, stride: int, kind: Kind) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_line_a_scheduler_dies_at_each_tick_of_a_job_is_sent_once(
+def test_each_tick_sends_its_job_once_if_its_scheduler_is_killed_at_any_line(
     server: Server, clean_redis: Client, kind: str
 ) -> None:
     assert sweep(server, clean_redis, 40 + int(time.time()) % 211, 211, KINDS[kind]) > 5
@@ -150,5 +150,7 @@ def test_whatever_line_a_scheduler_dies_at_each_tick_of_a_job_is_sent_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_each_seventh_line(server: Server, clean_redis: Client, kind: str) -> None:
+def test_each_tick_sends_its_job_once_if_its_scheduler_is_killed_at_each_seventh_line(
+    server: Server, clean_redis: Client, kind: str
+) -> None:
     assert sweep(server, clean_redis, 1 + int(time.time()) % 7, 7, KINDS[kind]) > 100

@@ -1,7 +1,7 @@
-"""A Laravel application beside qd: the scripts of rig/, run on the test's server, and what both sides write down.
+"""A Laravel application next to qd: runs the scripts of rig/ on the test's server, and reads what both sides write.
 
-Whatever runs a job, in PHP (rig/jobs.php) or in Python (JOBS below), appends one line to the witness file:
-name, job id, attempt, pid and the data as JSON. A file, so that what ran is known without asking Redis.
+Each job, in PHP (rig/jobs.php) or in Python (JOBS below), appends one line to the witness file: name, job ID, attempt, pid
+and the data as JSON. It is a file so that the tests know what ran without asking Redis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CACHE_PREFIX = "laravel_cache"
 RESTART = "illuminate:queue:restart"
 PROBE = "exit((int) !(extension_loaded('redis') && stream_resolve_include_path('Illuminate/Queue/autoload.php')));"
 
-# The head of a project's jobs.py. `seen()` also writes down the job's own payload, as Redis has it while the job runs.
+# The head of a project's jobs.py. `seen()` also writes the job's payload as Redis has it while the job runs.
 JOBS = """
 import json, os, time
 from qd import Qd, current_job
@@ -99,27 +99,27 @@ class Laravel:
 
     @property
     def qd_env(self) -> dict[str, Any]:
-        """What a project's jobs need to bear witness."""
+        """The environment that a project's jobs need to write the witness file."""
         return {**self.settings, "PYTHONPATH": os.pathsep.join([str(ROOT / "daemon"), str(ROOT)])}
 
     @property
     def qd_config(self) -> str:
-        """What a project adds to qd.toml to share this application's queues and to obey its cache keys."""
+        """The lines of qd.toml that share this application's queues and obey its cache keys."""
         cache_url = f"{self.server.url}?db=1"
         return (
             f'prefix = "{PREFIX}"\n\n[laravel]\ncache_url = "{cache_url}"\ncache_prefix = "{PREFIX}{CACHE_PREFIX}:"\n'
         )
 
     def push(self, *entries: Mapping[str, object]) -> list[str]:
-        """Push with Laravel's queue (see rig/push.php); the ids, in order."""
+        """Push with Laravel's queue (see rig/push.php). Returns the IDs in order."""
         return self._run("push.php", {"jobs": entries}).split()
 
     def table(self) -> None:
-        """The table jobs, as Laravel's migration makes it. Only where RIG_DATABASES says a database."""
+        """Create the jobs table as Laravel's migration does. Needs RIG_DATABASES."""
         self._run("table.php", {})
 
     def artisan(self, *words: str, database: Path) -> str:
-        """A command on failed jobs, as `php artisan ...` runs it: what it prints. See rig/artisan.php."""
+        """Run a command about failed jobs like `php artisan ...`. Returns its output. See rig/artisan.php."""
         done = subprocess.run(
             [self.php, str(RIG / "artisan.php"), *words],
             cwd=self.folder, env={**os.environ, **self.settings, "RIG_FAILED": str(database)}, capture_output=True,
@@ -133,7 +133,7 @@ class Laravel:
         return self._run("cache.php", what).strip()
 
     def worker(self, queue: str, **options: object) -> Procs:
-        """Laravel's worker daemon on `queue`, once it has begun to look for jobs."""
+        """Start Laravel's worker daemon on `queue`, and wait until it polls for jobs."""
         given = json.dumps({"queue": queue, "sleep": 0.05, **options})
         procs = Procs([self.php, str(RIG / "work.php"), given], cwd=self.folder, env={**os.environ, **self.settings})
         self.workers.append(procs)
@@ -141,13 +141,13 @@ class Laravel:
         return procs
 
     def ran(self, name: str = "") -> list[Ran]:
-        """What ran so far, in either language, in the order of its end."""
+        """The jobs that ran so far, in either language, in the order of their end."""
         lines = self.witness.read_text().split("\n")[:-1] if self.witness.exists() else []
         found = [_ran(*line.split(" ", 4)) for line in lines]
         return [ran for ran in found if name in ("", ran.name)]
 
     def wait_ran(self, count: int, seconds: float = 20.0, name: str = "") -> list[Ran]:
-        """Wait until `count` jobs have run; what ran. More than that is for the test to find."""
+        """Wait until at least `count` jobs have run. Returns all that ran."""
 
         def enough() -> bool:
             ran = len(self.ran(name))
@@ -180,7 +180,7 @@ def _ran(name: str, job_id: str, attempt: str, pid: str, data: str) -> Ran:
 
 
 def data_of(payload: bytes) -> bytes:
-    """The bytes of the payload's `data` value, as they stand. No other key of these payloads is called so."""
+    """The bytes of the payload's `data` value. No other key of these payloads has this name."""
     text = payload.decode()
     start = text.index('"data":') + len('"data":')
     _, end = json.JSONDecoder().raw_decode(text, start)

@@ -80,7 +80,7 @@ class Shared:
         assert done.returncode == 0, done.stderr
 
     def there(self) -> dict[str, Any]:
-        """What the server says of the tube."""
+        """The server's statistics of the tube."""
         try:
             with self.beanstalkd.client() as client:
                 return dict(client.stats_tube("q"))
@@ -104,7 +104,7 @@ def numbers(ran: list[Ran]) -> Counter[int]:
     return Counter(each.data["n"] for each in ran)
 
 
-def test_what_laravel_puts_qd_runs_once_with_the_data_that_was_sent(share: Shared) -> None:
+def test_qd_runs_jobs_of_laravel_once_with_their_data(share: Shared) -> None:
     share.php.push(
         {"name": "shared.note", "data": RICH, "queue": "q"},
         {"name": "shared.note", "data": {"n": 0}, "queue": "q", "delay": 3},
@@ -118,7 +118,7 @@ def test_what_laravel_puts_qd_runs_once_with_the_data_that_was_sent(share: Share
     work.stop()
 
 
-def test_what_qd_puts_laravel_runs(share: Shared) -> None:
+def test_laravel_runs_jobs_of_qd_from_a_tube(share: Shared) -> None:
     share.push(NOTE, RICH)
     share.push("shared.note", {"n": 1})
     share.push(NOTE, {"n": 2}, "--delay", "1")
@@ -130,7 +130,7 @@ def test_what_qd_puts_laravel_runs(share: Shared) -> None:
     php.stop()
 
 
-def test_both_take_from_one_tube_and_each_job_runs_once(share: Shared) -> None:
+def test_both_share_one_tube_and_each_job_runs_once(share: Shared) -> None:
     share.php.push({"name": "stuck.in.php", "data": {"n": -1}, "queue": "q"})
     work = share.work("-w", "1")
     share.php.wait_ran(1)
@@ -145,7 +145,7 @@ def test_both_take_from_one_tube_and_each_job_runs_once(share: Shared) -> None:
     assert {each.attempt for each in ran} == {1}
 
 
-def test_what_php_has_released_is_the_second_attempt_here(share: Shared) -> None:
+def test_a_release_by_php_counts_as_an_attempt_in_qd(share: Shared) -> None:
     share.php.push({"name": "shared.again", "data": {"n": 1}, "queue": "q"})
     share.php.worker("q", max_jobs=2, tries=0).ends_clean()
     assert [each.attempt for each in share.php.ran()] == [1, 2]
@@ -154,7 +154,7 @@ def test_what_php_has_released_is_the_second_attempt_here(share: Shared) -> None
     assert share.empty()
 
 
-def test_the_job_of_a_killed_php_worker_runs_here_and_that_was_a_crash(share: Shared) -> None:
+def test_the_job_of_a_killed_php_worker_runs_in_qd_and_counts_a_crash(share: Shared) -> None:
     share.php.push({"name": "stuck.in.php", "data": {"n": 1}, "queue": "q"})
     php = share.php.worker("q")
     share.php.wait_ran(1)
@@ -162,12 +162,12 @@ def test_the_job_of_a_killed_php_worker_runs_here_and_that_was_a_crash(share: Sh
     php.sweep()
     share.work_off()
     _, here = share.php.ran()
-    assert here.attempt == 1  # a crash is no attempt
+    assert here.attempt == 1  # a crash costs no attempt
     assert share.empty()
 
 
-def test_a_job_that_failed_here_is_a_new_one_for_laravel(share: Shared) -> None:
-    """Sent on by the keeper of whoever works here, though on another queue."""
+def test_a_job_retried_by_qd_is_a_new_job_for_laravel(share: Shared) -> None:
+    """Any keeper of qd forwards it, even one of another queue."""
     share.php.push({"name": "fails.once", "data": {"n": 1}, "queue": "q"})
     share.work("--once", "-w", "1", "--backoff", "1").ends_clean()
     work = share.shop.work("other", "-w", "1", **share.php.qd_env)
@@ -183,7 +183,7 @@ def test_a_job_that_failed_here_is_a_new_one_for_laravel(share: Shared) -> None:
     assert (first.attempt, second.attempt, second.pid) == (1, 1, php.pid)
 
 
-def test_an_object_job_is_put_back_for_php_and_costs_it_no_attempt(share: Shared) -> None:
+def test_an_object_job_is_released_for_php_without_an_attempt(share: Shared) -> None:
     share.php.push({"queue": "q", "data": {"n": 1}}, {"name": "shared.note", "data": {"n": 2}, "queue": "q"})
     work = share.work("-w", "1")
     share.php.wait_ran(1)
@@ -197,8 +197,8 @@ def test_an_object_job_is_put_back_for_php_and_costs_it_no_attempt(share: Shared
     eventually(share.empty)
 
 
-def test_jobs_that_php_buried_are_reported_and_run_here_after_a_kick(share: Shared) -> None:
-    """A burial and a kick count neither as an attempt nor as a crash."""
+def test_jobs_buried_by_php_are_reported_and_run_in_qd_after_a_kick(share: Shared) -> None:
+    """Neither a bury nor a kick counts as an attempt or a crash."""
     share.php.push({"name": "shared.buried", "queue": "q", "count": 3, "number": "n"})
     php = share.php.worker("q")
     share.php.wait_ran(3)

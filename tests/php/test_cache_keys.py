@@ -1,4 +1,4 @@
-"""Laravel's restart and pause keys, which live in its cache: qd obeys what PHP writes, and writes what PHP obeys."""
+"""Laravel's restart and pause keys in its cache: qd obeys what PHP writes, and writes what PHP obeys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_qd_restart_writes_the_key_that_php_workers_obey(laravel: Laravel, proje
     assert int(json.loads(laravel.cache(get=RESTART))) > 1_700_000_000
 
 
-def test_a_rolling_restart_tells_laravel_and_leaves_the_masters_of_qd(laravel: Laravel, project: Projects) -> None:
+def test_a_rolling_restart_restarts_laravel_workers_and_keeps_qd_masters(laravel: Laravel, project: Projects) -> None:
     shop = project(JOBS, laravel.qd_config)
     work = shop.work("q", "-w", "1", **laravel.qd_env)
     first = work.child("qd: worker")
@@ -54,7 +54,7 @@ def test_a_rolling_restart_tells_laravel_and_leaves_the_masters_of_qd(laravel: L
     php.ends_clean()
     work.wait_line("master.reloaded")
     laravel.push({"name": "shared.note", "queue": "q"}, {"name": "shared.note", "queue": "q", "delay": 3})
-    ran = laravel.wait_ran(2)  # two beats of the keeper later
+    ran = laravel.wait_ran(2)  # after two beats of the keeper
     assert first.pid not in {r.pid for r in ran}
     work.stop()
 
@@ -72,7 +72,7 @@ def test_a_queue_restart_right_after_a_rolling_qd_restart_is_obeyed(
     written = int(json.loads(laravel.cache(get=RESTART)))
     if started == "after":
         work = shop.work("q", "-w", "1", **laravel.qd_env)
-        work.child("waiting on")  # its keeper has looked
+        work.child("waiting on")  # its keeper has read the key
     eventually(lambda: time.time() >= written + 1, what="another second: Laravel's key has whole ones")
     laravel.cache(restart=True)
     assert int(json.loads(laravel.cache(get=RESTART))) > written
@@ -80,9 +80,7 @@ def test_a_queue_restart_right_after_a_rolling_qd_restart_is_obeyed(
 
 
 @pytest.mark.parametrize("key", [ALL, ONE], ids=["all", "one"])
-def test_qd_leaves_a_queue_that_laravel_paused_until_it_is_resumed(
-    laravel: Laravel, project: Projects, key: str
-) -> None:
+def test_qd_does_not_serve_a_queue_paused_by_laravel(laravel: Laravel, project: Projects, key: str) -> None:
     laravel.cache(forever=key)
     shop = project(JOBS, laravel.qd_config)
     laravel.push({"name": "shared.note", "data": {"at": "paused"}, "queue": "q"})
@@ -92,7 +90,7 @@ def test_qd_leaves_a_queue_that_laravel_paused_until_it_is_resumed(
         laravel.wait_ran(1)
         assert [r.data["at"] for r in laravel.ran()] == ["other"]
     else:
-        work.child("waiting on")  # it has looked
+        work.child("waiting on")  # it has read the key
         assert laravel.ran() == []
     laravel.cache(forget=key)
     laravel.wait_ran(2)
@@ -112,7 +110,7 @@ def test_qd_pause_and_resume_write_the_keys_that_php_workers_obey(
     assert laravel.cache(get=key) == "null"
 
 
-def test_a_cache_that_is_away_harms_nothing(laravel: Laravel, project: Projects) -> None:
+def test_jobs_run_while_the_cache_is_unreachable(laravel: Laravel, project: Projects) -> None:
     with Server() as cache:
         config = laravel.qd_config.replace(str(laravel.server.socket), str(cache.socket))
         shop = project(JOBS, config)
@@ -127,7 +125,7 @@ def test_a_cache_that_is_away_harms_nothing(laravel: Laravel, project: Projects)
     assert not work.matches("redis.away")
 
 
-# The payload of `php artisan down`, which one driver of it serializes into the cache and the other writes as JSON.
+# The payload of `php artisan down`: one of its drivers serializes it into the cache, the other writes it as JSON.
 DOWN = "illuminate:foundation:down"
 PAYLOAD: dict[str, object] = {
     "except": [],
@@ -140,7 +138,7 @@ PAYLOAD: dict[str, object] = {
 }
 
 
-def test_laravels_maintenance_mode_in_its_cache_holds_qd_until_artisan_up(laravel: Laravel, project: Projects) -> None:
+def test_laravels_maintenance_mode_in_the_cache_stops_qd_until_artisan_up(laravel: Laravel, project: Projects) -> None:
     laravel.cache(put=DOWN, value=PAYLOAD)
     shop = project(JOBS, laravel.qd_config + "down = true\n")
     laravel.push({"name": "shared.note", "queue": "q"})
@@ -151,14 +149,12 @@ def test_laravels_maintenance_mode_in_its_cache_holds_qd_until_artisan_up(larave
     laravel.cache(forget=DOWN)
     laravel.wait_ran(1)
     assert shop.qd("down").returncode == 0
-    assert laravel.cache(get=DOWN) == "null"  # the web site is none of its business
+    assert laravel.cache(get=DOWN) == "null"  # `qd down` does not affect the web site
     assert shop.qd("up").returncode == 0
     work.stop()
 
 
-def test_laravels_maintenance_mode_in_its_file_holds_qd_beside_its_own_workers(
-    laravel: Laravel, project: Projects
-) -> None:
+def test_laravels_maintenance_mode_in_a_file_stops_qd(laravel: Laravel, project: Projects) -> None:
     file = laravel.folder / "down"
     file.write_text(json.dumps(PAYLOAD, indent=4))
     shop = project(JOBS, laravel.qd_config + f'down_file = "{file}"\n')

@@ -1,6 +1,6 @@
 """One queue of a Redis Cluster for PHP (phpredis' RedisCluster under Laravel's own classes) and qd, both ways.
 
-Laravel 13 calls the keys of queue `q` on a cluster `queues:{q}`; the release here leaves it to its user to call it `{q}`.
+On a cluster, Laravel 13 names the keys of queue `q` `queues:{q}`; with this release, the user names the queue `{q}`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shop(laravel: Laravel, cluster: Cluster, project: Projects) -> Project:
     return project(JOBS, f'prefix = "{PREFIX}"\n', url=cluster.url)
 
 
-def test_php_pushes_and_qd_runs_queues_of_several_nodes(laravel: Laravel, shop: Project) -> None:
+def test_qd_runs_jobs_of_php_in_queues_on_several_nodes(laravel: Laravel, shop: Project) -> None:
     queues = ["a", "b", "c", "d"]
     for name in queues:
         laravel.push({"name": "shared.note", "queue": f"{{{name}}}", "count": 10, "number": "n"})
@@ -45,7 +45,7 @@ def test_php_pushes_and_qd_runs_queues_of_several_nodes(laravel: Laravel, shop: 
     assert sorted(each.data["later"] for each in ran if "later" in each.data) == queues
 
 
-def test_qd_pushes_and_php_runs_what_it_finds_there(laravel: Laravel, shop: Project, cluster: Cluster) -> None:
+def test_php_runs_jobs_of_qd_on_a_cluster(laravel: Laravel, shop: Project, cluster: Cluster) -> None:
     for name in ("a", "b"):
         done = shop.qd("dispatch", "shared.note", f"name={name}", "--queue", name, "--count", "5", **laravel.qd_env)
         assert done.returncode == 0, done.stderr

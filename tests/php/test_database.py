@@ -30,8 +30,8 @@ def stuck(**data):
 )
 
 
-def as_php_has_it(url: sql.URL) -> dict[str, object]:
-    """As config/database.php says it."""
+def php_config(url: sql.URL) -> dict[str, object]:
+    """The settings as in config/database.php."""
     driver = {"postgresql": "pgsql", "mysql": "mysql", "sqlite": "sqlite"}[url.get_backend_name()]
     if driver == "sqlite":
         return {"driver": driver, "database": url.database}
@@ -46,12 +46,12 @@ def as_php_has_it(url: sql.URL) -> dict[str, object]:
 
 
 class Shared:
-    """A database with the table that Laravel has made, and both sides on it."""
+    """A database with the table created by Laravel, and both sides that use it."""
 
     def __init__(self, server: Server, folder: Path, url: str, lease: int) -> None:
         self.url = sql.make_url(url)
         (folder / "laravel").mkdir()
-        settings = {"RIG_DATABASES": json.dumps(as_php_has_it(self.url)), "RIG_RETRY_AFTER": str(lease)}
+        settings = {"RIG_DATABASES": json.dumps(php_config(self.url)), "RIG_RETRY_AFTER": str(lease)}
         self.php = Laravel(server, folder / "laravel", **settings)
         self.php.table()
         self.shop = Project(folder, "", SLOW)
@@ -80,7 +80,7 @@ def share(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> Ite
 
     def make(lease: int = 30) -> Shared:
         url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
-        (tmp_path / "jobs.sqlite").touch()  # Laravel makes no file
+        (tmp_path / "jobs.sqlite").touch()  # Laravel does not create the file
         if request.param != "sqlite":
             url = request.getfixturevalue(f"{request.param}_url")
         made.append(Shared(server, tmp_path, url, lease))
@@ -100,7 +100,7 @@ def note(count: int, **more: object) -> dict[str, object]:
     return {"name": "shared.note", "queue": "q", "count": count, "number": "n", **more}
 
 
-def test_what_php_pushes_qd_runs_with_its_data_and_delay(share: Share):
+def test_qd_runs_jobs_of_php_with_their_data_and_delay(share: Share):
     both = share()
     both.php.push(note(20, data={"list": [], "text": "\u00e9\u4e16"}), note(1, data={"late": True}, delay=2))
     before = both.rows("created_at, available_at")[-1]
@@ -114,7 +114,7 @@ def test_what_php_pushes_qd_runs_with_its_data_and_delay(share: Share):
     assert both.rows() == []
 
 
-def test_what_qd_pushes_php_runs(share: Share):
+def test_php_runs_jobs_of_qd_from_the_table(share: Share):
     both = share()
     for n in range(3):
         assert both.shop.qd("dispatch", "shared.note", f"n={n}", "--queue", "q", **both.php.qd_env).returncode == 0
@@ -131,10 +131,10 @@ def test_both_share_one_table_and_each_job_runs_once(share: Share):
         both.php.push(note(100))
         both.work("-w", "2", "--stop-when-empty").ends_clean()
         assert numbers(both.php.ran()) == Counter(range(100))
-        return  # two writers at once: PHP's driver gives up where the file is locked
+        return  # PHP's driver fails if another process has locked the file
     work, php = both.work("-w", "2"), both.php.worker("q")
     rounds, ran = 0, list[Ran]()
-    while rounds < 5 or (rounds < 30 and len({each.pid == php.pid for each in ran}) < 2):  # until both had a share
+    while rounds < 5 or (rounds < 30 and len({each.pid == php.pid for each in ran}) < 2):  # until both sides ran some
         rounds += 1
         both.php.push(note(100))
         ran = both.php.wait_ran(100 * rounds, 60)
@@ -146,27 +146,25 @@ def test_both_share_one_table_and_each_job_runs_once(share: Share):
     assert len({each.pid == php.pid for each in ran}) == 2
 
 
-def test_php_leaves_alone_what_qd_runs_for_longer_than_a_lease(share: Share):
+def test_php_does_not_take_a_job_that_qd_runs_longer_than_a_lease(share: Share):
     both = share(lease=3)
     both.php.push({"name": "stuck.in.python", "queue": "q", "data": {"n": 1}})
     work = both.work("-w", "1")
     both.php.wait_ran(1)
     first = both.rows()[0].reserved_at
     php = both.php.worker("q", sleep=0.2)
-    eventually(
-        lambda: both.rows()[0].reserved_at >= first + 5, 30, what="a lease that was renewed beyond its first end"
-    )
+    eventually(lambda: both.rows()[0].reserved_at >= first + 5, 30, what="a lease renewed beyond its first end")
     php.stop()
     assert len(both.php.ran()) == 1
     work.signal(signal.SIGTERM)
     work.wait_line("master.stopping")
-    threading.Event().wait(1.1)  # within a second it would be the same one
+    threading.Event().wait(1.1)  # within a second the two signals would count as one
     work.signal(signal.SIGTERM)
     assert work.wait() == 0
     assert both.rows("attempts, reserved_at") == [(0, None)]
 
 
-def test_a_job_of_a_php_worker_that_was_killed_is_run_by_qd_after_its_lease(share: Share):
+def test_qd_runs_the_job_of_a_killed_php_worker_after_its_lease(share: Share):
     both = share(lease=3)
     both.php.push({"name": "stuck.in.php", "queue": "q", "data": {"n": 1}})
     php = both.php.worker("q")

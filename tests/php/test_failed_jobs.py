@@ -21,14 +21,14 @@ from tests.support.waiting import eventually
 JOBS = """
 @app.job("fails", tries=1)
 def fails(n: int) -> None:
-    if not (Path(__file__).parent / "mended").exists():
+    if not (Path(__file__).parent / "fixed").exists():
         raise ValueError(f"number {n}")
 """
 
 
 @pytest.fixture
 def table(laravel: Laravel) -> Path:
-    """The SQLite file in which Laravel has made its table."""
+    """The SQLite file in which Laravel has created its table."""
     file = laravel.folder / "failed.sqlite"
     file.touch()
     laravel.artisan("migrate", database=file)
@@ -38,7 +38,7 @@ def table(laravel: Laravel) -> Path:
 @pytest.fixture
 def shop(project: Callable[..., Project], table: Path) -> Project:
     made = project(jobs=JOBS, config=f'prefix = "{PREFIX}"\n\n[failed]\ndatabase = "sqlite:///{table}"\n')
-    made.allowed.add("mended")
+    made.allowed.add("fixed")
     return made
 
 
@@ -65,7 +65,7 @@ def waiting(redis: Client, queue: str = "default") -> list[bytes]:
     return found
 
 
-def test_what_fails_here_is_listed_retried_and_forgotten_by_artisan(
+def test_failed_jobs_of_qd_are_listed_retried_and_forgotten_by_artisan(
     shop: Project, laravel: Laravel, table: Path, redis: Client
 ) -> None:
     fail(shop, 3)
@@ -79,7 +79,7 @@ def test_what_fails_here_is_listed_retried_and_forgotten_by_artisan(
     assert "deleted" in laravel.artisan("queue:forget", second["uuid"], database=table)
     (again,) = waiting(redis)
     assert (read(again).uuid, read(again).attempts, read(again).crashes) == (first["uuid"], 0, 0)
-    (shop.root / "mended").touch()
+    (shop.root / "fixed").touch()
     shop.work_off()
     assert waiting(redis) == []
 
@@ -88,7 +88,7 @@ def shop_now(redis: Client) -> float:
     return float(redis.text("TIME")[0])
 
 
-def test_what_artisan_has_retried_is_not_doubled_by_qd(
+def test_a_job_retried_by_artisan_is_not_retried_again_by_qd(
     shop: Project, laravel: Laravel, table: Path, redis: Client
 ) -> None:
     fail(shop, 2)
@@ -103,7 +103,7 @@ def test_what_artisan_has_retried_is_not_doubled_by_qd(
     assert listed(shop) == []
 
 
-def test_what_qd_has_retried_or_forgotten_is_gone_for_artisan(
+def test_jobs_retried_or_forgotten_by_qd_are_gone_for_artisan(
     shop: Project, laravel: Laravel, table: Path, redis: Client
 ) -> None:
     fail(shop, 2)
@@ -115,7 +115,7 @@ def test_what_qd_has_retried_or_forgotten_is_gone_for_artisan(
     assert len(waiting(redis)) == 1
 
 
-def test_jobs_that_failed_in_php_stay_in_the_table_of_php(shop: Project, laravel: Laravel, table: Path) -> None:
+def test_jobs_that_failed_in_php_stay_in_the_table(shop: Project, laravel: Laravel, table: Path) -> None:
     raw = make("fails", b'{"n":7}', created_at=1, uuid="from-php")
     laravel.artisan("fail", "redis", "mail", raw.decode(), database=table)
     assert listed(shop) == []
@@ -133,7 +133,7 @@ def test_a_job_that_fails_again_has_one_row(shop: Project, table: Path) -> None:
     assert record["uuid"] == rows(table)[0]["uuid"]
 
 
-def test_a_database_that_is_away_costs_no_job_and_is_told_once(shop: Project, table: Path, redis: Client) -> None:
+def test_an_unreachable_database_loses_no_job_and_is_logged_once(shop: Project, table: Path, redis: Client) -> None:
     table.rename(table.with_suffix(".away"))
     table.mkdir()
     shop.python("from jobs import fails\nfor n in range(3): fails.dispatch(n)")

@@ -1,4 +1,4 @@
-"""A Laravel worker on the same queue: it does not take what runs here, and both are killed again and again: rows 8, 39."""
+"""A Laravel worker on the same queue: it does not take jobs that qd runs, and both are killed repeatedly: rows 8, 39."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Projects = Callable[..., Project]
     "each runs once; the Laravel worker finds nothing to take",
 )
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)], ids=["8 s", "60 s"])
-def test_a_laravel_worker_does_not_take_what_runs_longer_than_its_lease(
+def test_a_laravel_worker_does_not_take_a_job_that_outlasts_its_lease(
     seconds: int, laravel: Laravel, project: Projects, redis: Client, figures: Figures
 ) -> None:
     laravel.settings |= {"RIG_PREFIX": "", "RIG_RETRY_AFTER": "1"}
@@ -71,14 +71,14 @@ for n in range({count}):
 
 
 def push(shop: Project, laravel: Laravel, count: int) -> list[str]:
-    """So many from each side; the ids."""
+    """Push `count` jobs from each side. Returns their IDs."""
     entry = {"name": "shared.note", "queue": "q", "data": DATA, "count": count, "number": "n"}
     ours = shop.python(PUSH.format(count=count, data=DATA), **laravel.qd_env).stdout.split()
     return ours + laravel.push(entry)
 
 
 class Storm:
-    """A qd and a Laravel worker on queue `q`, killed again and again at random, each replaced."""
+    """A qd and a Laravel worker on queue `q`, killed at random and replaced."""
 
     def __init__(self, shop: Project, laravel: Laravel) -> None:
         self.shop, self.laravel, self.draw = shop, laravel, random.Random(39)
@@ -98,12 +98,12 @@ class Storm:
             self.kills["php"] += 1
             self.php = self.laravel.worker("q", tries=0)
         elif workers := self.work.children("qd: worker"):
-            with suppress(psutil.NoSuchProcess):  # it had the last blow already
+            with suppress(psutil.NoSuchProcess):  # it has just ended
                 self.draw.choice(workers).kill()
                 self.kills["qd"] += 1
 
     def run(self, ids: list[str], seconds: float) -> Counter[str]:
-        """Until each has run and nothing is left in the queue. How often each ran."""
+        """Run until each job has run and the queue is empty. Returns the number of runs of each job."""
 
         def over() -> bool:
             ran = {one.id for one in self.laravel.ran()}
@@ -131,7 +131,7 @@ def fingerprints(payloads: list[bytes]) -> dict[str, str]:
     "qd and a Laravel worker on one queue, both pushed to and both killed with -9 again and again, 2,000 jobs",
     "all run; twice only what was in hand at a kill; qd hands each job the bytes of data that were pushed",
 )
-def test_qd_and_laravel_killed_on_one_queue_lose_nothing(
+def test_killed_workers_of_qd_and_laravel_lose_no_job_of_a_shared_queue(
     laravel: Laravel, project: Projects, redis: Client, figures: Figures
 ) -> None:
     laravel.settings |= {"RIG_RETRY_AFTER": "3", "RIG_WORK_US": "20000"}
@@ -150,6 +150,6 @@ def test_qd_and_laravel_killed_on_one_queue_lose_nothing(
     assert min(storm.kills.values()) > 3
     seen = fingerprints(laravel.members.read_bytes().splitlines())
     altered = [one for one, text in seen.items() if pushed.get(one, text) != text]
-    assert len(altered) <= storm.kills["php"], "only PHP's own pop may have written data anew"
+    assert len(altered) <= storm.kills["php"], "only PHP's pop may re-encode data"
     assert len(pushed.keys() & seen.keys()) > 100
     figures.add(lost=len(set(ids) - set(counts)), doubles=len(doubles), kills=kills, altered=len(altered))

@@ -1,4 +1,4 @@
-"""The words for how often: each of them, and each two of them in a row, write the expression that Laravel's own write."""
+"""Schedule frequencies: each method, and each pair of methods, makes the same expression as in Laravel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBE = "exit((int) !stream_resolve_include_path('Illuminate/Console/autoload.ph
 
 Call = tuple[str, list[Any]]
 
-# Laravel's names, with arguments where they take some.
+# Laravel's names, with arguments if they take any.
 WORDS: list[Call] = [
     ("everyMinute", []),
     ("everyTwoMinutes", []),
@@ -78,7 +78,7 @@ CHAINS: list[list[Call]] = [[word] for word in WORDS] + [list(pair) for pair in 
 
 @cache
 def laravels() -> list[str]:
-    """What Laravel makes of each of CHAINS. One process for all."""
+    """Laravel's expressions for CHAINS, from one process."""
     php = program("php")
     if subprocess.run([php, "-r", PROBE], check=False).returncode:
         missing("php-illuminate-console")
@@ -97,7 +97,7 @@ def ours(calls: list[Call]) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(WORDS)), ids=[f"{word}{arguments}" for word, arguments in WORDS])
-def test_each_word_is_laravels_and_so_is_each_that_follows_it(number: int):
+def test_each_frequency_and_each_pair_has_laravels_expression(number: int):
     said = laravels()
     here = [place for place, calls in enumerate(CHAINS) if calls[0] == WORDS[number]]
     assert len(here) == len(WORDS) + 1
@@ -105,6 +105,6 @@ def test_each_word_is_laravels_and_so_is_each_that_follows_it(number: int):
         assert ours(CHAINS[place]) == said[place], CHAINS[place]
 
 
-def test_the_last_day_of_the_month_is_looked_for_in_each_month_and_not_when_it_is_declared():
-    """Laravel takes the number of days of the month in which the scheduler was started."""
+def test_the_last_day_of_the_month_is_computed_for_each_month():
+    """Laravel uses the number of days of the month in which the scheduler started."""
     assert ours([("lastDayOfMonth", ["15:00"])]) == "0 15 L * *"

@@ -1,4 +1,4 @@
-"""Keyed jobs beside a real Laravel worker, which moves what is due to ready and knows nothing of keys."""
+"""Keyed jobs with a real Laravel worker, which moves due jobs to ready and does not support keys."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ remind.using(key="order:3", delay=600).dispatch(30)
 """
 
 
-def test_answers_are_true_once_laravel_has_moved_the_queue(laravel: Laravel, project: Projects, redis: Client) -> None:
-    """Its worker makes all of them ready; then one is cancelled, one is moved and one replaced. The two others run."""
+def test_keyed_jobs_can_be_changed_after_laravel_has_moved_them_to_ready(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    """Laravel's worker makes all of them ready; then one is cancelled, one moved and one replaced. The other two run."""
     shop = project(KEYED, laravel.qd_config)
     shop.python(SEND, **laravel.qd_env)
     ready, delayed = f"{PREFIX}queues:q", f"{PREFIX}queues:q:delayed"
     due = float(redis.text("ZRANGE", delayed, -1, -1, "WITHSCORES")[1])
     eventually(lambda: int(redis.text("TIME")[0]) > due, 20)
-    laravel.push({"queue": "q", "count": 20})  # PHP's own, in front of what it moves
+    laravel.push({"queue": "q", "count": 20})  # jobs of PHP, ahead of those it moves
     laravel.worker("q", max_jobs=1).ends_clean()
     assert (redis("ZCARD", delayed), redis("LLEN", ready)) == (0, 24)
     said = shop.python(ASK, **laravel.qd_env).stdout.strip()
     assert said == "[True, True, True, True, True, False] True True"
     work = shop.work("q", "-w", "2", **laravel.qd_env)
     laravel.wait_ran(2, name="remind")
-    eventually(lambda: redis("HLEN", f"{PREFIX}queues:q:keyed") == 2, 20)  # the moved one and the new one
-    eventually(
-        lambda: redis("LLEN", ready) == 19, 20
-    )  # PHP's own: those without an entry are dropped, whatever their order
+    eventually(lambda: redis("HLEN", f"{PREFIX}queues:q:keyed") == 2, 20)  # the moved and the new job
+    eventually(lambda: redis("LLEN", ready) == 19, 20)  # jobs of PHP: keyed jobs without an entry are dropped
     work.stop()
     assert sorted(ran.data["order"] for ran in laravel.ran("remind")) == [4, 5]
     assert redis("ZCARD", delayed) == 2

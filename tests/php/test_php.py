@@ -1,4 +1,4 @@
-"""Jobs from Laravel to qd and back: payload bytes, retries on both sides, the shapes of old releases."""
+"""Jobs from Laravel to qd and back: payload bytes, retries on both sides, payloads of old releases."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_what_php_pushes_runs_with_the_data_that_was_pushed(laravel: Laravel, project: Projects, redis: Client) -> None:
+def test_jobs_pushed_by_php_run_with_their_data(laravel: Laravel, project: Projects, redis: Client) -> None:
     laravel.push({"name": "podcasts.transcode", "data": RICH, "queue": "q"})
     laravel.push({"name": "podcasts.transcode", "data": RICH, "queue": "q", "delay": 1})
     (pushed,) = redis("LRANGE", f"{PREFIX}queues:q", 0, -1)
@@ -73,7 +73,9 @@ def test_what_php_pushes_runs_with_the_data_that_was_pushed(laravel: Laravel, pr
 
 
 @pytest.mark.parametrize("data", ["", [], None])
-def test_what_php_pushes_without_data_runs_without_arguments(laravel: Laravel, project: Projects, data: object) -> None:
+def test_jobs_pushed_by_php_without_data_run_without_arguments(
+    laravel: Laravel, project: Projects, data: object
+) -> None:
     laravel.push({"name": "podcasts.sweep", "data": data, "queue": "q"})
     shop = project(RICH_JOBS, laravel.qd_config)
     shop.work("q", "--once", **laravel.qd_env).ends_clean()
@@ -100,10 +102,8 @@ def test_php_runs_the_string_jobs_that_python_pushes(laravel: Laravel, project: 
     assert redis.text("KEYS", "*queues:q*") in ([], [f"{PREFIX}queues:q:notify"])
 
 
-def test_php_runs_each_of_two_equal_payloads_that_were_delayed(
-    laravel: Laravel, project: Projects, redis: Client
-) -> None:
-    """The second one has white space behind it: see later.lua."""
+def test_php_runs_each_of_two_equal_delayed_payloads(laravel: Laravel, project: Projects, redis: Client) -> None:
+    """The second one ends with white space: see later.lua."""
     shop = project(JOBS, laravel.qd_config)
     shop.python(
         r"""
@@ -121,7 +121,7 @@ def test_php_runs_each_of_two_equal_payloads_that_were_delayed(
 
 
 def retried(laravel: Laravel, shop: Project, redis: Client, data: object) -> tuple[bytes, list[bytes]]:
-    """Attempts 1, 2 and 4, 5 by qd, 3 by Laravel's worker, which re-encodes. The data as pushed, and as qd had it."""
+    """Attempts 1, 2, 4, 5 by qd, 3 by Laravel's worker, which re-encodes. Returns the data as pushed and as qd got it."""
     laravel.push({"name": "shared.again", "data": data, "queue": "q"})
     pushed = data_of(redis("LINDEX", f"{PREFIX}queues:q", 0))
     for _ in range(2):
@@ -136,12 +136,12 @@ def retried(laravel: Laravel, shop: Project, redis: Client, data: object) -> tup
 
 def test_retries_in_both_languages_keep_the_data_bytes(laravel: Laravel, project: Projects, redis: Client) -> None:
     shop = project(AGAIN_JOBS, laravel.qd_config)
-    # One key an object, no empty array, no long number: what the pop script of PHP does not change.
+    # One key per object, no empty array, no long number: data that PHP's pop script does not change.
     pushed, had = retried(laravel, shop, redis, {"items": ["é/ü", [1, 2.5], {"none": None}]})
     assert [sha(data) for data in had] == [sha(pushed)] * 4
 
 
-def test_data_that_php_re_encoded_is_kept_as_php_wrote_it_and_converted_to_the_declared_types(
+def test_data_re_encoded_by_php_is_kept_and_converted_to_the_declared_types(
     laravel: Laravel, project: Projects, redis: Client
 ) -> None:
     shop = project(AGAIN_JOBS, laravel.qd_config)
@@ -154,7 +154,7 @@ def test_data_that_php_re_encoded_is_kept_as_php_wrote_it_and_converted_to_the_d
     assert ours == [{"items": [], "empty": [], "whole": 100_000_000_000_000}] * 4
 
 
-# What string jobs look like as pushed by the releases before 8, which had no `backoff` and `retryUntil` yet.
+# String jobs as pushed by releases before 8, which had no `backoff` and `retryUntil`.
 SHAPES: dict[str, dict[str, object]] = {
     "5.5": {"displayName": "N", "job": "shared.note", "maxTries": None, "timeout": None},
     "5.8": {"displayName": "N", "job": "shared.note", "maxTries": 2, "delay": None, "timeout": 30},
@@ -187,7 +187,7 @@ def test_payloads_of_laravel_5_to_7_run(laravel: Laravel, project: Projects, red
     ]
 
 
-def test_the_old_names_of_backoff_and_deadline_hold(laravel: Laravel, project: Projects, redis: Client) -> None:
+def test_the_old_names_of_backoff_and_deadline_are_obeyed(laravel: Laravel, project: Projects, redis: Client) -> None:
     past, future = int(time.time()) - 60, int(time.time()) + 3600
     redis("RPUSH", f"{PREFIX}queues:q", old_payload("7", "late", timeoutAt=past))
     redis("RPUSH", f"{PREFIX}queues:q", old_payload("6", "fails", job="shared.fails", delay=1000, timeoutAt=future))

@@ -1,4 +1,4 @@
-"""The rig alone: PHP pushes and PHP works, so that a failure beside this file is about qd."""
+"""The rig alone: PHP pushes and PHP runs, so that a failure in the other files is about qd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.php.laravel import PREFIX, RESTART, Laravel
 from tests.support.redis import Client
 
 
-def test_php_runs_what_php_pushed_and_fails_a_name_it_does_not_know(laravel: Laravel, redis: Client) -> None:
+def test_php_runs_jobs_of_php_and_fails_an_unknown_name(laravel: Laravel, redis: Client) -> None:
     ids = laravel.push(
         {"name": r"App\Jobs\Report@fire", "data": {"note": "é", "none": []}, "queue": "q"},
         {"name": "shared.note", "queue": "q", "count": 20, "number": "n"},
@@ -25,7 +25,7 @@ def test_php_runs_what_php_pushed_and_fails_a_name_it_does_not_know(laravel: Lar
     assert redis.keys() == []
 
 
-def test_a_job_that_php_released_is_delayed_in_the_form_its_pop_script_gave_it(laravel: Laravel, redis: Client) -> None:
+def test_a_job_released_by_php_is_delayed_as_re_encoded_by_its_pop_script(laravel: Laravel, redis: Client) -> None:
     laravel.push({"name": "shared.again", "data": {"list": [], "whole": 1.0}, "queue": "q"})
     laravel.worker("q", max_jobs=1).ends_clean()
     (member,) = redis.text("ZRANGE", f"{PREFIX}queues:q:delayed", 0, -1)
@@ -33,7 +33,7 @@ def test_a_job_that_php_released_is_delayed_in_the_form_its_pop_script_gave_it(l
     assert '"list":{}' in member
 
 
-def test_the_php_worker_leaves_when_the_restart_key_appears(laravel: Laravel) -> None:
+def test_the_php_worker_exits_when_the_restart_key_appears(laravel: Laravel) -> None:
     worker = laravel.worker("q")
     laravel.cache(restart=True)
     worker.ends_clean()

@@ -1,4 +1,4 @@
-"""One queue for PHP and Python: who runs what, and that signals in the middle of it lose and double nothing."""
+"""One queue for PHP and Python: which side runs which jobs, and signals that neither lose nor double jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assert_no_job_left(redis: Client) -> None:
     assert not left, f"jobs left in {left}"
 
 
-def test_php_and_qd_pull_one_queue_and_php_runs_all_object_jobs(
+def test_php_and_qd_share_one_queue_and_php_runs_all_object_jobs(
     laravel: Laravel, project: Projects, redis: Client
 ) -> None:
     shop = project(JOBS, laravel.qd_config)
@@ -49,18 +49,20 @@ def test_php_and_qd_pull_one_queue_and_php_runs_all_object_jobs(
     objects = [r for r in ran if r.name == r"App\Jobs\Invoice"]
     assert len(objects) == 1000
     assert {r.pid for r in objects} == {php.pid}
-    assert len({r.pid for r in ran if r.name == "shared.note"}) > 1  # both languages had a share
+    assert len({r.pid for r in ran if r.name == "shared.note"}) > 1  # both languages ran some
     assert {r.attempt for r in ran} == {1}
     assert_no_job_left(redis)
 
 
-def test_object_jobs_stay_where_they_are_until_php_looks(laravel: Laravel, project: Projects, redis: Client) -> None:
-    """However fast qd is and however seldom a PHP worker looks: it finds them at the head, in their order."""
+def test_object_jobs_keep_their_position_until_php_takes_them(
+    laravel: Laravel, project: Projects, redis: Client
+) -> None:
+    """Even if qd is fast and a PHP worker polls rarely, it finds them at the head, in order."""
     shop = project(JOBS, laravel.qd_config)
     work = shop.work("q", "-w", "2", **laravel.qd_env)
     objects = laravel.push({"queue": "q", "count": 90})
     laravel.push({"name": "shared.note", "queue": "q"})
-    laravel.wait_ran(1, name="shared.note")  # qd has gone past the object jobs
+    laravel.wait_ran(1, name="shared.note")  # qd has skipped the object jobs
     assert [json.loads(p)["id"] for p in redis("LRANGE", f"{PREFIX}queues:q", 0, -1)] == objects
     php = laravel.worker("q", stop_when_empty=True)
     php.ends_clean()
@@ -71,7 +73,7 @@ def test_object_jobs_stay_where_they_are_until_php_looks(laravel: Laravel, proje
     assert_no_job_left(redis)
 
 
-def test_more_object_jobs_than_qd_looks_past_are_handed_back_and_cost_nothing(
+def test_more_object_jobs_than_qd_skips_are_handed_back_at_no_cost(
     laravel: Laravel, project: Projects, redis: Client
 ) -> None:
     objects = laravel.push({"queue": "q", "count": 150})
@@ -88,7 +90,7 @@ def test_more_object_jobs_than_qd_looks_past_are_handed_back_and_cost_nothing(
     assert_no_job_left(redis)
 
 
-def test_a_job_of_pythons_whose_data_look_like_an_object_job_is_run(laravel: Laravel, project: Projects) -> None:
+def test_a_python_job_whose_data_looks_like_an_object_job_runs(laravel: Laravel, project: Projects) -> None:
     data = {"list": [], "job": "Illuminate\\Queue\\CallQueuedHandler@call", "more": {"a": 1}}
     laravel.push({"name": "shared.note", "data": data, "queue": "q"})
     shop = project(JOBS, laravel.qd_config)
@@ -127,7 +129,7 @@ def stuck(**data):
 )
 
 
-def test_qd_runs_the_job_of_a_php_worker_that_was_killed(laravel: Laravel, project: Projects, redis: Client) -> None:
+def test_qd_runs_the_job_of_a_killed_php_worker(laravel: Laravel, project: Projects, redis: Client) -> None:
     laravel.settings["RIG_RETRY_AFTER"] = "1"
     (job_id,) = laravel.push({"name": "stuck.in.php", "data": {"n": 1}, "queue": "q"})
     php = laravel.worker("q")
@@ -141,12 +143,12 @@ def test_qd_runs_the_job_of_a_php_worker_that_was_killed(laravel: Laravel, proje
     assert_no_job_left(redis)
 
 
-def test_php_runs_the_job_of_a_qd_worker_that_was_killed(laravel: Laravel, project: Projects, redis: Client) -> None:
+def test_php_runs_the_job_of_a_killed_qd_worker(laravel: Laravel, project: Projects, redis: Client) -> None:
     (job_id,) = laravel.push({"name": "stuck.in.python", "data": {"n": 1}, "queue": "q"})
     shop = project(STUCK_JOBS, laravel.qd_config)
     work = shop.work("q", "-w", "1", **laravel.qd_env)
     laravel.wait_ran(1)
-    work.signal(signal.SIGUSR2)  # so that qd does not take it again itself
+    work.signal(signal.SIGUSR2)  # so that qd does not reserve it again
     work.wait_line("master.paused")
     work.child("stuck.in.python").kill()
     php = laravel.worker("q", tries=0)
@@ -159,7 +161,7 @@ def test_php_runs_the_job_of_a_qd_worker_that_was_killed(laravel: Laravel, proje
 
 
 class Storm:
-    """Ten signals to a working qd, at moments drawn from the seed: each after so many jobs have run."""
+    """Ten signals to a running qd, each after a random number of jobs, drawn with the seed."""
 
     def __init__(self, start: Callable[[], Procs], laravel: Laravel, seed: int) -> None:
         self.start, self.laravel, self.paused = start, laravel, False
@@ -186,7 +188,7 @@ class Storm:
             self.paused = name == "USR2"
 
 
-def test_ten_signals_while_ten_thousand_jobs_arrive_lose_none_and_double_none(
+def test_ten_signals_during_ten_thousand_jobs_neither_lose_nor_double_jobs(
     laravel: Laravel, project: Projects, redis: Client
 ) -> None:
     ids: list[str] = []

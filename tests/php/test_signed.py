@@ -1,4 +1,4 @@
-"""Laravel signs with the code that docs/php.md shows, and qd believes it."""
+"""Laravel signs with the code of docs/php.md, and qd accepts the signatures."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def shop(signing: Laravel, project: Projects) -> Project:
     return project(JOBS, signing.qd_config + f'[signing]\nkeys = ["{KEY}"]\n')
 
 
-def test_what_laravel_signs_runs_and_what_was_changed_since_does_not(
-    signing: Laravel, shop: Project, redis: Client
-) -> None:
+def test_jobs_signed_by_laravel_run_and_changed_ones_do_not(signing: Laravel, shop: Project, redis: Client) -> None:
     jobs = [{"name": "shared.note", "queue": "q", **({} if data is None else {"data": data})} for data in DATA]
     signing.push(*jobs, {"name": "shared.note", "data": DATA[2], "queue": "q", "delay": 1})
     changed = redis("LPOP", f"{PREFIX}queues:q").replace(b'"data":""', b'"data":{"n":2}')
@@ -55,14 +53,14 @@ def test_what_laravel_signs_runs_and_what_was_changed_since_does_not(
     assert redis("HLEN", f"{PREFIX}queues:q:failed") == 1
 
 
-def test_object_jobs_stay_as_they_are_and_php_runs_them(signing: Laravel) -> None:
+def test_object_jobs_are_not_signed_and_php_runs_them(signing: Laravel) -> None:
     ids = signing.push({"queue": "q"}, {"queue": "q"})
     php = signing.worker("q", stop_when_empty=True)
     php.ends_clean()
     assert [one.id for one in signing.ran(r"App\Jobs\Invoice")] == ids
 
 
-def test_php_runs_what_python_has_signed(signing: Laravel, shop: Project, redis: Client) -> None:
+def test_php_runs_jobs_signed_by_python(signing: Laravel, shop: Project, redis: Client) -> None:
     shop.python("from jobs import app\napp.queue('q').push('shared.note', {'n': 1})", **signing.qd_env)
     assert json.loads(redis("LINDEX", f"{PREFIX}queues:q", 0))["sig"].startswith("v2.2026b.")
     php = signing.worker("q", stop_when_empty=True)

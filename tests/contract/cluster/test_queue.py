@@ -1,4 +1,4 @@
-"""Redis Cluster: steps that span slots, torn apart at each of their calls; slots that move; a node that is away."""
+"""Redis Cluster: steps that span slots, interrupted at each of their calls; moving slots; an unreachable node."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LEASE = 30.0
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of this process comes behind it."""
+    """Stands for SIGKILL: the process does nothing after it."""
 
 
 def revive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def killed(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keepers leave no time to who made a note."""
+    """Keepers process notes without giving their author time to do so."""
     monkeypatch.setattr(deferred, "LEFT", 0.0)
 
 
@@ -102,7 +102,7 @@ def queue(connect: Connect) -> ClusterQueue:
 
 @pytest.fixture
 def three(cluster: Cluster) -> list[str]:
-    """Queues that stand on three nodes."""
+    """Queues on three different nodes."""
     found: dict[int, str] = {}
     for name in "abcdefghijklmnop":
         found.setdefault(cluster.node_of(f"queues:{{{name}}}").port, name)
@@ -110,8 +110,8 @@ def three(cluster: Cluster) -> list[str]:
 
 
 @contextmanager
-def away(cluster: Cluster, name: str) -> Iterator[None]:
-    """The node of this queue is killed, and started again at the end."""
+def node_down(cluster: Cluster, name: str) -> Iterator[None]:
+    """Kill the node of this queue; start it again at the end."""
     node = cluster.node_of(f"queues:{{{name}}}")
     node.kill()
     try:
@@ -140,23 +140,23 @@ def noted(queue: ClusterQueue, name: str) -> int:
 
 
 def finished_by_a_keeper(connect: Connect, queue: ClusterQueue, name: str, *others: str) -> None:
-    """What was left undone is noted, and is not any more after some beats of another master's keeper."""
+    """There is a note about the unfinished step, and some beats of another master's keeper remove it."""
     assert noted(queue, name) == 1
     keeper = connect(2, "K33p3rK33p3r")
-    eventually(lambda: beat(keeper, name, *others) and not noted(queue, name), what="a note that is done")
+    eventually(lambda: beat(keeper, name, *others) and not noted(queue, name), what="a processed note")
 
 
-TORN: dict[str, tuple[Any, str]] = {
+INTERRUPTED: dict[str, tuple[Any, str]] = {
     "right behind the step": (deferred, "send_once"),
     "behind the jobs, before the note is gone": (deferred, "_delete_notes"),
 }
-each_tear = pytest.mark.parametrize("tear", TORN)
+each_interruption = pytest.mark.parametrize("where", INTERRUPTED)
 
 
-@each_tear
+@each_interruption
 @pytest.mark.parametrize("way", ["ack", "release", "bury"])
-def test_what_an_end_does_elsewhere_comes_to_pass_once_whatever_kills_its_worker(
-    connect: Connect, queue: ClusterQueue, three: list[str], tear: str, way: str, monkeypatch: pytest.MonkeyPatch
+def test_effects_of_an_answer_are_applied_once_even_if_its_worker_is_killed(
+    connect: Connect, queue: ClusterQueue, three: list[str], where: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, c = three
     queue.push(a, job(1))
@@ -165,7 +165,7 @@ def test_what_an_end_does_elsewhere_comes_to_pass_once_whatever_kills_its_worker
     effects: list[Effect] = [
         Push(b, job(7)), Push(c, job(8), 60.0), Free("n", "u1"), Keep("id1", "done", b"[1]", 60.0),
     ]  # fmt: skip
-    monkeypatch.setattr(*TORN[tear], killed)
+    monkeypatch.setattr(*INTERRUPTED[where], killed)
     with pytest.raises(Killed):
         answer(queue, held, way, effects)
     revive(monkeypatch)
@@ -187,7 +187,7 @@ def answer(queue: ClusterQueue, held: Reserved, way: str, effects: list[Effect])
     return queue.bury(held, b"{}", job(1), effects)
 
 
-def test_nothing_of_it_comes_to_pass_where_the_lease_was_lost(queue: ClusterQueue, three: list[str]) -> None:
+def test_no_effect_is_applied_after_a_lost_lease(queue: ClusterQueue, three: list[str]) -> None:
     a, b, _ = three
     queue.push(a, job(1))
     held = take(queue, a)
@@ -196,9 +196,9 @@ def test_nothing_of_it_comes_to_pass_where_the_lease_was_lost(queue: ClusterQueu
     assert (queue.sizes(b).ready, noted(queue, a)) == (0, 0)
 
 
-@each_tear
+@each_interruption
 def test_a_batch_counts_a_job_once_and_calls_back_once(
-    connect: Connect, queue: ClusterQueue, three: list[str], tear: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, queue: ClusterQueue, three: list[str], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, c = three
     late = job(9, createdAt=int(time.time()))
@@ -207,7 +207,7 @@ def test_a_batch_counts_a_job_once_and_calls_back_once(
     queue.batches.send(NewBatch("B", "", False, callbacks), [Entry(a, "u1", job(1), 0.0), Entry(b, "u2", job(2), 0.0)])
     assert queue.ack(take(queue, b), [Count("B", "u2")])
     held = take(queue, a)
-    monkeypatch.setattr(*TORN[tear], killed)
+    monkeypatch.setattr(*INTERRUPTED[where], killed)
     with pytest.raises(Killed):
         queue.ack(held, [Count("B", "u1")])
     revive(monkeypatch)
@@ -219,7 +219,7 @@ def test_a_batch_counts_a_job_once_and_calls_back_once(
     assert queue.connection.send(queue.connection.plain("HLEN", "qd:batch:{B}:ends")) == 0
 
 
-def test_jobs_of_a_batch_whose_sender_died_are_sent_with_the_end_of_another(
+def test_unsent_jobs_of_a_batch_are_sent_when_another_one_ends(
     queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = three
@@ -241,7 +241,7 @@ def unique(queue: str, n: int) -> Outgoing:
     return Outgoing(queue, job(n), 0.0, "shop:7", f"id{n}", 3600.0)
 
 
-def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
+def test_the_lock_of_a_job_that_was_never_sent_expires_soon(
     queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace, "finish", killed)
@@ -253,7 +253,7 @@ def test_a_lock_of_a_job_that_was_never_sent_is_gone_soon(
     assert queue.sizes(three[0]).ready == 0
 
 
-def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
+def test_the_lock_of_a_sent_job_is_extended_even_if_its_producer_died(
     connect: Connect, queue: ClusterQueue, three: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyspace, "finish", killed)
@@ -268,9 +268,9 @@ def test_a_lock_of_a_job_that_was_sent_is_prolonged_also_when_its_sender_died(
 
 
 @pytest.mark.parametrize("kind", ["push", "single", "keyed"])
-@each_tear
-def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
-    connect: Connect, queue: ClusterQueue, three: list[str], kind: str, tear: str, monkeypatch: pytest.MonkeyPatch
+@each_interruption
+def test_a_tick_sends_its_job_once_even_if_its_scheduler_is_killed(
+    connect: Connect, queue: ClusterQueue, three: list[str], kind: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = three[1]
     jobs = {
@@ -279,7 +279,7 @@ def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
         "keyed": Outgoing(name, job(1), key="00000.id1 order:7"),
     }
     claim = Claim(name, "entry", b"", b"1 x y", 1, jobs[kind])
-    monkeypatch.setattr(*TORN[tear], killed)
+    monkeypatch.setattr(*INTERRUPTED[where], killed)
     with pytest.raises(Killed):
         queue.ticks.take([claim])
     revive(monkeypatch)
@@ -294,14 +294,14 @@ def test_a_tick_sends_its_job_once_whatever_kills_its_scheduler(
     assert queue.ticks.take([claim])[0].found == b"1 x y"
 
 
-def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_away(
+def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
     cluster: Cluster, queue: ClusterQueue, three: list[str]
 ) -> None:
     clock = cluster.node_of("qd:{ticks}")
     name, other = (name for name in three if cluster.node_of(f"queues:{{{name}}}") is not clock)
     claims = [Claim(each, each, b"", b"1 x y", 1, Outgoing(each, job(1))) for each in (name, other)]
     queue.ticks.read(["entry"])
-    with away(cluster, name):
+    with node_down(cluster, name):
         refused, taken = queue.ticks.take(claims)
         assert (refused.refused is not None, refused.taken, taken.taken) == (True, False, True)
     assert queue.ticks.read([name, other]) == [b"", b"1 x y"]
@@ -332,7 +332,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     assert not queue.batches.cancelled("B")
 
 
-def test_the_lock_of_a_job_that_is_taken_is_held_anew(queue: ClusterQueue, three: list[str]) -> None:
+def test_reserving_a_unique_job_extends_its_lock(queue: ClusterQueue, three: list[str]) -> None:
     text = job(1, uuid="id1", qd={"unique": "shop:7", "hold": 600})
     assert queue.post([Outgoing(three[0], text, 0.0, "shop:7", "id1", 20.0)]) == [None]
     take(queue, three[0])
@@ -342,7 +342,7 @@ def test_the_lock_of_a_job_that_is_taken_is_held_anew(queue: ClusterQueue, three
 # -- several queues
 
 
-def test_each_wait_ends_with_a_job_on_any_node_and_takes_no_token_of_others(
+def test_a_wait_ends_with_a_job_on_any_node_and_leaves_other_tokens(
     connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
     for name in three:
@@ -360,7 +360,7 @@ def test_each_wait_ends_with_a_job_on_any_node_and_takes_no_token_of_others(
     assert sum(tokens) >= 2
 
 
-def test_the_ack_goes_to_its_node_before_anything_else_is_taken_in_hand(queue: ClusterQueue, three: list[str]) -> None:
+def test_a_job_is_acked_before_the_next_one_is_reserved(queue: ClusterQueue, three: list[str]) -> None:
     a, b, c = three
     queue.push_many([(name, job(n), None) for n, name in enumerate((c, b, a, b, c))])
     done, seen = None, []
@@ -375,42 +375,42 @@ def test_the_ack_goes_to_its_node_before_anything_else_is_taken_in_hand(queue: C
     assert seen == [a, b, b, c, c]
 
 
-def test_an_ack_that_cannot_be_sent_takes_no_second_job_in_hand(
+def test_no_job_is_reserved_if_the_ack_cannot_be_sent(
     cluster: Cluster, queue: ClusterQueue, three: list[str], connect: Connect
 ) -> None:
     a, b, _ = three
     queue.push(b, job(1))
     held = take(queue, a, b)
     connect(0, "").push(a, job(2))
-    with away(cluster, b):
+    with node_down(cluster, b):
         with pytest.raises(ConnectionLost):
             queue.turn(held, [a, b])
         found = connect(3).sizes(a)
         assert (found.ready, found.reserved) == (1, 0)
-    assert eventually(lambda: asked(queue, [a, b])) is True
+    assert eventually(lambda: holds_nothing(queue, [a, b])) is True
     turn = queue.turn(None, [a, b])
     assert turn.reserved is not None
     assert turn.reserved.queue == a
     assert queue.sizes(b).reserved == 0
 
 
-def asked(queue: ClusterQueue, queues: list[str]) -> bool:
-    """As a worker asks after a broken call: nothing is in hand any more."""
+def holds_nothing(queue: ClusterQueue, queues: list[str]) -> bool:
+    """Query the held job as a worker does after a broken call."""
     try:
         return queue.held(queues) is None
     except ConnectionLost:
         return False
 
 
-# -- a node away
+# -- an unreachable node
 
 
-def test_a_node_that_is_away_costs_its_own_queues_and_no_other(
+def test_an_unreachable_node_affects_only_its_own_queues(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
     a, b, c = three
     queue.push_many([(name, job(n), None) for n, name in enumerate(three)])
-    with away(cluster, a):
+    with node_down(cluster, a):
         found = [worked(queue, a, b, c).queue]
         done = take(connect(2), a, b, c)
         assert {*found, done.queue} == {b, c}
@@ -420,15 +420,15 @@ def test_a_node_that_is_away_costs_its_own_queues_and_no_other(
         producer.push(b, job(9))
         began = time.monotonic()
         connect(3).wait([a, c], 120.0, -1)
-        assert time.monotonic() - began < 60  # not as long as it was told: it is looked at again
+        assert time.monotonic() - began < 60  # shorter than the given timeout: the node is checked again
         assert beat(connect(4, "K33p3rK33p3r"), a, b, c).now > 0
-    eventually(lambda: tried(lambda: connect(5).turn(None, [a]).reserved), what="the job of the node that is back")
+    eventually(lambda: tried(lambda: connect(5).turn(None, [a]).reserved), what="the job of the restarted node")
 
 
-def test_a_node_that_hangs_is_waited_for_once_and_its_late_calls_block_nobody(
+def test_a_hung_node_is_waited_for_once_and_its_late_reservation_is_returned(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
-    """It runs what it was sent while it was stopped, and reserves a job for a worker that has gone on."""
+    """It executes commands that it received while stopped, and reserves a job for a worker that has moved on."""
     a, b, _ = three
     take_nothing(queue, a, b)
     stopped = psutil.Process(process_of(cluster, a))
@@ -439,13 +439,13 @@ def test_a_node_that_hangs_is_waited_for_once_and_its_late_calls_block_nobody(
         queue.patience(1.0, 1.0)
         with pytest.raises(ConnectionLost):
             queue.turn(None, [a, b])
-        queue.patience(60.0, 60.0)  # for one more answer of it
+        queue.patience(60.0, 60.0)  # for one more of its replies
         began = time.monotonic()
         assert queue.held([a, b]) is None
         first = worked(queue, a, b)
         assert queue.ack(first)
         second = worked(queue, a, b)
-        assert time.monotonic() - began < 60, "waited for it again"
+        assert time.monotonic() - began < 60, "it was waited for again"
     finally:
         stopped.resume()
     assert (first.queue, second.queue) == (b, b)
@@ -464,7 +464,7 @@ def take_nothing(queue: ClusterQueue, *queues: str) -> None:
 
 
 def worked(queue: ClusterQueue, *queues: str) -> Reserved:
-    """The next job as a worker takes it: after a broken call it asks what is its own."""
+    """The next job as a worker reserves it: after a broken call it queries what it holds."""
 
     def once() -> Reserved | None:
         try:
@@ -483,7 +483,7 @@ def tried(act: Callable[[], Any]) -> Any:
         return None
 
 
-# -- answers that are left while a node is away
+# -- answers that are left while a node is unreachable
 
 
 AFTER: list[Effect] = [Free("n", "me")]
@@ -496,14 +496,14 @@ WAYS: list[Callable[[ClusterQueue, Reserved], bool]] = [
 
 @pytest.fixture
 def left(cluster: Cluster, connect: Connect, three: list[str]) -> list[tuple[ClusterQueue, Reserved]]:
-    """Three workers that had a job of the first queue and left their answers beside the second: done, released, failed."""
+    """Three workers that held a job of the first queue and left their answers (done, released, failed) on another node."""
     a, b, _ = three
     workers = [connect(slot) for slot in range(3)]
     for worker in workers:
         take_nothing(worker, a, b)
     workers[0].push_many([(a, job(n), None) for n in range(3)])
     held = [take(worker, a, b) for worker in workers]
-    with away(cluster, a):
+    with node_down(cluster, a):
         for worker, one, way in zip(workers, held, WAYS, strict=True):
             assert worker.leave(one, partial(way, worker), sure=True)
         assert noted(workers[0], b) == 3
@@ -519,7 +519,7 @@ def settled_once(queue: ClusterQueue, a: str, b: str) -> bool:
     return counts == (0, 1, 0, 1) and not noted(queue, b) and call(queue, "GET", "qd:unique:n") is None
 
 
-def test_an_answer_that_was_left_is_given_by_a_keeper_once_the_node_is_back(
+def test_a_keeper_applies_a_left_answer_once_the_node_is_back(
     connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]]
 ) -> None:
     a, b, _ = three
@@ -529,14 +529,14 @@ def test_an_answer_that_was_left_is_given_by_a_keeper_once_the_node_is_back(
         given.update({each.member: each.there for each in beat(keeper, a, b).given})
         return len(given) == len(left)
 
-    eventually(beats, what="answers that are given")
+    eventually(beats, what="applied answers")
     assert given == {held.member: True for _, held in left}
     assert settled_once(queue, a, b)
     assert [call(queue, "HGET", f"queues:{a}:owners", worker.owner) for worker, _ in left] == [None] * 3
 
 
 @pytest.mark.parametrize("who", ["the keeper of dead workers", "the worker itself"])
-def test_a_job_whose_answer_was_left_is_nobodys_to_move_or_to_run(
+def test_a_job_with_a_left_answer_is_neither_requeued_nor_run(
     connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]], who: str
 ) -> None:
     a, b, _ = three
@@ -555,7 +555,7 @@ def test_a_job_whose_answer_was_left_is_nobodys_to_move_or_to_run(
     assert settled_once(queue, a, b)
 
 
-def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
+def test_a_keeper_of_another_pool_applies_answers_left_by_a_dead_master(
     connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]]
 ) -> None:
     a, b, c = three
@@ -571,7 +571,7 @@ def test_a_keeper_of_another_pool_gives_what_the_workers_of_a_dead_master_left(
 
 
 def beat_without_notes(keeper: ClusterQueue, *queues: str) -> None:
-    """It knows these queues, and has not given what was left beside them."""
+    """Beat once for these queues without applying the answers left on their nodes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deferred, "LEFT", 3600.0)
         beat(keeper, *queues)
@@ -581,22 +581,22 @@ def owned(keeper: ClusterQueue, name: str, owner: str) -> Any:
     return tried(lambda: [keeper.owned(name, owner)])
 
 
-def test_an_answer_that_was_left_tells_that_the_lease_was_lost(
+def test_a_left_answer_reports_a_lost_lease(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
     a, b, _ = three
     take_nothing(queue, a, b)
     queue.push(a, job(1))
     held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
-    with away(cluster, a):
+    with node_down(cluster, a):
         assert queue.leave(held, queue.ack, sure=True)
     eventually(lambda: tried(lambda: call(queue, "ZREM", f"queues:{a}:reserved", held.member)), what="a lost lease")
-    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
+    given = eventually(lambda: beat(keeper, a, b).given, what="an applied answer")
     assert given == ((a, held.member, False),)
     assert noted(queue, b) == 0
 
 
-def test_an_answer_that_was_left_is_for_the_reservation_also_when_a_checkpoint_came_late(
+def test_a_left_answer_holds_for_the_reservation_even_after_a_late_checkpoint(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
     a, b, _ = three
@@ -604,28 +604,28 @@ def test_an_answer_that_was_left_is_for_the_reservation_also_when_a_checkpoint_c
     queue.push(a, job(1))
     held, keeper = take(queue, a, b), connect(2, "K33p3rK33p3r")
     assert queue.checkpoint(held, saving(held.member, held.mark, b"1"))
-    with away(cluster, a):
+    with node_down(cluster, a):
         assert queue.leave(held, queue.ack, sure=True)
-    given = eventually(lambda: beat(keeper, a, b).given, what="an answer that is given")
+    given = eventually(lambda: beat(keeper, a, b).given, what="an applied answer")
     assert [each.there for each in given] == [True]
     assert queue.sizes(a).reserved == 0
 
 
-def test_no_answer_is_left_where_no_other_node_has_a_queue_of_this_worker(
+def test_no_answer_is_left_if_no_other_node_has_a_queue_of_the_worker(
     cluster: Cluster, queue: ClusterQueue, three: list[str]
 ) -> None:
     a, *_ = three
     queue.push(a, job(1))
     held = take(queue, a)
-    with away(cluster, a):
+    with node_down(cluster, a):
         assert not queue.leave(held, queue.ack, sure=True)
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["released", "failed"])
-def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
+def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str], again: bool
 ) -> None:
-    """A keeper frees them once the node is back; those of a later attempt stay."""
+    """A keeper frees the places once the node is back; the places of a later attempt stay."""
     a, b, _ = three
     gone, store = cluster.node_of(f"queues:{{{a}}}"), beside(queue)
     owner = next(str(n) for n in range(1000) if cluster.node_of(f"qd:places:{n}") is gone)
@@ -647,12 +647,12 @@ def test_a_job_ends_although_the_node_that_knows_its_places_is_away(
     ending = Settlement(Settler(queue, log, keeps=True, copier=None), delivery, attempts, Scoreboard().slot(1))
     context: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
-    with away(cluster, a):
+    with node_down(cluster, a):
         assert DeadWorkers(keeper, (a, b), context, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
         ending.settle(HeldJob(held), Back(60.0, "its lock is taken") if again else Failed(ValueError("no")), 0.0)
         assert (queue.sizes(b).delayed, queue.sizes(b).failed) == (int(again), int(not again))
         assert noted(queue, b) == 1
-    eventually(lambda: tried(lambda: beat(keeper, a, b) and not noted(queue, b)), what="places that are freed")
+    eventually(lambda: tried(lambda: beat(keeper, a, b) and not noted(queue, b)), what="freed places")
     assert [place.take(store, "another", "mark") for place in (first, *others)] == [0, 0, 0]
     assert (later.take(store, "another", "mark") > 0) is again
 
@@ -666,10 +666,10 @@ FORGED = {
     "of places without names": ("vacate", (), ("x",)),
     "of places without values": ("vacate", ("qd:places:x",), ()),
     "of a job without a payload": ("push", READY, ()),
-    "of a job that is due at no number": ("push", READY, (b"{}", "later")),
-    "of a job that is nothing": ("push", READY, (None, 0)),
+    "of a job with an invalid due time": ("push", READY, (b"{}", "later")),
+    "of a job that is null": ("push", READY, (None, 0)),
     "of a list": ("count", ("qd:batch:x", "qd:batch:x:pending", "qd:batch:x:failed"), ("u", "done", "", [1])),
-    "of a queue that cannot be": ("free", ("queues:}x",), ("y",)),
+    "of an invalid queue": ("free", ("queues:}x",), ("y",)),
     "of an empty answer": ("answer", (), ()),
     "of an answer for a list": ("answer", HELD, ("ack", 1, [1], b"m")),
     "of an answer with an unknown effect": ("answer", (*HELD, "x"), ("ack", 1, "o", b"m", "bogus", 1)),
@@ -678,10 +678,10 @@ FORGED = {
 
 
 @pytest.mark.parametrize("part", FORGED.values(), ids=[name.replace(" ", "-") for name in FORGED])
-def test_a_keeper_passes_over_a_note_that_it_cannot_do(
+def test_a_keeper_skips_an_invalid_note(
     connect: Connect, queue: ClusterQueue, three: list[str], part: tuple[Any, ...]
 ) -> None:
-    """Anybody may write into that hash. Notes beside it are done."""
+    """Any client may write into that hash. Valid notes next to it are processed."""
     name, *_ = three
     call(queue, "SET", "qd:unique:n", "me")
     true = deferred.Note("", "true", (deferred.Part("free", ("qd:unique:n",), ("me",)),))
@@ -739,7 +739,7 @@ def test_jobs_are_done_once_while_their_slot_moves_to_and_fro(
         for node in (other, home):
             eventually(partial(longer, sent, len(sent) + 50), what="jobs before the move")
             cluster.forget_errors()
-            cluster.moves(slot, node, lambda: eventually(lambda: refused(cluster), what="a call in the midst"))
+            cluster.moves(slot, node, lambda: eventually(lambda: refused(cluster), what="a call during the move"))
         moved.set()
         threads[0].join(60)
         eventually(lambda: sum(done.values()) >= len(sent), 60, what="all jobs")
@@ -757,7 +757,7 @@ def longer(found: list[int], than: int) -> bool:
 
 
 def refused(cluster: Cluster) -> bool:
-    """Calls have come to a slot whose keys are partly here and partly there."""
+    """Whether calls have reached a slot whose keys are on two nodes."""
     return any(word in cluster.errors() for word in ("errorstat_ASK", "errorstat_TRYAGAIN"))
 
 
@@ -767,7 +767,7 @@ def number(held: Reserved) -> int:
     return int(json.loads(held.member)["data"]["n"])
 
 
-def test_a_client_that_knows_the_old_map_follows_and_runs_nothing_twice(
+def test_a_client_with_an_outdated_slot_map_follows_and_runs_nothing_twice(
     cluster: Cluster, connect: Connect, three: list[str]
 ) -> None:
     name = three[0]
@@ -785,7 +785,7 @@ def test_a_client_that_knows_the_old_map_follows_and_runs_nothing_twice(
         cluster.moves(slot, cluster.nodes[0])
 
 
-def test_a_server_that_is_no_cluster_says_what_to_write(server: Server) -> None:
+def test_the_error_for_a_server_that_is_not_a_cluster_names_the_right_url(server: Server) -> None:
     settings = ConnectionSettings(name="redis", url=f"redis+cluster://127.0.0.1:{server.port}", retry_after=LEASE)
     queue = ClusterQueue(settings)
     with pytest.raises(OtherKind, match=r"is not part of a cluster: write redis://127\.0\.0\.1"):
@@ -793,13 +793,13 @@ def test_a_server_that_is_no_cluster_says_what_to_write(server: Server) -> None:
     queue.close()
 
 
-def test_a_node_of_a_cluster_that_is_taken_for_a_single_server_says_what_to_write(cluster: Cluster) -> None:
+def test_the_error_for_a_cluster_used_as_a_single_server_names_the_right_url(cluster: Cluster) -> None:
     queue = RedisQueue(ConnectionSettings(name="redis", url=f"redis://127.0.0.1:{cluster.nodes[0].port}"))
     for ask in (partial(queue.push, "a", job(1)), partial(queue.sizes, "a")):
         with pytest.raises(OtherKind, match=r"write redis\+cluster://"):
             ask()
     queue.close()
-    cluster.forget_errors()  # the fixture takes a CROSSSLOT for a mistake of qd's
+    cluster.forget_errors()  # the fixture treats a CROSSSLOT as a bug in qd
 
 
 def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The keyspace on a database where it is not alone: other processes, alarms, forks, servers that stop and hang."""
+"""The keyspace on a database under concurrency and failures: other processes, alarms, forks, hung and lost servers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ sys.stdin.readline()
 """
 
 
-def together(url: str, code: str, number: int = 2) -> list[str]:
-    """What so many processes print that begin at one moment."""
+def run_concurrently(url: str, code: str, number: int = 2) -> list[str]:
+    """The outputs of several processes that start at the same time."""
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", BEGIN + code, url]
     pipes: dict[str, Any] = {
@@ -68,7 +68,7 @@ def together(url: str, code: str, number: int = 2) -> list[str]:
             each.stdin.write("go\n")
             each.stdin.flush()
         ends = [each.communicate(timeout=110) for each in started]
-    finally:  # one that is left would write into the next test
+    finally:  # a remaining one would write into the next test
         for each in started:
             each.kill()
             each.communicate()
@@ -88,7 +88,7 @@ def space_of(stand: Stand) -> DatabaseKeyspace:
 
 
 @pytest.mark.leaves("qd:mutex:{x}*")
-def test_a_mutex_is_had_by_one_process_at_a_time(database: Stand, request: pytest.FixtureRequest) -> None:
+def test_a_mutex_is_held_by_one_process_at_a_time(database: Stand, request: pytest.FixtureRequest) -> None:
     space = space_of(database)
     space.call("SET", "n", 0)
     code = """
@@ -100,12 +100,12 @@ for _ in range(8):
     space.call("SET", "n", n + 1)
     assert mutex.give(store)
 """
-    together(url_of(database, request), code)
+    run_concurrently(url_of(database, request), code)
     assert space.call("GET", "n") == b"16"
     space.call("DEL", "n")
 
 
-def test_no_step_sees_another_half_way(database: Stand, request: pytest.FixtureRequest) -> None:
+def test_steps_are_isolated_from_each_other(database: Stand, request: pytest.FixtureRequest) -> None:
     code = """
 step = Script("add", "redis.call('SET', KEYS[1], (tonumber(redis.call('GET', KEYS[1])) or 0) + 1)")
 for _ in range(60):
@@ -113,14 +113,14 @@ for _ in range(60):
 """
     space = space_of(database)
     space.call("SET", "n", 0)
-    together(url_of(database, request), code)
+    run_concurrently(url_of(database, request), code)
     assert space.call("GET", "n") == b"120"
     space.call("DEL", "n")
 
 
 @SERVERS
-def test_the_jobs_of_a_batch_are_counted_once_each(database: Stand, request: pytest.FixtureRequest) -> None:
-    """Two processes answer each job; the callback is sent once."""
+def test_each_job_of_a_batch_is_counted_once(database: Stand, request: pytest.FixtureRequest) -> None:
+    """Two processes ack each job; the callback is sent once."""
     space = space_of(database)
     batch = ["qd:batch:1", "qd:batch:1:pending", "qd:batch:1:failed"]
     for number in range(20):
@@ -136,7 +136,7 @@ for number in range(20):
     acked += script("ack").call(space, ["held", "owners", *{batch!r}], me, f"m{{number}}", *effects)
 print(acked)
 """
-    acked = together(url_of(database, request), code)
+    acked = run_concurrently(url_of(database, request), code)
     assert sum(map(int, acked)) == 20
     assert space.call_many([("LLEN", "queues:q"), ("SCARD", batch[1]), ("ZCARD", "held")]) == [1, 0, 0]
     space.call("DEL", "queues:q", "queues:q:notify", *batch)
@@ -144,17 +144,17 @@ print(acked)
 
 @SERVERS
 @pytest.mark.leaves("qd:rate:{x}:*")
-def test_no_more_start_than_a_rate_allows(database: Stand, request: pytest.FixtureRequest) -> None:
+def test_a_rate_limits_the_starts_of_all_processes(database: Stand, request: pytest.FixtureRequest) -> None:
     code = """
 rate = Rate("x", 5, 3600)
 print(sum(not rate.start(store, f"{me}.{n}", f"{me}.{n}").wait for n in range(8)))
 """
-    assert sum(map(int, together(url_of(database, request), code, 3))) == 5
+    assert sum(map(int, run_concurrently(url_of(database, request), code, 3))) == 5
 
 
 @SERVERS
-def test_steps_that_meet_in_a_deadlock_are_done_once_each(database: Stand, request: pytest.FixtureRequest) -> None:
-    """Each touches names that it has not named, the two in the other's order. PostgreSQL takes a second to see one."""
+def test_steps_in_a_deadlock_are_each_executed_once(database: Stand, request: pytest.FixtureRequest) -> None:
+    """Each step touches undeclared names, in opposite order. PostgreSQL needs a second to detect a deadlock."""
     space = space_of(database)
     code = """
 step = Script("crossed", "for i = 1, 2 do redis.call('HINCRBY', ARGV[i], 'n', 1) end")
@@ -162,7 +162,7 @@ names = ["a", "b"] if me == "0" else ["b", "a"]
 for _ in range(8):
     step.call(space, [], *names)
 """
-    together(url_of(database, request), code)
+    run_concurrently(url_of(database, request), code)
     assert [space.call("HGET", name, "n") for name in "ab"] == [b"16", b"16"]
     space.call("DEL", "a", "b")
 
@@ -178,7 +178,7 @@ def test_a_step_that_fails_leaves_nothing(database: Stand) -> None:
     assert space.call("EXISTS", "a") == 0
 
 
-def test_a_pcall_goes_on_after_a_refusal_and_not_after_a_broken_connection(database: Stand) -> None:
+def test_a_pcall_continues_after_an_error_reply(database: Stand) -> None:
     space = space_of(database)
     step = Script("goes_on", "local e = redis.pcall('HGET', KEYS[1], 'f').err redis.call('SET', KEYS[2], e) return 1")
     space.call("SET", "a", "x")
@@ -187,7 +187,7 @@ def test_a_pcall_goes_on_after_a_refusal_and_not_after_a_broken_connection(datab
     space.call("DEL", "a", "b")
 
 
-def test_an_unknown_command_is_refused_by_its_name(database: Stand) -> None:
+def test_an_unknown_command_is_rejected_by_name(database: Stand) -> None:
     space = space_of(database)
     with pytest.raises(ServerRefused, match="'FLUSHALL'"):
         space.call("FLUSHALL")
@@ -195,7 +195,7 @@ def test_an_unknown_command_is_refused_by_its_name(database: Stand) -> None:
         Script("eval", "return redis.call('EVAL', 'return 1', 0)").call(space, [])
 
 
-def test_a_step_inside_of_a_transaction_is_a_part_of_it(database: Stand) -> None:
+def test_a_step_inside_a_transaction_is_part_of_it(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
     half = Script("half", "redis.call('SET', 'b', 'x') redis.call('HGET', 'b', 'f')")
 
@@ -216,7 +216,7 @@ def refused(act: Callable[[], object]) -> None:
         act()
 
 
-def test_megabytes_and_any_bytes_are_kept_as_they_are(database: Stand) -> None:
+def test_large_values_and_arbitrary_bytes_are_stored_unchanged(database: Stand) -> None:
     space = space_of(database)
     every = bytes(range(256))
     large = every * (1 << 13)  # 2 MB
@@ -232,7 +232,7 @@ def test_megabytes_and_any_bytes_are_kept_as_they_are(database: Stand) -> None:
     assert space.call("DEL", every, long + b"1", long + b"2") == 3
 
 
-def test_what_has_expired_is_gone_at_once_and_its_rows_are_swept(database: Stand) -> None:
+def test_expired_values_are_gone_and_their_rows_are_swept(database: Stand) -> None:
     space = space_of(database)
     for number in range(5):
         space.call("HSET", f"h{number}", "f", "v")
@@ -240,7 +240,7 @@ def test_what_has_expired_is_gone_at_once_and_its_rows_are_swept(database: Stand
     space.call("SET", "stays", "x", "PX", 600_000)
     eventually(lambda: not any(space.call("EXISTS", f"h{number}") for number in range(5)), 20)
     assert space.call("HGETALL", "h0") == []
-    assert space.call("HSET", "h0", "g", "w") == 1  # nothing of what it was comes back
+    assert space.call("HSET", "h0", "g", "w") == 1  # nothing of the old value comes back
     assert space.call("HGETALL", "h0") == [b"g", b"w"]
     assert space.sweep() == 4
     assert space.sweep() == 0
@@ -262,25 +262,25 @@ def test_a_keeper_sweeps_its_control_connection(database: Stand) -> None:
 
 
 @POSTGRES
-def test_a_token_is_told_and_not_only_found(database: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_is_notified_of_a_token(database: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "NOTIFIED", 60.0)
     waiter, pusher = space_of(database), space_of(database)
     pusher.call("PING")
     found = list[bool]()
     thread = threading.Thread(target=lambda: found.append(waiter.pop("wake", 50)))
     thread.start()
-    eventually(lambda: "qd_names" in last_queries(pusher), 20, what="a waiter that has looked once")
+    eventually(lambda: "qd_names" in last_queries(pusher), 20, what="a waiter that has polled once")
     pusher.call("RPUSH", "wake", "1")
     thread.join(40)
     assert found == [True]
 
 
 def last_queries(space: DatabaseKeyspace) -> str:
-    """Of the others."""
+    """The last queries of the other connections."""
     return str(space.connection.query("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()").all())
 
 
-def test_a_wait_ends_at_once_by_a_descriptor_and_takes_what_is_there(database: Stand) -> None:
+def test_a_wait_ends_by_a_descriptor_or_a_waiting_token(database: Stand) -> None:
     space = space_of(database)
     read, write = os.pipe()
     try:
@@ -302,8 +302,8 @@ class Rang(BaseException):
     pass
 
 
-def test_an_alarm_tears_no_call_apart(database: Stand) -> None:
-    """As a worker's alarm does it: raised at once, or when the shield is put down."""
+def test_an_alarm_does_not_interrupt_a_call_halfway(database: Stand) -> None:
+    """Like a worker's alarm: raised immediately, or when the shield is lowered."""
     space, step, rang = space_of(database), Script("both", "redis.call('HSET', KEYS[1], 'a', ARGV[1], 'b', ARGV[1])"), 0
 
     def raised() -> None:
@@ -334,7 +334,7 @@ def test_an_alarm_tears_no_call_apart(database: Stand) -> None:
     space.call("DEL", "h")
 
 
-def test_a_fork_has_a_connection_of_its_own(database: Stand) -> None:
+def test_a_fork_opens_its_own_connection(database: Stand) -> None:
     space = space_of(database)
     space.call("SET", "a", "parent")
     child = os.fork()
@@ -350,11 +350,11 @@ def test_a_fork_has_a_connection_of_its_own(database: Stand) -> None:
     space.call("DEL", "a", "b")
 
 
-# -- what goes wrong
+# -- failures
 
 
 @POSTGRES
-def test_a_connection_that_was_closed_is_made_anew(database: Stand) -> None:
+def test_a_closed_connection_is_reopened(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
     other.call("PING")
 
@@ -365,9 +365,9 @@ def test_a_connection_that_was_closed_is_made_anew(database: Stand) -> None:
         eventually(lambda: other.connection.query(there).first() is None, 20, what="the end of its server process")
 
     close_it()
-    eventually(lambda: works(space), 20)  # once it may say that it was lost
+    eventually(lambda: works(space), 20)  # one call may raise that the connection was lost
     close_it()
-    space.connection._checked_at -= 2  # a while ago: found out before anything is sent
+    space.connection._checked_at -= 2  # last checked a while ago: detected before anything is sent
     assert space.call("GET", "nothing") is None
 
 
@@ -379,7 +379,7 @@ def works(space: DatabaseKeyspace) -> bool:
 
 
 @POSTGRES
-def test_a_server_that_hangs_is_not_waited_for_without_end(database: Stand) -> None:
+def test_a_call_to_a_hung_server_times_out(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
     pid = space.connection.query("SELECT pg_backend_pid()").scalar_one()
     os.kill(pid, signal.SIGSTOP)
@@ -392,7 +392,7 @@ def test_a_server_that_hangs_is_not_waited_for_without_end(database: Stand) -> N
 
 
 @SERVERS
-def test_names_that_somebody_else_has_are_waited_for_and_then_given_up(database: Stand) -> None:
+def test_a_wait_for_locked_names_times_out(database: Stand) -> None:
     space, other = space_of(database), space_of(database)
     with other.connection.transaction():
         other.call("SET", "a", "x")
@@ -406,7 +406,7 @@ def test_names_that_somebody_else_has_are_waited_for_and_then_given_up(database:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request: pytest.FixtureRequest) -> None:
+def test_a_file_locked_by_another_writer_is_busy(database: Stand, request: pytest.FixtureRequest) -> None:
     space = space_of(database)
     assert space.call("GET", "a") is None
     path = url_of(database, request).removeprefix("sqlite:///")
@@ -414,13 +414,13 @@ def test_a_file_that_somebody_else_writes_into_is_busy(database: Stand, request:
         writer.execute("BEGIN IMMEDIATE")
         with space.within(0.1), pytest.raises(ServerBusy, match="locked"):
             space.call("SET", "a", "x")
-        assert space.call("GET", "a") is None  # reading goes on
+        assert space.call("GET", "a") is None  # reads still work
         writer.execute("ROLLBACK")
     assert space.call("SET", "a", "x") == b"OK"
     space.call("DEL", "a")
 
 
-def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_replaced_file_is_reopened(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(connection, "CHECK", 0.0)
     old, new = (
         DatabaseKeyspace(DatabaseConnection(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite")
@@ -441,7 +441,7 @@ def test_a_file_that_was_put_in_the_place_of_another_is_used_from_then_on(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
-def test_nobody_there_is_told_without_the_password(kind: str) -> None:
+def test_the_error_for_an_unreachable_server_hides_the_password(kind: str) -> None:
     link = DatabaseConnection(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
     with pytest.raises(Unreachable) as told:
         DatabaseKeyspace(link).call("GET", "a")
@@ -450,14 +450,14 @@ def test_nobody_there_is_told_without_the_password(kind: str) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_missing_tables_name_the_command_that_makes_them(tmp_path: Any) -> None:
+def test_the_error_for_missing_tables_names_qd_migrate(tmp_path: Any) -> None:
     space = DatabaseKeyspace(DatabaseConnection(f"sqlite:///{tmp_path}/empty.sqlite"))
     with pytest.raises(ServerBusy, match="run `qd migrate`"):
         space.call("GET", "a")
     space.close()
 
 
-def test_calls_inside_within_have_their_time_and_others_theirs(database: Stand) -> None:
+def test_within_sets_the_timeout_of_the_calls_inside_it(database: Stand) -> None:
     space = space_of(database)
     before = space.connection.timeout
     with space.within(25):

@@ -1,4 +1,4 @@
-"""A user of a database who may do less than all: workers need what docs/database.md grants, and what lacks is told."""
+"""A database user with restricted rights: workers need what docs/database.md grants, and a missing right is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def granted(kind: str) -> list[str]:
 
 
 def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable[[str], object], said: str) -> None:
-    """It is refused until all of them are run."""
+    """The check fails until all statements have run."""
     link = DatabaseConnection(owner)
     migrate(link, "jobs")
     link.close()
@@ -38,7 +38,7 @@ def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable
     start_warnings(at, [], 1)
 
 
-def test_postgres(postgres: Postgres, postgres_url: str) -> None:
+def test_workers_need_the_documented_grants_on_postgres(postgres: Postgres, postgres_url: str) -> None:
     database = postgres_url.rpartition("/")[2]
     postgres.run("CREATE ROLE worker LOGIN")
     try:
@@ -55,7 +55,7 @@ def test_postgres(postgres: Postgres, postgres_url: str) -> None:
         postgres.run("DROP ROLE worker")
 
 
-def test_mariadb(mariadb: MariaDb, mariadb_url: str) -> None:
+def test_workers_need_the_documented_grants_on_mariadb(mariadb: MariaDb, mariadb_url: str) -> None:
     database = mariadb_url.rpartition("/")[2].partition("?")[0]
     mariadb.run("CREATE USER worker")
     try:

@@ -1,4 +1,4 @@
-"""Queues in Laravel's table of jobs: what stands in its rows, and what a database alone can get wrong."""
+"""Queues in Laravel's jobs table: the content of its rows, and failures that only a database has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.xdist_group("databases")
 
 @pytest.fixture(scope="module", params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The url of one with its tables."""
+    """The url of a database with its tables."""
     if request.param == "sqlite":
         url, drop = f"sqlite:///{tmp_path_factory.mktemp('database') / 'jobs.sqlite'}", lambda _: None
     else:
@@ -59,7 +59,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def url(database: str) -> str:
-    """Nothing stands in its tables."""
+    """The url of the database, with empty tables."""
     link = DatabaseConnection(database)
     for each in ("jobs", "qd_reserved", "qd_names", "qd_items"):
         link.query(f"DELETE FROM {each}").close()
@@ -88,7 +88,7 @@ def queue(connect: Connect) -> DatabaseQueue:
 
 
 class Table:
-    """What another program sees, and does, in the table of jobs."""
+    """The jobs table as another program sees and changes it."""
 
     def __init__(self, url: str) -> None:
         self.connection = DatabaseConnection(url)
@@ -118,7 +118,7 @@ def job(n: int, **more: object) -> bytes:
 
 
 def from_php(n: int) -> bytes:
-    """As PHP's database driver pushes it: how often it was tried stands in the row only."""
+    """A payload as PHP's database driver pushes it: only the row has the number of attempts."""
     return b'{"uuid":"u%d","displayName":"t","job":"t","maxTries":null,"data":{"n":%d}}' % (n, n)
 
 
@@ -129,7 +129,7 @@ def take(queue: DatabaseQueue, *queues: str) -> Reserved:
 
 
 def ids(queue: DatabaseQueue, *queues: str) -> list[str | None]:
-    """Of all that is ready, each acked with the next."""
+    """The IDs of all ready jobs; each is acked with the next turn."""
     found, done = [], None
     while (turn := queue.turn(done, queues or ("a",))).reserved is not None:
         done = turn.reserved
@@ -144,7 +144,7 @@ def beat(queue: DatabaseQueue, lease: float = 30.0, until: float = 2.0**40, slot
 # -- the rows
 
 
-def test_a_push_is_the_row_that_laravel_would_write(queue, table):
+def test_a_push_writes_the_same_row_as_laravel(queue, table):
     queue.push("a", job(1))
     queue.later("b", job(2), 10.0)
     (first, second), now = table.rows(), table.now()
@@ -153,7 +153,7 @@ def test_a_push_is_the_row_that_laravel_would_write(queue, table):
     assert 10 <= second.available_at - second.created_at <= 11
 
 
-def test_a_reservation_counts_in_the_row_and_leaves_the_payload_as_it_was(queue, table):
+def test_a_reservation_counts_in_the_row_and_does_not_change_the_payload(queue, table):
     queue.push("a", job(1))
     held = take(queue)
     (row,) = table.rows()
@@ -174,7 +174,7 @@ def test_jobs_are_taken_in_order_and_acked_with_the_next(queue):
     assert queue.sizes("a").reserved == 0
 
 
-def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, table):
+def test_a_job_that_is_handed_back_is_next_and_costs_no_attempt(queue, table):
     queue.push_many([("a", job(n), None) for n in (1, 2)])
     held = take(queue)
     assert queue.release(held, Released(answered(held.member, held.mark, attempts=0), head=True))
@@ -182,7 +182,7 @@ def test_one_that_is_handed_back_is_the_next_again_and_has_cost_nothing(queue, t
     assert ids(queue) == ["id1", "id2"]
 
 
-def test_one_that_is_released_goes_to_the_tail_with_its_counts(queue, table):
+def test_a_released_job_goes_to_the_tail_with_its_counts(queue, table):
     queue.push_many([("a", job(n), None) for n in (1, 2)])
     held = take(queue)
     assert queue.release(held, Released(answered(held.member, held.mark, exceptions=1)))
@@ -207,7 +207,7 @@ def test_a_delay_is_never_early(queue, table):
 # -- leases and PHP
 
 
-def test_attempts_of_php_count_and_a_crash_of_ours_is_none(queue, table):
+def test_attempts_of_php_count_and_a_crash_in_qd_costs_none(queue, table):
     table.do(
         "INSERT INTO jobs (queue, payload, attempts, available_at, created_at) VALUES ('a', :payload, 2, 1, 1)",
         payload=from_php(7).decode(),
@@ -216,13 +216,13 @@ def test_attempts_of_php_count_and_a_crash_of_ours_is_none(queue, table):
     assert read(held.member).attempts == 3
     assert original(held.member, held.start, held.length, held.before) == from_php(7)
     assert queue.give_back("a", f"{TOKEN}/1", held.member, Released(held.member))  # its worker died
-    assert table.rows()[0].attempts == 2  # what a worker of PHP goes on from
+    assert table.rows()[0].attempts == 2  # what a PHP worker continues from
     again = take(queue)
     assert (read(again.member).attempts, read(again.member).crashes) == (3, 1)
     assert bytes(read(again.member).data) == b'{"n":7}'
 
 
-def test_a_lease_that_ran_out_is_a_crash_for_the_next_and_lost_for_the_first(connect, table):
+def test_an_expired_lease_is_a_crash_for_the_next_worker_and_lost_for_the_first(connect, table):
     first, second = connect(1, 1.0), connect(2)
     first.push("a", job(1))
     held = take(first)
@@ -237,7 +237,7 @@ def test_a_lease_that_ran_out_is_a_crash_for_the_next_and_lost_for_the_first(con
     assert second.ack(again)
 
 
-def test_a_renewed_lease_is_what_php_looks_at_and_is_not_reclaimed(connect, table):
+def test_a_renewed_lease_is_visible_to_php_and_not_reclaimed(connect, table):
     queue = connect(1, 1.0)
     queue.push("a", job(1))
     held, before = take(queue), table.rows()[0].reserved_at
@@ -245,7 +245,7 @@ def test_a_renewed_lease_is_what_php_looks_at_and_is_not_reclaimed(connect, tabl
     assert queue.ack(held)
 
 
-def test_a_job_that_php_has_taken_over_is_lost_and_stays_his(queue, table):
+def test_a_job_taken_over_by_php_is_lost_and_stays_reserved(queue, table):
     queue.push("a", job(1))
     held = take(queue)
     table.do("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1")  # its pop
@@ -256,7 +256,7 @@ def test_a_job_that_php_has_taken_over_is_lost_and_stays_his(queue, table):
     assert (row.attempts, table.rows(table="qd_reserved")) == (2, [])
 
 
-def test_a_reservation_of_php_that_ran_out_has_cost_an_attempt(queue, table):
+def test_an_expired_reservation_of_php_costs_an_attempt(queue, table):
     table.do(
         "INSERT INTO jobs (queue, payload, attempts, reserved_at, available_at, created_at)"
         " VALUES ('a', :payload, 1, :at, 1, 1)",
@@ -269,7 +269,7 @@ def test_a_reservation_of_php_that_ran_out_has_cost_an_attempt(queue, table):
     assert (read(held.member).attempts, read(held.member).crashes) == (2, 0)
 
 
-def test_an_object_job_of_php_stays_where_it_is_and_holds_nothing_up(queue, table):
+def test_an_object_job_of_php_stays_and_blocks_nothing(queue, table):
     php = json.dumps({"displayName": "App\\Jobs\\X", "job": "Illuminate\\Queue\\CallQueuedHandler@call", "data": {}})
     inside = job(2, data={"job": "Illuminate\\Queue\\CallQueuedHandler@call"})
     queue.push_many([("a", php.replace(": ", ":").encode(), None), ("a", inside, None)])
@@ -277,7 +277,7 @@ def test_an_object_job_of_php_stays_where_it_is_and_holds_nothing_up(queue, tabl
     assert len(table.rows()) == 1
 
 
-# -- answers that meet the keeper
+# -- answers concurrent with the keeper
 
 SERVERS = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)  # SQLite has one writer at a time
 WAITS = {
@@ -295,24 +295,25 @@ ANSWERS: dict[str, Callable[[DatabaseQueue, Reserved], object]] = {
 }
 
 
-def meets(table: Table, other: DatabaseQueue, first: Callable[[], object], then: Callable[[], T]) -> T:
-    """What `then` returns if it waits for the rows that `first` has locked on `other` in a transaction of its own."""
+def during(table: Table, other: DatabaseQueue, first: Callable[[], object], then: Callable[[], T]) -> T:
+    """Runs `first` in a transaction on `other`, and `then` concurrently, which must wait for the locked rows. Returns the
+    result of `then`."""
     waits = f"SELECT count(*) FROM {WAITS[table.connection.kind]}"
     with ThreadPoolExecutor(1) as pool:
         with other.connection.transaction():
             first()
             found = pool.submit(then)
-            # MariaDB shows what it knew before to whoever asks again within 0.1 s.
+            # MariaDB returns a cached result if queried again within 0.1 s.
             eventually(
                 lambda: found.done() or table.connection.query(waits).scalar_one() > 0, every=0.15, what="a lock wait"
             )
-            assert not found.done(), "it has not waited"
+            assert not found.done(), "it did not wait"
         return found.result()
 
 
 @SERVERS
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_meets_the_renewal_of_its_lease_counts(connect, table, answer):
+def test_an_answer_during_the_renewal_of_its_lease_counts(connect, table, answer):
     """The renewal changes reserved_at of both rows. A statement that begins before its commit must not compare the new
     reservation with the old job."""
     worker, keeper = connect(), connect()
@@ -320,40 +321,40 @@ def test_an_answer_that_meets_the_renewal_of_its_lease_counts(connect, table, an
     held = take(worker)
     for each in ("jobs", "qd_reserved"):
         table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5")
-    assert meets(table, keeper, lambda: beat(keeper), lambda: ANSWERS[answer](worker, held))
+    assert during(table, keeper, lambda: beat(keeper), lambda: ANSWERS[answer](worker, held))
     left = {"a release": 1, "a release to the head": 1, "a checkpoint": 1, "the keeper": 1}.get(answer, 0)
     assert (len(table.rows()), len(table.rows(table="qd_reserved"))) == (left, answer == "a checkpoint")
 
 
 @SERVERS
 @pytest.mark.parametrize("answer", ["a turn", "an ack"])
-def test_an_answer_that_meets_a_take_over_by_php_is_late(connect, table, answer):
+def test_an_answer_during_a_takeover_by_php_is_too_late(connect, table, answer):
     worker, other = connect(), connect()
     worker.push("a", job(1))
     held = take(worker)
-    assert meets(table, other, lambda: pop(other), lambda: ANSWERS[answer](worker, held)) is False
+    assert during(table, other, lambda: pop(other), lambda: ANSWERS[answer](worker, held)) is False
     assert [row.attempts for row in table.rows()] == [2]
 
 
 @SERVERS
-def test_a_renewal_that_meets_a_take_over_by_php_finds_the_lease_lost(connect, table):
+def test_a_renewal_during_a_takeover_by_php_finds_the_lease_lost(connect, table):
     worker, other = connect(), connect()
     worker.push("a", job(1))
     take(worker)
     table.do("UPDATE jobs SET reserved_at = reserved_at - 5")
     table.do("UPDATE qd_reserved SET reserved_at = reserved_at - 5")
     (before,) = table.rows()
-    assert meets(table, other, lambda: pop(other), lambda: beat(worker).lost) == [(1, 1)]
+    assert during(table, other, lambda: pop(other), lambda: beat(worker).lost) == [(1, 1)]
     assert [(row.attempts, row.reserved_at) for row in table.rows()] == [(2, before.reserved_at + 1)]
 
 
 def pop(queue: DatabaseQueue) -> None:
-    """As PHP takes over a job whose reservation it finds expired."""
+    """Take over the job as PHP does after its reservation expired."""
     queue.connection.query("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1").close()
 
 
 @SERVERS
-def test_a_worker_that_asks_what_it_holds_keeps_what_becomes_its_own_meanwhile(connect, table):
+def test_held_does_not_lose_a_job_that_is_given_back_meanwhile(connect, table):
     """The job belongs to another program until a transaction gives it back to this reservation."""
     worker, other = connect(), connect()
     worker.push("a", job(1))
@@ -364,15 +365,15 @@ def test_a_worker_that_asks_what_it_holds_keeps_what_becomes_its_own_meanwhile(c
         for each in ("jobs", "qd_reserved"):
             other.connection.query(f"UPDATE {each} SET attempts = 1, reserved_at = 1")
 
-    assert meets(table, other, again, lambda: worker.held(["a"])) in (held, None)
+    assert during(table, other, again, lambda: worker.held(["a"])) in (held, None)
     assert len(table.rows(table="qd_reserved")) == 1
     assert worker.ack(held)
 
 
-# -- what a worker saves, and late answers
+# -- checkpoints, and late answers
 
 
-def test_what_a_job_saves_stands_in_its_row_and_an_older_text_answers_nothing(queue):
+def test_a_checkpoint_changes_the_payload_and_the_old_one_answers_nothing(queue):
     queue.push("a", job(1))
     held = take(queue)
     new = held._replace(member=saving(held.member, held.mark, b'{"row":7}'))
@@ -396,7 +397,7 @@ def test_a_worker_has_one_job_at_a_time(queue):
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
+def test_a_turn_with_an_answer_and_a_reservation_is_two_round_trips(queue, monkeypatch):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     held, sent, raw = take(queue), list[str](), queue.connection.raw
     send = raw._execute_command
@@ -411,17 +412,17 @@ def test_a_turn_that_answers_and_takes_is_two_round_trips(queue, monkeypatch):
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_those_that_php_has_are_found_by_the_index_in_its_order(queue):
-    """Sorted otherwise, 500,000 jobs that wait were gone through at each beat."""
+def test_reservations_of_php_are_found_in_index_order(queue):
+    """With another order, each beat would scan all waiting jobs, 500,000 in one case."""
     text = str(queue.sql["foreign"]).replace("IN (__[POSTCOMPILE_queues])", "IN ('a', 'b')")
     (plan, *_) = queue.connection.execute(sql.text(f"EXPLAIN {text}"), {"before": 1, "most": 100}).all()
     assert (plan.key, "filesort" in plan.Extra) == ("jobs_qd_ready", False)
 
 
-# -- what is no job, what is tied, what is paused
+# -- malformed payloads, tables, keys, pauses
 
 
-def test_what_is_no_job_is_kept_as_it_was_and_holds_nothing_up(queue, table):
+def test_malformed_payloads_are_stored_as_failed_and_block_nothing(queue, table):
     queue.push_many([("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
     turn = queue.turn(None, ["a"])
     assert turn.malformed == 3
@@ -429,14 +430,14 @@ def test_what_is_no_job_is_kept_as_it_was_and_holds_nothing_up(queue, table):
     assert (queue.sizes("a").failed, len(table.rows())) == (3, 1)
 
 
-STRANGE = {  # text that only another program can have written
+STRANGE = {  # text that only another program can write
     "sqlite": "CAST(x'7b22c3286a' AS TEXT)",
     "mysql": """CONCAT('{"job":"t', CHAR(0), '"}')""",
     "postgresql": """'{"job'""",
 }
 
 
-def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_died(queue, table):
+def test_an_invalid_text_in_a_reserved_row_is_stored_as_failed_when_its_lease_expires(queue, table):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     take(queue)
     table.do(f"UPDATE jobs SET payload = {STRANGE[table.connection.kind]} WHERE reserved_at IS NOT NULL")
@@ -449,7 +450,7 @@ def test_text_that_only_another_program_writes_is_no_job_also_when_its_worker_di
     assert queue.sizes("a").failed == 1
 
 
-def test_a_table_of_another_schema_has_its_reservations_beside_it(url):
+def test_a_table_in_another_schema_has_its_reservations_in_the_same_schema(url):
     link = DatabaseConnection(url)
     schema = {"sqlite": "main", "postgresql": "public", "mysql": link.url.database}[link.kind]
     at = ConnectionSettings(name="db", driver="database", url=url, table=f"{schema}.work")
@@ -467,7 +468,7 @@ def looked(url: str) -> list[str]:
     return start_warnings(ConnectionSettings(name="db", driver="database", url=url), ["a"], 1)
 
 
-def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, tmp_path):
+def test_a_missing_or_read_only_database_is_a_configuration_error(url, tmp_path):
     there = DatabaseConnection(url)
     missing = there.url.set(database=str(tmp_path / "no" / "x.sqlite") if there.kind == "sqlite" else "nowhere")
     with pytest.raises(ConfigError, match="does not exist, or cannot be opened"):
@@ -479,25 +480,25 @@ def test_a_database_that_is_not_there_or_not_to_be_written_ends_the_start(url, t
     there.close()
 
 
-def test_a_job_that_differs_in_case_only_is_another(queue):
+def test_payloads_are_compared_case_sensitively(queue):
     queue.push_many([("a", job(1, id=name), None) for name in ("ann", "Ann", "ANN")])
     assert queue.space.call("LREM", "queues:a", 0, job(1, id="Ann")) == 1
     assert ids(queue) == ["ann", "ANN"]
 
 
-def test_a_name_that_is_no_text_is_refused(queue):
+def test_a_queue_name_that_is_not_valid_text_is_rejected(queue):
     with pytest.raises(ServerRefused, match="keeps text"):
         queue.push("\udcff", job(1))
 
 
 @pytest.mark.parametrize("raw", [b"\xff{}", b'{"job":"\x00"}'])
-def test_what_a_column_of_text_cannot_keep_is_refused(queue, table, raw):
+def test_a_payload_that_a_text_column_cannot_store_is_rejected(queue, table, raw):
     with pytest.raises(ServerRefused, match="a table of jobs cannot store"):
         queue.push("a", raw)
     assert table.rows() == []
 
 
-def test_a_keyed_job_that_was_moved_runs_once_and_says_so(queue):
+def test_a_moved_keyed_job_runs_once_and_is_marked_as_taken(queue):
     tie = {"key": "00000.abcdefgh order:1"}
     queue.post([Outgoing("a", job(1, qd=tie, id="x"), 0.0, key=tie["key"])])
     assert queue.move_keyed("a", "order:1", 0.0)
@@ -508,7 +509,7 @@ def test_a_keyed_job_that_was_moved_runs_once_and_says_so(queue):
     assert queue.cancel_keyed("a", "order:1") is False
 
 
-def test_a_paused_queue_gives_nothing_and_is_told(queue):
+def test_a_paused_queue_is_skipped_and_reported(queue):
     queue.push_many([("a", job(1), None), ("b", job(2), None)])
     queue.space.call("SET", "queues:a:paused", "{}")
     turn = queue.turn(None, ["a", "b"])
@@ -519,7 +520,7 @@ def test_a_paused_queue_gives_nothing_and_is_told(queue):
     assert ids(queue) == ["id1"]
 
 
-def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
+def test_a_cancelled_running_job_is_reported_and_comes_back_marked(queue):
     queue.push("a", job(1))
     held = take(queue)
     found = queue.jobs.find("a", "id1")
@@ -534,7 +535,7 @@ def test_a_running_job_that_is_cancelled_is_told_and_comes_back_marked(queue):
 # -- idle workers
 
 
-def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_times(queue, monkeypatch):
+def test_an_idle_worker_polls_once_a_second_with_notifications_and_else_three_times(queue, monkeypatch):
     pauses = list[float]()
     monkeypatch.setattr(queue.connection, "wait_notified", lambda seconds, wake: pauses.append(seconds))
 
@@ -558,9 +559,9 @@ def test_an_idle_worker_looks_once_a_second_where_it_is_notified_and_else_three_
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("ports", ["{away}, {there}", "{there}, {away}"])
-def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url, table, tmp_path, monkeypatch, ports):
+def test_the_documented_url_with_several_hosts_reaches_the_reachable_one(url, table, tmp_path, monkeypatch, ports):
     there = table.connection.url
-    with closing(socket.socket()) as closed:  # bound and not listening: it refuses
+    with closing(socket.socket()) as closed:  # bound and not listening: connections are refused
         closed.bind(("127.0.0.1", 0))
         first, second = ports.format(away=closed.getsockname()[1], there=there.port).split(", ")
         (written,) = re.findall(r'url = "(postgresql://.*,.*)"', PAGE.read_text())
@@ -589,16 +590,16 @@ def test_the_url_of_the_docs_with_several_hosts_reaches_the_one_that_answers(url
         "mysql://h1,h2/db": "mysql://h1,h2/db",
     }.items(),
 )
-def test_several_hosts_of_a_url_are_given_to_sqlalchemy_as_options(written, read):
+def test_several_hosts_in_a_url_are_passed_to_sqlalchemy_as_options(written, read):
     assert with_hosts_as_options(written) == read
 
 
-def test_a_host_among_several_whose_port_is_no_number_is_refused():
+def test_an_invalid_port_of_one_of_several_hosts_is_rejected():
     with pytest.raises(ConfigError, match="number as port of each host"):
         check("postgresql://u:p@h1:5432,h2:x/db")
 
 
-# -- inside of a caller's transaction
+# -- inside a caller's transaction
 
 
 class Sent(NamedTuple):
@@ -620,15 +621,15 @@ def note(n: int) -> None: ...
 
 
 def send(app: Qd) -> None:
-    """A batch, one alone, several together, one that holds a lock, and one under a name. A step comes first: on SQLite a
-    row begins a transaction by itself, and a step does not."""
+    """Send a batch, a single job, several jobs, a unique job and a keyed job. A step comes first: on SQLite, inserting a row
+    starts a transaction, and a step does not."""
     app.batch(app.call("t", b'{"n":5}').using(queue="a")).dispatch()
     app.queue("a").push("x", {"n": 1})
     app.dispatch(app.call("t", b'{"n":2}').using(queue="a"), app.call("t", b'{"n":3}').using(queue="a"))
     app.call("plain", b'{"n":4}').using(queue="a", key="k", delay=60).dispatch()
 
 
-def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, table, queue):
+def test_jobs_sent_in_a_transaction_exist_only_after_its_commit(sent, table, queue):
     with Session(sent.engine) as session:
         session.execute(sql.text("SELECT 1"))
         with sent.app.transaction(session):
@@ -639,26 +640,26 @@ def test_what_is_sent_in_a_transaction_is_there_exactly_if_it_commits(sent, tabl
     with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
         send(sent.app)
     assert (queue.sizes("a").ready, queue.sizes("a").delayed) == (4, 1)
-    sent.app.queue("a").push("x", {"n": 1})  # outside of it again
+    sent.app.queue("a").push("x", {"n": 1})  # outside the transaction again
     assert queue.sizes("a").ready == 5
 
 
 def test_after_commit_inside_app_transaction_belongs_to_that_transaction(sent, table):
-    """A commit inside the block: nothing is left in the transaction that begins after it, which nobody commits."""
+    """After a commit inside the block, nothing remains in the next transaction, which is never committed."""
     install(sent.app)
     plain = sent.app.call("plain", b'{"n":1}').using(queue="a")
     with Session(sent.engine) as session:
         session.begin()
-        plain.using(after_commit=True).dispatch()  # waits
+        plain.using(after_commit=True).dispatch()  # sent after the commit
         with sent.app.transaction(session):
-            plain.using(after_commit=True).dispatch()  # stands in the transaction
+            plain.using(after_commit=True).dispatch()  # sent in the transaction
             assert table.rows() == []
             session.commit()
             assert len(table.rows()) == 2
     assert len(table.rows()) == 2
 
 
-def test_what_is_sent_inside_a_savepoint_goes_with_it(sent, queue):
+def test_jobs_sent_inside_a_savepoint_are_rolled_back_with_it(sent, queue):
     plain, single = (sent.app.call(name, b'{"n":1}').using(queue="a") for name in ("plain", "t"))
     with Session(sent.engine) as session, session.begin(), sent.app.transaction(session):
         plain.dispatch()
@@ -669,7 +670,7 @@ def test_what_is_sent_inside_a_savepoint_goes_with_it(sent, queue):
     assert queue.sizes("a").ready == 2
 
 
-def test_threads_that_send_in_one_transaction_do_it_one_after_the_other(sent, queue):
+def test_concurrent_sends_in_one_transaction_are_serialized(sent, queue):
     async def send() -> None:
         calls = [sent.app.call("t", b'{"n":%d}' % n).using(queue="a") for n in range(20)]
         await asyncio.gather(*(call.adispatch() for call in calls))
@@ -679,10 +680,10 @@ def test_threads_that_send_in_one_transaction_do_it_one_after_the_other(sent, qu
     assert queue.sizes("a").ready == 20
 
 
-def test_a_step_in_a_transaction_sees_what_has_come_since_it_began(sent):
+def test_a_step_in_a_transaction_sees_commits_since_its_start(sent):
     single = sent.app.call("t", b'{"n":2}').using(queue="a")
     with Session(sent.engine) as session, session.begin():
-        session.execute(sql.text("SELECT name FROM qd_names")).all()  # MySQL reads as of now until the end
+        session.execute(sql.text("SELECT name FROM qd_names")).all()  # MySQL takes its snapshot here
         outside = single.dispatch().id
         with sent.app.transaction(session):
             assert single.dispatch().id == outside
@@ -698,12 +699,12 @@ SENT: dict[str, Callable[[Qd], object]] = {
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("what", SENT)
-def test_what_another_transaction_has_sent_meanwhile_is_a_serialization_failure(sent, queue, caplog, level, what):
-    """A retry loop for SQLAlchemy catches it: the second run sees what the other one has sent."""
+def test_a_concurrent_send_is_a_serialization_failure(sent, queue, caplog, level, what):
+    """A retry loop for SQLAlchemy catches it: the second run sees the jobs of the other transaction."""
     send, errors = SENT[what], list[sql.exc.OperationalError]()
     with Session(sent.engine.execution_options(isolation_level=level)) as session:
         while len(errors) < 3:
-            session.execute(sql.text("SELECT name FROM qd_names")).all()  # from here on it reads as of now
+            session.execute(sql.text("SELECT name FROM qd_names")).all()  # takes the snapshot
             if not errors:
                 send(sent.app)
             try:
@@ -722,7 +723,7 @@ def test_what_another_transaction_has_sent_meanwhile_is_a_serialization_failure(
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(sent, queue):
+def test_a_deadlock_in_a_transaction_of_the_caller_is_also_an_operational_error(sent, queue):
     with Session(sent.engine) as session:
         joined = inside(queue, session)
         assert isinstance(joined, DatabaseQueue)
@@ -733,8 +734,8 @@ def test_a_deadlock_in_a_transaction_of_the_caller_is_the_drivers_error_as_well(
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-def test_a_push_that_waits_too_long_for_the_next_number_of_a_job_can_be_sent_again(queue, connect, table):
-    """An INSERT ... SELECT of another program holds the lock on the numbers, here for as long as it waits for a row."""
+def test_a_push_that_times_out_on_the_auto_increment_lock_can_be_repeated(queue, connect, table):
+    """An INSERT ... SELECT of another program holds the auto-increment lock, here while it waits for a row."""
     queue.connection.query("SET innodb_lock_wait_timeout = 1").close()
     rows = "SELECT 'b', '{}', 0, 1, 1 FROM qd_locks WHERE bucket IN (1, 2) ORDER BY bucket FOR UPDATE"
     insert = f"INSERT INTO jobs (queue, payload, attempts, available_at, created_at) {rows}"
@@ -751,7 +752,7 @@ def test_a_push_that_waits_too_long_for_the_next_number_of_a_job_can_be_sent_aga
     assert ids(queue) == ["id1"]
 
 
-def test_a_session_that_commits_each_statement_is_refused(sent, table):
+def test_an_autocommit_session_is_rejected(sent, table):
     each = sent.engine.execution_options(isolation_level="AUTOCOMMIT")
     told = pytest.raises(ConfigError, match="commits each statement by itself")
     with Session(each) as session, told, sent.app.transaction(session):
@@ -763,7 +764,7 @@ def test_a_session_that_commits_each_statement_is_refused(sent, table):
     assert len(table.rows()) == 1
 
 
-def test_a_transaction_of_another_database_is_refused(sent, table):
+def test_a_transaction_of_another_database_is_rejected(sent, table):
     other = sql.create_engine("sqlite://")
     told = pytest.raises(ConfigError, match="not in the database of connection")
     with Session(other) as session, told, sent.app.transaction(session):
@@ -772,7 +773,7 @@ def test_a_transaction_of_another_database_is_refused(sent, table):
     assert table.rows() == []
 
 
-def test_what_is_no_session_and_what_is_no_database_is_told():
+def test_a_connection_without_a_database_and_a_wrong_session_are_rejected():
     app = Qd("redis://localhost:1")
     other = sql.create_engine("sqlite://")
     told = pytest.raises(ConfigError, match=r"is not a database \(redis\).*after_commit")
@@ -783,11 +784,11 @@ def test_what_is_no_session_and_what_is_no_database_is_told():
     other.dispose()
 
 
-# -- several at once
+# -- several workers
 
 
-def test_four_workers_at_once_take_each_job_once(connect, table):
-    """Each over a connection of its own; some of the jobs go back once."""
+def test_four_concurrent_workers_reserve_each_job_once(connect, table):
+    """Each has its own connection; some jobs are released once."""
     connect(9).push_many([("a", job(n), None) for n in range(200)])
     done: list[list[str]] = [[] for _ in range(4)]
 

@@ -1,4 +1,4 @@
-"""What a dead worker had sent reaches the server after its keeper has looked: its job does not wait for its lease."""
+"""A dead worker's reservation that reaches the server after the keeper's check: the job does not wait for its lease."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = "Tok3nTok3n"
 
 @pytest.fixture
 def dead(connect) -> Iterator[DeadWorkers]:
-    """A keeper that has settled worker 2 of slot 1, which held nothing then."""
+    """A keeper that has settled worker 2 of slot 1, which held nothing at that time."""
     receiver, log = MessageReceiver(), Log("keeper", write=lambda line: None)
     context = ChildContext(Scoreboard(), receiver.sender, TOKEN, 1, log)
     slot = context.board.slot(1)
@@ -38,7 +38,7 @@ def dead(connect) -> Iterator[DeadWorkers]:
         end.close()
 
 
-def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen, dead: DeadWorkers):
+def test_a_late_reservation_of_a_dead_worker_is_requeued(place, connect, seen: Seen, dead: DeadWorkers):
     worker: RedisQueue = connect(turns=LIFE)
     worker.push("a", job(1))
     take(worker)
@@ -49,7 +49,7 @@ def test_a_reservation_that_comes_late_is_given_back(place, connect, seen: Seen,
     assert worker.ack(again)
 
 
-def test_what_the_next_worker_of_the_slot_holds_is_its_own(place, connect, seen: Seen, dead: DeadWorkers):
+def test_the_reservation_of_the_next_worker_of_the_slot_stays(place, connect, seen: Seen, dead: DeadWorkers):
     worker: RedisQueue = connect(turns=2 * LIFE)
     worker.push("a", job(1))
     held = take(worker)

@@ -1,4 +1,4 @@
-"""Batches: made, counted with the answers of their jobs, and what they send. Each end counts once, whatever was lost."""
+"""Batches: creation, counting with the answers of their jobs, and callbacks. Each end counts once, even after failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entries(*numbers: int, queue: str = "a") -> list[Entry]:
 
 
 def end(queue: RedisQueue, n: int, how: Any = "done") -> None:
-    """A worker answers for the job u`n`, which is the next in the queue or was taken out of it."""
+    """A worker acks a job, which counts as the end of the batch job u`n`."""
     queue.push("b", job(n))
     assert queue.ack(take(queue, "b"), [Count("B", f"u{n}", how, "a T.1.1.1")])
 
@@ -61,7 +61,7 @@ def ttl(seen: Seen, kind: str = "") -> int:
     return found
 
 
-def test_a_batch_and_its_jobs_are_there_in_one_step(queue, seen):
+def test_a_batch_and_its_jobs_are_created_in_one_step(queue, seen):
     queue.batches.send(new(), [*entries(1, 2), *entries(3, queue="b"), Entry("a", "u4", job(4), 60.0)])
     assert (seen.ready("a"), seen.ready("b"), list(seen.delayed("a"))) == ([job(1), job(2)], [job(3)], [job(4)])
     assert (seen.tokens("a"), seen.tokens("b")) == (2, 1)
@@ -73,7 +73,7 @@ def test_a_batch_and_its_jobs_are_there_in_one_step(queue, seen):
     assert MONTH - 60 < ttl(seen, ":pending") <= MONTH
 
 
-def test_then_is_sent_once_all_have_succeeded_and_finally_behind_it(queue, seen):
+def test_then_is_sent_after_all_jobs_succeeded_followed_by_finally(queue, seen):
     queue.batches.send(new(), entries(1, 2, 3))
     end(queue, 1)
     end(queue, 2)
@@ -85,7 +85,7 @@ def test_then_is_sent_once_all_have_succeeded_and_finally_behind_it(queue, seen)
     assert DAY - 60 < ttl(seen) <= DAY
 
 
-def test_the_moments_of_a_callback_count_from_when_it_is_sent(queue, seen):
+def test_the_times_of_a_callback_count_from_its_dispatch(queue, seen):
     queue.batches.send(new(callbacks={"then": callback("then", 60.0)}), entries(1))
     before = seen.now()
     end(queue, 1)
@@ -99,7 +99,7 @@ def test_the_moments_of_a_callback_count_from_when_it_is_sent(queue, seen):
     assert raw == callback("then").payload
 
 
-def test_an_end_that_is_told_twice_counts_once(queue, seen):
+def test_a_repeated_end_counts_once(queue, seen):
     queue.batches.send(new(), entries(1, 2))
     for _ in range(3):
         end(queue, 1)
@@ -109,7 +109,7 @@ def test_an_end_that_is_told_twice_counts_once(queue, seen):
     assert called(seen) == ["then", "finally"]
 
 
-def test_the_first_failure_cancels_and_is_caught_once(queue, seen):
+def test_the_first_failure_cancels_and_sends_catch_once(queue, seen):
     queue.batches.send(new(), entries(1, 2, 3))
     assert not queue.batches.cancelled("B")
     end(queue, 1, "failed")
@@ -121,7 +121,7 @@ def test_the_first_failure_cancels_and_is_caught_once(queue, seen):
     assert MONTH - 60 < ttl(seen, ":failed") <= MONTH
 
 
-def test_failures_that_are_allowed_cancel_nothing(queue, seen):
+def test_allowed_failures_do_not_cancel(queue, seen):
     queue.batches.send(new(allow=True), entries(1, 2))
     end(queue, 1, "failed")
     assert (called(seen), queue.batches.cancelled("B")) == (["catch"], False)
@@ -129,11 +129,11 @@ def test_failures_that_are_allowed_cancel_nothing(queue, seen):
     assert called(seen) == ["catch", "finally"]
 
 
-def test_then_comes_when_the_last_failed_one_has_been_retried_with_success(queue, seen):
+def test_then_is_sent_after_the_last_failed_job_was_retried_successfully(queue, seen):
     queue.batches.send(new(allow=True), entries(1, 2))
     end(queue, 1, "failed")
     end(queue, 2)
-    end(queue, 1, "failed")  # retried, and no better
+    end(queue, 1, "failed")  # retried, and failed again
     assert called(seen) == ["catch", "finally"]
     end(queue, 1)
     assert (called(seen), counts(queue.batches)) == (["catch", "finally", "then"], (2, 0, 0))
@@ -141,7 +141,7 @@ def test_then_comes_when_the_last_failed_one_has_been_retried_with_success(queue
     assert called(seen) == ["catch", "finally", "then"]
 
 
-def test_a_batch_with_a_job_that_was_skipped_has_not_succeeded(queue, seen):
+def test_a_batch_with_a_skipped_job_has_not_succeeded(queue, seen):
     queue.batches.send(new(), entries(1, 2))
     assert queue.batches.cancel("B")
     end(queue, 1)
@@ -149,7 +149,7 @@ def test_a_batch_with_a_job_that_was_skipped_has_not_succeeded(queue, seen):
     assert called(seen) == ["finally"]
 
 
-def test_a_batch_that_was_cancelled_too_late_has_succeeded(queue, seen):
+def test_a_batch_cancelled_during_its_last_job_has_succeeded(queue, seen):
     queue.batches.send(new(), entries(1))
     assert [queue.batches.cancel("B") for _ in range(2)] == [True, False]
     end(queue, 1)
@@ -157,17 +157,17 @@ def test_a_batch_that_was_cancelled_too_late_has_succeeded(queue, seen):
     assert not queue.batches.cancel("B")
 
 
-def test_one_that_goes_on_is_not_cancelled(queue, seen):
+def test_a_resumed_batch_is_not_cancelled_again(queue, seen):
     queue.batches.send(new(), entries(1, 2))
     end(queue, 1, "failed")
     seen.client.call("HDEL", f"{seen.prefix}qd:batch:B", "cancelled_at")  # as retry.lua does
     assert not queue.batches.cancelled("B")
     end(queue, 2, "failed")
-    assert not queue.batches.cancelled("B")  # only the first one cancels
+    assert not queue.batches.cancelled("B")  # only the first failure cancels
     assert queue.batches.failures("B") == {"u1": ("a", "T.1.1.1"), "u2": ("a", "T.1.1.1")}
 
 
-def test_jobs_are_added_while_one_runs(queue, seen):
+def test_jobs_can_be_added_while_a_batch_runs(queue, seen):
     queue.batches.send(new(), entries(1))
     queue.batches.add("B", entries(2, 3))
     end(queue, 1)
@@ -177,7 +177,7 @@ def test_jobs_are_added_while_one_runs(queue, seen):
     assert called(seen) == ["then", "finally"]
 
 
-def test_nothing_is_added_to_a_batch_that_is_over_or_gone(queue, seen):
+def test_nothing_can_be_added_to_a_finished_or_unknown_batch(queue, seen):
     with pytest.raises(UnknownBatch, match="no batch 'B'"):
         queue.batches.add("B", entries(1))
     queue.batches.send(new(callbacks={}), entries(1))
@@ -187,18 +187,18 @@ def test_nothing_is_added_to_a_batch_that_is_over_or_gone(queue, seen):
     assert seen.ready("a") == [job(1)]
 
 
-def test_a_batch_of_nothing_has_succeeded(queue, seen):
+def test_an_empty_batch_has_succeeded(queue, seen):
     queue.batches.send(new(), [])
     assert called(seen) == ["then", "finally"]
 
 
-def test_a_batch_that_is_gone_counts_nothing(queue, seen):
+def test_the_end_of_a_job_of_a_deleted_batch_is_ignored(queue, seen):
     end(queue, 1)
     assert queue.batches.state("B") is None
     assert seen.every_key() == []
 
 
-# -- more than a call carries
+# -- batches sent in several calls
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @one_place
-def test_jobs_that_end_while_others_are_still_sent_end_no_batch(small, queue, seen, monkeypatch):
-    """Whoever is fast enough meets a batch without pending jobs between two calls of its sender."""
+def test_a_batch_does_not_finish_while_jobs_are_still_being_sent(small, queue, seen, monkeypatch):
+    """A fast worker may leave no pending jobs between two calls of the producer."""
     calls, call = list[int](), records.KeptBatches._call
 
     def then_end(self: Any, id: str, jobs: list[Entry], *rest: Any) -> None:
@@ -226,7 +226,7 @@ def test_jobs_that_end_while_others_are_still_sent_end_no_batch(small, queue, se
 
 
 @one_place
-def test_the_last_call_of_several_sees_that_all_have_ended(small, queue, seen, monkeypatch):
+def test_the_last_call_finishes_a_batch_whose_jobs_have_all_ended(small, queue, seen, monkeypatch):
     call = records.KeptBatches._call
 
     def end_before(self: Any, id: str, jobs: list[Entry], *rest: Any) -> None:
@@ -240,7 +240,7 @@ def test_the_last_call_of_several_sees_that_all_have_ended(small, queue, seen, m
 
 
 @one_place
-def test_a_sender_that_dies_between_two_calls_leaves_a_batch_that_calls_nobody(small, queue, seen, monkeypatch):
+def test_a_batch_whose_producer_died_between_two_calls_sends_no_callback(small, queue, seen, monkeypatch):
     call, calls = records.KeptBatches._call, list[int]()
 
     def die(self: Any, *rest: Any) -> None:
@@ -260,17 +260,17 @@ def test_a_sender_that_dies_between_two_calls_leaves_a_batch_that_calls_nobody(s
 
 
 @one_place
-def test_many_thousand_jobs_are_one_batch(queue, seen):
+def test_a_batch_of_thousands_of_jobs(queue, seen):
     queue.batches.send(new(), entries(*range(2500)))
     assert (counts(queue.batches), len(seen.ready("a"))) == ((2500, 2500, 0), 2500)
     assert seen.ready("a") == [job(n) for n in range(2500)]
 
 
-# -- refused
+# -- rejected
 
 
 @one_place
-def test_a_foreign_key_in_the_way_of_a_job_sends_nothing(queue, seen):
+def test_a_key_of_the_wrong_type_for_a_job_sends_nothing(queue, seen):
     seen.client.call("SET", "queues:b", "no list")
     with pytest.raises(ServerRefused, match="WRONGTYPE"):
         queue.batches.send(new(), [*entries(1), *entries(2, queue="b")])
@@ -279,7 +279,7 @@ def test_a_foreign_key_in_the_way_of_a_job_sends_nothing(queue, seen):
 
 
 @one_place
-def test_a_foreign_key_in_the_way_of_a_callback_refuses_the_answer_and_counts_nothing(queue, seen):
+def test_a_key_of_the_wrong_type_for_a_callback_rejects_the_answer_and_counts_nothing(queue, seen):
     queue.batches.send(new(), entries(1))
     seen.client.call("SET", "queues:c", "no list")
     held = take(queue)

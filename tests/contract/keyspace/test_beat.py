@@ -1,4 +1,5 @@
-"""The keeper's beat, the script alone: leases renewed and never made, the expired and the due moved, tokens, the report."""
+"""The script of the keeper's beat: it renews leases and never creates them, moves expired and due jobs, fixes tokens and
+writes the report."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def test_a_beat_with_nothing_to_do_leaves_no_key(queue, seen):
     assert done.now == pytest.approx(seen.now(), abs=30)
 
 
-def test_the_leases_of_live_workers_are_renewed_and_no_others(connect, seen):
+def test_only_the_leases_of_live_workers_are_renewed(connect, seen):
     queues = [connect(1), connect(2), connect(1, token="Other0ther")]
     queues[0].push_many([("a", job(n), None) for n in range(3)])
     held = [take(queue) for queue in queues]
@@ -35,7 +36,7 @@ def test_the_leases_of_live_workers_are_renewed_and_no_others(connect, seen):
     assert all(queue.ack(one) for queue, one in zip(queues, held, strict=True))
 
 
-def test_a_beat_that_does_not_renew_leaves_leases_alone(queue, seen):
+def test_a_beat_without_renewal_does_not_change_leases(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     before = seen.reserved("a")
@@ -44,7 +45,7 @@ def test_a_beat_that_does_not_renew_leaves_leases_alone(queue, seen):
     assert queue.ack(held)
 
 
-def test_a_renewal_makes_no_lease_and_tells_which_one_is_lost(queue, seen):
+def test_a_renewal_creates_no_lease_and_reports_lost_ones(queue, seen):
     queue.push("a", job(1))
     lost = take(queue)
     steal(seen, lost)
@@ -53,7 +54,7 @@ def test_a_renewal_makes_no_lease_and_tells_which_one_is_lost(queue, seen):
     assert queue.ack(lost) is False
 
 
-def test_a_lost_lease_names_its_own_turn_whatever_the_arguments_say(queue, seen):
+def test_a_lost_lease_names_its_turn_even_if_arguments_contain_a_mark(queue, seen):
     queue.turn(None, ["a"])
     queue.push("a", b'{"data":{"rsv":"Other0ther.1.99.1"},"attempts":0,"job":"t"}')
     lost = take(queue)
@@ -62,7 +63,7 @@ def test_a_lost_lease_names_its_own_turn_whatever_the_arguments_say(queue, seen)
     assert queue.ack(lost) is False
 
 
-def test_an_expired_reservation_goes_back_and_its_owner_is_forgotten(connect, seen):
+def test_an_expired_reservation_is_requeued_and_its_owner_removed(connect, seen):
     dead, alive = connect(1), connect(2)
     dead.push_many([("a", job(1), None), ("a", job(2), None)])
     lost, held = take(dead), take(alive)
@@ -78,7 +79,7 @@ def test_an_expired_reservation_goes_back_and_its_owner_is_forgotten(connect, se
     assert alive.ack(again)
 
 
-def test_a_late_ack_after_a_reclaim_is_no_success_and_takes_nothing(connect, seen):
+def test_a_late_ack_after_a_reclaim_fails_and_removes_nothing(connect, seen):
     slow, other = connect(1), connect(2)
     slow.push("a", job(1))
     late = take(slow)
@@ -90,7 +91,7 @@ def test_a_late_ack_after_a_reclaim_is_no_success_and_takes_nothing(connect, see
     assert other.ack(again)
 
 
-def test_nothing_is_reclaimed_by_a_keeper_that_may_not(queue, seen):
+def test_a_beat_without_reclaim_reclaims_nothing(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     expire(seen, held)
@@ -99,7 +100,7 @@ def test_nothing_is_reclaimed_by_a_keeper_that_may_not(queue, seen):
     assert queue.ack(held)
 
 
-def test_a_live_worker_is_renewed_before_anything_is_reclaimed(queue, seen):
+def test_leases_are_renewed_before_expired_ones_are_reclaimed(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     expire(seen, held)
@@ -108,14 +109,14 @@ def test_a_live_worker_is_renewed_before_anything_is_reclaimed(queue, seen):
 
 
 @one_place
-def test_a_beat_reclaims_a_hundred_and_comes_again_for_the_rest(queue, seen):
+def test_a_beat_reclaims_at_most_a_hundred_and_reports_more(queue, seen):
     seen.call("ZADD", "a", "reserved", *[word for n in range(150) for word in (1, job(n))])
     first, second = beat(queue, "a"), beat(queue, "a")
     assert [(one.reclaimed, one.more) for one in (first, second)] == [(100, True), (50, False)]
     assert len(seen.ready("a")) == 150
 
 
-def test_what_is_due_is_moved_with_a_token_each(queue, seen):
+def test_due_jobs_are_moved_with_one_token_each(queue, seen):
     queue.push_many([("a", job(n), 60.0) for n in range(3)] + [("b", job(9), 90.0)])
     for n in range(3):
         seen.call("ZADD", "a", "delayed", seen.now() - 3 + n, job(n))
@@ -127,14 +128,14 @@ def test_what_is_due_is_moved_with_a_token_each(queue, seen):
 
 
 @one_place
-def test_a_beat_moves_so_many_due_jobs_and_says_when_more_are(queue, seen):
+def test_a_beat_moves_a_limited_number_of_due_jobs_and_reports_more(queue, seen):
     seen.call("ZADD", "a", "delayed", *[word for n in range(25) for word in (n + 1, job(n))])
-    told = [beat(queue, "a", move=10).more for _ in range(4)]
-    assert told == [True, True, False, False]
+    more = [beat(queue, "a", move=10).more for _ in range(4)]
+    assert more == [True, True, False, False]
     assert seen.ready("a") == [job(n) for n in range(25)]
 
 
-def test_queues_that_wait_for_somebody_are_told(connect, seen):
+def test_queues_with_untaken_jobs_are_reported(connect, seen):
     queue = connect(1)
     queue.push_many([(name, job(n), None) for name in "abc" for n in range(2)] + [("d", job(4), 60.0)])
     held = queue.turn(None, ["b"]).reserved
@@ -147,7 +148,7 @@ def test_queues_that_wait_for_somebody_are_told(connect, seen):
         queue.clear(name)
 
 
-def test_ready_jobs_without_tokens_get_some(queue, seen):
+def test_missing_tokens_are_added(queue, seen):
     seen.call("RPUSH", "a", "", *[job(n) for n in range(5)])  # a plain RPUSH, an old Laravel
     beat(queue, "a", tokens=3)
     assert seen.tokens("a") == 3
@@ -155,7 +156,7 @@ def test_ready_jobs_without_tokens_get_some(queue, seen):
     assert seen.tokens("a") == 5
 
 
-def test_tokens_left_over_are_taken_away(queue, seen):
+def test_surplus_tokens_are_removed(queue, seen):
     seen.call("RPUSH", "a", "notify", *["1"] * 1000)
     seen.call("RPUSH", "a", "", job(1))
     beat(queue, "a")
@@ -163,7 +164,7 @@ def test_tokens_left_over_are_taken_away(queue, seen):
 
 
 @pytest.mark.leaves("qd:*")
-def test_a_report_stands_under_its_master_with_the_moment(queue, seen):
+def test_a_report_is_stored_under_its_master_with_its_time(queue, seen):
     beat(queue, "a", report=json.dumps({"host": "h", "workers": []}))
     (token, said) = seen.client.text("HGETALL", queue.settings.prefix + "qd:masters")
     assert token == "Tok3nTok3n"
@@ -173,7 +174,7 @@ def test_a_report_stands_under_its_master_with_the_moment(queue, seen):
 
 
 @pytest.mark.leaves("qd:*")
-def test_stamps_are_told(queue, seen):
+def test_stamps_are_reported(queue, seen):
     for name, value in (("restart", "1795225685.5 rolling"), ("down", '{"by":"x"}')):
         seen.client.call("SET", f"{queue.settings.prefix}qd:{name}", value)
     done = beat(queue, "a")

@@ -1,4 +1,4 @@
-"""What a job in hand saves: it stands with the payload at once, and goes wherever the payload goes."""
+"""Checkpoints of a running job: stored in the reserved payload at once, and kept wherever the payload goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def saved(held: Reserved) -> object:
     return None if text is None else msgspec.json.decode(text)
 
 
-def test_the_job_in_hand_stands_as_another_text_under_the_same_lease(queue, seen):
+def test_a_checkpoint_replaces_the_reserved_payload_under_the_same_lease(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     ((_, lease),) = seen.reserved("a").items()
@@ -56,7 +56,7 @@ def test_the_same_checkpoint_twice_changes_nothing(queue, seen):
     assert queue.ack(once)
 
 
-def test_a_checkpoint_after_the_lease_was_lost_is_refused_and_adds_nothing(queue, seen):
+def test_a_checkpoint_after_a_lost_lease_is_rejected_and_adds_nothing(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     steal(seen, held)
@@ -65,7 +65,7 @@ def test_a_checkpoint_after_the_lease_was_lost_is_refused_and_adds_nothing(queue
     assert queue.ack(held) is False
 
 
-def test_a_late_checkpoint_does_not_take_the_place_of_a_newer_one(queue, seen):
+def test_a_late_checkpoint_does_not_replace_a_newer_one(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     new = save(queue, held, "newer")
@@ -85,7 +85,7 @@ WAYS: dict[str, Way] = {
         [seen.call("ZADD", "a", "delayed", "XX", 1, text) for text in seen.delayed("a")],
     ),
     "a crash": lambda queue, seen, held: queue.give_back("a", queue.owner, held.member, Released(held.member)),
-    "a lease that ran out": lambda queue, seen, held: (
+    "an expired lease": lambda queue, seen, held: (
         seen.call("ZADD", "a", "reserved", "XX", 1, held.member),
         beat(queue, "a", reclaim=True),
     ),
@@ -93,7 +93,7 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_next_attempt_sees_it_whatever_ended_this_one(queue, seen, way):
+def test_the_next_attempt_sees_the_checkpoint(queue, seen, way):
     queue.push("a", job(1))
     held = take(queue)
     assert saved(held) is None
@@ -107,7 +107,7 @@ def test_the_next_attempt_sees_it_whatever_ended_this_one(queue, seen, way):
     assert queue.ack(held)
 
 
-def test_it_is_kept_when_php_takes_the_job_and_writes_it_again(queue, seen):
+def test_a_checkpoint_survives_a_rewrite_of_the_payload_by_php(queue, seen):
     queue.push("a", job(1))
     WAYS["a release"](queue, seen, save(queue, take(queue), {"row": [], "big": 10**14}))
     for step in range(3):
@@ -125,8 +125,8 @@ def test_it_is_kept_when_php_takes_the_job_and_writes_it_again(queue, seen):
     assert queue.ack(held)
 
 
-def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
-    """The attempts are looked for before what is saved: nobody walks through half a megabyte of arguments."""
+def test_a_large_checkpoint_does_not_slow_down_a_reserve(queue, seen, monkeypatch):
+    """The script finds the attempts before the checkpoint, without scanning half a megabyte of arguments."""
     turn = script("turn")
     known = "local function gathered(p)\n"
     assert turn.text.count(known) == 1
@@ -146,8 +146,8 @@ def test_64_kib_send_no_reserve_the_long_way(queue, seen, monkeypatch):
 
 @pytest.mark.leaves("queues:*:deaths")
 @pytest.mark.parametrize("place", ONE, indirect=True)
-def test_a_keeper_moves_the_job_of_a_dead_worker_whose_last_checkpoint_arrives_late(queue, connect, seen, monkeypatch):
-    """Between the keeper's look and its move: the server had not read yet what the worker had sent before it died."""
+def test_a_keeper_requeues_a_dead_workers_job_whose_last_checkpoint_arrives_late(queue, connect, seen, monkeypatch):
+    """Between the keeper's check and its move, the server reads what the worker had sent before it died."""
     queue.push("a", job(1))
     held, keeper, receiver = take(queue), connect(0), MessageReceiver()
     lines: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What the end of a job does to others comes to pass with its answer: in the same step, once, only for who holds it."""
+"""Effects of an answer: applied in the same step, once, and only for the holder of the lease."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def keyed(seen: Seen, *fields: Any) -> str:
 
 
 @every_way
-def test_a_push_is_made_with_the_answer(queue, seen, held, way):
+def test_a_job_is_pushed_with_the_answer(queue, seen, held, way):
     assert answer(way, queue, held, Push("b", NEXT))
     assert (seen.ready("b"), seen.tokens("b"), seen.reserved("a"), seen.owners("a")) == ([NEXT], 1, {}, {})
 
 
 @every_way
 @pytest.mark.parametrize(("delay", "tokens"), [(0.5, 1), (60, 0)])
-def test_a_push_with_a_delay_is_due_after_it(queue, seen, held, way, delay, tokens):
+def test_a_job_pushed_with_a_delay_is_due_after_it(queue, seen, held, way, delay, tokens):
     before = seen.now()
     assert answer(way, queue, held, Push("b", NEXT, delay))
     assert before + delay <= seen.delayed("b")[NEXT] <= seen.now() + delay + 0.001
@@ -82,7 +82,7 @@ def test_a_lock_is_freed_by_its_owner_only(queue, seen, held, way):
 
 
 @every_way
-def test_a_lock_that_another_has_taken_since_stays(queue, seen, held, way):
+def test_a_lock_held_by_another_owner_stays(queue, seen, held, way):
     key = lock(seen, "another")
     assert answer(way, queue, held, Free("n", "me"))
     assert seen.client.call("GET", key) == b"another"
@@ -93,14 +93,14 @@ def test_a_lock_that_another_has_taken_since_stays(queue, seen, held, way):
 
 
 @every_way
-def test_all_effects_of_an_answer_come_to_pass(queue, seen, held, way):
+def test_all_effects_of_an_answer_are_applied(queue, seen, held, way):
     key = lock(seen, "me")
     assert answer(way, queue, held, Push("b", NEXT), Free("n", "me"), Push("c", job(8)), Push("b", job(9)))
     assert (seen.ready("b"), seen.ready("c"), seen.client.call("GET", key)) == ([NEXT, job(9)], [job(8)], None)
 
 
 @every_way
-def test_nothing_comes_to_pass_where_the_lease_was_lost(queue, seen, held, way):
+def test_no_effect_is_applied_if_the_lease_was_lost(queue, seen, held, way):
     key = lock(seen, "me")
     steal(seen, held)
     assert answer(way, queue, held, Push("b", NEXT), Push("b", job(8), 60), Free("n", "me")) is False
@@ -110,8 +110,8 @@ def test_nothing_comes_to_pass_where_the_lease_was_lost(queue, seen, held, way):
 
 @one_place
 @every_way
-def test_an_effect_that_is_refused_refuses_the_whole_answer(queue, seen, held, way):
-    """Else the one before it would be done again with each try."""
+def test_a_rejected_effect_rejects_the_whole_answer(queue, seen, held, way):
+    """Otherwise each retry would apply the preceding effects again."""
     in_the_way = seen.key("c")
     seen.client.call("SET", in_the_way, "no list")
     before = seen.dump()
@@ -124,7 +124,7 @@ def test_an_effect_that_is_refused_refuses_the_whole_answer(queue, seen, held, w
     assert (seen.ready("b"), seen.ready("c")) == ([NEXT], [job(8)])
 
 
-# -- a reply that is lost
+# -- a lost reply
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def broken(proxy: Proxy) -> Iterator[RedisQueue]:
-    """A worker's connection behind the proxy; the server knows the scripts."""
+    """A worker's connection through the proxy; the server has loaded the scripts."""
     made = RedisQueue(
         ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 2)
     )
@@ -150,7 +150,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @one_place
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
-def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, seen, way, byte):
+def test_an_answer_with_a_lost_reply_applies_its_effects_once(broken, proxy, seen, way, byte):
     delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
@@ -162,13 +162,13 @@ def test_an_answer_whose_reply_is_lost_has_done_its_effects_once(broken, proxy, 
     proxy.cut(byte=byte)
     assert delivery.until_answered(HeldJob(held), then_answer) is None
     assert (len(tries), seen.ready("b"), seen.reserved("a"), seen.owners("a")) == (1, [NEXT], {}, {})
-    assert answer(way, broken, held, Push("b", NEXT)) is False  # and who answers again all the same adds nothing
+    assert answer(way, broken, held, Push("b", NEXT)) is False  # a repeated answer adds nothing
     assert seen.ready("b") == [NEXT]
 
 
 @one_place
 @every_way
-def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, proxy, seen, way):
+def test_an_answer_that_never_arrived_is_repeated_with_its_effects(broken, proxy, seen, way):
     delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
     broken.push("a", job(1))
     held = take(broken)
@@ -179,7 +179,7 @@ def test_an_answer_that_never_arrived_is_given_again_with_its_effects(broken, pr
 
 
 @one_place
-def test_the_connection_that_broke_says_so(broken, proxy, seen):
+def test_a_broken_connection_raises(broken, proxy, seen):
     broken.push("a", job(1))
     held = take(broken)
     proxy.cut()

@@ -1,6 +1,6 @@
-"""Payloads that nobody should push, through the real script: kept with the pushed bytes, once, and nothing left behind.
+"""Malformed payloads through the real script: stored as failed once, byte for byte, with nothing left behind.
 
-The worker's side is played as it plays it: what `read` calls Malformed is buried with what `original` gives.
+The tests act as the worker does: a payload that `read` rejects as Malformed is buried with the result of `original`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_pushed(job: Reserved) -> bytes:
 
 
 @pytest.mark.fault("24", "malformed payloads through the script that takes jobs", "each is kept once, byte for byte")
-def test_each_malformed_payload_is_kept_raw_exactly_once(place, queue: RedisQueue, seen: Seen):
+def test_each_malformed_payload_is_stored_raw_exactly_once(place, queue: RedisQueue, seen: Seen):
     for name, raw in malformed(cut_every=7):
         queue.push("a", raw)
         turn = queue.turn(None, ["a"])
@@ -53,7 +53,7 @@ def test_each_malformed_payload_is_kept_raw_exactly_once(place, queue: RedisQueu
         seen.client.call("DEL", seen.key("a", "failed"), seen.key("a", "failed_at"))
 
 
-def test_a_malformed_payload_holds_up_nothing_behind_it(place, queue: RedisQueue, seen: Seen):
+def test_a_malformed_payload_does_not_block_the_next_job(place, queue: RedisQueue, seen: Seen):
     bad = [b"", b"hello", b'{"attempts":"3","job":"x"}', VALID[:100]]
     queue.push_many([("a", raw, None) for raw in [*bad, VALID]])
     turn = queue.turn(None, ["a"])
@@ -65,7 +65,7 @@ def test_a_malformed_payload_holds_up_nothing_behind_it(place, queue: RedisQueue
     assert queue.ack(turn.reserved)
 
 
-def test_more_than_a_hundred_malformed_ones_take_more_than_a_turn(place, queue: RedisQueue, seen: Seen):
+def test_a_turn_buries_at_most_a_hundred_malformed_payloads(place, queue: RedisQueue, seen: Seen):
     queue.push_many([("a", b"bad %d" % n, None) for n in range(150)] + [("a", VALID, None)])
     first, second = queue.turn(None, ["a"]), queue.turn(None, ["a"])
     assert (first.malformed, second.malformed) == (100, 50)
@@ -74,7 +74,7 @@ def test_more_than_a_hundred_malformed_ones_take_more_than_a_turn(place, queue: 
     assert queue.ack(second.reserved)
 
 
-def test_what_a_turn_buries_stays_within_the_bounds_of_the_store(place, connect, seen: Seen):
+def test_a_turn_that_buries_enforces_the_limits_of_the_failed_store(place, connect, seen: Seen):
     queue = connect(keep=Bounds(5, 3600.0))
     seen.call("HSET", "a", "failed", "ancient", b'{"id":"ancient"}\nraw')
     seen.call("ZADD", "a", "failed_at", 1, "ancient")
@@ -85,7 +85,7 @@ def test_what_a_turn_buries_stays_within_the_bounds_of_the_store(place, connect,
 
 
 @pytest.mark.parametrize(("name", "raw"), odd(), ids=[name for name, _ in odd()])
-def test_an_odd_payload_is_read_as_it_was_pushed(place, queue: RedisQueue, seen: Seen, name: str, raw: bytes):
+def test_an_odd_payload_is_returned_as_pushed(place, queue: RedisQueue, seen: Seen, name: str, raw: bytes):
     queue.push("a", raw)
     job = queue.turn(None, ["a"]).reserved
     assert job is not None
@@ -99,7 +99,7 @@ def test_an_odd_payload_is_read_as_it_was_pushed(place, queue: RedisQueue, seen:
     assert queue.ack(job)
 
 
-# -- keys of ours at any place, as other programs may have written them
+# -- qd's keys at any position, as other programs may write them
 
 
 LAST = "Zz9Zz9Zz9Z.4.77."
@@ -136,7 +136,7 @@ def text_of(items: list[tuple[str, Any]], comma: str, colon: str, space: str) ->
     style=st.sampled_from([(",", ":", ""), (", ", ": ", ""), (" ,\n", " : ", " ")]),
 )
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-def test_scattered_keys_of_ours_never_harm_a_payload(place, queue: RedisQueue, seen: Seen, items, job, style):
+def test_scattered_keys_of_qd_never_harm_a_payload(place, queue: RedisQueue, seen: Seen, items, job, style):
     items.insert(min(job, len(items)), ("job", "x"))
     raw = text_of(items, *style)
     queue.push("a", raw)

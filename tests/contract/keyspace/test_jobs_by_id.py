@@ -1,4 +1,4 @@
-"""Jobs by their ids: found wherever they stand, taken away while they wait, told to end while they run."""
+"""Jobs by ID: found in every state, deleted while they wait, cancelled while they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.keeper import beat
 KEPT = ("queues:*:failed", "queues:*:failed_at")
 
 
-def test_a_job_is_found_wherever_it_stands(queue, seen):
+def test_a_job_is_found_in_every_state(queue, seen):
     jobs = queue.jobs
     queue.push("a", job(1))
     queue.later("a", job(2), 60)
@@ -38,7 +38,7 @@ def test_a_failed_job_is_found_by_its_payload(queue, seen):
 
 
 @one_place
-def test_an_id_that_only_stands_in_the_arguments_of_another_job_is_not_it(queue, seen):
+def test_an_id_in_the_arguments_of_another_job_is_not_found(queue, seen):
     queue.push("a", job(1, data={"id": "id2", "text": '"id":"id2"'}))
     assert queue.jobs.find("a", "id2") is None
     queue.push("a", job(3, uuid="6f1c0000-0000-4000-8000-000000000000"))
@@ -47,7 +47,7 @@ def test_an_id_that_only_stands_in_the_arguments_of_another_job_is_not_it(queue,
 
 @one_place
 @pytest.mark.parametrize("place_of", ["ready", "delayed"])
-def test_a_long_queue_is_looked_through_in_short_calls(queue, seen, place_of):
+def test_a_long_queue_is_searched_in_short_calls(queue, seen, place_of):
     delay = 60 if place_of == "delayed" else None
     queue.push_many([("a", job(n), delay) for n in range(5003)])
     for n in (0, 1, 999, 1000, 2500, 5001, 5002):
@@ -56,14 +56,14 @@ def test_a_long_queue_is_looked_through_in_short_calls(queue, seen, place_of):
 
 
 @one_place
-def test_what_workers_take_meanwhile_makes_the_look_miss_nothing(queue, connect, seen, monkeypatch):
+def test_a_search_misses_nothing_while_workers_reserve_jobs(queue, connect, seen, monkeypatch):
     queue.push_many([("a", job(n), None) for n in range(3000)])
     worker, producer, jobs = connect(2), connect(3), queue.jobs
     call, held = jobs.space.receive, list[Reserved | None]()
 
     def meanwhile():
         reply = call()
-        for _ in range(40):  # the head goes, and the tail grows
+        for _ in range(40):  # the head shrinks and the tail grows
             held[:] = [worker.turn(held[0] if held else None, ["a"]).reserved]
             producer.push("a", job(9000))
         return reply
@@ -75,7 +75,7 @@ def test_what_workers_take_meanwhile_makes_the_look_miss_nothing(queue, connect,
 
 
 @pytest.mark.leaves("qd:job:*")
-def test_a_waiting_job_is_dropped_with_what_it_is_tied_to(queue, seen):
+def test_a_waiting_job_is_deleted_with_its_effects(queue, seen):
     seen.client.call("SET", seen.prefix + "qd:unique:n", "u1")
     queue.push_many([("a", job(1), None), ("a", job(2), None), ("a", job(3), 60)])
     for n in (2, 3):
@@ -90,7 +90,7 @@ def test_a_waiting_job_is_dropped_with_what_it_is_tied_to(queue, seen):
     assert drain(queue) == ["id1"]
 
 
-def test_a_job_that_was_taken_is_not_dropped(queue, seen):
+def test_a_reserved_job_is_not_deleted(queue, seen):
     queue.push("a", job(1))
     found = queue.jobs.find("a", "id1")
     held = take(queue)
@@ -98,7 +98,7 @@ def test_a_job_that_was_taken_is_not_dropped(queue, seen):
     assert queue.ack(held) is True
 
 
-def test_a_running_job_is_told_once_a_beat_until_it_is_over(queue, connect, seen):
+def test_a_cancelled_running_job_is_reported_with_each_beat_until_it_ends(queue, connect, seen):
     queue.push_many([("a", job(1), None), ("b", job(2), None)])
     held, other = take(queue, "a", "b"), take(connect(2), "b")
     assert queue.jobs.stop(queue.jobs.find("a", "id1")) is True
@@ -114,7 +114,7 @@ def test_a_running_job_is_told_once_a_beat_until_it_is_over(queue, connect, seen
     assert beat(queue, "a", "b", slots=[1, 2]).cancelled == []  # and the key is gone
 
 
-def test_a_job_that_is_over_or_another_programs_is_not_told(queue, seen):
+def test_a_finished_job_or_one_of_another_program_cannot_be_cancelled(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     found = queue.jobs.find("a", "id1")
@@ -127,7 +127,7 @@ def test_a_job_that_is_over_or_another_programs_is_not_told(queue, seen):
 
 @pytest.mark.parametrize("delay", [0, 60])
 @pytest.mark.parametrize("place", ONE, indirect=True)
-def test_a_cancelled_job_that_is_put_back_is_marked_to_be_dropped(queue, connect, seen, delay):
+def test_a_cancelled_job_that_is_released_is_marked(queue, connect, seen, delay):
     queue.push("a", job(1))
     held = take(queue)
     assert queue.jobs.stop(queue.jobs.find("a", "id1"))
@@ -138,7 +138,7 @@ def test_a_cancelled_job_that_is_put_back_is_marked_to_be_dropped(queue, connect
 
 
 @one_place
-def test_a_cancelled_job_whose_lease_runs_out_is_marked_to_be_dropped(queue, connect, seen):
+def test_a_cancelled_job_whose_lease_expires_is_marked(queue, connect, seen):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     lost, also = take(queue), take(connect(2))
     assert queue.jobs.stop(queue.jobs.find("a", "id1"))
@@ -152,7 +152,7 @@ def test_a_cancelled_job_whose_lease_runs_out_is_marked_to_be_dropped(queue, con
 
 
 @one_place
-def test_a_key_of_cancelled_jobs_that_somebody_has_spoilt_costs_nothing_else(queue, seen):
+def test_a_cancel_key_of_the_wrong_type_affects_nothing_else(queue, seen):
     seen.client.call("SET", "qd:cancel", "x")
     queue.push("a", job(1))
     held = take(queue)
@@ -164,7 +164,7 @@ def test_a_key_of_cancelled_jobs_that_somebody_has_spoilt_costs_nothing_else(que
 
 
 @one_place
-def test_a_day_after_nobody_is_told(queue, seen):
+def test_cancellations_are_removed_after_a_day(queue, seen):
     seen.client.call("HSET", "qd:cancel", "Nobody.1.1", int(seen.now()) - 86500, "Other.1.1", int(seen.now()))
     seen.client.call("HSET", "qd:cancel", "garbage", "x")
     beat(queue, "a")
@@ -173,7 +173,7 @@ def test_a_day_after_nobody_is_told(queue, seen):
 
 
 @pytest.mark.leaves("qd:job:*")
-def test_progress_and_the_end_stand_in_one_record(queue, seen):
+def test_progress_and_result_are_in_one_record(queue, seen):
     assert queue.jobs.kept("id1") is None
     queue.jobs.progress("id1", 40, 60)
     assert queue.jobs.kept("id1")[:3] == (None, b"", 40.0)
@@ -187,7 +187,7 @@ def test_progress_and_the_end_stand_in_one_record(queue, seen):
 
 
 @pytest.mark.leaves("qd:job:*")
-def test_a_lost_lease_keeps_nothing(queue, seen):
+def test_an_answer_after_a_lost_lease_stores_no_result(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     steal(seen, held)

@@ -1,4 +1,4 @@
-"""Jobs that wait under a key: replaced, moved, cancelled; whichever program has moved them to ready meanwhile."""
+"""Keyed jobs: replaced, moved and cancelled while they wait, even if another program has moved them to ready."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entries(seen) -> dict[bytes, bytes]:
 
 
 def all_due(seen) -> None:
-    """The time has come, and somebody who knows nothing of keys (a Laravel worker) moves all of it to ready."""
+    """All jobs are due, and a program without support for keys (a Laravel worker) moves them to ready."""
     for payload in seen.delayed("a"):
         seen.call("RPUSH", "a", "", payload)
         seen.call("RPUSH", "a", "notify", "1")
@@ -42,7 +42,7 @@ def all_due(seen) -> None:
 # -- while it is not due
 
 
-def test_the_newest_takes_the_place_of_the_one_before(queue, seen):
+def test_a_new_job_replaces_the_waiting_one(queue, seen):
     assert queue.post([keyed(1), keyed(2, name="other"), keyed(3, delay=90.0)]) == [None, None, None]
     assert sorted(str(read(payload).id) for payload in seen.delayed("a")) == ["id2", "id3"]
     assert len(entries(seen)) == 2
@@ -58,7 +58,7 @@ def test_a_cancelled_job_is_gone(queue, seen):
     assert (seen.delayed("a"), entries(seen)) == ({}, {})
 
 
-def test_a_job_is_moved_and_says_when_it_is_due(queue, seen):
+def test_a_moved_job_has_a_new_due_time(queue, seen):
     assert queue.keyed_due("a", NAME) is None
     assert queue.move_keyed("a", NAME, 5.0) is False
     queue.post([keyed(1, delay=60.0)])
@@ -71,7 +71,7 @@ def test_a_job_is_moved_and_says_when_it_is_due(queue, seen):
     assert seen.delayed("a") == {}
 
 
-def test_without_a_delay_it_is_ready_at_once_and_can_be_replaced_all_the_same(queue, seen):
+def test_a_keyed_job_without_a_delay_is_ready_and_can_be_replaced(queue, seen):
     queue.post([keyed(1, delay=0.0), keyed(2, delay=0.0)])
     assert drain(queue) == ["id2"]
     assert entries(seen) == {}
@@ -89,7 +89,7 @@ def test_a_ready_job_can_be_cancelled(queue, seen):
     assert queue.cancel_keyed("a", NAME) is False
 
 
-def test_a_ready_job_can_be_moved_and_comes_once(queue, seen):
+def test_a_ready_job_can_be_moved_and_runs_once(queue, seen):
     queue.post([keyed(1)])
     all_due(seen)
     assert queue.move_keyed("a", NAME, 60.0) is True
@@ -112,29 +112,29 @@ def test_a_ready_job_is_replaced(queue, seen):
     assert drain(queue) == ["id2"]
 
 
-def test_a_thousand_that_were_replaced_hold_nobody_up(queue, seen):
+def test_a_thousand_replaced_jobs_do_not_block_the_queue(queue, seen):
     queue.post([keyed(n, delay=0.0) for n in range(1000)])
     queue.push("a", job(5000))
     assert [taken for _ in range(12) for taken in drain(queue)] == ["id999", "id5000"]
 
 
-# -- once it is taken
+# -- once it is reserved
 
 
-def test_a_taken_job_can_not_be_cancelled_and_keeps_its_retries(queue, seen):
+def test_a_reserved_keyed_job_cannot_be_cancelled_and_keeps_its_retries(queue, seen):
     queue.post([keyed(1, delay=0.0)])
     held = queue.turn(None, ["a"]).reserved
     assert held is not None
     assert queue.cancel_keyed("a", NAME) is False
     assert queue.move_keyed("a", NAME, 5.0) is False
-    queue.post([keyed(2, delay=60.0)])  # a job of its own, which says nothing about the one that runs
+    queue.post([keyed(2, delay=60.0)])  # a separate job that does not affect the running one
     assert queue.release(held, Released(held.member.replace(b',"rsv":"' + held.mark.encode() + b'"', b"")))
     assert drain(queue) == ["id1"]
     assert queue.cancel_keyed("a", NAME) is True
 
 
-def test_a_job_of_a_dead_worker_comes_back(queue, seen, connect):
-    """What was taken is no longer asked whether it was cancelled."""
+def test_a_keyed_job_of_a_dead_worker_runs_again(queue, seen, connect):
+    """A job that was reserved once is no longer checked for cancellation."""
     queue.post([keyed(1, delay=0.0)])
     held = queue.turn(None, ["a"]).reserved
     assert held is not None
@@ -144,8 +144,8 @@ def test_a_job_of_a_dead_worker_comes_back(queue, seen, connect):
     assert drain(connect(2)) == ["id1"]
 
 
-def test_what_another_program_wrote_again_is_known(queue, seen):
-    """A Laravel worker that released it: cjson's order of keys, one attempt more."""
+def test_a_keyed_job_rewritten_by_another_program_is_recognized(queue, seen):
+    """A Laravel worker released it: keys in cjson's order, one more attempt."""
     queue.post([keyed(1), keyed(2, name="other")])
     for payload in seen.delayed("a"):
         said = json.loads(payload)
@@ -157,8 +157,8 @@ def test_what_another_program_wrote_again_is_known(queue, seen):
     assert drain(queue) == ["id2"]
 
 
-def test_a_key_in_the_arguments_is_none(queue, seen):
-    """Wherever qd looks closer: a hook's key in front of the id, a job that comes back, one that another program wrote."""
+def test_a_key_in_the_arguments_is_ignored(queue, seen):
+    """In all cases where qd parses the payload: a hook's key before the ID, a retried job, a job of another program."""
     key = {"key": key_of("id1", NAME)}
     looks_so = {"data": {"qd": key, 'x"qd': key, "]": [{"qd": key}]}}
     queue.push("a", job(1, **looks_so))
@@ -170,25 +170,25 @@ def test_a_key_in_the_arguments_is_none(queue, seen):
     assert drain(queue) == ["id1", "id2", "id3", "id4", "id5"]
 
 
-def test_however_many_look_so_they_are_walked_over_once(queue, seen):
-    """Half a megabyte of them: had each its own walk, the server would stand still for an hour."""
+def test_many_keys_in_the_arguments_are_scanned_once(queue, seen):
+    """Half a megabyte of them: with one scan for each, the server would block for an hour."""
     many = json.loads(job(1)) | {"attempts": 1, "data": [{"qd": {"a": "]}"}}] * 25_000}
     queue.push("a", json.dumps(many, separators=(",", ":")).encode())
     queue.push("a", job(2))
     assert drain(queue) == ["id1", "id2"]
 
 
-def test_clear_forgets_the_keys_of_what_it_deletes(queue, seen):
+def test_clear_removes_the_keys_of_deleted_jobs(queue, seen):
     queue.post([keyed(1), keyed(2, name="other", delay=0.0)])
     assert queue.clear("a") == 2
     assert entries(seen) == {}
 
 
-# -- refusals
+# -- rejections
 
 
 @pytest.mark.parametrize("spoilt", ["keyed", "delayed", "notify", ""])
-def test_what_is_refused_changes_nothing(queue, seen, spoilt):
+def test_a_rejected_keyed_job_changes_nothing(queue, seen, spoilt):
     seen.call("SET", "a", spoilt, "x")
     with pytest.raises(QdError, match="WRONGTYPE"):
         queue.post([keyed(1, delay=0.0 if spoilt == "" else 0.5)])
@@ -196,13 +196,13 @@ def test_what_is_refused_changes_nothing(queue, seen, spoilt):
     assert (seen.ready("a"), seen.delayed("a"), entries(seen)) == ([], {}, {})
 
 
-# -- all at once
+# -- concurrency
 
 
 @one_place
-def test_answers_are_true_whatever_happens_at_the_same_time(connect, seen):
-    """Producers send, move and cancel under a few keys, Laravel-like movers make all of it ready, workers take it. Of each
-    key: as many jobs ran as were sent, less those that were replaced or cancelled, and none of those ran."""
+def test_concurrent_operations_on_keys_return_correct_answers(connect, seen):
+    """Producers send, move and cancel under a few keys while workers run the jobs. For each key, the number of jobs that
+    ran is the number sent minus those replaced or cancelled, and none of those ran."""
     names = [f"k{n}" for n in range(4)]
     sent: list[list[tuple[str, str]]] = [[] for _ in range(3)]
     cancels: Counter[str] = Counter()
@@ -249,7 +249,7 @@ def test_answers_are_true_whatever_happens_at_the_same_time(connect, seen):
     waiting = {name.decode(): entry for name, entry in entries(seen).items()}
     times = Counter(ran)
     assert set(times.values()) <= {1}, "one ran twice"
-    for name in names:  # what is left waits once, in delayed, under its name
+    for name in names:  # each remaining job waits once, in delayed, under its name
         if name in waiting:
             payload = waiting[name].split(b" ", 2)[2]
             assert payload in seen.delayed("a")
@@ -278,7 +278,7 @@ end
 
 
 def calls_of(seen, act) -> dict[str, int]:
-    """How often each command ran while `act` did."""
+    """The number of calls of each command during `act`."""
     seen.client.call("CONFIG", "RESETSTAT")
     act()
     lines = [line for line in seen.client.text("INFO", "commandstats").splitlines() if line.startswith("cmdstat_")]
@@ -288,8 +288,8 @@ def calls_of(seen, act) -> dict[str, int]:
 
 @pytest.mark.slow
 @one_place
-def test_each_is_one_call_of_a_few_steps_with_a_million_waiting(queue, seen):
-    """One EVALSHA from the client; inside it the same few commands, none of which looks through what waits."""
+def test_keyed_operations_take_one_call_of_few_commands_with_a_million_waiting(queue, seen):
+    """One EVALSHA from the client; inside it a few commands, none of which scans the waiting jobs."""
     acts = {
         "due": lambda: queue.keyed_due("a", "j:k7"),
         "move": lambda: queue.move_keyed("a", "j:k7", 60.0),
@@ -298,7 +298,7 @@ def test_each_is_one_call_of_a_few_steps_with_a_million_waiting(queue, seen):
     }
     seen.client.call("EVAL", FILL, 2, seen.key("a", "delayed"), seen.key("a", "keyed"), 1, 10)
     for act in acts.values():
-        act()  # the server has the scripts now
+        act()  # loads the scripts
     few = {}
     for million in (False, True):
         for at in range(0, 1_000_000, 10_000) if million else ():

@@ -1,4 +1,4 @@
-"""The contract of base.Connector: sending, taking, answering, looking. Each, in every place it can be reached at."""
+"""The contract of base.Connector (sending, reserving, answering, inspecting), for every way to reach Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ one_place = pytest.mark.parametrize("place", ONE, indirect=True)
 
 
 def job(n: int, **more: object) -> bytes:
-    """A payload as Laravel pushes it, told apart by its id."""
+    """A payload as Laravel pushes it, identified by its ID."""
     said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
     return json.dumps(said, separators=(",", ":")).encode()
 
@@ -37,7 +37,7 @@ def take(queue: RedisQueue, *queues: str) -> Reserved:
 
 
 def drain(queue: RedisQueue, *queues: str) -> list[str | None]:
-    """The ids of all that is ready, in the order it is taken, acked one with the next."""
+    """The IDs of all ready jobs in order; each is acked with the next turn."""
     ids, done = [], None
     while (turn := queue.turn(done, queues or ("a",))).reserved is not None:
         assert turn.acked is (None if done is None else True)
@@ -48,14 +48,14 @@ def drain(queue: RedisQueue, *queues: str) -> list[str | None]:
 
 
 def steal(seen: Seen, held: Reserved) -> None:
-    """Somebody else takes the lease: PHP's migrate, or a keeper after it had run out."""
+    """Remove the lease, as PHP's migrate or a keeper does after it expired."""
     assert seen.call("ZREM", held.queue, "reserved", held.member) == 1
 
 
 # -- sending
 
 
-def test_jobs_are_taken_in_the_order_they_were_pushed_in(queue, seen):
+def test_jobs_are_reserved_in_the_order_of_pushing(queue, seen):
     queue.push("a", job(1))
     queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
     queue.push("a", job(5))
@@ -63,20 +63,20 @@ def test_jobs_are_taken_in_the_order_they_were_pushed_in(queue, seen):
     assert drain(queue, "b") == ["id3"]
 
 
-def test_a_pushed_payload_stands_in_redis_as_it_is_with_one_token(queue, seen):
+def test_a_pushed_payload_is_stored_unchanged_with_one_token(queue, seen):
     queue.push("a", job(1))
     queue.push_many([("a", job(n), None) for n in range(2, 5)])
     assert seen.ready("a") == [job(n) for n in range(1, 5)]
     assert seen.tokens("a") == 4
 
 
-def test_many_more_than_a_call_carries_are_pushed_in_order(queue, seen):
+def test_a_push_that_needs_several_calls_keeps_the_order(queue, seen):
     queue.push_many([("a", job(n), None) for n in range(2500)] + [("b", job(n), 60) for n in range(2500)])
     assert seen.ready("a") == [job(n) for n in range(2500)]
     assert len(seen.delayed("b")) == 2500
 
 
-def test_nothing_pushed_is_no_call_that_fails(queue, seen):
+def test_pushing_no_jobs_does_nothing(queue, seen):
     queue.push_many([])
     assert seen.every_key() == []
 
@@ -88,11 +88,11 @@ def test_a_delayed_job_is_due_after_its_delay_by_the_servers_clock(queue, seen):
     after, due = seen.now(), seen.delayed("a")
     for payload, delay in ((job(1), 1.5), (job(2), 0.25)):
         assert before + delay <= due[payload] <= after + delay + 0.001
-    assert seen.tokens("a") == 1  # of the one under a second: who waits looks again
+    assert seen.tokens("a") == 1  # for the delay under a second: waiting workers poll again
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.02, 0.05])
-def test_a_delayed_job_is_never_early(queue, seen, delay):
+def test_a_delayed_job_is_never_reserved_early(queue, seen, delay):
     queue.later("a", job(1), delay)
     (due,) = seen.delayed("a").values()
 
@@ -109,7 +109,7 @@ def test_a_delayed_job_is_never_early(queue, seen, delay):
     assert queue.ack(held)
 
 
-def test_a_turn_tells_when_the_next_job_is_due(queue, seen):
+def test_a_turn_returns_when_the_next_job_is_due(queue, seen):
     assert queue.turn(None, ["a", "b"]).next_due is None
     queue.later("a", job(1), 500)
     queue.later("b", job(2), 100)
@@ -127,10 +127,10 @@ def test_a_turn_moves_a_hundred_due_jobs_at_most(queue, seen):
     assert drain(queue) == [f"id{n}" for n in range(1, 250)]
 
 
-# -- taking
+# -- reserving
 
 
-def test_a_turn_acks_the_job_before_and_takes_the_next(queue, seen):
+def test_a_turn_acks_the_previous_job_and_reserves_the_next(queue, seen):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     first = queue.turn(None, ["a"])
     assert (first.acked, first.malformed, first.paused, first.next_due) == (None, 0, (), None)
@@ -146,7 +146,7 @@ def test_a_turn_acks_the_job_before_and_takes_the_next(queue, seen):
     assert seen.every_key() == []
 
 
-def test_a_turn_acks_a_job_of_another_queue_than_the_next(queue, seen):
+def test_a_turn_acks_a_job_of_a_different_queue(queue, seen):
     queue.push_many([("b", job(1), None), ("a", job(2), None)])
     first = take(queue, "b")
     turn = queue.turn(first, ["a", "b"])
@@ -157,7 +157,7 @@ def test_a_turn_acks_a_job_of_another_queue_than_the_next(queue, seen):
     assert queue.ack(turn.reserved)
 
 
-def test_nothing_is_taken_from_a_queue_that_is_shut_and_its_job_is_acked_all_the_same(queue, seen):
+def test_a_turn_reserves_nothing_from_a_shut_queue_and_still_acks_its_job(queue, seen):
     queue.push_many([("a", job(1), None), ("a", job(2), None), ("b", job(3), None), ("c", job(4), None)])
     first = take(queue, "a", "b", "c")
     turn = queue.turn(first, ["a", "b", "c"], shut=("a", "c"))
@@ -172,14 +172,14 @@ def test_nothing_is_taken_from_a_queue_that_is_shut_and_its_job_is_acked_all_the
     assert queue.ack(take(queue, "a"))
 
 
-def test_a_lease_lasts_from_now_by_the_servers_clock(queue, seen):
+def test_a_lease_starts_now_by_the_servers_clock(queue, seen):
     queue.push("a", job(1))
     before, held, after = seen.now(), take(queue), seen.now()
     assert before + 30 - 0.001 <= seen.reserved("a")[held.member] <= after + 30
     assert queue.ack(held)
 
 
-def test_a_reserve_changes_the_count_of_attempts_and_nothing_else(queue, seen):
+def test_a_reserve_changes_only_the_count_of_attempts(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     assert held.mark == "Tok3nTok3n.1.1.1"
@@ -213,7 +213,7 @@ def test_a_thousand_identical_delayed_payloads_are_a_thousand_jobs(queue, seen):
     assert all(json.loads(member) == json.loads(bare) for member in members)
 
 
-def test_identical_payloads_are_held_side_by_side(connect, seen):
+def test_identical_payloads_can_be_reserved_at_the_same_time(connect, seen):
     one, two = connect(1), connect(2)
     one.push_many([("a", job(1), None)] * 2)
     held = [take(one), take(two)]
@@ -222,7 +222,7 @@ def test_identical_payloads_are_held_side_by_side(connect, seen):
 
 
 @one_place
-def test_identical_payloads_that_are_released_wait_side_by_side(connect, seen):
+def test_identical_released_payloads_are_separate_jobs(connect, seen):
     one, two = connect(1), connect(2)
     one.push_many([("a", b'{"job":"t","data":[],"attempts":0}', None)] * 2)
     for queue in (one, two):
@@ -240,7 +240,7 @@ AWKWARD = (
 @pytest.mark.parametrize(
     "shape", [b'{"job":"t","data":%b,"attempts":0}', b'{"attempts":0,"data":%b,"job":"t","tags":["x"]}']
 )
-def test_the_data_of_a_fifth_attempt_are_the_bytes_that_were_pushed(queue, seen, shape):
+def test_the_data_of_a_fifth_attempt_has_the_pushed_bytes(queue, seen, shape):
     queue.push("a", shape % AWKWARD)
     for attempt in range(1, 6):
         held = take(queue)
@@ -261,10 +261,10 @@ def test_a_reservation_without_an_answer_costs_a_crash_and_no_attempt(queue, see
         assert queue.give_back("a", "Tok3nTok3n/1", member, Released(member))
 
 
-def test_a_crash_is_still_one_when_another_program_has_written_the_payload_again(queue, seen):
+def test_a_crash_is_counted_after_another_program_rewrote_the_payload(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
-    scattered = json.dumps(json.loads(held.member), sort_keys=True).encode()  # other order, spaces behind the colons
+    scattered = json.dumps(json.loads(held.member), sort_keys=True).encode()  # different order, spaces after the colons
     assert queue.release(held, Released(scattered))
     again = take(queue)
     payload = read(again.member)
@@ -280,7 +280,7 @@ def test_queues_are_served_in_the_order_given(queue, seen):
 
 
 @pytest.mark.leaves("queues:a:paused")
-def test_a_paused_queue_is_passed_over_and_named(queue, seen):
+def test_a_paused_queue_is_skipped_and_named(queue, seen):
     queue.push_many([("a", job(1), None), ("b", job(2), None)])
     seen.call("SET", "a", "paused", "{}")
     turn = queue.turn(None, ["a", "b"])
@@ -293,13 +293,13 @@ def test_a_paused_queue_is_passed_over_and_named(queue, seen):
 # -- answering
 
 
-def test_an_ack_forgets_the_job(queue, seen):
+def test_an_ack_removes_the_job(queue, seen):
     queue.push("a", job(1))
     assert queue.ack(take(queue))
     assert seen.every_key() == []
 
 
-def test_an_ack_of_a_lost_lease_is_no_success(queue, seen):
+def test_an_ack_of_a_lost_lease_fails(queue, seen):
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     lost = take(queue)
     steal(seen, lost)
@@ -307,7 +307,7 @@ def test_an_ack_of_a_lost_lease_is_no_success(queue, seen):
     assert seen.owners("a") == {}
     turn = queue.turn(lost, ["a"])
     assert turn.acked is False
-    assert turn.reserved is not None  # and the worker goes on
+    assert turn.reserved is not None  # and the worker continues
     assert queue.ack(turn.reserved)
 
 
@@ -327,7 +327,7 @@ def test_a_job_released_with_a_delay_is_due_after_it(queue, seen):
     assert (seen.reserved("a"), seen.owners("a"), seen.ready("a"), seen.tokens("a")) == ({}, {}, [], 0)
 
 
-def test_a_short_delay_of_a_release_wakes_who_waits(queue, seen):
+def test_a_release_with_a_short_delay_wakes_a_waiting_worker(queue, seen):
     queue.push("a", job(1))
     assert queue.release(take(queue), Released(job(1), 0.5))
     assert seen.tokens("a") == 1
@@ -349,7 +349,7 @@ def test_an_answer_to_a_lost_lease_adds_nothing(queue, seen, answer):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_a_buried_job_is_kept_with_its_record_and_its_bytes(queue, seen):
+def test_a_buried_job_is_stored_with_its_record_and_its_bytes(queue, seen):
     queue.push("a", job(1))
     held = take(queue)
     before = seen.now()
@@ -362,7 +362,7 @@ def test_a_buried_job_is_kept_with_its_record_and_its_bytes(queue, seen):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_the_failed_store_keeps_the_latest_up_to_its_number(connect, seen):
+def test_the_failed_store_keeps_the_newest_up_to_max_count(connect, seen):
     queue = connect(keep=Bounds(3, 3600.0))
     for n in range(6):
         queue.push("a", job(n))
@@ -371,19 +371,19 @@ def test_the_failed_store_keeps_the_latest_up_to_its_number(connect, seen):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_the_failed_store_forgets_what_is_too_old(connect, seen):
+def test_the_failed_store_deletes_old_records(connect, seen):
     queue = connect(keep=Bounds(1000, 3600.0))
     for n in range(150):
         seen.call("HSET", "a", "failed", f"old{n}", b"{}\nraw")
         seen.call("ZADD", "a", "failed_at", seen.now() - 3601, f"old{n}")
-    for left in (51, 2):  # a hundred at most a call, and the new one
+    for left in (51, 2):  # at most a hundred per call, and the new one
         queue.push("a", job(left))
         assert queue.bury(take(queue), b"{}", job(left))
         assert len(seen.failed("a")) == left
 
 
 @pytest.mark.leaves(*FAILED)
-def test_the_failed_store_keeps_the_latest_up_to_its_bytes(connect, seen):
+def test_the_failed_store_keeps_the_newest_up_to_max_bytes(connect, seen):
     queue = connect(keep=Bounds(1000, 3600.0, 3000))
     for n, size in enumerate((1000, 1000, 900, 500, 4000, 10)):
         queue.push("a", job(n))
@@ -393,7 +393,7 @@ def test_the_failed_store_keeps_the_latest_up_to_its_bytes(connect, seen):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_records_that_are_dropped_are_counted_and_those_too_old_are_not(connect, seen):
+def test_dropped_records_are_counted_and_aged_ones_are_not(connect, seen):
     queue = connect(keep=Bounds(3, 3600.0, 3000))
     assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 0)
     for n in range(2):
@@ -410,7 +410,7 @@ def test_records_that_are_dropped_are_counted_and_those_too_old_are_not(connect,
 
 
 @pytest.mark.leaves(*FAILED)
-def test_the_counter_of_dropped_records_outlives_them_and_ends_with_what_would_be_kept(connect, seen):
+def test_the_counter_of_dropped_records_expires_after_the_retention_period(connect, seen):
     queue = connect(keep=Bounds(1, 3600.0))
     for n in range(3):
         queue.push("a", job(n))
@@ -426,7 +426,7 @@ def test_the_counter_of_dropped_records_outlives_them_and_ends_with_what_would_b
 
 @one_place
 @pytest.mark.leaves(*FAILED)
-def test_a_failed_store_has_no_number_unless_it_is_given_one(connect, seen):
+def test_a_failed_store_has_no_max_count_by_default(connect, seen):
     queue = connect()
     assert queue.keep == Bounds(None, 30 * 86400.0, 64 << 20)
     queue.push_many([("a", b"no payload", None)] * 10_001)
@@ -436,11 +436,11 @@ def test_a_failed_store_has_no_number_unless_it_is_given_one(connect, seen):
     queue = connect(keep=Bounds(None, 3600.0, 300))
     queue.push("a", job(1))
     assert queue.bury(take(queue), b"{}", b"x" * 290)
-    assert len(seen.failed("a")) == 10_001 - 100 + 1, "a call deletes a hundred"
+    assert len(seen.failed("a")) == 10_001 - 100 + 1, "one call deletes a hundred"
 
 
 @pytest.mark.leaves(*FAILED)
-def test_a_failed_store_that_nobody_has_counted_is_counted_once(connect, seen):
+def test_an_uncounted_failed_store_is_counted_once(connect, seen):
     queue = connect(keep=Bounds(1000, 3600.0, 3000))
     for n in range(5):
         seen.call("HSET", "a", "failed", f"old{n}", b"x" * 1000)
@@ -452,7 +452,7 @@ def test_a_failed_store_that_nobody_has_counted_is_counted_once(connect, seen):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_a_failed_store_that_is_switched_off_keeps_nothing(connect, seen):
+def test_a_disabled_failed_store_keeps_nothing(connect, seen):
     queue = connect(keep=Bounds(0, 3600.0))
     queue.push_many([("a", b"no payload", None), ("a", job(1), None)])
     held = queue.turn(None, ["a"])
@@ -464,7 +464,7 @@ def test_a_failed_store_that_is_switched_off_keeps_nothing(connect, seen):
 # -- after a broken call
 
 
-def test_held_tells_the_job_that_a_lost_reply_was_about(queue, seen):
+def test_held_returns_the_job_of_a_lost_reply(queue, seen):
     assert queue.held(["a", "b"]) is None
     queue.push("b", job(1))
     taken = take(queue, "a", "b")
@@ -474,7 +474,7 @@ def test_held_tells_the_job_that_a_lost_reply_was_about(queue, seen):
     assert queue.held(["a", "b"]) is None
 
 
-def test_held_tells_what_is_mine_and_not_my_neighbours(connect, seen):
+def test_held_returns_no_job_of_another_worker(connect, seen):
     one, two = connect(1), connect(2)
     one.push("a", job(1))
     held = take(one)
@@ -482,7 +482,7 @@ def test_held_tells_what_is_mine_and_not_my_neighbours(connect, seen):
     assert one.ack(held)
 
 
-def test_a_held_job_is_not_taken_for_one_that_its_arguments_tell_of(queue, seen):
+def test_held_ignores_marks_in_the_arguments(queue, seen):
     inside = {"attempts": 4, "rsv": "Zz9Zz9Zz9Z.4.77.4"}
     queue.push("a", b'{"attempts":0,"job":"t","data":%b}' % json.dumps(inside, separators=(",", ":")).encode())
     held = take(queue)
@@ -492,7 +492,7 @@ def test_a_held_job_is_not_taken_for_one_that_its_arguments_tell_of(queue, seen)
     assert queue.ack(again)
 
 
-def test_how_a_worker_died_is_told_once(queue, seen):
+def test_a_note_of_a_death_is_returned_once(queue, seen):
     queue.note_death("a", "Tok3nTok3n.1.7", b"killed by SIGSEGV")
     assert 0 < seen.call("TTL", "a", "deaths") <= 86400
     assert queue.death("a", "Tok3nTok3n.1.8") is None
@@ -508,11 +508,11 @@ def test_notes_of_deaths_are_bounded_and_the_newest_stays(queue, seen):
     assert queue.death("a", "Tok3nTok3n.1.1000") == b"killed by SIGKILL"
 
 
-# -- looking
+# -- inspecting
 
 
 @pytest.mark.leaves(*FAILED)
-def test_sizes_count_what_stands_where(queue, seen):
+def test_sizes_count_jobs_by_state(queue, seen):
     assert queue.sizes("a") == Sizes(0, 0, 0, 0, None)
     queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0)])
     assert queue.bury(take(queue), b"{}", job(0))
@@ -524,7 +524,7 @@ def test_sizes_count_what_stands_where(queue, seen):
 
 
 @pytest.mark.leaves(*FAILED)
-def test_clear_takes_what_waits_and_never_what_runs(queue, seen):
+def test_clear_deletes_waiting_jobs_and_no_running_ones(queue, seen):
     queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0), ("b", job(1), None)])
     assert queue.bury(take(queue), b"{}", job(0))
     held = take(queue)
@@ -535,7 +535,7 @@ def test_clear_takes_what_waits_and_never_what_runs(queue, seen):
     assert queue.ack(held)
 
 
-# -- what is too large
+# -- large payloads
 
 
 def large(n: int, size: int) -> bytes:
@@ -544,7 +544,7 @@ def large(n: int, size: int) -> bytes:
 
 @one_place
 @pytest.mark.leaves(*FAILED)
-def test_a_payload_that_is_too_large_is_buried_by_the_server_and_never_sent(connect, seen):
+def test_a_payload_that_is_too_large_is_buried_without_being_sent_to_the_worker(connect, seen):
     queue, most = connect(max_payload=128 << 10), 2 << 20
     php = rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":"%b","attempts":0}' % (b"x" * most)
     too_large = [large(2, most + 1), large(3, 8 << 20), b"x" * (most + 1)]
@@ -558,11 +558,11 @@ def test_a_payload_that_is_too_large_is_buried_by_the_server_and_never_sent(conn
     assert [buried.raw for buried in found] == too_large
     assert {buried.record["error"] for buried in found} == {"Malformed"}
     assert found[1].record["reason"] == f"{8 << 20} bytes, more than {most} (sixteen times max_payload)"
-    assert seen.ready("a") == [php]  # it is for PHP, which has no such bound
+    assert seen.ready("a") == [php]  # it is for PHP, which has no such limit
 
 
 @one_place
-def test_a_bound_of_0_takes_any_size(connect, seen):
+def test_a_limit_of_0_accepts_any_size(connect, seen):
     queue = connect()
     queue.push("a", large(1, 32 << 20))
     assert queue.ack(take(queue))

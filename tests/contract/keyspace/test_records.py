@@ -1,4 +1,4 @@
-"""What is kept beside the jobs, on every keyspace: failed records, batches, ticks, the names of queues."""
+"""What every keyspace stores besides jobs: failed records, batches, ticks, queue names."""
 
 from __future__ import annotations
 
@@ -37,30 +37,32 @@ def keep(store: KeyspaceStore, queue: str, number: int) -> None:
     script("adopt").call(store.space, names, f"r{number}", json.dumps(line), payload(f"u{number}"))
 
 
-def test_failed_jobs_are_read_a_page_at_a_time_retried_and_forgotten(store: KeyspaceStore, beside: Beside) -> None:
+def test_failed_jobs_are_read_in_pages_retried_and_forgotten(store: KeyspaceStore, beside: Beside) -> None:
     found = FailedStore(store)
-    for queue, number in [*(("a", number) for number in range(7)), ("b", 8), ("a", 3)]:  # r3 is there already
+    for queue, number in [*(("a", number) for number in range(7)), ("b", 8), ("a", 3)]:  # r3 exists already
         keep(store, queue, number)
     assert found.queues() == ["a", "b"]
     assert found.count(["a", "b"]) == 8
-    told = list(found.records(["a", "b"], newest=False))
-    assert {record.id: record.reason for record in told} == {f"r{n}": f"because {n}" for n in (0, 1, 2, 3, 4, 5, 6, 8)}
-    assert [record.failed_at for record in told] == sorted(record.failed_at for record in told)
-    assert told[0].payload == payload(told[0].uuid or told[0].id.replace("r", "u"))
+    records = list(found.records(["a", "b"], newest=False))
+    assert {record.id: record.reason for record in records} == {
+        f"r{n}": f"because {n}" for n in (0, 1, 2, 3, 4, 5, 6, 8)
+    }
+    assert [record.failed_at for record in records] == sorted(record.failed_at for record in records)
+    assert records[0].payload == payload(records[0].uuid or records[0].id.replace("r", "u"))
     assert list(found.records(["a"], Wanted(until=1.0))) == []
     assert [each.id for each in found.find(["a", "b"], ["r8"])["r8"]] == ["r8"]
-    some = [record for record in told if record.id in ("r1", "r2")]
+    some = [record for record in records if record.id in ("r1", "r2")]
     assert found.retry("a", some, store.now()) == [None, None]
     assert found.retry("a", some, store.now()) == ["", ""]
     assert beside.call("LLEN", "app_queues:a") == 2
     assert found.gone("a", {"u1": "r1", "u3": "r3"}) == {"u1"}
-    found.forget("a", [record for record in told if record.queue == "a"])
-    found.forget("b", [record for record in told if record.queue == "b"])
+    found.forget("a", [record for record in records if record.queue == "a"])
+    found.forget("b", [record for record in records if record.queue == "b"])
     assert found.count(["a", "b"]) == 0
     assert [name for name in beside.names() if "failed" in name] == []
 
 
-def test_a_batch_is_made_added_to_and_cancelled(store: KeyspaceStore) -> None:
+def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None:
     batches = KeptBatches(store.space, "app_")
     text = make("then", b"{}", uuid="t", id="t", created_at=1_000_000_000)
     then = Callback("c", text, 0.0, (text.index(b"1000000000"),))

@@ -50,12 +50,12 @@ styles = st.sampled_from([(",", ":", ""), (", ", ": ", ""), (" ,\n", " : ", " ")
 @pytest.fixture(scope="module")
 def by_lua(shared_server):
     with shared_server.client() as client:
-        yield lambda payload: asked(client, payload)
+        yield lambda payload: evaluate(client, payload)
 
 
-def asked(client: Client, payload: bytes) -> list[Any] | None:
+def evaluate(client: Client, payload: bytes) -> list[Any] | None:
     found = client.call("EVAL", UNIT.read_text() + ASK, 0, payload, BASE)
-    return found or None  # nil is no text: an empty list
+    return found or None  # nil is returned as an empty list
 
 
 def text_of(items: list[tuple[str, Any]], comma: str, colon: str, space: str) -> bytes:
@@ -106,7 +106,7 @@ def readable(raw: bytes) -> Payload | None:
     items=st.lists(entries, max_size=10), job=st.integers(0, 10), style=styles, cut=st.sampled_from([0, 0, 0, 1, 3, 9])
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-def test_a_payload_is_reserved_as_the_script_reserves_it(by_lua, items, job, style, cut):
+def test_python_and_script_reserve_a_payload_alike(by_lua, items, job, style, cut):
     raw = text_of([*items[:job], ("job", "x"), *items[job:]], *style)
     same(by_lua, raw[: len(raw) - cut])
 
@@ -120,16 +120,16 @@ pieces = [
 
 @given(parts=st.lists(st.sampled_from(pieces), max_size=24), whole=st.booleans())
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-def test_any_bytes_are_reserved_or_refused_as_by_the_script(by_lua, parts, whole):
+def test_python_and_script_treat_arbitrary_bytes_alike(by_lua, parts, whole):
     raw = b"".join(parts)
     same(by_lua, b"{" + raw + b"}" if whole else raw)
 
 
-def test_known_payloads_are_reserved_as_by_the_script(by_lua):
+def test_python_and_script_reserve_known_payloads_alike(by_lua):
     for _, raw in [*odd(), *malformed(cut_every=11)]:
         same(by_lua, raw)
         if (held := reserved_text(raw, "Zz9Zz9Zz9Z.4.78")) is not None:
-            same(by_lua, held.text)  # nobody has answered
+            same(by_lua, held.text)  # without an answer
             same(by_lua, answered(held.text, held.mark, exceptions=2))
 
 

@@ -1,4 +1,4 @@
-"""A tick of the schedule is taken by one, not before its time, and its job is sent in the same step or not at all."""
+"""A tick is taken by one scheduler, not before its time, and its job is sent in the same step or not at all."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def jobs_of(seen: Seen) -> int:
 
 
 @kinds
-def test_who_read_the_field_as_it_is_takes_the_tick_and_the_next_one_is_told_what_it_is(queue, seen, sent):
+def test_the_first_claim_takes_the_tick_and_later_ones_get_the_new_field(queue, seen, sent):
     (first,) = take(queue, claim(b"1 x m", sent=sent))
-    elsewhere = replace(sent, queue="b")  # a deploy has moved it to another queue
+    elsewhere = replace(sent, queue="b")  # a deploy moved it to another queue
     for second in take(queue, claim(b"1 y m", sent=sent)) + take(queue, claim(b"1 y m", sent=elsewhere)):
         assert (second.taken, second.found) == (False, b"1 x m")
     assert (first.taken, first.holder) == (True, "")
@@ -55,7 +55,7 @@ def test_who_read_the_field_as_it_is_takes_the_tick_and_the_next_one_is_told_wha
 
 
 @kinds
-def test_a_tick_that_is_yet_to_come_is_not_taken(queue, seen, sent):
+def test_a_future_tick_is_not_taken(queue, seen, sent):
     (answer,) = take(queue, claim(at=now_ms() + 3_600_000, sent=sent))
     assert (answer.taken, answer.early) == (False, True)
     assert abs(answer.now - time.time()) < 60
@@ -63,7 +63,7 @@ def test_a_tick_that_is_yet_to_come_is_not_taken(queue, seen, sent):
     assert queue.ticks.page(0) == (0, {})
 
 
-def test_a_thousand_in_one_call_have_an_answer_each(queue, seen):
+def test_a_thousand_claims_in_one_call_each_have_an_answer(queue, seen):
     take(queue, claim(b"5 other m", field="f7", sent=KINDS["at once"]))
     claims = [claim(field=f"f{n}", sent=KINDS["at once"]) for n in range(1001)]
     answers = take(queue, *claims, claim(field="mine"), claim(field="later", sent=KINDS["later"]))
@@ -80,11 +80,11 @@ def test_a_thousand_in_one_call_have_an_answer_each(queue, seen):
     assert queue.ticks.page(0) == (0, {"mine": b"1 x m"})
 
 
-def test_claims_that_are_begun_one_after_the_other_are_done_in_order_whoever_is_asked_first(queue, seen):
+def test_claims_are_processed_in_the_order_in_which_they_were_begun(queue, seen):
     sent = KINDS["at once"]
     first = queue.ticks.begin([claim(b"1 x m", sent=sent)])
     second = queue.ticks.begin([claim(b"1 y m", sent=sent), claim(field="other", sent=sent)])
-    assert queue.ticks.read(["report", "other"]) == [b"1 x m", b"1 x m"], "other calls may come in between"
+    assert queue.ticks.read(["report", "other"]) == [b"1 x m", b"1 x m"], "other calls are allowed in between"
     third = queue.ticks.begin([claim(b"2 x m", b"1 x m", sent=sent)])
     assert [(answer.taken, answer.found) for answer in second()] == [(False, b"1 x m"), (True, None)]
     assert [answer.taken for each in (third, first) for answer in each()] == [True, True]
@@ -92,7 +92,7 @@ def test_claims_that_are_begun_one_after_the_other_are_done_in_order_whoever_is_
 
 
 @one_place
-def test_a_tick_whose_unique_job_still_waits_is_taken_and_sends_nothing(queue, seen):
+def test_a_tick_whose_unique_job_waits_is_taken_and_sends_nothing(queue, seen):
     take(queue, claim(b"1 x m", sent=KINDS["unique"]))
     other = replace(KINDS["unique"], owner="id2")
     (answer,) = take(queue, claim(b"2 x m", b"1 x m", sent=other))
@@ -102,7 +102,7 @@ def test_a_tick_whose_unique_job_still_waits_is_taken_and_sends_nothing(queue, s
 
 
 @one_place
-def test_each_of_many_unique_jobs_takes_its_own_lock(queue, seen):
+def test_each_of_many_unique_jobs_acquires_its_own_lock(queue, seen):
     single = KINDS["unique"]
     several = [claim(field=f"f{n}", sent=replace(single, lock=f"{LOCK}{n // 2}", owner=f"id{n}")) for n in range(4)]
     answers = take(queue, several[0], claim(field="g", sent=KINDS["at once"]), *several[1:])
@@ -111,34 +111,34 @@ def test_each_of_many_unique_jobs_takes_its_own_lock(queue, seen):
 
 
 @one_place
-def test_a_keyed_job_takes_the_place_of_the_one_that_waits(queue, seen):
+def test_a_keyed_job_of_a_tick_replaces_the_waiting_one(queue, seen):
     take(queue, claim(b"1 x m", sent=KINDS["keyed"]))
     other = Outgoing("a", job(2, qd={"key": "00000.id2 report"}), 60.0, key="00000.id2 report")
     take(queue, claim(b"2 x m", b"1 x m", sent=other))
     assert list(seen.delayed("a")) == [other.payload]
 
 
-# -- a server that refuses
+# -- a server that rejects
 
 
-def stands(queue: RedisQueue, admin: Client) -> dict[str, str]:
+def contents(queue: RedisQueue, admin: Client) -> dict[str, str]:
     found = {}
     for key in admin.text("KEYS", "*"):
         kind = admin.text("TYPE", key)
         how = {"hash": ("HGETALL",), "list": ("LRANGE", 0, -1), "zset": ("ZRANGE", 0, -1), "string": ("GET",)}[kind]
         found[key] = repr(admin.text(how[0], key, *how[1:]))
-    found.pop("queues:a:notify", None)  # a token too many is no job
+    found.pop("queues:a:notify", None)  # a surplus token is harmless
     return found
 
 
 @one_place
 @kinds
 @pytest.mark.parametrize("kind", ["", "delayed", "keyed", "notify", "ticks"])
-def test_a_key_of_another_type_leaves_nothing_half_done(queue, seen, sent, kind):
+def test_a_key_of_the_wrong_type_leaves_no_partial_changes(queue, seen, sent, kind):
     before = claim(b"1 x m", sent=sent)
     wrong = "qd:ticks" if kind == "ticks" else seen.key("a", kind)
     seen.client.call("SET", wrong, "strange")
-    was = stands(queue, seen.client)
+    was = contents(queue, seen.client)
     (answer,) = take(queue, before)
     used = answer.taken
     seen.client.call("DEL", wrong)
@@ -146,17 +146,17 @@ def test_a_key_of_another_type_leaves_nothing_half_done(queue, seen, sent, kind)
         return  # that kind of job does not use this key
     assert isinstance(answer.refused, QdError)
     was.pop(wrong, None)
-    assert stands(queue, seen.client) == was
-    assert take(queue, before)[0].taken, "the same claim again, of the field as it was"
+    assert contents(queue, seen.client) == was
+    assert take(queue, before)[0].taken, "the same claim with the unchanged field succeeds"
 
 
 @one_place
 @kinds
 @pytest.mark.parametrize("lacks", ["rpush", "zadd", "hset", "set", "hmget"])
-def test_a_user_who_may_not_do_all_of_it_does_nothing(server, queue, seen, sent, lacks):
+def test_a_claim_without_a_needed_right_changes_nothing(server, queue, seen, sent, lacks):
     take(queue, claim(b"0 x m", sent=KINDS["at once"], field="report"))
     seen.client.call("DEL", seen.key("a"), seen.key("a", "notify"))
-    was = stands(queue, seen.client)
+    was = contents(queue, seen.client)
     seen.client.call("ACL", "SETUSER", "default", f"-{lacks}")
     try:
         (answer,) = take(queue, claim(b"1 x m", b"0 x m", sent=sent))
@@ -164,7 +164,7 @@ def test_a_user_who_may_not_do_all_of_it_does_nothing(server, queue, seen, sent,
         seen.client.call("ACL", "SETUSER", "default", "+@all")
     if not answer.taken:
         assert answer.refused is not None
-        assert stands(queue, seen.client) == was
+        assert contents(queue, seen.client) == was
 
 
 @one_place
@@ -176,4 +176,4 @@ def test_a_full_server_takes_no_tick(queue, seen, sent):
     finally:
         seen.client.call("CONFIG", "SET", "maxmemory", 0)
     assert isinstance(answer.refused, ServerBusy)
-    assert stands(queue, seen.client) == {}
+    assert contents(queue, seen.client) == {}

@@ -1,4 +1,4 @@
-"""Who may connect: passwords, ACL users with only what they need, TLS with certificates of an own authority, urls."""
+"""Access: passwords, ACL users with minimal rights, TLS with a private certificate authority, urls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Open = Callable[[str], RedisQueue]
 SECRET = "s3cret/with:all@kinds?"
 QUOTED = "s3cret%2Fwith%3Aall%40kinds%3F"
 
-# What each kind of process calls; nothing more is needed.
+# The commands that each kind of process needs, and no others.
 PRODUCER = "+evalsha +eval +time +rpush +zadd"
 WORKER = f"{PRODUCER} +lindex +lpop +lpush +lrem +llen +blpop +zrem +zscore +zcard +zrange +zrangebyscore"
 WORKER += " +zremrangebyrank +hget +hset +hdel +hlen +exists"
@@ -36,7 +36,7 @@ KEEPER = f"{WORKER} +ltrim +hmget +hkeys +hgetall +expire +get"
 
 @pytest.fixture
 def connect() -> Iterator[Open]:
-    """connect(url): a connection to it; closed at the end."""
+    """connect(url): a connection, closed at the end."""
     opened: list[RedisQueue] = []
 
     def make(url: str) -> RedisQueue:
@@ -63,7 +63,7 @@ def url_of(server: Server, user: str = "", password: str = "") -> str:
 
 @pytest.fixture
 def locked(server: Server, redis: Client) -> Iterator[Server]:
-    """A password for the default user, and the user carol with the same."""
+    """A password for the default user, and the user carol with the same password."""
     redis.call("ACL", "SETUSER", "carol", "on", f">{SECRET}", "~queues:*", "+@all", "-flushall")
     redis.call("CONFIG", "SET", "requirepass", SECRET)
     yield server
@@ -72,13 +72,13 @@ def locked(server: Server, redis: Client) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("user", ["", "default", "carol"])
-def test_the_right_password_opens(locked, connect, user):
+def test_the_right_password_is_accepted(locked, connect, user):
     queue = connect(url_of(locked, user, QUOTED))
     queue.push("a", job(1))
     assert queue.ack(take(queue))
 
 
-def test_a_password_opens_a_unix_socket_too(locked, connect):
+def test_a_password_is_accepted_over_a_unix_socket(locked, connect):
     queue = connect(f"unix://carol:{QUOTED}@{locked.socket}?db=2")
     queue.push("a", job(1))
     assert queue.ack(take(queue))
@@ -93,7 +93,7 @@ def test_a_password_opens_a_unix_socket_too(locked, connect):
         ("nobody", "wr0ng", "WRONGPASS"),
     ],
 )
-def test_a_wrong_password_is_told_and_never_shown(locked, connect, user, password, word):
+def test_a_wrong_password_is_an_error_that_does_not_show_it(locked, connect, user, password, word):
     queue = connect(url_of(locked, user, password) if password else locked.tcp_url)
     for call in (lambda: queue.push("a", job(1)), lambda: queue.turn(None, ["a"]), lambda: queue.sizes("a")):
         with pytest.raises(WrongPassword, match=word) as caught:
@@ -101,14 +101,14 @@ def test_a_wrong_password_is_told_and_never_shown(locked, connect, user, passwor
         assert "wr0ng" not in str(caught.value)
 
 
-def test_a_password_where_none_is_wanted_is_told(server, connect):
+def test_a_password_for_a_server_without_one_is_an_error(server, connect):
     with pytest.raises(WrongPassword, match="without any password"):
         connect(url_of(server, "", QUOTED)).push("a", job(1))
 
 
 @pytest.fixture
 def users(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
-    """users("+get ..."): the url of a user who may call these on qd's keys, and nothing else."""
+    """users("+get ..."): the url of a user with only these commands, on qd's keys."""
 
     def make(commands: str) -> str:
         redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "~queues:*", "~qd:*", "-@all", *commands.split())
@@ -123,7 +123,7 @@ def users(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
     "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
 )
-def test_a_producer_needs_few_commands(users, connect, seen):
+def test_a_producer_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(PRODUCER))
     queue.push("a", job(1))
     queue.later("a", job(2), 0.5)
@@ -140,7 +140,7 @@ def test_a_producer_needs_few_commands(users, connect, seen):
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
     "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
 )
-def test_a_worker_needs_few_commands(users, connect, seen):
+def test_a_worker_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(WORKER))
     queue.push_many([("a", job(n), None) for n in range(6)] + [("a", b"not JSON", None)])
     assert queue.ack(take(queue))
@@ -187,9 +187,7 @@ LACKING = [
 
 @pytest.mark.parametrize("command", LACKING)
 @pytest.mark.parametrize("head", ["a job", "a job of PHP", "no payload", "a due one"])
-def test_a_worker_that_may_not_do_one_step_of_a_reservation_changes_nothing(
-    users, connect, server, seen, command: str, head: str
-):
+def test_a_reservation_without_a_needed_right_changes_nothing(users, connect, server, seen, command: str, head: str):
     php = rb'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","attempts":0}'
     front = {"a job": [], "a job of PHP": [php], "no payload": [b"not JSON"], "a due one": []}[head]
     if head == "a due one":
@@ -202,12 +200,12 @@ def test_a_worker_that_may_not_do_one_step_of_a_reservation_changes_nothing(
     for _ in range(3):
         try:
             narrow.turn(None, ["a"])
-            break  # this head needs no such step
+            break  # this head does not need the command
         except (ServerRefused, WrongPassword):
             refused += 1
             assert seen.everywhere("a") == before
     queue = connect(server.tcp_url)
-    queue.owner = "Tok3nTok3n/2"  # another worker: the first may have taken one
+    queue.owner = "Tok3nTok3n/2"  # another worker: the first may have reserved one
     while (turn := queue.turn(None, ["a"])).reserved is not None:
         queue.ack(turn.reserved)
     if refused:
@@ -215,7 +213,7 @@ def test_a_worker_that_may_not_do_one_step_of_a_reservation_changes_nothing(
         assert len(seen.failed("a")) == (head == "no payload")
 
 
-def test_a_keeper_needs_few_commands(users, connect, seen):
+def test_a_keeper_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(KEEPER))
     queue.push_many([("a", job(1), None), ("a", job(2), None)])
     held = take(queue)
@@ -231,17 +229,17 @@ def test_a_keeper_needs_few_commands(users, connect, seen):
 
 
 @pytest.mark.parametrize("commands", ["", PRODUCER, f"{KEEPER} -expire", f"{KEEPER} -lpop -lpush -sadd"])
-def test_rights_are_tried_and_nothing_is_left(users, connect, redis, commands: str):
+def test_the_check_of_rights_leaves_nothing_behind(users, connect, redis, commands: str):
     lacks = acl.missing(connect(users(commands)).connection, "", "a")
     assert {"sadd", "expire", "lpop"} & lacks
     left = {key: redis.call("PTTL", key) for key in redis.call("KEYS", "*")}
-    gone = -2  # meanwhile
+    gone = -2  # expired meanwhile
     assert all(ms == gone or 0 <= ms <= 5000 for ms in left.values()), left
     for key in left:
         redis.call("DEL", key)
 
 
-def test_keys_that_a_user_may_not_touch_are_no_missing_right(server, connect, redis):
+def test_forbidden_keys_are_not_reported_as_missing_commands(server, connect, redis):
     redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "+@all", "~queues:a")
     try:
         assert acl.missing(connect(url_of(server, "narrow", "pw")).connection, "", "a") == set()
@@ -249,7 +247,7 @@ def test_keys_that_a_user_may_not_touch_are_no_missing_right(server, connect, re
         redis.call("ACL", "DELUSER", "narrow")
 
 
-def test_a_connection_tells_its_name_where_it_may(server, connect, seen):
+def test_a_connection_sets_its_name(server, connect, seen):
     connect(server.tcp_url).turn(None, ["a"])
     assert " name=qd:test:worker " in seen.client.text("CLIENT", "LIST")
 
@@ -264,7 +262,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module", params=["no", "yes"], ids=["server certificate", "client certificates"])
 def tls(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[tuple[int, str]]:
-    """(port, whether clients must show a certificate) of a server that speaks TLS."""
+    """(port, whether clients need a certificate) of a server with TLS."""
     port = free_port()
     options = ["--tls-port", str(port), "--tls-auth-clients", request.param]
     for option, name in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt")):
@@ -285,7 +283,7 @@ def tls_url(port: int, certificates: Certificates, clients: str, *, ca: str = "c
     return url + (own if clients == "yes" else "")
 
 
-def test_tls_carries_a_whole_life(tls, certificates, connect):
+def test_jobs_are_pushed_and_worked_off_over_tls(tls, certificates, connect):
     queue = connect(tls_url(tls[0], certificates, tls[1]))
     queue.wait(["a"], 0.05, -1)
     queue.push_many([("a", job(n), None) for n in range(2000)])
@@ -299,11 +297,11 @@ def test_tls_carries_a_whole_life(tls, certificates, connect):
     assert lengths[-1] > 1_000_000
 
 
-def test_a_wait_over_tls_is_not_ended_by_what_is_not_a_reply(tls, certificates, connect):
+def test_a_wait_over_tls_is_not_ended_by_session_tickets(tls, certificates, connect):
     settings = ConnectionSettings(name="redis", url=tls_url(tls[0], certificates, tls[1]), retry_after=30.0)
     queue = RedisQueue(
         settings, ClientIdentity("Tok3nTok3n", 1)
-    )  # no name, no greeting: session tickets come in the wait
+    )  # without a name nothing is sent first: session tickets arrive during the wait
     queue.connection.timeout = 0.3
     read, write = os.pipe()
     queue.connection.send(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n")
@@ -315,7 +313,7 @@ def test_a_wait_over_tls_is_not_ended_by_what_is_not_a_reply(tls, certificates, 
     os.close(write)
 
 
-def test_a_certificate_of_nobody_we_know_is_refused(tls, certificates, connect):
+def test_a_certificate_of_an_unknown_authority_is_rejected(tls, certificates, connect):
     port, clients = tls
     other = "server.crt"  # some certificate that has not signed the server's
     for url in (tls_url(port, certificates, clients, ca=other), f"rediss://127.0.0.1:{port}"):
@@ -323,13 +321,13 @@ def test_a_certificate_of_nobody_we_know_is_refused(tls, certificates, connect):
             connect(url).push("a", job(1))
 
 
-def test_a_certificate_for_another_host_is_refused(tls, certificates, connect):
+def test_a_certificate_for_another_host_is_rejected(tls, certificates, connect):
     port, clients = tls
     with pytest.raises(Unusable, match=r"certificate is refused: Hostname mismatch"):
         connect(tls_url(port, certificates, clients, host="localhost")).push("a", job(1))
 
 
-def test_the_check_can_be_switched_off_by_name_only(tls, certificates, connect):
+def test_certificate_checks_can_be_disabled_explicitly(tls, certificates, connect):
     port, clients = tls
     url = tls_url(port, certificates, clients, host="localhost")
     queue = connect(url.replace(certificates.path("ca.crt"), certificates.path("client.crt")) + "&ssl_cert_reqs=none")
@@ -337,7 +335,7 @@ def test_the_check_can_be_switched_off_by_name_only(tls, certificates, connect):
     assert queue.ack(take(queue))
 
 
-def test_a_client_without_its_certificate_is_refused(tls, certificates, connect):
+def test_a_client_without_its_certificate_is_rejected(tls, certificates, connect):
     port, clients = tls
     queue = connect(tls_url(port, certificates, "no"))
     if clients == "no":
@@ -348,12 +346,12 @@ def test_a_client_without_its_certificate_is_refused(tls, certificates, connect)
             queue.push("a", job(1))
 
 
-def test_a_database_that_is_not_there_is_a_matter_of_configuration(server, connect):
+def test_an_unknown_database_number_is_a_configuration_error(server, connect):
     with pytest.raises(Unusable, match="has no such database"):
         connect(f"{server.url}?db=99").push("a", job(1))
 
 
-def test_tls_and_plain_do_not_meet_quietly(tls, certificates, connect):
+def test_a_plain_connection_to_a_tls_port_fails(tls, certificates, connect):
     with pytest.raises(ConnectionLost):
         connect(f"redis://127.0.0.1:{tls[0]}").push("a", job(1))
 
@@ -375,7 +373,7 @@ def test_tls_and_plain_do_not_meet_quietly(tls, certificates, connect):
         ("rediss://h?ssl_certfile=/nowhere/c", r"cannot be read \(ssl_certfile=/nowhere/c\)"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_a_matter_of_configuration(url, said):
+def test_an_invalid_url_is_a_configuration_error(url, said):
     with pytest.raises(ConfigError, match=said) as caught:
         RedisConnection(url)
     assert "s3cret" not in str(caught.value)
@@ -392,10 +390,10 @@ def test_a_url_that_cannot_be_used_is_a_matter_of_configuration(url, said):
         ("unix:///a%20b/r.sock?db=2", "unix:/a b/r.sock"),
     ],
 )
-def test_a_url_names_its_place(url, place):
+def test_the_target_of_a_url_names_host_port_and_database(url, place):
     assert RedisConnection(url).target.place == place
 
 
-def test_a_socket_that_is_not_there_is_told(tmp_path: Path):
+def test_a_missing_unix_socket_is_an_error(tmp_path: Path):
     with pytest.raises(ConnectionLost, match=r"nothing\.sock does not answer: no such file"):
         RedisConnection(f"unix://{tmp_path}/nothing.sock").call("PING")

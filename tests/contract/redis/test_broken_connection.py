@@ -1,4 +1,4 @@
-"""A connection that breaks between a call and its reply: what is mine is found again, nothing is lost or done twice."""
+"""A connection that breaks between a call and its reply: the held job is found again, nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seen(server: Server) -> Iterator[Seen]:
 
 @pytest.fixture
 def queue(proxy: Proxy) -> Iterator[RedisQueue]:
-    """Behind the proxy; the server knows its scripts, and the connection is open."""
+    """A queue behind the proxy, with an open connection and loaded scripts."""
     made = RedisQueue(
         ConnectionSettings(name="redis", url=proxy.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
     )
@@ -54,8 +54,8 @@ def queue(proxy: Proxy) -> Iterator[RedisQueue]:
 
 
 def cuts(proxy: Proxy, prepare: Callable[[], T], operation: Callable[[T], object]) -> Iterator[T]:
-    """Prepare and run, again and again, the reply cut further and further behind, until one comes through whole. Yields
-    what was prepared each time the reply was lost."""
+    """Prepare and run repeatedly, with the reply cut at a later byte each time, until one arrives whole. Yields the
+    prepared value each time the reply was lost."""
     for byte in range(0, 10_000, EACH):
         prepared = prepare()
         proxy.cut(byte=byte)
@@ -80,14 +80,14 @@ def test_a_turn_whose_reply_is_lost_is_found_again_by_its_owner(queue, proxy, se
     for done in cuts(proxy, one_in_hand_and_one_ready, lambda done: queue.turn(done, ["a"])):
         mine = queue.held(["a"])
         assert mine is not None
-        assert mine.mark != done.mark  # the ack went through with it
+        assert mine.mark != done.mark  # the turn included the ack
         assert b'"id2"' in mine.member
         assert list(seen.reserved("a")) == [mine.member]
         assert queue.ack(mine)
         assert seen.everywhere("a").total() == 0
 
 
-def test_an_ack_whose_reply_is_lost_was_done(queue, proxy, seen):
+def test_an_ack_with_a_lost_reply_was_executed(queue, proxy, seen):
     def in_hand() -> Reserved:
         queue.push("a", job(1))
         return take(queue)
@@ -98,7 +98,7 @@ def test_an_ack_whose_reply_is_lost_was_done(queue, proxy, seen):
 
 
 @pytest.mark.parametrize("way", ["ready", "delayed", "failed"])
-def test_an_answer_whose_reply_is_lost_was_given_once(queue, proxy, seen, way):
+def test_an_answer_with_a_lost_reply_was_executed_once(queue, proxy, seen, way):
     queue.push("a", job(1))
     held = take(queue)
     text = answered(held.member, held.mark)
@@ -110,17 +110,17 @@ def test_an_answer_whose_reply_is_lost_was_given_once(queue, proxy, seen, way):
     proxy.cut()
     with pytest.raises(ConnectionLost):
         ways[way]()
-    assert queue.held(["a"]) is None  # so the worker does not answer again; and when it does, nothing is added
+    assert queue.held(["a"]) is None  # so the worker does not repeat the answer; a repeated one adds nothing
     assert ways[way]() is False
     assert seen.everywhere("a") == {text: 1}
     assert {"ready": seen.ready("a"), "delayed": seen.delayed("a"), "failed": seen.failed("a")}[way]
 
 
-def test_a_checkpoint_whose_reply_is_lost_is_found_again(queue, proxy, seen):
+def test_a_checkpoint_with_a_lost_reply_is_found_again(queue, proxy, seen):
     queue.push("a", job(1))
     held = take(queue)
     member = saving(held.member, held.mark, b"7")
-    assert queue.checkpoint(held, held.member)  # the server knows the script now
+    assert queue.checkpoint(held, held.member)  # loads the script
     proxy.cut()
     with pytest.raises(ConnectionLost):
         queue.checkpoint(held, member)
@@ -129,8 +129,8 @@ def test_a_checkpoint_whose_reply_is_lost_is_found_again(queue, proxy, seen):
     assert queue.ack(mine)
 
 
-def test_a_checkpoint_that_comes_late_is_found_again(queue, proxy, seen, server, monkeypatch):
-    """Between the two calls of held(): what stood there a moment ago is no longer leased, and nothing is lost."""
+def test_a_late_checkpoint_is_found_again(queue, proxy, seen, server, monkeypatch):
+    """The checkpoint arrives between the two calls of held(): the old payload is no longer leased, and nothing is lost."""
     queue.push("a", job(1))
     held = take(queue)
     late = RedisQueue(ConnectionSettings(name="redis", url=server.url), ClientIdentity("Tok3nTok3n", 1))
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_comes_late_is_found_again(queue, proxy, seen, server,
     assert queue.ack(mine)
 
 
-def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
+def test_a_call_waits_no_longer_than_its_timeout(queue, proxy, seen):
     queue.patience(60, 60)
     queue.turn(None, ["a"])
     proxy.silence()
@@ -158,7 +158,7 @@ def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
         for _ in range(2):
             with pytest.raises(ConnectionLost, match="no answer in time"):
                 queue.turn(None, ["a"])
-    assert time.monotonic() - began < 60  # the wire's own patience
+    assert time.monotonic() - began < 60  # the timeout of the connection itself
     assert (queue.connection.connect_timeout, queue.connection.timeout) == (60, 60)
     proxy.heal()
     queue.turn(None, ["a"])
@@ -166,7 +166,7 @@ def test_a_call_waits_no_longer_than_it_may(queue, proxy, seen):
 
 
 @pytest.mark.parametrize("byte", [0, 1, 3])
-def test_a_push_whose_reply_is_lost_is_told_and_not_repeated(queue, proxy, seen, byte):
+def test_a_push_with_a_lost_reply_raises_and_is_not_repeated(queue, proxy, seen, byte):
     proxy.cut(byte=byte)
     with pytest.raises(ConnectionLost, match="broke"):
         queue.push("a", job(1))
@@ -194,7 +194,7 @@ def test_a_silent_network_is_noticed_by_the_timeout(queue, proxy, seen, operatio
     proxy.silence()
     queue.patience(0.2, 0.2)
     if operation == "wait":
-        queue.wait(["a"], 0.05, -1)  # a wait has no answer to lose: the next call tells
+        queue.wait(["a"], 0.05, -1)  # a wait has no reply to lose: the next call raises
     else:
         with pytest.raises(ConnectionLost, match="no answer in time"):
             queue.push("a", job(1)) if operation == "push" else queue.turn(None, ["a"])
@@ -209,7 +209,7 @@ def test_a_silent_network_is_noticed_by_the_timeout(queue, proxy, seen, operatio
 
 def test_a_turn_that_reached_a_silent_server_is_found_again(queue, proxy, seen):
     queue.push("a", job(1))
-    proxy.cut()  # executed, and then nothing
+    proxy.cut()  # executed, without a reply
     with pytest.raises(ConnectionLost):
         queue.turn(None, ["a"])
     proxy.silence()
@@ -224,13 +224,13 @@ def test_a_turn_that_reached_a_silent_server_is_found_again(queue, proxy, seen):
 
 
 def test_an_idle_connection_that_the_server_has_closed_is_not_used_again(server, seen):
-    """CLIENT KILL, or the server's own `timeout`, is met by no call: after a second without one a wire looks first."""
+    """After CLIENT KILL or the server's own `timeout` no call fails: after an idle second the connection is checked."""
     queue = RedisQueue(
         ConnectionSettings(name="redis", url=server.url, retry_after=30.0), ClientIdentity("Tok3nTok3n", 1)
     )
     number = queue.connection.call("CLIENT", "ID")
     seen.client.call("CLIENT", "KILL", "ID", number)
-    queue.connection._used -= 2  # two seconds go by
+    queue.connection._used -= 2  # idle for two seconds
     queue.push("a", job(1))
     assert queue.connection.call("CLIENT", "ID") != number
     assert queue.ack(take(queue))
@@ -246,9 +246,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_found_again_is_what_was_pushed_but_for_our_own_keys(queue, proxy, seen, shape):
-    """The reply that says what stood in the place of the mark is lost: it is told as one attempt less. Exact for what was
-    never reserved and has its count; else our own keys may differ in a payload that is kept raw, and no other byte."""
+def test_a_job_found_again_equals_the_pushed_one_except_for_qd_keys(queue, proxy, seen, shape):
+    """The lost reply had the original text at the position of the mark, which is now derived as one attempt less. This is
+    exact for a payload that has a count and was never reserved; otherwise qd's own keys may differ, but no other byte."""
     pushed, exact = SHAPES[shape]
     queue.push("a", pushed)
     proxy.cut()

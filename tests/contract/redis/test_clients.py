@@ -1,4 +1,4 @@
-"""Qd(redis=client): jobs go where the client's own commands go, over TCP, TLS, a unix socket, Sentinel and a cluster."""
+"""Qd(redis=client) uses the server of the client: over TCP, TLS, a unix socket, Sentinel and a cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PASSWORD = "s3cret/with:all@kinds?"
 
 
 class Rotating(CredentialProvider):
-    """Gives what is its password now, and counts who asks."""
+    """Returns the current password and counts the calls."""
 
     def __init__(self, password: str) -> None:
-        self.password, self.asked = password, 0
+        self.password, self.calls = password, 0
 
     def get_credentials(self) -> tuple[str, str]:
-        self.asked += 1
+        self.calls += 1
         return "default", self.password
 
 
@@ -56,7 +56,7 @@ def locked() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Certificates]]:
-    """The port of a server that wants a client's certificate, and certificates."""
+    """The port of a server that requires client certificates, and the certificates."""
     made, port = Certificates(tmp_path_factory.mktemp("certificates")), free_port()
     options = ["--tls-port", str(port)]
     for option, name in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt")):
@@ -72,7 +72,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Certifi
 
 
 @pytest.mark.parametrize("decode", [False, True])
-def test_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool) -> None:
+def test_a_client_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool) -> None:
     client = redis_py.Redis("127.0.0.1", locked.port, 3, password=PASSWORD, decode_responses=decode, socket_timeout=9)
     queue = opened(client)
     queue.push("a", job(1))
@@ -81,13 +81,13 @@ def test_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool) -
     queue.close()
 
 
-def test_over_a_unix_socket(server: Server, redis: Client) -> None:
+def test_a_client_over_a_unix_socket(server: Server, redis: Client) -> None:
     queue = opened(redis_py.Redis(unix_socket_path=str(server.socket)))
     carries_a_job(queue)
     queue.close()
 
 
-def test_over_tls_with_a_client_certificate(tls: tuple[int, Certificates]) -> None:
+def test_a_client_over_tls_with_a_client_certificate(tls: tuple[int, Certificates]) -> None:
     port, made = tls
     files = {"ssl_ca_certs": made.path("ca.crt"), "ssl_certfile": made.path("client.crt")}
     client = redis_py.Redis("127.0.0.1", port, ssl=True, ssl_keyfile=made.path("client.key"), **files)  # type: ignore[arg-type]
@@ -96,14 +96,14 @@ def test_over_tls_with_a_client_certificate(tls: tuple[int, Certificates]) -> No
     queue.close()
 
 
-def test_over_sentinels(sentinel: Sentinel) -> None:
+def test_a_client_over_sentinels(sentinel: Sentinel) -> None:
     client = Sentinels([("127.0.0.1", each.port) for each in sentinel.watchers]).master_for(SERVICE)
     queue = opened(client)
     carries_a_job(queue)
     queue.close()
 
 
-def test_over_a_cluster(cluster: Cluster) -> None:
+def test_a_client_over_a_cluster(cluster: Cluster) -> None:
     host, port = cluster.addresses[0].split(":")
     with redis_py.RedisCluster(startup_nodes=[ClusterNode(host, int(port))]) as client:
         queue = opened(client)
@@ -114,7 +114,7 @@ def test_over_a_cluster(cluster: Cluster) -> None:
         queue.close()
 
 
-def test_the_client_itself_is_not_used(server: Server, redis: Client) -> None:
+def test_the_connections_of_the_client_are_not_used(server: Server, redis: Client) -> None:
     client = redis_py.Redis(unix_socket_path=str(server.socket))
     queue = opened(client)
     carries_a_job(queue)
@@ -125,23 +125,23 @@ def test_the_client_itself_is_not_used(server: Server, redis: Client) -> None:
     queue.close()
 
 
-def test_a_provider_is_asked_at_each_connect(locked: Server) -> None:
+def test_a_credential_provider_is_called_at_each_connect(locked: Server) -> None:
     provider = Rotating(PASSWORD)
     queue = opened(redis_py.Redis("127.0.0.1", locked.port, credential_provider=provider))
     carries_a_job(queue)
     carries_a_job(queue)
-    assert provider.asked == 1
+    assert provider.calls == 1
     with locked.client() as client:
         client.call("AUTH", PASSWORD)
         client.call("CONFIG", "SET", "requirepass", "another-one")
     provider.password = "another-one"
     queue.close()
     carries_a_job(queue)
-    assert provider.asked == 2
+    assert provider.calls == 2
     queue.close()
 
 
-def test_a_provider_is_asked_for_each_server_of_a_cluster(cluster: Cluster) -> None:
+def test_a_credential_provider_is_used_for_each_node_of_a_cluster(cluster: Cluster) -> None:
     provider = Rotating("")
     provider.get_credentials = lambda: ("default", "any: this user has no password")  # type: ignore[method-assign]
     queue = opened(_cluster_client(cluster, provider))

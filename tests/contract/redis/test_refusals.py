@@ -1,4 +1,5 @@
-"""A server that refuses: full, read-only, no disk, busy. Nothing is changed, the caller is told why and goes on after."""
+"""A server that rejects calls: full, read-only, without disk, busy. Nothing changes, the error says why, and calls work
+afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def queue(own: Server) -> Iterator[RedisQueue]:
 
 @pytest.fixture
 def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
-    """A job in hand; and one of each that waits: ready, due, later, expired."""
+    """A reserved job; the queue also has a ready, a due, a delayed and an expired one."""
     queue.push_many([("a", job(n), None) for n in (1, 2)] + [("a", job(3), 60.0), ("a", job(4), 60.0)])
     seen.call("ZADD", "a", "delayed", 1, job(3))
     seen.call("ZADD", "a", "reserved", 1, job(5))
@@ -65,7 +66,7 @@ def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
 
 
 def turns(queue: RedisQueue, *slots: int) -> None:
-    """Of other workers, who have nothing in hand."""
+    """Turns of other workers that hold nothing."""
     for slot in slots:
         other = RedisQueue(queue.settings, ClientIdentity("Tok3nTok3n", slot))
         other.connection = queue.connection
@@ -124,7 +125,7 @@ REFUSALS = {"READONLY": readonly, "MASTERDOWN": masterdown, "NOREPLICAS": norepl
 
 @pytest.mark.parametrize("operation", [*PUSHES, *OTHERS])
 @pytest.mark.parametrize("word", REFUSALS)
-def test_a_server_that_takes_no_writes_changes_nothing_and_is_busy(queue, held, admin, seen, word, operation):
+def test_a_server_that_rejects_writes_changes_nothing_and_is_busy(queue, held, admin, seen, word, operation):
     before = seen.dump()
     restore = REFUSALS[word](admin)
     try:
@@ -153,7 +154,7 @@ def test_a_server_that_cannot_save_changes_nothing_and_is_busy(queue, held, admi
     assert queue.ack(held)
 
 
-# -- at its maxmemory: what would add is refused, what moves and takes away is not
+# -- at maxmemory: calls that add are rejected, calls that move or delete are not
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def full(admin: Client, held: Reserved) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("operation", PUSHES)
-def test_a_full_server_refuses_pushes_and_says_which_limit(queue, held, full, admin, seen, operation):
+def test_a_full_server_rejects_pushes_and_the_error_names_the_limit(queue, held, full, admin, seen, operation):
     before = seen.dump()
     with pytest.raises(ServerBusy, match=r"Redis is full.*maxmemory"):
         PUSHES[operation](queue, held)
@@ -179,13 +180,13 @@ def ids(seen: Seen) -> set[str]:
 
 
 @pytest.mark.parametrize("operation", OTHERS)
-def test_a_full_server_lets_workers_and_keepers_go_on(queue, held, full, seen, operation):
+def test_workers_and_keepers_continue_on_a_full_server(queue, held, full, seen, operation):
     OTHERS[operation](queue, held)
     gone = {"a turn that acks": {"id1"}, "ack": {"id1"}, "bury": {"id1"}, "clear": {"id2", "id3", "id4"}}
     assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"} - gone.get(operation, set())
 
 
-def test_a_full_server_is_worked_off(queue, held, full, seen):
+def test_jobs_of_a_full_server_are_worked_off(queue, held, full, seen):
     done, count = held, 0
     beat(queue, "a", slots=[1])
     while (turn := queue.turn(done, ["a"])).reserved is not None:
@@ -202,7 +203,7 @@ def refusal_of(call: Callable[[], object]) -> Exception | None:
     return None
 
 
-# -- busy, without its scripts, full of clients, with a foreign key in the way
+# -- busy, without scripts, too many clients, keys of the wrong type
 
 
 def test_a_server_in_a_long_script_is_busy_and_serves_after(queue, held, admin, own):
@@ -235,14 +236,14 @@ def test_a_server_full_of_clients_is_busy(queue, held, admin, seen):
 
 
 @pytest.mark.parametrize("operation", [*PUSHES, *OTHERS])
-def test_scripts_that_the_server_has_forgotten_are_not_missed(queue, held, admin, seen, operation):
+def test_scripts_are_reloaded_after_a_flush(queue, held, admin, seen, operation):
     before = seen.dump()
     admin.call("SCRIPT", "FLUSH")
     {**PUSHES, **OTHERS}[operation](queue, held)
     assert seen.dump() != before
 
 
-def test_scripts_forgotten_at_any_moment_are_not_missed(queue, admin, own):
+def test_scripts_can_be_flushed_at_any_time(queue, admin, own):
     stop = threading.Event()
 
     def flush() -> None:
@@ -265,7 +266,7 @@ def test_scripts_forgotten_at_any_moment_are_not_missed(queue, admin, own):
 
 
 @pytest.mark.parametrize("kind", ["", "reserved", "delayed"])
-def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, kind):
+def test_a_key_of_the_wrong_type_is_an_error_and_loses_no_job(queue, held, seen, kind):
     key = seen.key("a", kind)
     seen.client.call("RENAME", key, "aside")
     seen.client.call("SET", key, "foreign")
@@ -279,20 +280,20 @@ def test_a_foreign_key_in_the_way_is_told_and_costs_no_job(queue, held, seen, ki
 
 
 @pytest.mark.parametrize("kind", ["delayed", "reserved", "owners", "notify"])
-def test_a_foreign_key_in_one_queue_costs_no_lease_in_another(queue, held, seen, kind):
+def test_a_key_of_the_wrong_type_in_one_queue_does_not_affect_leases_in_another(queue, held, seen, kind):
     seen.call("ZADD", "a", "reserved", "XX", seen.now() + 1, held.member)
-    seen.call("SET", "0", kind, "somebody else's")
+    seen.call("SET", "0", kind, "of another program")
     with pytest.raises(ServerRefused, match="WRONGTYPE"):
         beat(queue, "0", "a", slots=[1])
     assert seen.reserved("a")[held.member] > seen.now() + 20
 
 
-def test_an_error_of_a_script_is_told_as_the_server_tells_it(queue, admin):
+def test_a_script_error_has_the_text_of_the_server(queue, admin):
     with pytest.raises(ServerRefused, match=r"ERR .* on @user_script"):
         script("ack").call(queue.connection, ["x", "y"])
 
 
-def test_a_server_that_is_not_there_is_told_with_its_place(queue):
+def test_the_error_for_an_unreachable_server_names_its_address(queue):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"redis://user:s3cret@127.0.0.1:{taken.getsockname()[1]}/2"

@@ -1,4 +1,4 @@
-"""Sentinels and servers with TLS of a private authority, client certificates and users; how a primary is found."""
+"""Sentinels and servers with TLS of a private authority, client certificates and users; discovery of the primary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SERVER, OF_SENTINEL = "of-the-server", "of-the-sentinels"
 
 
 class Guarded(Running):
-    """A sentinel that speaks TLS only, wants a client's certificate, and knows one user, w. primary: its TLS port."""
+    """A sentinel with TLS only, required client certificates and one user, w. primary: the TLS port of the primary."""
 
     name = "redis-sentinel"
 
@@ -98,12 +98,12 @@ def asked(text: str) -> object:
 
 
 @pytest.mark.usefixtures("patient")
-def test_all_of_it_together_opens(guarded: Guarded, certificates: Certificates) -> None:
-    assert eventually(lambda: asked(url(guarded, certificates)), what="a primary that is found") == b"carol"
+def test_tls_certificates_and_users_work_together(guarded: Guarded, certificates: Certificates) -> None:
+    assert eventually(lambda: asked(url(guarded, certificates)), what="the primary") == b"carol"
 
 
 @pytest.mark.usefixtures("patient")
-def test_each_of_them_is_needed(guarded: Guarded, certificates: Certificates) -> None:
+def test_each_credential_is_needed(guarded: Guarded, certificates: Certificates) -> None:
     wrong: list[tuple[str, type[Exception], str]] = [
         (url(guarded, certificates, sentinel_password="wr0ng"), WrongPassword, "sentinel 127.0.0.1:.* refuses"),
         (url(guarded, certificates, sentinel_password="", sentinel_username=""), WrongPassword, "refuses"),
@@ -124,10 +124,10 @@ def test_each_of_them_is_needed(guarded: Guarded, certificates: Certificates) ->
         assert "\n" not in str(raised.value)
 
 
-# -- how it is found
+# -- discovery
 
 
-def deaf(client: socket.socket) -> None:
+def never_reply(client: socket.socket) -> None:
     while client.recv(1 << 16):
         pass
 
@@ -137,18 +137,18 @@ def address(liar: FakeServer) -> str:
 
 
 def before(sentinel: Sentinel, liar: FakeServer) -> str:
-    """The url with a false sentinel in front."""
+    """The url with a fake sentinel in front."""
     return sentinel.url.replace("://", f"://{address(liar)},")
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sentinel has the time it needs to answer."""
+    """Give each sentinel a long timeout."""
     monkeypatch.setattr(sentinels, "QUERY_TIME", 20.0)
 
 
 @pytest.mark.usefixtures("patient")
-def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel) -> None:
+def test_an_unreachable_sentinel_is_tried_last_from_then_on(sentinel: Sentinel) -> None:
     found = Primary(sentinel.url.replace("://", "://127.0.0.1:1,"))
     for _ in range(2):
         found.connection(60.0).disconnect()
@@ -156,33 +156,33 @@ def test_one_that_does_not_answer_is_asked_last_from_then_on(sentinel: Sentinel)
         assert found.sentinels[-1] == ("127.0.0.1", 1)
 
 
-def test_one_that_says_nothing_takes_no_more_than_its_time(sentinel: Sentinel) -> None:
-    with FakeServer(deaf) as silent:
+def test_a_silent_sentinel_is_tried_last(sentinel: Sentinel) -> None:
+    with FakeServer(never_reply) as silent:
         found = Primary(before(sentinel, silent))
         found.connection(60.0).disconnect()
         assert shown(found.sentinels[0]) != address(silent)
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_server_that_is_none_is_not_worked_with(sentinel: Sentinel) -> None:
-    """A sentinel that was cut off still names the old one."""
+def test_a_server_that_is_not_a_primary_is_rejected(sentinel: Sentinel) -> None:
+    """A sentinel that was cut off still names the old primary."""
     replica = next(node for node in sentinel.nodes if node is not sentinel.primary)
     said = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
     with FakeServer(always(said)) as stale:
         wire = RedisConnection(before(sentinel, stale), connect_timeout=60.0, timeout=60.0)
         with pytest.raises(Unreachable, match="is a slave: no primary is there yet"):
             wire.call("PING")
-        assert wire.call("PING") == b"PONG"  # another sentinel knew better
+        assert wire.call("PING") == b"PONG"  # another sentinel had the right address
         assert wire.target.port == sentinel.primary.port
         wire.close()
 
 
-def test_a_name_that_is_not_known_is_for_a_person(sentinel: Sentinel) -> None:
+def test_an_unknown_service_name_needs_an_operator(sentinel: Sentinel) -> None:
     with pytest.raises(NeedsMending, match=r"knows no primary called 'shop' \(known: qd\)"):
         Primary(sentinel.url.replace("/qd/", "/shop/")).find_primary(60.0)
 
 
-def test_a_sentinel_that_hangs_is_not_asked_again_and_again_whether_the_primary_is_another(
+def test_a_hung_sentinel_is_not_queried_repeatedly_for_a_new_primary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sentinels, "RESTS", 1000.0)

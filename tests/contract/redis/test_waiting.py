@@ -1,4 +1,4 @@
-"""Waiting for a job: ended by a token, by a signal, by the time given; never longer, and no token is taken along."""
+"""Waiting for a job ends with a token, a signal or the timeout, and takes no other token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
 from tests.support.waiting import eventually
 
-LONG = 30.0  # a test that needs it has failed
+LONG = 30.0  # seconds; a test that waits this long fails
 
 
 @pytest.fixture
 def wake() -> Iterator[tuple[int, int]]:
-    """A worker's mailbox: what it polls, and what a signal handler writes to."""
+    """A worker's mailbox: the end it polls, and the end a signal handler writes to."""
     ends = os.pipe()
     yield ends
     for fd in ends:
@@ -49,7 +49,7 @@ def blocked(seen) -> bool:
 
 
 @pytest.mark.parametrize("delay", [None, 0.3])
-def test_a_wait_ends_when_a_job_comes(connect, seen, wake, delay):
+def test_a_wait_ends_when_a_job_is_pushed(connect, seen, wake, delay):
     worker, producer = connect(), connect()
     waiting = Waiting(worker, ["a", "b"], LONG, wake[0])
     eventually(lambda: blocked(seen))
@@ -57,18 +57,18 @@ def test_a_wait_ends_when_a_job_comes(connect, seen, wake, delay):
     waiting.done()
     if delay is None:
         assert worker.ack(take(worker, "a", "b"))
-    else:  # woken to shorten its wait; on a slow machine that is over already
+    else:  # woken to wait less; on a slow machine the job is due already
         turn = worker.turn(None, ["a", "b"])
         assert turn.next_due is not None or worker.ack(turn.reserved)
 
 
-def test_a_wait_ends_at_once_when_there_is_a_token_already(queue, seen, wake):
+def test_a_wait_ends_at_once_if_there_is_a_token(queue, seen, wake):
     queue.push("a", job(1))
     queue.wait(["a"], LONG, wake[0])
     assert queue.ack(take(queue))
 
 
-def test_a_wait_ends_after_its_seconds(queue, seen, wake):
+def test_a_wait_ends_after_its_timeout(queue, seen, wake):
     queue.wait(["a", "b"], 0.01, wake[0])
     assert seen.every_key() == []
 
@@ -77,12 +77,12 @@ def test_a_wait_needs_no_mailbox(queue, seen):
     queue.wait(["a"], 0.01, -1)
 
 
-def test_a_signal_ends_a_wait_and_the_connection_serves_on(queue, seen, wake):
+def test_a_signal_ends_a_wait_and_the_connection_stays_usable(queue, seen, wake):
     waiting = Waiting(queue, ["a"], LONG, wake[0])
     eventually(lambda: blocked(seen))
     os.write(wake[1], b"\0")
     waiting.done()
-    eventually(lambda: not blocked(seen))  # a wait that is left leaves nobody waiting in its name
+    eventually(lambda: not blocked(seen))  # the server no longer has a blocked client
     queue.push("a", job(1))
     assert seen.tokens("a") == 1
     assert queue.ack(take(queue))
@@ -97,7 +97,7 @@ def test_a_token_that_came_with_a_signal_is_put_back(queue, seen, wake):
 
 
 @pytest.mark.parametrize("place", ONE, indirect=True)
-def test_tokens_left_over_end_waits_only(place, queue, seen, wake):
+def test_surplus_tokens_only_end_waits(place, queue, seen, wake):
     seen.call("RPUSH", "a", "notify", "1", "1", "1")
     for left in (2, 1, 0):
         queue.wait(["a"], LONG, wake[0])

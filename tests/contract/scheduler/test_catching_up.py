@@ -1,4 +1,4 @@
-"""An app with much to catch up: a turn does a little of it, what is in time goes before, and nothing is reckoned twice."""
+"""An app with many missed ticks: each turn handles some of them, current ticks go first, and nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -18,34 +18,32 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
 
 
 class EachTenSeconds:
-    """The last tick was five seconds ago. asked: how often it was asked for the next one."""
+    """A timing whose last tick was five seconds ago. calls: the number of calls of next_after."""
 
     text = mark = "tens"
     zone = "UTC"
 
     def __init__(self) -> None:
-        self.base, self.asked = round(time.time()) - 5, 0
+        self.base, self.calls = round(time.time()) - 5, 0
 
     def next_after(self, at: float) -> float:
-        self.asked += 1
+        self.calls += 1
         return self.base + ((at - self.base) // 10 + 1) * 10
 
 
-def test_what_is_caught_up_is_looked_for_once_not_at_each_tick(
-    app: Qd, report: Any, redis: Client, open_host: Open
-) -> None:
+def test_missed_ticks_are_computed_once(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=10, missed="all")
     last_tick(redis, app, 3 * HOUR, mark="tens")
     (entry,) = app.schedule.entries()
     timing = EachTenSeconds()
     host = open_host(entries=[replace(entry, timing=timing)])
     host.turns(lambda: redis.call("LLEN", "queues:default") >= MOST + 6)
-    assert timing.asked < 8 * MOST
+    assert timing.calls < 8 * MOST
     (line,) = host.said("schedule.missed")
     assert "count=73 " in line or "count=74 " in line
 
 
-def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
+def test_a_turn_catches_up_briefly_and_current_ticks_go_first(
     app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "MOMENT", 0.0)
@@ -60,7 +58,7 @@ def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
     for _ in range(20):
         host.scheduler.turn()
         sent = int(redis.call("LLEN", "queues:default"))
-        assert sent - before <= 1, "one at a turn, where a turn has no time"
+        assert sent - before <= 1, "one per turn, if a turn has no time"
         before = sent
     assert before
     host.turns(lambda: len(ready_payloads(redis, "new")) >= 3)
@@ -71,7 +69,7 @@ def test_a_turn_catches_up_for_a_moment_and_what_is_in_time_goes_before(
     assert (redis.call("LLEN", "queues:default"), host.scheduler.idle) == (before, True)
 
 
-def test_functions_of_one_moment_keep_their_order_though_several_turns_look_at_them(
+def test_functions_due_at_the_same_time_keep_their_order_over_several_turns(
     app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "MOMENT", 0.0)
@@ -80,5 +78,7 @@ def test_functions_of_one_moment_keep_their_order_though_several_turns_look_at_t
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
     host = open_host(entries=hourly(app))
     host.turns(lambda: len(host.said("schedule.done")) == 3)
-    told = [line.split("entry=")[1][0] for line in host.lines if line.startswith(("schedule.started", "schedule.done"))]
-    assert "".join(told) == "aabbcc"
+    names = [
+        line.split("entry=")[1][0] for line in host.lines if line.startswith(("schedule.started", "schedule.done"))
+    ]
+    assert "".join(names) == "aabbcc"

@@ -1,5 +1,5 @@
-"""Jobs that a scheduler has made before their tick: they go out once, when it has come and nothing speaks against it. A tick
-has come before a test begins: Ahead is told that it is yet to come, so that no test waits for one."""
+"""Jobs that a scheduler prepares before their tick: each is sent once, at the tick, unless something prevents it. In these
+tests the tick has passed already, but Ahead treats it as a future one, so that no test waits for a tick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:uni
 
 
 class JustNow:
-    """Each hour, and a second ago."""
+    """Every hour, the last time a second ago."""
 
     text = mark = "hourly"
     zone = "UTC"
@@ -43,7 +43,7 @@ class JustNow:
 
 
 class Ahead:
-    """A host whose entries are all due; it has not had a turn yet."""
+    """A host before its first turn, whose entries are all due."""
 
     def __init__(self, host: Host) -> None:
         self.host, self.scheduler = host, host.scheduler
@@ -51,13 +51,13 @@ class Ahead:
         assert self.connection.poll()
 
     def make(self) -> list[str]:
-        """Make all that can be made before the moment. The ids of those jobs."""
+        """Prepare all jobs that can be prepared before their tick. Returns their IDs."""
         while any(each.step() for each in self.scheduler._early):
             pass
         return [each.early.message.id for each in self.connection.states if each.early and each.early.message]
 
     def after(self, number: int, act: Callable[[KeptTicks], object], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Act when so many claims are begun."""
+        """Call `act` after this number of claims has begun."""
         real, begun = KeptTicks.begin, list[Any]()
 
         def begin(ticks: KeptTicks, claims: Any) -> Any:
@@ -69,7 +69,7 @@ class Ahead:
         monkeypatch.setattr(KeptTicks, "begin", begin)
 
     def turn(self) -> None:
-        """The moment has come, and the server was asked again what operators want."""
+        """A turn at the tick, with fresh pauses and flags from the server."""
         self.connection._poll_at = 0.0
         self.scheduler.turn()
 
@@ -93,10 +93,10 @@ def ids(redis: Client) -> list[str]:
     return [str(job.id) for job in ready_payloads(redis)]
 
 
-# -- they go out
+# -- sent
 
 
-def test_what_was_made_before_is_sent_and_told(
+def test_early_jobs_are_sent_and_logged(
     app: Qd, report: Any, redis: Client, ahead: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early, "STEP", 3)
@@ -105,14 +105,14 @@ def test_what_was_made_before_is_sent_and_told(
     one = ahead()
     made = one.make()
     assert len(made) == 10
-    assert (ready_payloads(redis), one.host.lines) == ([], []), "nothing is sent or told before"
+    assert (ready_payloads(redis), one.host.lines) == ([], []), "nothing is sent or logged before"
     one.turn()
     assert ids(redis) == made
     assert [line.split("id=")[1].split()[0] for line in one.host.said("schedule.sent")] == made
-    assert one.make() == [], "each is due in an hour again"
+    assert one.make() == [], "each is due again in an hour"
 
 
-def test_it_counts_as_made_at_its_tick(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_an_early_job_has_the_time_of_its_tick(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     app.schedule(report.bind(1), every=HOUR, name="plain")
     app.schedule(report.bind(2).using(retry_for=60), every=HOUR, name="ends")
     one = ahead()
@@ -122,7 +122,7 @@ def test_it_counts_as_made_at_its_tick(app: Qd, report: Any, redis: Client, ahea
     assert [(job.createdAt, job.retryUntil) for job in ready_payloads(redis)] == [(tick, None), (tick, tick + 60)]
 
 
-def test_a_signed_job_a_later_one_and_one_that_runs_alone_are_made_before_too(
+def test_signed_delayed_and_non_overlapping_jobs_are_made_early(
     app: Qd, server: Server, report: Any, redis: Client, ahead: Any
 ) -> None:
     app.settings = load(code={"url": server.url}, environ={"QD_SIGNING_KEYS": "2026a:a-key-that-no-one-knows"})
@@ -138,7 +138,7 @@ def test_a_signed_job_a_later_one_and_one_that_runs_alone_are_made_before_too(
     assert all(job.sig for job in ready_payloads(redis))
 
 
-def test_they_are_made_while_the_scheduler_waits_and_each_tick_has_its_own(
+def test_jobs_are_made_while_the_scheduler_waits_one_for_each_tick(
     app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -156,15 +156,13 @@ def test_they_are_made_while_the_scheduler_waits_and_each_tick_has_its_own(
     assert len(set(ids(redis))) == len(ids(redis)) == len(host.said("schedule.sent"))
 
 
-# -- they do not
+# -- not sent
 
 
 @pytest.mark.parametrize("by", ["a pause", "a note in Redis", "the keeper"])
-def test_what_stops_a_tick_after_its_job_was_made_is_obeyed(
-    app: Qd, report: Any, redis: Client, ahead: Any, by: str
-) -> None:
-    told: list[object] = []
-    app.on(JobQueueing)(told.append)
+def test_a_pause_after_the_job_was_made_is_obeyed(app: Qd, report: Any, redis: Client, ahead: Any, by: str) -> None:
+    events: list[object] = []
+    app.on(JobQueueing)(events.append)
     app.schedule(report.bind(1), every=HOUR, name="stops")
     one = ahead()
     assert len(one.make()) == 1
@@ -176,11 +174,11 @@ def test_what_stops_a_tick_after_its_job_was_made_is_obeyed(
         one.scheduler.down = True
     one.turn()
     assert len(one.host.said("schedule.skipped")) == 1
-    assert (ready_payloads(redis), told) == ([], [])
+    assert (ready_payloads(redis), events) == ([], [])
     assert one.connection.states[0].last > 0
 
 
-def test_of_two_hosts_that_have_made_it_one_sends_it(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_one_of_two_hosts_sends_an_early_job(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     for n in range(3):
         app.schedule(report.bind(n), every=HOUR, name=f"e{n}")
     one, two = ahead("web1"), ahead("web2")
@@ -191,7 +189,7 @@ def test_of_two_hosts_that_have_made_it_one_sends_it(app: Qd, report: Any, redis
     assert (len(two.host.said("schedule.sent")), one.host.lines) == (3, [])
 
 
-def test_a_job_whose_reply_was_lost_is_sent_once(
+def test_an_early_job_with_a_lost_reply_is_sent_once(
     app: Qd, report: Any, redis: Client, ahead: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.schedule(report.bind(1), every=HOUR, name="one")
@@ -211,17 +209,19 @@ def test_a_job_whose_reply_was_lost_is_sent_once(
     assert f"id={made[0]} " in one.host.said("schedule.sent")[0]
 
 
-def test_a_server_that_has_lost_its_data_is_sent_nothing_of_it(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_early_jobs_are_not_sent_to_a_server_that_lost_its_data(
+    app: Qd, report: Any, redis: Client, ahead: Any
+) -> None:
     app.schedule(report.bind(1), every=HOUR)
     one = ahead()
     assert len(one.make()) == 1
     redis.call("FLUSHALL")
     one.turn()
     assert (ready_payloads(redis), one.host.lines) == ([], [])
-    assert field(redis, app), "the entry begins anew"
+    assert field(redis, app), "the entry starts again"
 
 
-def test_of_an_entry_that_nobody_has_seen_none_is_made(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_no_early_job_is_made_for_a_new_entry(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     app.schedule(report.bind(1), every=HOUR)
     one = ahead()
     redis.call("FLUSHALL")
@@ -232,9 +232,7 @@ def test_of_an_entry_that_nobody_has_seen_none_is_made(app: Qd, report: Any, red
     assert field(redis, app)
 
 
-def test_a_tick_that_is_not_the_one_it_was_made_for_gets_its_own(
-    app: Qd, report: Any, redis: Client, ahead: Any
-) -> None:
+def test_a_different_tick_gets_a_new_job(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     app.schedule(report.bind(1), every=HOUR, missed="once")
     one = ahead()
     made = one.make()
@@ -246,10 +244,10 @@ def test_a_tick_that_is_not_the_one_it_was_made_for_gets_its_own(
     assert one.connection.states[0].early is None
 
 
-# -- left to the moment itself
+# -- made at the tick
 
 
-def test_code_of_the_app_is_asked_at_the_moment_and_not_before(
+def test_app_code_is_called_at_the_tick_and_not_before(
     app: Qd, report: Any, redis: Client, ahead: Any, tmp_path: Path
 ) -> None:
     asked: list[str] = []
@@ -272,7 +270,7 @@ def test_code_of_the_app_is_asked_at_the_moment_and_not_before(
     assert (asked, len(ready_payloads(redis))) == (["class"], 2)
 
 
-def test_with_a_payload_hook_all_are_made_at_the_moment(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_with_a_payload_hook_jobs_are_made_at_the_tick(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     asked: list[str] = []
     app.payload_hook(lambda connection, queue, payload: asked.append(queue) or {})  # type: ignore[func-returns-value]
     app.schedule(report.bind(1), every=HOUR)
@@ -282,7 +280,7 @@ def test_with_a_payload_hook_all_are_made_at_the_moment(app: Qd, report: Any, re
     assert (asked, len(ready_payloads(redis))) == (["default"], 1)
 
 
-def test_one_that_cannot_be_made_is_told_at_the_moment_and_holds_up_no_other(
+def test_a_job_that_cannot_be_made_fails_at_the_tick_and_blocks_no_other(
     app: Qd, server: Server, redis: Client, ahead: Any
 ) -> None:
     @app.job("mail")
@@ -299,7 +297,7 @@ def test_one_that_cannot_be_made_is_told_at_the_moment_and_holds_up_no_other(
     assert len(one.host.said("schedule.failed")) == len(ready_payloads(redis)) == 1
 
 
-def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
+def test_a_paused_scheduler_makes_no_early_job(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
     app.schedule(report.bind(1), every=HOUR)
     one = ahead()
     one.scheduler.paused = True
@@ -310,12 +308,12 @@ def test_nothing_is_made_by_a_paused_scheduler(app: Qd, report: Any, redis: Clie
     assert len(ready_payloads(redis)) == 1
 
 
-# -- some at a time
+# -- in batches
 
 
 @pytest.fixture
 def ten(app: Qd, report: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    """Ten entries, claimed in four parts."""
+    """Ten entries, claimed in four batches."""
     monkeypatch.setattr(scheduler, "AT_ONCE", 3)
     for n in range(10):
         app.schedule(report.bind(n), every=HOUR, name=f"e{n}")
@@ -323,9 +321,7 @@ def ten(app: Qd, report: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> Ah
     return one
 
 
-def test_all_are_claimed_before_the_server_has_taken_the_first(
-    ten: Ahead, redis: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_claims_are_sent_before_the_first_reply(ten: Ahead, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ten.make()
     redis.call("CLIENT", "PAUSE", 60_000, "WRITE")
     try:
@@ -337,7 +333,7 @@ def test_all_are_claimed_before_the_server_has_taken_the_first(
     assert [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")] == made
 
 
-def test_code_of_the_app_that_runs_in_between_may_ask_the_server_too(app: Qd, ten: Ahead, redis: Client) -> None:
+def test_app_code_between_claims_may_call_the_server(app: Qd, ten: Ahead, redis: Client) -> None:
     made, asked = ten.make(), list[float]()
     app.on(JobQueueing)(lambda event: asked.append(ten.connection.store.now()))
     ten.turn()
@@ -347,14 +343,14 @@ def test_code_of_the_app_that_runs_in_between_may_ask_the_server_too(app: Qd, te
     assert all(abs(each - time.time()) < HOUR for each in asked)
 
 
-def test_a_connection_that_is_lost_with_some_of_them_on_their_way_costs_none_and_doubles_none(
+def test_a_connection_lost_during_claims_neither_loses_nor_doubles_jobs(
     ten: Ahead, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ten.make()
     ten.after(2, lambda ticks: ticks.space.close(), monkeypatch)
     ten.turn()
     ten.host.turns(lambda: len(ten.host.said("schedule.sent")) == 10)
-    told = [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")]
-    assert sorted(told) == sorted(ids(redis))
+    sent = [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")]
+    assert sorted(sent) == sorted(ids(redis))
     assert len({line.split("entry=")[1].split()[0] for line in ten.host.said("schedule.sent")}) == 10
     assert len(ten.host.said("redis.away")) == 1

@@ -1,4 +1,4 @@
-"""Where each entry stands: the field of its ticks, whoever else is called alike, and whatever a deploy makes of it."""
+"""The state of each entry: the field of its ticks, with similar names and across deploys."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.support.servers.redis import Server
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*")
 
 
-def test_what_is_kept_of_a_host_goes_when_it_has_no_scheduler_for_a_week(
+def test_the_state_of_a_host_without_a_scheduler_is_deleted_after_a_week(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
-    def stands(name: str, days: float) -> None:
+    def put(name: str, days: float) -> None:
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - days * 86400) * 1000)} x m")
 
     for pod, away in (("pod1", 8), ("pod2", 6), ("web1", 8)):
-        stands(f"{pod}\x1f", away)
-        stands(f"{pod}\x1fyearly", 300)
-    stands("pod3\x1fyearly", 300)
-    stands("yearly", 300)
+        put(f"{pod}\x1f", away)
+        put(f"{pod}\x1fyearly", 300)
+    put("pod3\x1fyearly", 300)
+    put("yearly", 300)
     app.schedule(report.bind(7), every=HOUR).on_every_host()
     host = open_host("web1")
     host.turns(lambda: redis.call("HEXISTS", "qd:ticks", "web1\x1freport(7)"))
@@ -33,10 +33,10 @@ def test_what_is_kept_of_a_host_goes_when_it_has_no_scheduler_for_a_week(
     assert sorted(found) == [
         "pod2\x1f", "pod2\x1fyearly", "web1\x1f", "web1\x1freport(7)", "web1\x1fyearly", "yearly"
     ]  # fmt: skip
-    assert time.time() - int(found["web1\x1f"].split()[0]) / 1000 < HOUR, "it has said that it is there"
+    assert time.time() - int(found["web1\x1f"].split()[0]) / 1000 < HOUR, "the host has updated its own field"
 
 
-def test_an_entry_named_as_another_one_is_on_a_host_has_a_place_of_its_own(
+def test_an_entry_with_the_name_of_a_per_host_field_has_separate_state(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1), every=0.2, name="clean").on_every_host()
@@ -46,11 +46,11 @@ def test_an_entry_named_as_another_one_is_on_a_host_has_a_place_of_its_own(
     def taken(name: str) -> set[str]:
         return {line.split(" at=")[1].split()[0] for line in host.said("schedule.sent") if f"entry={name} " in line}
 
-    host.turns(lambda: len(taken("clean") & taken('"web1 clean"')) >= 2)  # each has taken the ticks of both
+    host.turns(lambda: len(taken("clean") & taken('"web1 clean"')) >= 2)  # both entries were taken at the same ticks
 
 
 @pytest.mark.parametrize("was", ["of another queue", "a function"])
-def test_an_entry_that_a_deploy_changes_takes_each_tick_once_beside_the_old_code(
+def test_old_and_new_code_together_take_each_tick_of_a_changed_entry_once(
     app: Qd, report: Any, redis: Client, server: Server, open_host: Open, was: str
 ) -> None:
     old = Qd(server.url)

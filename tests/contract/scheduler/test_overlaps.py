@@ -1,4 +1,4 @@
-"""Leases of runs in a real server: renewed while they run, freed when they have ended, told when they were lost."""
+"""Overlap leases on a real server: renewed during a run, freed after it, and reported if lost."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ KEY = "qd:overlap:nightly"
 
 @dataclass
 class Host:
-    """One scheduler's leases, and what it was told of those it lost."""
+    """The leases of one scheduler, and the reported losses."""
 
     store: KeyspaceStore
     name: str
     seconds: float = 30.0
-    told: list[str] = field(default_factory=list)
+    lost_reasons: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        told, refused = lambda entry, why: self.told.append(why), lambda entry, why: self.refused.append(why)
-        self.overlaps = Overlaps(self.store, self.name, self.seconds, told, refused)
+        lost_reasons, refused = (
+            lambda entry, why: self.lost_reasons.append(why),
+            lambda entry, why: self.refused.append(why),
+        )
+        self.overlaps = Overlaps(self.store, self.name, self.seconds, lost_reasons, refused)
 
 
 def owner(store: KeyspaceStore) -> dict[str, object]:
@@ -42,19 +45,19 @@ def owner(store: KeyspaceStore) -> dict[str, object]:
     return json.loads(found) if found else {}
 
 
-def test_one_that_ran_out_unseen_is_taken_again_and_told(store: KeyspaceStore):
+def test_an_expired_lease_is_acquired_again_and_reported(store: KeyspaceStore):
     one = Host(store, "web1", 0.05)
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
     eventually(lambda: not owner(store), 20)
     one.overlaps.renew()
-    assert one.told == ["it expired, and was taken again"]
+    assert one.lost_reasons == ["it expired, and was taken again"]
     one.overlaps.end(run)
     one.overlaps.renew()
     assert not owner(store)
 
 
-def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: KeyspaceStore):
+def test_an_expired_lease_acquired_by_another_host_stays_with_it(store: KeyspaceStore):
     one, other = Host(store, "web1", 0.05), Host(store, "web2")
     assert one.overlaps.take(ENTRY) is None
     run = one.overlaps.begun("nightly", 412)
@@ -62,20 +65,18 @@ def test_one_that_ran_out_and_is_anothers_by_now_stays_the_others(store: Keyspac
     others = other.overlaps.begun("nightly", 77)
     other.overlaps.renew()
     one.overlaps.renew()
-    assert len(one.told) == 1
-    assert one.told[0].startswith("it expired, and web2 (pid 77) since ")
+    assert len(one.lost_reasons) == 1
+    assert one.lost_reasons[0].startswith("it expired, and web2 (pid 77) since ")
     one.overlaps.end(run)
     one.overlaps.renew()
     assert owner(store)["pid"] == 77
     other.overlaps.end(others)
     other.overlaps.renew()
     assert not owner(store)
-    assert other.told == []
+    assert other.lost_reasons == []
 
 
-def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_back(
-    store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lease_is_freed_once_the_server_is_reachable_again(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch):
     one = Host(store, "web1")
     assert one.overlaps.due_in == float("inf")
     assert one.overlaps.take(ENTRY) is None
@@ -89,14 +90,14 @@ def test_what_could_not_be_freed_while_the_server_was_away_is_freed_when_it_is_b
         patched.setattr(store, "step", lost)
         with pytest.raises(ConnectionLost):
             one.overlaps.renew()
-    assert 0 < one.overlaps.due_in <= overlaps.AGAIN  # not at once again: nobody is to turn in a circle
+    assert 0 < one.overlaps.due_in <= overlaps.AGAIN  # not immediately again, to avoid a busy loop
     assert owner(store)
     one.overlaps.renew()
     assert not owner(store)
     assert one.overlaps.due_in == float("inf")
 
 
-def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
+def test_a_run_that_ends_during_a_renewal_with_a_lost_reply_frees_its_lease(
     store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ):
     one, real = Host(store, "web1"), store.step
@@ -106,13 +107,13 @@ def test_a_run_that_ends_while_its_pid_is_on_its_way_frees_what_may_stand_there(
     with pytest.raises(ConnectionLost):
         one.overlaps.renew()
     monkeypatch.undo()
-    assert owner(store)["pid"] == 412  # the server has done it, and the answer was lost
+    assert owner(store)["pid"] == 412  # the server executed it, and the reply was lost
     one.overlaps.end(run)
     one.overlaps.renew()
     assert not owner(store)
 
 
-def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: KeyspaceStore):
+def test_a_run_with_a_cleared_lease_does_not_free_that_of_the_next_run(store: KeyspaceStore):
     one = Host(store, "web1")
     assert one.overlaps.take(ENTRY) is None
     first = one.overlaps.begun("nightly", 411)
@@ -129,7 +130,7 @@ def test_a_run_whose_lease_was_cleared_leaves_that_of_the_next_run_alone(store: 
     assert not owner(store)
 
 
-def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed(
+def test_a_rejected_lease_is_reported_once_and_the_others_are_renewed(
     store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ):
     one, passed = Host(store, "web1"), [0.0]
@@ -156,7 +157,7 @@ def test_a_lease_that_the_server_refuses_is_said_once_and_the_others_are_renewed
     assert store.pop(KEY, 1)
 
 
-def test_while_the_server_is_away_nothing_is_wanted_at_once(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch):
+def test_a_postponed_renewal_is_not_due_immediately(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch):
     one = Host(store, "web1")
     monkeypatch.setattr(overlaps, "AGAIN", 60.0)
     assert one.overlaps.take(ENTRY) is None

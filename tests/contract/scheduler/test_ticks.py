@@ -1,4 +1,4 @@
-"""Ticks as a scheduler takes them, on a real server: its turns are made by the test."""
+"""Ticks taken by a scheduler on a real server; the tests call its turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:uni
 # -- taken
 
 
-def test_a_job_is_sent_at_each_tick_and_a_function_is_run(
+def test_each_tick_sends_a_job_and_runs_a_function(
     app: Qd, report: Any, redis: Client, open_host: Open, tmp_path: Path
 ) -> None:
     def touch() -> None:
@@ -40,7 +40,7 @@ def test_a_job_is_sent_at_each_tick_and_a_function_is_run(
     assert (tmp_path / "ran").read_text().startswith("xx")
 
 
-def test_nothing_is_due_that_was_before_the_entry_was_first_seen(app: Qd, report: Any, redis: Client, open_host: Open):
+def test_ticks_before_the_first_sight_of_an_entry_are_not_due(app: Qd, report: Any, redis: Client, open_host: Open):
     app.schedule(report.bind(7), every=HOUR)
     before = time.time()
     host = open_host()
@@ -63,7 +63,7 @@ def test_two_hosts_take_each_tick_once(app: Qd, report: Any, redis: Client, open
     assert len(told) == len(set(told)) == len(ready_payloads(redis))
 
 
-def test_on_every_host_is_once_on_each(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
+def test_an_entry_on_every_host_runs_once_on_each(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(1), every=0.2).on_every_host()
     hosts = [open_host("web1"), open_host("web2")]
 
@@ -75,7 +75,7 @@ def test_on_every_host_is_once_on_each(app: Qd, report: Any, redis: Client, open
     assert {name for name in redis.hash("qd:ticks") if "report" in name} == {"web1\x1freport(1)", "web2\x1freport(1)"}
 
 
-def test_functions_of_one_moment_run_one_after_the_other_and_background_ones_beside_them(
+def test_functions_due_together_run_in_order_and_background_ones_concurrently(
     app: Qd, redis: Client, open_host: Open, tmp_path: Path
 ) -> None:
     file = tmp_path / "order"
@@ -87,8 +87,8 @@ def test_functions_of_one_moment_run_one_after_the_other_and_background_ones_bes
     def writes(name: str) -> Callable[[], None]:
         def run() -> None:
             write(f"+{name}")
-            if name == "a":  # the rest of its line waits for it, and `z` does not
-                eventually(lambda: "+z" in file.read_text(), what="the one in the background")
+            if name == "a":  # `b` and `c` wait for it, and `z` does not
+                eventually(lambda: "+z" in file.read_text(), what="the background function")
             write(f"-{name}")
 
         return run
@@ -104,7 +104,7 @@ def test_functions_of_one_moment_run_one_after_the_other_and_background_ones_bes
     assert order == "+a-a+b-b+c-c"
 
 
-def test_nobody_stands_in_line_for_longer_than_until_its_own_next_tick(
+def test_an_entry_waits_in_the_run_queue_until_its_next_tick_at_most(
     app: Qd, redis: Client, open_host: Open, tmp_path: Path
 ) -> None:
     def backup() -> None:
@@ -126,8 +126,8 @@ def test_nobody_stands_in_line_for_longer_than_until_its_own_next_tick(
     assert ticks == sorted(set(ticks))
 
 
-def test_a_pause_changes_nothing_for_an_entry_whose_runs_overlap(app: Qd, open_host: Open, tmp_path: Path) -> None:
-    """What is late starts although runs before it live: else it would stay late for ever."""
+def test_a_pause_does_not_change_an_entry_with_overlapping_runs(app: Qd, open_host: Open, tmp_path: Path) -> None:
+    """A late run starts although earlier runs still run; otherwise it would stay late forever."""
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=0.5, name="long")
     host = open_host()
     host.turns(lambda: len(host.said("schedule.started")) >= 2)
@@ -143,7 +143,7 @@ def test_a_pause_changes_nothing_for_an_entry_whose_runs_overlap(app: Qd, open_h
     host.turns(lambda: len(host.said("schedule.done")) >= before + 5)
 
 
-def test_runs_of_one_entry_catch_up_some_at_a_time(app: Qd, redis: Client, open_host: Open, tmp_path: Path) -> None:
+def test_late_runs_of_one_entry_start_a_few_at_a_time(app: Qd, redis: Client, open_host: Open, tmp_path: Path) -> None:
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=1, name="f")
     redis.call("HSET", "qd:ticks", "f", f"{round((time.time() - 30) * 1000)} x e1")
     host = open_host()
@@ -155,7 +155,7 @@ def test_runs_of_one_entry_catch_up_some_at_a_time(app: Qd, redis: Client, open_
     host.turns(lambda: len(host.said("schedule.done")) >= 30)
 
 
-def test_missed_runs_of_one_entry_catch_up_one_after_the_other(app: Qd, redis: Client, open_host: Open) -> None:
+def test_missed_runs_of_one_entry_run_one_after_the_other(app: Qd, redis: Client, open_host: Open) -> None:
     app.schedule(lambda: None, every=HOUR, name="f", missed="all")
     redis.call("HSET", "qd:ticks", "f", f"{round((time.time() - 5 * HOUR) * 1000)} x hourly")
     host, most = open_host(entries=hourly(app)), 0
@@ -175,7 +175,7 @@ def test_missed_runs_of_one_entry_catch_up_one_after_the_other(app: Qd, redis: C
 @pytest.mark.parametrize(
     ("missed", "late"), [("skip", []), ("once", [1800]), ("all", [1800 + 2 * HOUR, 1800 + HOUR, 1800])]
 )
-def test_what_was_missed_is_decided_by_the_entry(
+def test_the_entry_decides_about_missed_ticks(
     app: Qd, report: Any, redis: Client, open_host: Open, missed: Any, late: list[float]
 ) -> None:
     app.schedule(report.bind(7), every=HOUR, missed=missed)
@@ -192,9 +192,7 @@ def test_what_was_missed_is_decided_by_the_entry(
     assert [event.reason.split()[1] for event in skips] == [text.removeprefix("count=") for text in said]
 
 
-def test_a_timing_that_a_deploy_changed_makes_nothing_due_that_is_old(
-    app: Qd, report: Any, redis: Client, open_host: Open
-) -> None:
+def test_a_changed_timing_makes_no_old_ticks_due(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=0.2, missed="all")
     last_tick(redis, app, 50 * HOUR, mark="e3600")
     began = time.time()
@@ -205,16 +203,18 @@ def test_a_timing_that_a_deploy_changed_makes_nothing_due_that_is_old(
     assert max(late, default=0.0) < time.time() - began + 1
 
 
-def test_a_clock_ahead_of_ours_does_not_hold_an_entry_for_ever(app: Qd, report: Any, redis: Client, open_host: Open):
+def test_a_field_from_a_clock_that_is_ahead_does_not_block_an_entry(
+    app: Qd, report: Any, redis: Client, open_host: Open
+):
     app.schedule(report.bind(7), every=0.2)
     last_tick(redis, app, -1000 * HOUR)
     host = open_host()
     host.turns(lambda: host.said("schedule.sent"))
-    # A reply that comes a second late looks like a clock that was set: then it is said again.
+    # A reply that is a second late looks like a changed clock: then the line is logged again.
     assert {line.split()[1] for line in host.said("schedule.clock_ahead")} == {"entry=report(7)"}
 
 
-def test_an_entry_that_was_forgotten_begins_anew(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
+def test_an_entry_with_a_deleted_field_starts_again(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=0.2)
     host = open_host()
     host.turns(lambda: host.said("schedule.sent"))
@@ -223,7 +223,7 @@ def test_an_entry_that_was_forgotten_begins_anew(app: Qd, report: Any, redis: Cl
     host.turns(lambda: len(host.said("schedule.sent")) > count)
 
 
-def test_fields_of_entries_that_nobody_declares_are_forgotten_after_400_days(
+def test_fields_of_undeclared_entries_are_deleted_after_400_days(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(7), every=HOUR)
@@ -237,7 +237,7 @@ def test_fields_of_entries_that_nobody_declares_are_forgotten_after_400_days(
 # -- jobs of all kinds
 
 
-def test_a_job_of_an_entry_that_runs_alone_is_not_sent_again_before_it_is_done(
+def test_the_job_of_a_non_overlapping_entry_is_not_sent_again_before_it_ends(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(7), every=0.2, overlap=False)
@@ -250,7 +250,7 @@ def test_a_job_of_an_entry_that_runs_alone_is_not_sent_again_before_it_is_done(
     host.turns(lambda: len(ready_payloads(redis)) == 2)
 
 
-def test_a_chain_is_sent_with_what_follows(app: Qd, report: Any, redis: Client, open_host: Open):
+def test_a_chain_is_sent_with_its_following_jobs(app: Qd, report: Any, redis: Client, open_host: Open):
     app.schedule(app.chain(report.bind(1), report.bind(2)), every=0.2, name="chain")
     app.schedule(report.bind(3).using(queue="other"), every=0.2, name="other")
     host = open_host()
@@ -260,7 +260,7 @@ def test_a_chain_is_sent_with_what_follows(app: Qd, report: Any, redis: Client, 
     assert len(ties.chain) == 1
 
 
-def test_hooks_and_listeners_see_it_and_one_that_raises_or_hangs_harms_nothing(
+def test_hooks_and_listeners_are_called_and_their_errors_are_harmless(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(7), every=0.2)
@@ -286,7 +286,7 @@ def test_hooks_and_listeners_see_it_and_one_that_raises_or_hangs_harms_nothing(
     assert "a listener raised SystemExit: 3" in told[1]
 
 
-def test_a_job_that_cannot_be_made_is_told_as_failed_and_the_others_go_on(
+def test_an_entry_whose_job_cannot_be_made_fails_and_the_others_continue(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1), every=0.2, name="bad")
@@ -308,7 +308,7 @@ def test_a_job_that_cannot_be_made_is_told_as_failed_and_the_others_go_on(
 # -- since and until: `qd schedule run`
 
 
-def test_what_was_taken_is_not_taken_again_when_the_store_has_lost_it(app: Qd, redis: Client, open_host: Open) -> None:
+def test_taken_ticks_are_not_taken_again_after_the_store_lost_them(app: Qd, redis: Client, open_host: Open) -> None:
     app.schedule(lambda: None).every(1).name("each")
     host = open_host(since=int(redis.text("TIME")[0]) - 3)
     host.turns(lambda: len(host.said("schedule.done")) >= 4)
@@ -319,16 +319,16 @@ def test_what_was_taken_is_not_taken_again_when_the_store_has_lost_it(app: Qd, r
     assert len(ticks) == len(set(ticks))
 
 
-def test_since_and_until_bound_what_is_taken(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
+def test_since_and_until_limit_the_taken_ticks(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=1)
     now = int(time.time())
-    for _ in range(2):  # the second finds nothing left to do
+    for _ in range(2):  # the second run finds nothing to do
         host = open_host(since=now - 3, until=now - 1)
         host.turns(lambda host=host: host.scheduler.idle)  # type: ignore[misc]
-        assert len(ready_payloads(redis)) == 3, "both ends count"
+        assert len(ready_payloads(redis)) == 3, "both ends are included"
 
 
-def test_a_place_for_an_entry_costs_no_more_than_it_must(app: Qd, report: Any, open_host: Open) -> None:
+def test_entries_with_the_same_due_time_share_one_heap_item(app: Qd, report: Any, open_host: Open) -> None:
     entries: list[Entry] = []
     for n in range(300):
         call = report.bind(n)
@@ -336,4 +336,4 @@ def test_a_place_for_an_entry_costs_no_more_than_it_must(app: Qd, report: Any, o
     entries += app.schedule.entries()
     host = open_host()
     host.turns(lambda: len(host.scheduler._control.moments) == 300)
-    assert len(host.scheduler._control.moments._heap) == 1, "entries of one moment share a place"
+    assert len(host.scheduler._control.moments._heap) == 1, "entries due at the same time share an item"

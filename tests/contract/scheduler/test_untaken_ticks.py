@@ -1,4 +1,4 @@
-"""Ticks that are not taken at once, or not at all: pauses, filters, lost replies, servers that are away."""
+"""Ticks that are taken late or never: pauses, filters, lost replies, unreachable servers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:uni
 # -- not taken
 
 
-def test_what_operators_say_is_looked_at_each_second(
-    app: Qd, report: Any, open_host: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_are_read_once_a_second(app: Qd, report: Any, open_host: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = 0.0
     monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
     app.schedule(report.bind(7), every=HOUR)
@@ -43,9 +41,7 @@ def test_what_operators_say_is_looked_at_each_second(
     assert list(host.scheduler._flags.pauses) == ["report(7)"]
 
 
-def test_a_pause_is_obeyed_and_its_ticks_are_told_as_skipped(
-    app: Qd, report: Any, redis: Client, open_host: Open
-) -> None:
+def test_ticks_of_a_paused_entry_are_skipped(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=0.2, missed="all")
     host = open_host()
     store = host.scheduler._control.store
@@ -60,19 +56,19 @@ def test_a_pause_is_obeyed_and_its_ticks_are_told_as_skipped(
     assert notes.last(store)["report(7)"].outcome == "sent"
 
 
-def test_in_maintenance_only_those_run_that_say_so(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
+def test_only_marked_entries_run_in_maintenance_mode(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(1), every=0.2, name="stops")
-    app.schedule(report.bind(2), every=0.2, name="goes on").even_in_maintenance_mode()
+    app.schedule(report.bind(2), every=0.2, name="continues").even_in_maintenance_mode()
     redis.call("SET", "qd:down", '{"by": "ann", "reason": "new disks"}')
     host = open_host()
     host.turns(lambda: len(host.said("schedule.skipped")) >= 2 and len(host.said("schedule.sent")) >= 2)
     assert all("entry=stops" in line and "by ann: new disks" in line for line in host.said("schedule.skipped"))
-    assert all('entry="goes on"' in line for line in host.said("schedule.sent"))
+    assert all('entry="continues"' in line for line in host.said("schedule.sent"))
     redis.call("DEL", "qd:down")
     host.turns(lambda: any("entry=stops" in line for line in host.said("schedule.sent")))
 
 
-def test_a_filter_that_says_no_raises_or_hangs_skips_the_tick(app: Qd, report: Any, open_host: Open) -> None:
+def test_a_filter_that_returns_false_raises_or_hangs_skips_the_tick(app: Qd, report: Any, open_host: Open) -> None:
     def hangs() -> bool:
         while True:
             time.sleep(1)
@@ -114,7 +110,7 @@ def test_a_paused_scheduler_takes_nothing_and_a_drained_one_is_idle(
     assert host.scheduler.idle
 
 
-def test_what_stands_in_line_waits_while_the_scheduler_is_paused(app: Qd, redis: Client, open_host: Open) -> None:
+def test_queued_runs_wait_while_the_scheduler_is_paused(app: Qd, redis: Client, open_host: Open) -> None:
     for name in "ab":
         app.schedule(lambda: None, every=HOUR, name=name, missed="once")
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
@@ -129,12 +125,12 @@ def test_what_stands_in_line_waits_while_the_scheduler_is_paused(app: Qd, redis:
     host.turns(lambda: any("entry=b" in line for line in host.said("schedule.done")))
 
 
-# -- a reply that is lost
+# -- a lost reply
 
 
 @pytest.fixture
 def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """lose(before=...): from now on the reply to the next claim of a tick is lost, after the server has done it."""
+    """lose(meanwhile): the reply to the next claim of a tick is lost, after the server has executed it."""
 
     def arm(meanwhile: Callable[[], object] = bool) -> None:
         real = KeptTicks.begin
@@ -155,7 +151,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return arm
 
 
-def test_a_job_whose_claim_was_not_answered_was_sent_once_and_is_told(
+def test_a_job_with_a_lost_claim_reply_was_sent_once_and_is_logged(
     app: Qd, report: Any, redis: Client, open_host: Open, lose: Callable[..., None]
 ) -> None:
     app.schedule(report.bind(7), every=1)
@@ -163,14 +159,12 @@ def test_a_job_whose_claim_was_not_answered_was_sent_once_and_is_told(
     host.turns(lambda: field(redis, app))
     lose()
     host.turns(lambda: host.said("schedule.sent"))
-    told = [
-        line.split("id=")[1].split()[0] for line in host.said("schedule.sent")
-    ]  # with each tick that came meanwhile
-    assert sorted(str(job.id) for job in ready_payloads(redis)) == sorted(told)
+    sent = [line.split("id=")[1].split()[0] for line in host.said("schedule.sent")]  # and each tick since then
+    assert sorted(str(job.id) for job in ready_payloads(redis)) == sorted(sent)
     assert (len(host.said("redis.away")), len(host.said("redis.back"))) == (1, 1)
 
 
-def test_a_function_whose_claim_was_not_answered_runs_once(
+def test_a_function_with_a_lost_claim_reply_runs_once(
     app: Qd, redis: Client, open_host: Open, lose: Callable[..., None]
 ) -> None:
     app.schedule(lambda: None, every=1, name="touch")
@@ -183,7 +177,7 @@ def test_a_function_whose_claim_was_not_answered_runs_once(
     assert [line for line in host.said("schedule.started") if taken in line] == host.said("schedule.started")[:1]
 
 
-def test_a_function_nobody_can_tell_of_is_told_as_skipped(
+def test_a_function_with_an_unknown_claim_result_is_skipped(
     app: Qd, redis: Client, open_host: Open, lose: Callable[..., None]
 ) -> None:
     app.schedule(lambda: None, every=1, name="touch")
@@ -194,10 +188,10 @@ def test_a_function_nobody_can_tell_of_is_told_as_skipped(
     assert "the connection broke while it was claimed" in host.said("schedule.skipped")[0]
 
 
-def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(
+def test_a_function_claimed_again_and_run_is_not_logged_as_skipped(
     app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first claim never came to the server."""
+    """The first claim never reached the server."""
     app.schedule(lambda: None, every=1, name="touch")
     host = open_host()
     host.turns(lambda: field(redis, app))
@@ -216,12 +210,10 @@ def test_what_was_claimed_again_and_run_is_not_told_as_run_by_nobody(
     assert not host.said("schedule.skipped")
 
 
-# -- a server that is away, or refuses
+# -- an unreachable or rejecting server
 
 
-def test_a_server_that_is_away_is_said_once_and_all_goes_on_when_it_is_back(
-    app: Qd, report: Any, tmp_path: Path
-) -> None:
+def test_an_outage_is_logged_once_and_ticks_continue_after_it(app: Qd, report: Any, tmp_path: Path) -> None:
     app.schedule(report.bind(7), every=0.2)
     with Server() as own:
         app.settings = load(code={"url": own.url}, environ={})
@@ -238,9 +230,7 @@ def test_a_server_that_is_away_is_said_once_and_all_goes_on_when_it_is_back(
         host.close()
 
 
-def test_a_server_that_is_full_is_said_once_for_all_entries(
-    app: Qd, report: Any, redis: Client, open_host: Open
-) -> None:
+def test_a_full_server_is_logged_once_for_all_entries(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     for n in range(3):
         app.schedule(report.bind(n), every=0.2)
     host = open_host()
@@ -255,15 +245,12 @@ def test_a_server_that_is_full_is_said_once_for_all_entries(
     count = len(ready_payloads(redis))
     host.turns(lambda: len(ready_payloads(redis)) > count + 3 and host.said("redis.back"))
     assert [len(host.said(word)) for word in ("redis.away", "redis.back", "schedule.refused")] == [1, 1, 0]
-    told = [line.split(" late=")[0] for line in host.said("schedule.sent")]
-    assert (
-        len({line.split("at=")[1] + line.split("entry=")[1] for line in told})
-        == len(told)
-        == len(ready_payloads(redis))
-    )
+    lines = [line.split(" late=")[0] for line in host.said("schedule.sent")]
+    keys = {line.split("at=")[1] + line.split("entry=")[1] for line in lines}
+    assert len(keys) == len(lines) == len(ready_payloads(redis))
 
 
-def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
+def test_an_entry_rejected_by_the_server_is_logged_once_and_blocks_no_other(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1).using(queue="broken"), every=0.2, name="bad")
@@ -280,7 +267,7 @@ def test_an_entry_that_the_server_refuses_is_said_once_and_holds_up_no_other(
     redis.call("DEL", "queues:broken")
 
 
-def test_a_name_that_leads_to_another_server_by_now_is_followed_when_the_old_one_is_a_replica(
+def test_the_address_is_resolved_again_when_the_server_has_become_a_replica(
     app: Qd, report: Any, tmp_path: Path
 ) -> None:
     app.schedule(report.bind(7), every=0.2)
@@ -301,7 +288,7 @@ def test_a_name_that_leads_to_another_server_by_now_is_followed_when_the_old_one
         host.close()
 
 
-def test_the_entries_of_one_server_go_on_while_another_hangs(
+def test_entries_of_one_server_continue_while_another_hangs(
     app: Qd, report: Any, redis: Client, server: Server, open_host: Open, tmp_path: Path
 ) -> None:
     with Server() as other:

@@ -1,5 +1,5 @@
-"""The HTTP connection to SQS: kept open, closed by the server, cut, chunked, over TLS and through a proxy; nothing waits
-without a bound, and a descriptor ends a wait."""
+"""The HTTP connection to SQS: keep-alive, closed by the server, cut, chunked, over TLS and through a proxy. Every wait has
+a limit, and a descriptor ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Act = Callable[[socket.socket], None]
 
 
 class Small:
-    """A server that reads a request and does the next of `acts`, over TLS where it has a context."""
+    """A server that reads a request and runs the next of `acts`, over TLS if it has a context."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.acts, self.accepted, self.requests, self.context = list[Act](), 0, list[bytes](), context
@@ -77,7 +77,7 @@ def whole(sock: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + body
 
 
-def says(body: bytes = b"{}", status: str = "200 OK", *headers: str) -> Act:
+def replies(body: bytes = b"{}", status: str = "200 OK", *headers: str) -> Act:
     lines = "".join(f"{header}\r\n" for header in (f"Content-Length: {len(body)}", *headers))
     return lambda sock: sock.sendall(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
 
@@ -137,10 +137,15 @@ def ask(
     return status, text
 
 
-def test_a_connection_is_kept_open_and_made_anew_when_the_server_has_closed_it(
-    small: Small, line: HttpConnection
-) -> None:
-    small.acts += [says(b"1"), chunked, says(b"3", "200 OK", "Connection: close"), says(b"4"), says(b"5"), says(b"6")]
+def test_a_connection_is_kept_open_and_reopened_after_the_server_closed_it(small: Small, line: HttpConnection) -> None:
+    small.acts += [
+        replies(b"1"),
+        chunked,
+        replies(b"3", "200 OK", "Connection: close"),
+        replies(b"4"),
+        replies(b"5"),
+        replies(b"6"),
+    ]
     assert [ask(line, small.port)[1] for _ in range(3)] == [b"1", b"{}", b"3"]
     assert small.accepted == 1
     small.acts[0] = both(small.acts[0], end)
@@ -152,14 +157,14 @@ def test_a_connection_is_kept_open_and_made_anew_when_the_server_has_closed_it(
     assert small.accepted == 3
     line._used = float("-inf")
     assert ask(line, small.port) == (200, b"6")
-    assert small.accepted == 4, "one that was idle for long is not trusted"
+    assert small.accepted == 4, "a connection that was idle for long is not reused"
 
 
 @pytest.mark.parametrize("act", [garbage, cut, end], ids=["garbage", "cut", "closed"])
-def test_an_answer_that_is_none_is_a_lost_connection_and_the_next_call_is_served(
+def test_an_invalid_reply_is_a_lost_connection_and_the_next_call_works(
     small: Small, line: HttpConnection, act: Act
 ) -> None:
-    small.acts += [act, says(b"2")]
+    small.acts += [act, replies(b"2")]
     with pytest.raises(ConnectionLost, match=r"the connection to SQS at 127.0.0.1:.* broke") as told:
         ask(line, small.port)
     assert not isinstance(told.value, Unreachable)
@@ -167,27 +172,25 @@ def test_an_answer_that_is_none_is_a_lost_connection_and_the_next_call_is_served
     assert len(small.requests) == 2, "nothing is sent twice"
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(small: Small, line: HttpConnection) -> None:
+def test_a_call_to_a_silent_server_times_out(small: Small, line: HttpConnection) -> None:
     small.acts += [silence]
     line.timeout, signs = 0.2, list[float]()
     line.on_progress(signs.append)
     with pytest.raises(ConnectionLost, match="no answer in time"):
         ask(line, small.port, seconds=0.1)
-    assert signs[1:] == [0.0], "a keeper that gives up several calls is taken for one that hangs"
+    assert signs[1:] == [0.0], "each timeout must count as progress, or the keeper looks hung"
 
 
-def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
-    small: Small, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_is_not_from_sqs_is_an_error_of_the_server(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
-    small.acts += [says(b"<html>busy</html>", "503 Service Unavailable"), says(b"<html>", "502 Bad Gateway")]
+    small.acts += [replies(b"<html>busy</html>", "503 Service Unavailable"), replies(b"<html>", "502 Bad Gateway")]
     service = Service(SqsUrl(f"sqs://eu-west-1?endpoint=http://127.0.0.1:{small.port}"))
     for _ in range(2):
         with pytest.raises(ServerBusy, match="cannot serve now"):
             service.call("get_queue_url", QueueName="mail")
     for page in (b"<html>please log in</html>", b"[]", b'{"QueueUrl": "\xfc"}'):
-        small.acts += [says(page)]
+        small.acts += [replies(page)]
         with pytest.raises(ConnectionLost, match="does not answer like SQS"):
             service.call("get_queue_url", QueueName="mail")
     for page, said in (
@@ -195,11 +198,11 @@ def test_an_answer_that_is_not_sqss_is_told_as_trouble_of_the_server(
         (b'["no"]', '403: ["no"]'),
         (b"", "403"),
     ):
-        small.acts += [says(page, "403 Forbidden")]
+        small.acts += [replies(page, "403 Forbidden")]
         with pytest.raises(ServerRefused, match=f"^{re.escape(said)}$"):
             service.call("get_queue_url", QueueName="mail")
     service.close()
-    assert len(small.requests) == 8, "boto3 asks once, and not again by itself"
+    assert len(small.requests) == 8, "boto3 must not retry by itself"
     assert not any(b"testing-secret" in request for request in small.requests)
 
 
@@ -217,13 +220,13 @@ def safe(certificates: Certificates) -> Iterator[Small]:
     server.close()
 
 
-def test_tls_is_checked_and_a_wait_over_it_is_ended_too(
+def test_certificates_are_verified_and_a_wait_over_tls_can_be_ended(
     safe: Small, line: HttpConnection, certificates: Certificates
 ) -> None:
     with pytest.raises(Unreachable, match="certificate verify failed"):
         ask(line, safe.port, scheme="https")
     line.trust(certificates.path("ca.crt"))
-    safe.acts += [says(b"1"), silence, says(b"3")]
+    safe.acts += [replies(b"1"), silence, replies(b"3")]
     assert ask(line, safe.port, scheme="https") == (200, b"1")
     read_end, write_end = os.pipe()
     threading.Timer(0.2, os.write, (write_end, b"x")).start()
@@ -234,7 +237,7 @@ def test_tls_is_checked_and_a_wait_over_it_is_ended_too(
     os.close(write_end)
 
 
-def test_https_goes_through_the_proxy_that_the_environment_names(
+def test_https_uses_the_proxy_of_the_environment(
     safe: Small, line: HttpConnection, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = Small()
@@ -250,7 +253,7 @@ def test_https_goes_through_the_proxy_that_the_environment_names(
     monkeypatch.setenv("no_proxy", "")
     line.trust(certificates.path("ca.crt"))
     proxy.acts += [connect]
-    safe.acts += [says(b"1")]
+    safe.acts += [replies(b"1")]
     assert ask(line, safe.port, scheme="https") == (200, b"1")
     assert proxy.requests[0].startswith(f"CONNECT 127.0.0.1:{safe.port}".encode())
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"user:word") in proxy.requests[0]
@@ -267,11 +270,9 @@ def pass_on(source: socket.socket, target: socket.socket) -> None:
     target.close()
 
 
-def test_a_descriptor_that_is_not_its_own_any_more_is_left_alone(
-    small: Small, line: HttpConnection, tmp_path: Path
-) -> None:
-    """A job may close what is not its own; the number may be another file's then."""
-    small.acts += [says(b"1"), says(b"2")]
+def test_a_descriptor_reused_by_another_file_is_not_touched(small: Small, line: HttpConnection, tmp_path: Path) -> None:
+    """A job may close a descriptor of qd, whose number another file then gets."""
+    small.acts += [replies(b"1"), replies(b"2")]
     ask(line, small.port)
     assert line._http is not None
     number = line._http.sock.fileno()

@@ -1,4 +1,4 @@
-"""Messages of SQS over HTTP, as moto speaks it: sent by tens, told one by one, received, answered; what breaks is told."""
+"""Messages of SQS over HTTP with moto: sent in batches of ten, checked one by one, received, answered; errors."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def messages(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsMessages]
 
 
 def answers(messages: SqsMessages, *replies: Any) -> list[dict[str, Any]]:
-    """The next calls are answered so, whatever they ask. Returns what they asked."""
-    asked, waiting = list[dict[str, Any]](), list(replies)
+    """Answer the next calls with these replies. Returns the requests."""
+    requests, waiting = list[dict[str, Any]](), list(replies)
 
     def call(operation: str, **more: Any) -> dict[str, Any]:
-        asked.append({"operation": operation, **more})
+        requests.append({"operation": operation, **more})
         reply = waiting.pop(0)
         if isinstance(reply, Exception):
             raise reply
@@ -47,7 +47,7 @@ def answers(messages: SqsMessages, *replies: Any) -> list[dict[str, Any]]:
         return {"Successful": [each for each in more["Entries"] if each["Id"] not in failed], **reply}
 
     messages.service.call = call  # type: ignore[method-assign]
-    return asked
+    return requests
 
 
 def refusal(messages: SqsMessages) -> Exception | None:
@@ -62,7 +62,7 @@ def payload(n: int, **more: Any) -> bytes:
     return json.dumps({"uuid": f"u{n}", "job": "quick", **more}).encode()
 
 
-def test_many_are_sent_by_tens_and_all_are_there(messages: SqsMessages) -> None:
+def test_many_jobs_are_sent_in_batches_of_ten(messages: SqsMessages) -> None:
     assert messages.send("mail", [(payload(n), 0) for n in range(25)]) == [None] * 25
     assert messages.counts("mail") == QueueCounts(25, 0, 0)
     assert messages.send("mail", [(payload(99), 60)]) == [None]
@@ -75,58 +75,58 @@ def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
     assert list(batches([(0, large), (1, large), (2, b"x")])) == [[0], [1, 2]]
 
 
-def test_what_is_too_large_is_told_and_all_others_are_sent(messages: SqsMessages) -> None:
+def test_a_payload_that_is_too_large_is_an_error_and_the_others_are_sent(messages: SqsMessages) -> None:
     said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
     assert [type(why) for why in said] == [type(None), TooLarge, NeverTaken, type(None)]
     assert "1100000 bytes" in str(said[1])
     assert messages.counts("mail").ready == 2
 
 
-def test_a_batch_that_a_server_finds_too_large_is_halved(messages: SqsMessages) -> None:
+def test_a_batch_that_the_server_rejects_as_too_large_is_halved(messages: SqsMessages) -> None:
     messages.url("mail")
-    asked = answers(messages, ServerRefused("BatchRequestTooLong: 262144"), {}, {})
+    requests = answers(messages, ServerRefused("BatchRequestTooLong: 262144"), {}, {})
     assert messages.send("mail", [(payload(n), 0) for n in range(4)]) == [None] * 4
-    assert [len(each["Entries"]) for each in asked] == [4, 2, 2]
+    assert [len(each["Entries"]) for each in requests] == [4, 2, 2]
 
 
-def test_what_sqs_itself_failed_to_take_is_sent_again_and_nothing_else(messages: SqsMessages) -> None:
+def test_only_messages_that_failed_inside_sqs_are_sent_again(messages: SqsMessages) -> None:
     messages.url("mail")
     busy = {"Id": "1", "Code": "InternalError", "SenderFault": False}
     wrong = {"Id": "2", "Code": "InvalidMessageContents", "SenderFault": True}
-    asked = answers(messages, {"Failed": [busy, wrong]}, {"Failed": [busy]}, {})
+    requests = answers(messages, {"Failed": [busy, wrong]}, {"Failed": [busy]}, {})
     said = messages.send("mail", [(payload(n), 0) for n in range(4)])
     assert [type(why) for why in said] == [type(None), type(None), NeverTaken, type(None)]
-    assert [[each["Id"] for each in one["Entries"]] for one in asked] == [["0", "1", "2", "3"], ["1"], ["1"]]
+    assert [[each["Id"] for each in one["Entries"]] for one in requests] == [["0", "1", "2", "3"], ["1"], ["1"]]
 
 
-def test_after_a_request_that_was_refused_what_was_sent_before_counts_as_sent(messages: SqsMessages) -> None:
+def test_batches_before_a_rejected_request_count_as_sent(messages: SqsMessages) -> None:
     messages.url("mail")
-    asked = answers(messages, {}, ServerBusy("slow down"))
+    requests = answers(messages, {}, ServerBusy("slow down"))
     said = messages.send("mail", [(payload(n), 0) for n in range(25)])
     assert [type(why) for why in said] == [type(None)] * 10 + [ServerBusy] * 15
-    assert len(asked) == 2
+    assert len(requests) == 2
     answers(messages, ServerRefused("InvalidMessageContents: #x"), {}, ConnectionLost("broke"))
     said = messages.send("mail", [(payload(n), 0) for n in range(4)])
     assert [type(why) for why in said] == [type(None)] * 2 + [ConnectionLost] * 2
 
 
-def test_what_an_answer_does_not_say_is_not_taken_for_sent(messages: SqsMessages) -> None:
+def test_a_message_missing_in_the_reply_does_not_count_as_sent(messages: SqsMessages) -> None:
     messages.url("mail")
     answers(messages, {"Successful": [{"Id": "0"}]})
     said = messages.send("mail", [(payload(n), 0) for n in range(2)])
     assert [type(why) for why in said] == [type(None), ConnectionLost]
 
 
-def test_what_sqs_keeps_failing_to_take_is_told(messages: SqsMessages) -> None:
+def test_a_message_that_keeps_failing_is_an_error(messages: SqsMessages) -> None:
     messages.url("mail")
     busy = {"Failed": [{"Id": "0", "Code": "InternalError", "SenderFault": False}]}
-    asked = answers(messages, busy, busy, busy)
+    requests = answers(messages, busy, busy, busy)
     (why,) = messages.send("mail", [(payload(1), 0)])
     assert isinstance(why, ServerBusy)
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
-def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: SqsMessages) -> None:
+def test_a_received_message_is_hidden_until_it_is_answered(messages: SqsMessages) -> None:
     messages.send("mail", [(payload(1), 0)])
     held = messages.receive("mail", 30)
     assert held is not None
@@ -142,7 +142,7 @@ def test_a_received_message_is_nobody_elses_until_it_is_answered(messages: SqsMe
     assert messages.counts("mail") == QueueCounts(0, 0, 0)
 
 
-def test_a_signal_ends_a_long_poll_at_once_and_the_next_one_is_served(messages: SqsMessages) -> None:
+def test_a_signal_ends_a_long_poll_and_the_next_call_works(messages: SqsMessages) -> None:
     read_end, write_end = os.pipe()
     try:
         threading.Timer(0.2, os.write, (write_end, b"x")).start()
@@ -164,16 +164,16 @@ def test_a_message_ends_a_long_poll(messages: SqsMessages, sqs: Sqs) -> None:
     assert held.body == b"{}"
 
 
-def test_a_queue_that_is_not_there_is_named(messages: SqsMessages, sqs: Sqs) -> None:
+def test_the_error_for_a_missing_queue_names_it(messages: SqsMessages, sqs: Sqs) -> None:
     with pytest.raises(NoSuchQueue, match=r"queue 'nope' does not exist: .*create-queue --queue-name nope"):
         messages.url("nope")
     messages.url("mail")
-    sqs.reset()  # which forgets it
+    sqs.reset()  # deletes the queue
     with pytest.raises(NoSuchQueue, match=r"queue 'mail' does not exist: .*create-queue --queue-name mail"):
         messages.counts("mail")
 
 
-def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: SqsMessages) -> None:
+def test_jobs_of_a_fifo_queue_have_a_group_and_are_received_once(messages: SqsMessages) -> None:
     first_job = payload(1, createdAt=1, tags=["group:order 7"])
     jobs = [first_job, first_job, payload(2, createdAt=1), payload(3)]
     assert messages.send("mail.fifo", [(each, 0) for each in jobs]) == [None] * 4
@@ -182,14 +182,12 @@ def test_jobs_of_a_fifo_queue_have_a_group_and_are_taken_once(messages: SqsMessa
     assert first is not None
     assert second is not None
     assert (first.body, second.body) == (jobs[0], jobs[2])
-    assert messages.receive("mail.fifo", 30) is None, "the third waits for the second: one group"
+    assert messages.receive("mail.fifo", 30) is None, "the third job waits for the second of the same group"
     assert messages.send("mail.fifo", [(payload(3), 0)]) == [None]
-    assert messages.counts("mail.fifo").ready == 2, "without a moment it may be another try: rather twice than never"
+    assert messages.counts("mail.fifo").ready == 2, "without createdAt it may be a retry: better twice than never"
 
 
-def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there_as_unreachable(
-    messages: SqsMessages, sqs: Sqs
-) -> None:
+def test_a_hung_server_is_a_lost_connection_and_a_missing_one_is_unreachable(messages: SqsMessages, sqs: Sqs) -> None:
     messages.url("mail")
     messages.service.http.timeout = 0.3
     with sqs.suspended():
@@ -200,7 +198,7 @@ def test_a_server_that_does_not_answer_is_told_as_lost_and_one_that_is_not_there
         gone.url("mail")
 
 
-def test_missing_credentials_are_one_line(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_a_one_line_error(sqs: Sqs, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -223,7 +221,7 @@ def test_missing_credentials_are_one_line(sqs: Sqs, monkeypatch: pytest.MonkeyPa
         ("UnsupportedOperation", 400, ServerRefused),
     ],
 )
-def test_refusals_are_told_as_what_they_mean(code: str, status: int, kind: type[Exception]) -> None:
+def test_error_codes_map_to_exception_classes(code: str, status: int, kind: type[Exception]) -> None:
     from botocore.exceptions import ClientError
 
     said: Any = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}

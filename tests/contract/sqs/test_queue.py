@@ -1,5 +1,5 @@
-"""What is SQS's own among the connectors: FIFO queues whose order a retry keeps, delays that SQS does not know, messages
-that come twice, messages of other programs."""
+"""Specifics of SQS: FIFO queues that keep their order on a retry, delays that SQS does not support, duplicate messages,
+messages of other programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Open = Callable[..., SqsQueue]
 
 @pytest.fixture
 def connect(sqs: Sqs, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """connect(slot=1, options="&shared=true", lease=30): a connection of its own."""
+    """connect(slot=1, options="&shared=true", lease=30): a new connection."""
     for name, value in sqs.credentials.items():
         monkeypatch.setenv(name, value)
     client = sqs.client()
@@ -78,14 +78,14 @@ def nothing(queue: SqsQueue, name: str = FIFO) -> bool:
 # -- order in a group
 
 
-def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect: Open, redis: Client) -> None:
+def test_a_retried_job_stays_ahead_of_its_group(connect: Open, redis: Client) -> None:
     queue = connect()
     queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
     first, hand = take(queue), queue._current
     assert hand is not None
     assert queue.release(first, Released(answered(first.member, first.mark), 600.0))
     other = take(queue)
-    assert number(other) == 3, "another group goes on"
+    assert number(other) == 3, "another group continues"
     assert queue.ack(other)
     assert nothing(queue), "its own group waits"
     assert queue.backend.messages.hide(FIFO, hand.handle, 0)  # ten minutes later
@@ -98,10 +98,10 @@ def test_a_job_that_is_tried_again_stays_before_the_others_of_its_group(connect:
     last = take(queue)
     assert number(last) == 2
     assert queue.ack(last)
-    assert not [key for key in redis.text("KEYS", "*") if "message" in key], "no text of an ended job is kept"
+    assert not [key for key in redis.text("KEYS", "*") if "message" in key], "no payload of an ended job is kept"
 
 
-def test_the_job_of_a_dead_worker_stays_before_the_others_of_its_group(connect: Open) -> None:
+def test_the_job_of_a_dead_worker_stays_ahead_of_its_group(connect: Open) -> None:
     queue, keeper = connect(), connect(0)
     queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
     held = take(queue)
@@ -112,7 +112,7 @@ def test_the_job_of_a_dead_worker_stays_before_the_others_of_its_group(connect: 
     assert (number(again), read(again.member).attempts, read(again.member).crashes) == (1, 1, 1)
 
 
-def test_a_lease_that_ran_out_leaves_a_fifo_job_where_it_stands(connect: Open) -> None:
+def test_a_fifo_job_with_an_expired_lease_keeps_its_position(connect: Open) -> None:
     queue, keeper = connect(lease=1), connect(0, lease=1)
     queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
     take(queue)
@@ -127,7 +127,7 @@ def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
     return keeper.beat((FIFO, "mail"), BeatRequest("Tok3nTok3n", "", keeper.settings.retry_after, True, until, slots))
 
 
-def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: Open) -> None:
+def test_a_job_received_from_a_just_paused_queue_stays_there(connect: Open) -> None:
     queue, other = connect(), connect(2)
     queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
     assert nothing(queue, "mail")
@@ -139,7 +139,7 @@ def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: 
     queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
     assert nothing(other, "mail")
     other.wait((FIFO,), 10.0, -1)
-    queue.space.call("SET", *queue._keys(f"queues:{FIFO}:paused"), "{}")  # when it has looked already
+    queue.space.call("SET", *queue._keys(f"queues:{FIFO}:paused"), "{}")  # after the worker has received the message
     assert other.turn(None, (FIFO,)).reserved is None
     queue.space.call("EXPIRE", *queue._keys(f"queues:{FIFO}:paused"), 0)
     assert [number(held) for held in (take(queue),)] == [1]
@@ -149,7 +149,7 @@ def test_a_job_of_a_queue_that_is_paused_as_it_comes_stays_where_it_is(connect: 
 # -- sending
 
 
-def test_what_sqs_does_not_take_is_told_one_by_one_and_all_others_are_sent(connect: Open) -> None:
+def test_each_rejected_job_is_reported_and_the_others_are_sent(connect: Open) -> None:
     queue, large = connect(token="", slot=0), make("large", b'"%s"' % (b"x" * 1_100_000), id="l1", created_at=1)
     jobs = [("mail", each, None) for each in (job(1), large, b"\xff", *[job(n) for n in range(2, 12)])]
     with pytest.raises(TooLarge) as said:
@@ -159,9 +159,9 @@ def test_what_sqs_does_not_take_is_told_one_by_one_and_all_others_are_sent(conne
     assert queue.backend.messages.counts("mail").ready == 11
 
 
-def test_plain_jobs_are_sent_without_the_control_connection(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_jobs_do_not_need_the_control_connection(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = connect(token="", slot=0)
-    monkeypatch.setattr(queue.space, "_open", lambda: pytest.fail("it was asked for"))
+    monkeypatch.setattr(queue.space, "_open", lambda: pytest.fail("the control connection was opened"))
     queue.push("mail", job(1))
     queue.later("mail", job(2), 60)
     assert queue.backend.messages.counts("mail")[:2] == (1, 1)
@@ -169,7 +169,7 @@ def test_plain_jobs_are_sent_without_the_control_connection(connect: Open, monke
 
 
 @pytest.mark.parametrize("name", ["mail.high", "x" * 81, "a b"])
-def test_a_name_that_sqs_cannot_have_is_refused_before_it_is_asked(connect: Open, name: str) -> None:
+def test_an_invalid_queue_name_is_rejected_before_a_request(connect: Open, name: str) -> None:
     with pytest.raises(ServerRefused, match=r"SQS cannot have a queue '.*': up to 80 letters"):
         connect(token="", slot=0).push(name, job(1))
 
@@ -186,8 +186,8 @@ def test_a_keeper_keeps_the_message_of_a_live_worker_hidden(connect: Open) -> No
     assert queue.ack(held)
 
 
-def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has_it(connect: Open) -> None:
-    """As SQS does after twelve hours, or while no keeper reached it. From then on its new handle is that of the job."""
+def test_a_message_delivered_again_while_its_job_runs_stays_with_its_worker(connect: Open) -> None:
+    """SQS does this after twelve hours, or if no keeper reached it. From then on the job has the new handle."""
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     held = take(queue, "mail")
@@ -202,17 +202,17 @@ def test_a_message_that_is_given_out_again_while_its_job_runs_stays_with_who_has
     assert queue.backend.messages.counts("mail")[:3] == (0, 0, 0)
 
 
-def test_a_message_that_comes_while_its_worker_leaves_goes_back_at_once(connect: Open) -> None:
+def test_a_message_received_during_shutdown_goes_back_at_once(connect: Open) -> None:
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     queue.wait(("mail",), 5.0, -1)
-    assert nothing(other, "mail"), "it is taken"
+    assert nothing(other, "mail"), "the message is reserved"
     queue.close()
     again = other.turn(None, ("mail",)).reserved
     assert (number(again), again and read(again.member).crashes) == (1, 0)
 
 
-def test_a_message_that_comes_again_after_its_end_is_dropped(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_delivered_again_after_its_end_is_deleted(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = connect(), connect(2)
     queue.push("mail", job(1))
     held = take(queue, "mail")
@@ -229,11 +229,11 @@ def lose(*_: object) -> bool:
     raise ConnectionLost("no answer in time")
 
 
-def test_a_keeper_says_that_a_queue_waits_when_it_was_found_so_twice(connect: Open) -> None:
+def test_a_keeper_reports_a_waiting_queue_after_two_counts(connect: Open) -> None:
     keeper = connect(0)
     keeper.push("mail", job(1))
     assert beat(keeper).waiting == []
-    assert beat(keeper).waiting == [], "it has not looked again"
+    assert beat(keeper).waiting == [], "it has not counted again"
     keeper._counted_at = float("-inf")
     assert beat(keeper).waiting == [1]
     held = take(connect(1), "mail")
@@ -246,7 +246,7 @@ def test_a_keeper_says_that_a_queue_waits_when_it_was_found_so_twice(connect: Op
 # -- delays
 
 
-def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: Open) -> None:
+def test_delays_that_sqs_does_not_support_wait_on_the_control_connection(connect: Open) -> None:
     queue = connect(options="&longest_delay=500")
     queue.later("mail", job(1), 500)
     queue.later("mail", job(2), 600)
@@ -254,15 +254,17 @@ def test_delays_that_sqs_does_not_know_wait_on_the_control_connection(connect: O
     assert (queue.backend.messages.counts("mail").delayed, queue.sizes("mail").delayed) == (1, 2)
     assert (queue.backend.messages.counts(FIFO).delayed, queue.sizes(FIFO).delayed) == (0, 1)
     assert nothing(queue)
-    queue.space.call("ZADD", *queue._keys(f"queues:{FIFO}:delayed"), "XX", 1, job_there(queue))  # five minutes later
+    queue.space.call(
+        "ZADD", *queue._keys(f"queues:{FIFO}:delayed"), "XX", 1, job_in_outbox(queue)
+    )  # five minutes later
     keeper = connect(0)
     eventually(lambda: beat(keeper) and keeper.backend.messages.counts(FIFO).ready)
     assert number(take(queue)) == 3
     assert queue.clear("mail") == 1
 
 
-def job_there(queue: SqsQueue) -> bytes:
-    """The one that waits in the outbox of the FIFO queue."""
+def job_in_outbox(queue: SqsQueue) -> bytes:
+    """The job in the outbox of the FIFO queue."""
     (found,) = queue.space.call("ZRANGE", *queue._keys(f"queues:{FIFO}:delayed"), 0, -1)
     return bytes(found)
 
@@ -270,8 +272,8 @@ def job_there(queue: SqsQueue) -> bytes:
 # -- other programs
 
 
-def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(connect: Open, sqs: Sqs) -> None:
-    """As Laravel's driver pushes one: without id and attempts."""
+def test_jobs_of_laravel_run_and_count_attempts_if_queues_are_shared(connect: Open, sqs: Sqs) -> None:
+    """A payload as Laravel's driver pushes it, without ID and attempts."""
     payload = (
         '{"uuid":"2f1b0c52-6b4a-4b7a-9f3e-0a3f6c1d2e4f","displayName":"quick","job":"quick","maxTries":null,'
         '"maxExceptions":null,"failOnTimeout":false,"backoff":null,"timeout":null,"data":{"n":7}}'
@@ -284,7 +286,7 @@ def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(conn
     alone = connect()
     held = take(alone, "mail")
     assert (number(held), read(held.member).attempts, read(held.member).crashes) == (7, 1, 0)
-    assert held.member.startswith(payload.encode()[:-1]), "its bytes are as they were pushed"
+    assert held.member.startswith(payload.encode()[:-1]), "its bytes are unchanged"
     assert alone.backend.messages.hide("mail", alone._current.handle if alone._current else "", 0)
     alone.space.call("FLUSHALL")
     shared = take(connect(2, options="&shared=true"), "mail")
@@ -292,11 +294,11 @@ def test_jobs_of_laravel_run_and_say_their_attempts_where_queues_are_shared(conn
     client.close()
 
 
-# -- what goes through the outbox right now
+# -- jobs in the outbox
 
 
-def test_one_turn_takes_what_stood_in_the_outbox(connect: Open) -> None:
-    """Else a worker that leaves when its queues are empty would leave a job behind."""
+def test_one_turn_reserves_a_job_from_the_outbox(connect: Open) -> None:
+    """Otherwise a worker with --stop-when-empty would leave a job behind."""
     queue = connect()
     assert nothing(queue, "mail")
     queue.outbox.note(["mail"])
@@ -307,7 +309,9 @@ def test_one_turn_takes_what_stood_in_the_outbox(connect: Open) -> None:
     assert queue.ack(held)
 
 
-def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_turn_waits_for_a_job_that_another_process_is_sending(
+    connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue, other = connect(), connect(slot=2)
     sending, sender = queue._keys("queues:mail:qd-sending", "queues:mail:qd-sender")
     queue.space.call("RPUSH", sending, job(1))
@@ -316,7 +320,7 @@ def test_one_turn_waits_for_what_another_is_just_sending(connect: Open, monkeypa
 
     def paused(seconds: float) -> None:
         looks.append(seconds)
-        if len(looks) == 2:  # the other one is done
+        if len(looks) == 2:  # the other process is done
             other.push("mail", job(1))
             other.space.call("EXPIRE", sending, 0)
             other.space.call("EXPIRE", sender, 0)
@@ -333,10 +337,10 @@ def unwanted(queue: str, error: Exception) -> None:
     raise AssertionError(f"{queue}: {error}")
 
 
-# -- an outbox that has much to send, or what is never taken
+# -- a large outbox, and jobs that SQS never accepts
 
 
-def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connect: Open) -> None:
+def test_a_job_that_sqs_never_accepts_fails_and_blocks_no_other(connect: Open) -> None:
     queue = connect(options="&longest_delay=0")
     never = make("quick", '{"n":"\uffff"}'.encode(), created_at=1, uuid="u1", id="i1")
     never = with_relations(never, "i1", Relations(unique="one"))
@@ -353,8 +357,8 @@ def test_what_sqs_never_takes_fails_with_all_its_ends_and_holds_up_nobody(connec
     assert record.partition(b"\n")[2] == never
 
 
-def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a keeper would renew no lease meanwhile, and a dispatch would last as long."""
+def test_a_full_outbox_is_sent_in_time_slices(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a keeper would not renew leases meanwhile, and a dispatch would take as long."""
     queue, sent, jobs = connect(), list[bytes](), [job(n) for n in range(200)]
     queue.outbox.note(["mail"])
     queue.space.call("RPUSH", *queue._keys("queues:mail"), *jobs)
@@ -367,9 +371,9 @@ def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pyt
 
     monkeypatch.setattr(queue.backend, "send", slowly)
     assert queue.outbox.forward_all(["mail"], unwanted)
-    assert len(sent) == FEW, "it went on when its time was over"
+    assert len(sent) == FEW, "it continued after its time slice"
     assert queue.sizes("mail").ready == 200 - FEW
-    assert beat(queue).more, "its keeper does not come again at once"
+    assert beat(queue).more, "the keeper must continue at once"
     queue.outbox.try_to_forward(["mail"])
     assert len(sent) < 200
     eventually(lambda: not queue.outbox.forward_all(["mail"], unwanted))
@@ -377,24 +381,24 @@ def test_a_full_outbox_is_sent_a_while_at_a_time(connect: Open, monkeypatch: pyt
     assert queue.space.call("EXISTS", *queue._keys("queues:mail:qd-resent", "queues:mail:qd-sender")) == 0
 
 
-def test_as_many_are_sent_at_a_time_as_take_a_moment() -> None:
+def test_the_slice_size_adapts_to_the_duration() -> None:
     assert [next_slice(jobs, 0.01) for jobs in (10, 60, 100)] == [20, 100, 100]
     assert [next_slice(jobs, 5.0) for jobs in (100, 20, 10)] == [50, 10, 10]
     assert next_slice(30, 0.5) == 30
 
 
-def test_jobs_in_hand_are_counted_though_others_have_just_ended(connect: Open) -> None:
+def test_reserved_jobs_are_counted_right_after_others_ended(connect: Open) -> None:
     queue = connect()
     for n in range(3):
         queue.push("mail", job(n))
     for _ in range(2):
         assert queue.ack(take(queue, "mail"))
-    assert queue.backend.reserve(["mail"], 0.0) is not None, "nobody's yet, and nobody else's"
+    assert queue.backend.reserve(["mail"], 0.0) is not None, "received and not yet leased"
     assert (queue.sizes("mail").ready, queue.sizes("mail").reserved) == (0, 1)
 
 
-def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
-    """Neither in the outbox, where a wrong name may stand for hours, nor for a worker of both."""
+def test_a_missing_queue_does_not_block_others(connect: Open) -> None:
+    """Neither in the outbox, where a wrong name may stay for hours, nor for a worker that serves both."""
     queue = connect(options="&longest_delay=0")
     for name in ("nope", "mail"):
         queue.later(name, job(1), 0.001)
@@ -407,11 +411,11 @@ def test_a_queue_that_is_not_there_holds_up_no_other(connect: Open) -> None:
     assert held is not None
     with pytest.raises(ConnectionLost, match="does not exist"):
         queue.turn(held, ("nope", "mail"))
-    assert queue.held(("mail",)) is None, "its ack has waited for another queue"
+    assert queue.held(("mail",)) is None, "its ack waited for another queue"
 
 
-def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look takes as long as SQS does, and a worker that is killed meanwhile is through with its job."""
+def test_a_job_is_acked_before_the_next_one_is_requested(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may take long, and a worker that is killed meanwhile has finished its job."""
     queue, beside, owned = connect(), connect(2), list[bytes | None]()
     queue.push("mail", job(1))
     held = take(queue, "mail")
@@ -426,7 +430,7 @@ def test_a_job_is_acked_before_the_next_one_is_looked_for(connect: Open, monkeyp
     assert owned == [None]
 
 
-def test_a_beat_that_asks_sqs_nothing_does_not_tell_that_it_is_back(
+def test_a_beat_without_a_request_to_sqs_does_not_report_recovery(
     connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = connect(0)
@@ -436,21 +440,21 @@ def test_a_beat_that_asks_sqs_nothing_does_not_tell_that_it_is_back(
         raise ConnectionLost("away")
 
     monkeypatch.setattr(keeper.backend, "counts", away)
-    assert beat(keeper).broke is None, "how much waits is asked every 30 seconds"
+    assert beat(keeper).broke is None, "waiting jobs are counted every 30 seconds"
     monkeypatch.setattr(keeper.outbox, "forward_all", away)
     assert beat(keeper).broke is not None
     monkeypatch.setattr(keeper.outbox, "forward_all", lambda *_: False)
     assert beat(keeper).broke is not None
 
 
-def test_a_message_that_waited_for_the_control_connection_is_run_if_it_is_still_in_hand(
+def test_a_message_received_before_a_lost_control_connection_runs_if_still_reserved(
     connect: Open, sqs: Sqs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = connect()
     monkeypatch.setattr(broker_queue, "SURELY", -1.0)
     for still in (True, False):
         queue.push("mail", job(1))
-        assert nothing(queue), "it asks which queues are paused"
+        assert nothing(queue), "it reads which queues are paused"
 
         def broken(*_: Any) -> Any:
             raise ConnectionLost("broken")

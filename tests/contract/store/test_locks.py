@@ -1,4 +1,4 @@
-"""Leases and locks in a real server: taken by one, freed and extended only by who has them, handed over in order."""
+"""Leases and locks on a real server: held by one owner, freed and extended only by it, handed over in order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from qd.store.locks import Lease, Mutex, Rate
 from tests.support.servers.redis import Server, free_port
 from tests.support.waiting import eventually
 
-# What stays for a while: the last token, and what a waiter that is gone was handed or woken by.
+# Keys that expire later: the last token, and the lock or wake-up of a dead waiter.
 pytestmark = pytest.mark.leaves("app_qd:mutex:{x}:fence", "app_qd:mutex:{x}:wake:*", "app_qd:mutex:{x}")
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still between two lines of a test costs no waiter its place, its lock or its token."""
+    """Long timeouts, so that a stalled machine does not cost a waiter its place, lock or token."""
     for name in ("THERE", "GRANT", "WOKEN"):
         monkeypatch.setattr(locks, name, 60.0)
 
 
-def test_a_lease_is_taken_by_one_and_tells_the_others_who(store: KeyspaceStore):
+def test_a_lease_has_one_owner_and_others_learn_its_name(store: KeyspaceStore):
     ours, theirs = Lease("qd:x", "a", 30), Lease("qd:x", "b", 30)
     assert ours.take(store) is None
     assert theirs.take(store) == "a"
-    assert ours.take(store) is None  # again, after a reply that was lost
+    assert ours.take(store) is None  # again, after a lost reply
     assert ours.free(store)
     assert theirs.take(store) is None
     assert theirs.free(store)
@@ -45,33 +45,33 @@ def test_only_the_owner_frees_and_extends_a_lease(store: KeyspaceStore):
     assert not ours.extend(store)
 
 
-def test_a_lease_falls_free_when_its_time_is_over(store: KeyspaceStore):
+def test_a_lease_expires(store: KeyspaceStore):
     late, next_one = Lease("qd:x", "a", 0.05), Lease("qd:x", "b", 30)
     assert late.take(store) is None
     eventually(lambda: next_one.take(store) is None, 20)
     assert not late.extend(store)
-    assert not late.free(store)  # compared: it takes nothing away from the next one
+    assert not late.free(store)  # the owner is compared: the next lease stays
     assert store.get("qd:x") == [b"b"]
     assert next_one.free(store)
 
 
-def test_a_lease_that_is_passed_on_is_the_next_owners_and_once_more_does_no_harm(store: KeyspaceStore):
+def test_a_lease_can_be_passed_to_another_owner_repeatedly(store: KeyspaceStore):
     ours = Lease("qd:x", "a", 30)
-    assert ours.pass_to(store, "b") is None  # nobody's
+    assert ours.pass_to(store, "b") is None  # it has no owner
     assert ours.take(store) is None
     passed = ours.pass_to(store, "b")
     assert passed == Lease("qd:x", "b", 30)
-    assert ours.pass_to(store, "b") == passed  # the answer was lost
+    assert ours.pass_to(store, "b") == passed  # after a lost reply
     assert not ours.free(store)
     assert Lease("qd:x", "c", 30).pass_to(store, "d") is None
     assert 0 < store.left("qd:x") <= 30
     assert passed.free(store)
 
 
-# -- a Mutex: with a line of those who wait
+# -- a Mutex: with a queue of waiters
 
 
-def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: KeyspaceStore):
+def test_a_lock_goes_to_its_waiters_in_order(store: KeyspaceStore):
     owner, *waiters = [Mutex("x", name) for name in "abcd"]
     assert owner.take(store, 30, stay=True).token
     asked = [each.take(store, 30, stay=True) for each in waiters]
@@ -89,7 +89,7 @@ def test_a_lock_goes_to_those_who_wait_in_the_order_in_which_they_came(store: Ke
     assert Mutex("x", "").by(store) is None
 
 
-def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks(store: KeyspaceStore):
+def test_an_expired_lock_goes_to_the_first_waiter(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     assert first.take(store, 30, stay=True).front == 0
@@ -106,7 +106,7 @@ def test_a_lock_that_falls_free_by_itself_goes_to_the_first_in_line_whoever_asks
     assert second.give(store)
 
 
-def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: KeyspaceStore):
+def test_a_waiter_that_does_not_pick_up_the_lock_loses_it(store: KeyspaceStore):
     owner, dead, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     dead.take(store, 30, stay=True)
@@ -116,12 +116,12 @@ def test_who_does_not_come_for_what_it_was_handed_loses_it_soon(store: KeyspaceS
     assert answer.by == "b"
     assert answer.left is not None
     assert answer.left <= locks.GRANT
-    store.space.call("PEXPIRE", "app_qd:mutex:{x}", 1)  # so long later
+    store.space.call("PEXPIRE", "app_qd:mutex:{x}", 1)  # the grant expires
     eventually(lambda: second.take(store, 30, stay=True).token)
     assert second.give(store)
 
 
-def test_who_stops_asking_is_passed_over(store: KeyspaceStore):
+def test_a_waiter_that_stops_polling_is_skipped(store: KeyspaceStore):
     owner, dead, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     dead.take(store, 30, stay=True)
@@ -133,12 +133,12 @@ def test_who_stops_asking_is_passed_over(store: KeyspaceStore):
     assert second.give(store)
 
 
-def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: KeyspaceStore):
+def test_a_waiter_returns_to_its_place_after_an_interruption(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     came = first.take(store, 30, stay=True).came
     second.take(store, 30, stay=True)
-    store.space.call("DEL", "app_qd:mutex:{x}:line", "app_qd:mutex:{x}:seen")  # the server was restarted, say
+    store.space.call("DEL", "app_qd:mutex:{x}:line", "app_qd:mutex:{x}:seen")  # for example after a server restart
     assert second.take(store, 30, stay=True, came=came + 1).front == 0
     assert first.take(store, 30, stay=True, came=came).front == 0
     assert owner.give(store)
@@ -148,7 +148,7 @@ def test_who_was_away_for_a_moment_has_its_place_in_line_again(store: KeyspaceSt
     assert second.give(store)
 
 
-def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(store: KeyspaceStore):
+def test_a_waiter_that_missed_the_release_goes_before_later_ones(store: KeyspaceStore):
     owner, first, second = (Mutex("x", name) for name in "abc")
     assert owner.take(store, 30, stay=True).token
     came = first.take(store, 30, stay=True).came
@@ -161,16 +161,16 @@ def test_who_was_away_when_the_lock_fell_free_goes_before_those_who_came_later(s
     assert first.give(store)
 
 
-def test_tokens_grow_also_when_the_clock_of_the_server_went_back(store: KeyspaceStore):
+def test_tokens_grow_even_if_the_servers_clock_was_set_back(store: KeyspaceStore):
     owner = Mutex("x", "a")
     first = owner.take(store, 30, stay=True).token
     assert owner.give(store)
-    store.put("qd:mutex:{x}:fence", str(first + 3_000_000_000).encode(), 60)  # as of a clock fifty minutes ahead
+    store.put("qd:mutex:{x}:fence", str(first + 3_000_000_000).encode(), 60)  # from a clock fifty minutes ahead
     assert owner.take(store, 30, stay=True).token == first + 3_000_000_001
     assert owner.give(store)
 
 
-def test_all_keys_of_a_lock_go_by_themselves(store: KeyspaceStore):
+def test_all_keys_of_a_lock_expire(store: KeyspaceStore):
     owner, waiter = Mutex("x", "a"), Mutex("x", "b")
     owner.take(store, 30, stay=True)
     waiter.take(store, 30, stay=True)
@@ -181,7 +181,7 @@ def test_all_keys_of_a_lock_go_by_themselves(store: KeyspaceStore):
 
 
 def test_on_a_cluster_all_keys_of_a_lock_and_those_of_a_limit_are_in_one_slot():
-    bus = str(free_port())  # by itself it is 10,000 above the other, which may be none
+    bus = str(free_port())  # the default is the port + 10,000, which may be invalid
     with Server("--cluster-enabled", "yes", "--cluster-port", bus, "--appendonly", "no") as cluster:
         client = cluster.client()
         client.call("CLUSTER", "ADDSLOTS", *range(16384))

@@ -1,4 +1,4 @@
-"""What the store keeps of the schedule: pauses, how entries last went, and how both are forgotten."""
+"""What the store keeps about the schedule: pauses and last runs, and how both are deleted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_entries_are_paused_and_resumed_by_name(store: KeyspaceStore) -> None:
     assert schedule.paused(store) == schedule.resume(store, []) == {}
 
 
-def test_a_pause_of_all_stands_beside_those_of_single_entries(store: KeyspaceStore) -> None:
+def test_a_pause_of_all_is_separate_from_those_of_single_entries(store: KeyspaceStore) -> None:
     one, every = schedule.pause(store, ["a"], by="x"), schedule.pause(store, [schedule.ALL], by="y")
     notes = schedule.paused(store)
     assert notes == {"a": one, "*": every}
@@ -50,7 +50,7 @@ def test_a_pause_of_all_stands_beside_those_of_single_entries(store: KeyspaceSto
     assert schedule.pause_of(schedule.paused(store), "a") == one
 
 
-def test_a_pause_with_an_end_is_over_by_itself(store: KeyspaceStore) -> None:
+def test_a_pause_with_an_end_expires(store: KeyspaceStore) -> None:
     note = schedule.pause(store, ["a"], by="x", seconds=0.2)
     assert note.until is not None
     assert schedule.paused(store, note.until - 0.1) == {"a": note}
@@ -59,12 +59,12 @@ def test_a_pause_with_an_end_is_over_by_itself(store: KeyspaceStore) -> None:
     assert schedule.resume(store, ["a"]) == {}
 
 
-def test_what_others_wrote_holds_with_nobodys_name(store: KeyspaceStore) -> None:
+def test_a_pause_written_by_another_program_has_no_name(store: KeyspaceStore) -> None:
     store.space.call("HSET", f"app_{keys.SCHEDULE_PAUSED}", "a", "1")
     assert schedule.paused(store) == {"a": controls.Pause()}
 
 
-# -- how it last went
+# -- last runs
 
 
 def test_a_skipped_tick_does_not_hide_the_last_run(store: KeyspaceStore) -> None:
@@ -77,23 +77,23 @@ def test_a_skipped_tick_does_not_hide_the_last_run(store: KeyspaceStore) -> None
     assert {name: one.outcome for name, one in schedule.last(store).items()} == {"a": "failed", "b": "sent"}
 
 
-def test_what_is_no_note_is_left_out(store: KeyspaceStore) -> None:
+def test_invalid_notes_are_ignored(store: KeyspaceStore) -> None:
     for field, raw in {"a": "1", "b": "{", "c": '{"tick":1}', "d": "[" * 9999}.items():
         store.space.call("HSET", f"app_{keys.SCHEDULE_LAST}", field, raw)
     schedule.note_each(store, {"e": ran(1)})
     assert schedule.last(store) == {"e": ran(1)}
 
 
-def test_where_the_claims_stand(store: KeyspaceStore) -> None:
+def test_the_last_tick_is_read_from_each_field(store: KeyspaceStore) -> None:
     for field, raw in {"a": "1700000000250 * * * * * UTC", "b": "x", "h c": "1700000000000 e5", "d": ""}.items():
         store.space.call("HSET", f"app_{keys.TICKS}", field, raw)
     assert schedule.ticked(store) == {"a": 1700000000.25, "h c": 1700000000.0}
 
 
-# -- forgetting
+# -- deleting
 
 
-def test_entries_that_are_gone_are_forgotten_after_400_days(store: KeyspaceStore) -> None:
+def test_notes_of_undeclared_entries_are_deleted_after_400_days(store: KeyspaceStore) -> None:
     now = store.now()
     long_ago, young = now - 401 * 86400, now - 399 * 86400
     schedule.note_each(store, {"declared": ran(long_ago), "gone": ran(long_ago), "young": ran(young)})
@@ -108,8 +108,8 @@ def test_entries_that_are_gone_are_forgotten_after_400_days(store: KeyspaceStore
     assert set(store.fields(keys.SCHEDULE_PAUSED)) == {"*", "declared", "young"}
 
 
-@pytest.mark.parametrize("stand", ["redis", "sqlite"], indirect=True)  # one limit of Lua, wherever it runs
-def test_more_fields_than_a_script_may_unpack(store: KeyspaceStore) -> None:
+@pytest.mark.parametrize("stand", ["redis", "sqlite"], indirect=True)  # the same limit of Lua everywhere
+def test_more_fields_than_a_script_can_unpack(store: KeyspaceStore) -> None:
     lasts = {f"e{n}": ran(0) for n in range(9000)}
     schedule.note_each(store, lasts)
     assert len(schedule.last(store)) == 9000
