@@ -133,7 +133,7 @@ log = Log("scheduler")
 boot.log_job_records(log)
 jobs.app.settings = settings = config.load(code=jobs.app._code_settings)
 store = beside(open_queue(settings, settings.control))
-runs = Runs(jobs.app, settings, log, store, hook_seconds=float(os.environ.get("HOOKS", "60")))
+runs = Runs(jobs.app, settings, log, store, owner="token", hook_seconds=float(os.environ.get("HOOKS", "60")))
 mailbox = signals.Mailbox()
 mailbox.open([signal.SIGCHLD, signal.SIGTERM])
 for word in sys.argv[1:]:
@@ -141,7 +141,7 @@ for word in sys.argv[1:]:
     if (why := runs.blocked_by(entry)) is not None:
         say(entry, waits=why)
     else:
-        runs.start(entry, 1700000000.0, "token")
+        runs.start(entry, 1700000000.0)
 told(runs.reap())
 runs.overlaps.renew()
 while runs.alive:

@@ -61,8 +61,9 @@ class Run:
 
 
 class Runs:
-    """store: on the scheduler's own control connection. forked: called first in each run, to close the scheduler's
-    connections. hook_seconds: see HOOK_SECONDS. Call `overlaps.renew` after `reap`."""
+    """store: on the scheduler's own control connection. owner: the master's token, or a text of the caller's; marks what the
+    runs start. forked: called first in each run, to close the scheduler's connections. hook_seconds: see HOOK_SECONDS. Call
+    `overlaps.renew` after `reap`."""
 
     def __init__(
         self,
@@ -72,11 +73,12 @@ class Runs:
         store: Store,
         *,
         host: str = "",
+        owner: str = "",
         forked: Callable[[], object] = bool,
         hook_seconds: float = HOOK_SECONDS,
     ) -> None:
         self.app, self.settings, self.log = app, settings, log
-        self._forked, self._hook_seconds = forked, hook_seconds
+        self._forked, self._hook_seconds, self._token = forked, hook_seconds, owner.partition("/")[0]
         self.overlaps = Overlaps(
             store,
             host or socket.gethostname(),
@@ -87,7 +89,6 @@ class Runs:
         self._runs: dict[int, Run] = {}
         self._failed_starts: list[Ended] = []
         self._count = 0
-        self._token = ""
         self._ending = False
         self._oom = OomKills()
 
@@ -98,11 +99,9 @@ class Runs:
         must follow. Raises ConnectionLost."""
         return self.overlaps.take(entry) if entry.alone else None
 
-    def start(self, entry: Entry, tick: float, owner: str) -> None:
-        """Fork a run and return. owner: the master's token, or a text of the caller's; marks what the run starts. If fork
-        fails, the run counts as failed."""
+    def start(self, entry: Entry, tick: float) -> None:
+        """Fork a run and return. If fork fails, the run counts as failed."""
         self._count += 1
-        self._token = owner.partition("/")[0]
         run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", RunRecord())
         runner = self._runner(run)
         try:
@@ -159,12 +158,12 @@ class Runs:
             self.overlaps.renew()
         return ended
 
-    def run_here(self, entry: Entry, tick: float, owner: str) -> Ended:
+    def run_here(self, entry: Entry, tick: float) -> Ended:
         """Run one to its end, including hooks and listeners (`qd schedule test`), without a lease. No other runs may be
         alive. An exception, such as KeyboardInterrupt, ends the run."""
         ended = list[Ended]()
         try:
-            self.start(entry, tick, owner)
+            self.start(entry, tick)
             while not ended or self._runs:
                 ended += self.reap()
                 time.sleep(min(self.due_in, 0.01))

@@ -80,9 +80,9 @@ class Scheduler:
         self._taker = TickTaker(self._flags, self._report, guard)
         if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
             self._taker.maintenance_reason = "Laravel's maintenance mode"
-        self.runs = Runs(app, settings, log, self._control.store, host=host, forked=self.close)
+        self.runs = Runs(app, settings, log, self._control.store, host=host, owner=owner, forked=self.close)
         self._filters = FilterProcess(app, settings, log, owner=owner, forked=self.close, seconds=guard.seconds)
-        self._run_queue = RunQueue(self.runs, self._taker, owner)
+        self._run_queue = RunQueue(self.runs, self._taker)
         self._swept, self._kept_at = False, 0.0
         for order, entry in enumerate(self._entries):
             self._add(order, entry, job_of(app, entry, guard))

@@ -255,8 +255,8 @@ class Lane:
 
 
 class RunQueue:
-    def __init__(self, runs: Runs, taker: TickTaker, owner: str) -> None:
-        self._runs, self._taker, self._owner = runs, taker, owner
+    def __init__(self, runs: Runs, taker: TickTaker) -> None:
+        self._runs, self._taker = runs, taker
         self._lanes: list[Lane] = []
         self._late: list[TickClaim] = []  # one per entry: the next is planned once it is taken
 
@@ -344,7 +344,7 @@ class RunQueue:
         lane.taken, connection.busy = None, connection.busy and not entry.alone
         if blocked:
             return self._taker.report.skipped(claim, blocked, connection.now / 1000)
-        self._runs.start(entry, tick, self._owner)
+        self._runs.start(entry, tick)
         lane.running = (entry.name, tick)
 
     def leave_taken(self) -> None:

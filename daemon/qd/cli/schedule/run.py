@@ -284,8 +284,9 @@ def ran(own: Qd, entry: Entry) -> Ended:
     found = own.settings
     unused = context.store_at("unix:///dev/null", "")  # never queried, so an embedded server need not start
     to_stderr = (lambda: os.dup2(2, 1)) if context.given().json else bool  # stdout is for the document
-    runs = Runs(own, found, TickLog(read_test, "info"), unused, forked=to_stderr)
-    return runs.run_here(entry, round(time.time(), 3), f"test-{uuid.uuid4().hex}")
+    owner = f"test-{uuid.uuid4().hex}"
+    runs = Runs(own, found, TickLog(read_test, "info"), unused, owner=owner, forked=to_stderr)
+    return runs.run_here(entry, round(time.time(), 3))
 
 
 def print_trace(fields: Mapping[str, object], before: str = "") -> None:

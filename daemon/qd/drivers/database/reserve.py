@@ -58,41 +58,36 @@ class Reserver:
             if found.row is None:
                 due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
                 return Turn(acked, None, due, found.paused, malformed)
-            held, bad = self._checked(found.row, base, malformed)
-            malformed += bad
+            held, rejected = self._checked(found.row, base, f"{base}.m{malformed}")
+            malformed += rejected
             if held is not None:
                 return Turn(acked, held, None, found.paused, malformed)
         return Turn(acked, None, 0.0, found.paused, malformed)
 
     # -- the reserved row
 
-    def _checked(self, row: ReservedRow, mark: str, malformed: int) -> tuple[Reserved | None, int]:
-        """The job, or None, and the number of rows that were moved to the failed store."""
-        table = self.table
-        if table.longest and len(row.payload) > table.longest:
+    def _checked(self, row: ReservedRow, mark: str, id: str) -> tuple[Reserved | None, bool]:
+        """The job, or None; and whether its payload was no job and was moved to the failed store, as `id`."""
+        table, held, why = self.table, None, "not a JSON object with a count of attempts"
+        if 0 < table.longest < len(row.payload):
             why = f"{len(row.payload)} bytes, more than {table.longest} (sixteen times max_payload)"
-            return self._rejected(row, mark, malformed, why)
-        held = reserved(row.queue, row.payload, mark, row.attempts, None) if is_text(row.payload) else None
+        elif is_text(row.payload):
+            held = reserved(row.queue, row.payload, mark, row.attempts, None)
         if held is None:
-            return self._rejected(row, mark, malformed, "not a JSON object with a count of attempts")
+            table.atomic(lambda: self._reject(row, mark, id, why))
+            return None, True
         if may_be_tied(row.payload):
             text = table.atomic(lambda: self._taken(row, mark))
             if text != row.payload:
                 held = reserved(row.queue, text, mark, row.attempts, None) if text else None
-        return held, 0
+        return held, False
 
-    def _rejected(self, row: ReservedRow, mark: str, number: int, why: str) -> tuple[None, int]:
+    def _reject(self, row: ReservedRow, mark: str, id: str, why: str) -> None:
         """Move the payload to the failed store."""
-        table, id = self.table, f"{mark}.m{number}"
-
-        def reject() -> None:
-            now = table.now_us() / SECOND
-            record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
-            table.keep_failed(row.queue, id, record.encode(), row.payload)
-            self._delete(row, mark)
-
-        table.atomic(reject)
-        return None, 1
+        now = self.table.now_us() / SECOND
+        record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
+        self.table.keep_failed(row.queue, id, record.encode(), row.payload)
+        self._delete(row, mark)
 
     def _taken(self, row: ReservedRow, mark: str) -> bytes:
         """The payload after taken.lua; b"" if the job was cancelled or moved meanwhile, and is deleted."""
