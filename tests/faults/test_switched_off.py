@@ -59,7 +59,7 @@ MECHANISMS = {
     ),
     "hard kill": Named(
         "a job over its timeout is killed from outside",
-        "process/worker/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told[mutex]",
+        "process/worker/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logged[mutex]",
         "no stuck worker",
     ),
     "end of the group": Named(
@@ -75,13 +75,13 @@ MECHANISMS = {
     ),
     "pid namespace": Named(
         "a master in another container is not judged by pids of this one",
-        "process/master/test_containers.py::test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone"
+        "process/master/test_containers.py::test_a_master_in_a_container_and_one_outside_leave_each_other_s_jobs_alone"
         "[the container's job]",
         "assert 2 == 1",
     ),
     "signs of life": Named(
         "a worker that gives no sign of life between two jobs is killed and replaced",
-        "process/master/test_heartbeats.py::test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack",
+        "process/master/test_heartbeats.py::test_a_worker_that_is_stuck_between_two_jobs_is_killed_and_its_stack_is_logged",
         "stopped answering",
     ),
     "a slower and slower start": Named(

@@ -75,7 +75,7 @@ def connect(shop: Project, table: str, control: str = AWAY) -> None:
 
 
 @pytest.mark.parametrize(("table", "said"), URLS, ids=[said[:40] for _, said in URLS])
-def test_what_is_wrong_in_the_file_is_said(shop: Project, table: str, said: str) -> None:
+def test_mistakes_in_the_file_are_reported(shop: Project, table: str, said: str) -> None:
     connect(shop, table)
     assert said in said_by(shop, "-w", "1")
 
@@ -210,7 +210,7 @@ def test_a_server_that_is_away_is_waited_for(shop: Project) -> None:
     work.stop()
 
 
-def test_no_secret_is_in_what_is_said(shop: Project) -> None:
+def test_no_message_contains_a_secret(shop: Project) -> None:
     connect(shop, 'url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_pasword=of-the-sentinels"')
     said = said_by(shop, "-w", "1")
     assert "did you mean 'sentinel_password'" in said

@@ -189,7 +189,7 @@ def test_a_job_that_has_ended_while_beanstalkd_is_away_is_acked_and_does_not_com
     assert not work.matches("job.requeued|lease_lost")
 
 
-def test_the_job_in_hand_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:
+def test_the_current_job_is_touched(shop: Shop, beanstalkd: Beanstalkd) -> None:
     """For PHP's workers, who know nothing of leases."""
     shop.write(lease=2)
     before = last_number(beanstalkd)
@@ -261,7 +261,9 @@ def test_a_job_that_the_server_finds_too_large_is_one_line(
     work.stop()
 
 
-def test_what_is_odd_is_told_at_the_start(project: MakeProject, server: Server, clean_redis: object) -> None:
+def test_a_forgetful_server_and_buried_jobs_are_logged_at_the_start(
+    project: MakeProject, server: Server, clean_redis: object
+) -> None:
     """A server that forgets, and jobs that nobody will run."""
     with Beanstalkd(binlog=False) as forgetful:
         shop = Shop(project(jobs=JOBS), forgetful.url, server.url)
@@ -305,7 +307,7 @@ def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, server: Server, what
     assert len(said) == 1, work.tail()
 
 
-def test_another_programs_port_is_told(shop: Shop, server: Server) -> None:
+def test_a_server_that_is_not_beanstalkd_is_reported(shop: Shop, server: Server) -> None:
     shop.url = f"beanstalkd://127.0.0.1:{server.port}"
     shop.write()
     done = shop.project.qd("dispatch", "step", "name=a")

@@ -73,7 +73,7 @@ def named(operator: Client, name: str) -> bool:
     return f" name={name} " in operator.text("CLIENT", "LIST")
 
 
-def test_keeper_workers_and_commands_go_on_with_a_new_password(shop: Project, operator: Client) -> None:
+def test_keeper_workers_and_commands_continue_with_a_new_password(shop: Project, operator: Client) -> None:
     witness = Witness(shop)
     work = shop.work("-w", "1")
     shop.python("from jobs import quick\nquick.dispatch(1)")

@@ -29,14 +29,14 @@ def refused(folder: Path, url: str) -> str:
     return "\n".join(work.lines)
 
 
-def test_a_table_that_is_missing_is_told_with_the_command_that_makes_it(tmp_path: Path):
+def test_a_missing_table_is_reported_with_the_command_that_creates_it(tmp_path: Path):
     lines = refused(tmp_path, f"sqlite:///{tmp_path / 'jobs.sqlite'}")
     (line,) = [line for line in lines.splitlines() if "ERROR" in line]
     assert "has no table" in line
     assert "run `qd migrate`" in line
 
 
-def test_a_password_that_is_refused_is_told_and_never_shown(tmp_path: Path, mariadb: MariaDb, mariadb_url: str):
+def test_a_refused_password_is_reported_and_never_shown(tmp_path: Path, mariadb: MariaDb, mariadb_url: str):
     name = mariadb_url.rpartition("/")[2].partition("?")[0]
     mariadb.run("CREATE OR REPLACE USER shop IDENTIFIED BY 'right'")
     lines = refused(tmp_path, f"mysql://shop:s3cr3tw0rd@127.0.0.1:{mariadb.port}/{name}")

@@ -300,7 +300,7 @@ def test_a_link_in_the_place_of_its_files_is_refused(root, tmp_path, place):
 
 
 @pytest.mark.parametrize("place", [".qd", ".qd/embedded"])
-def test_a_folder_of_somebody_else_is_refused(root, monkeypatch, place):
+def test_a_folder_of_another_user_is_refused(root, monkeypatch, place):
     (root / ".qd" / "embedded").mkdir(mode=0o700, parents=True)
     others, real = str(root / place), Path.lstat
 

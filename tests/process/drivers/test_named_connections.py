@@ -54,7 +54,7 @@ def shop(project: MakeProject, second: Server) -> Project:
     return found
 
 
-def test_jobs_go_on_to_the_next_server_and_are_worked_on_there(shop: Project, second: Server, redis: Client) -> None:
+def test_jobs_fail_over_to_the_next_server_and_run_there(shop: Project, second: Server, redis: Client) -> None:
     witness = Witness(shop)
     text = (shop.root / "qd.toml").read_text()
     (shop.root / "qd.toml").write_text(text.replace(shop.url, "redis://127.0.0.1:1/0"))
@@ -128,7 +128,7 @@ def test_a_driver_of_the_apps_own_is_worked_on(project: MakeProject, redis: Clie
     redis.call("FLUSHALL")
 
 
-def test_one_that_cannot_know_who_reserves_is_not_worked_on(project: MakeProject, redis: Client) -> None:
+def test_qd_work_refuses_a_driver_that_only_sends(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=OWN + JOBS)
     shop.config(f'[connections.own]\ndriver = "sends"\nurl = "{shop.url}"\n')
     done = shop.qd("work", "-w", "1", "-c", "own")

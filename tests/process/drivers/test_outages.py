@@ -165,7 +165,7 @@ def wakes_a_second(process: psutil.Process, seconds: float = 1.0) -> float:
     return (process.num_ctx_switches().voluntary - before) / (time.monotonic() - began)
 
 
-def test_a_server_that_was_never_there_is_waited_for_and_nobody_spins(project: MakeProject) -> None:
+def test_workers_wait_for_a_server_that_was_never_there_without_spinning(project: MakeProject) -> None:
     shop = project(jobs=JOBS, url="unix:///nowhere/redis.sock")
     work = shop.work("-w", "1")
     work.wait_line("redis.away")
@@ -174,7 +174,7 @@ def test_a_server_that_was_never_there_is_waited_for_and_nobody_spins(project: M
     work.stop()
 
 
-def test_a_wrong_password_is_told_once_without_it_and_waited_out(
+def test_a_wrong_password_is_logged_once_and_not_shown_and_workers_wait(
     project: MakeProject, own: Server, client: Client
 ) -> None:
     shop = project(jobs=LOADED, url=f"unix://:hunter2@{own.socket}")

@@ -125,7 +125,7 @@ def test_a_job_over_its_timeout_is_ended_and_tried_again(shop: Shop) -> None:
     work.stop()
 
 
-def test_what_a_connection_cannot_do_is_told_at_the_start_and_an_outage_once(shop: Shop) -> None:
+def test_gaps_of_a_connection_are_logged_at_the_start_and_an_outage_once(shop: Shop) -> None:
     shop.write(lease=3)
     work = ready(shop.project)
     assert work.matches("standard queue of SQS keeps no order")
@@ -196,7 +196,7 @@ def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, what: str) -> None:
     assert not work.matches("testing-secret")
 
 
-def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_told(shop: Shop) -> None:
+def test_a_dead_letter_queue_that_takes_jobs_too_soon_is_logged(shop: Shop) -> None:
     client = shop.sqs.client()
     dead = client.create_queue(QueueName="dead")["QueueUrl"]
     arn = client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]

@@ -49,7 +49,7 @@ def reports(redis: Client) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("inside_first", [True, False], ids=["the container's job", "the host's job"])
-def test_a_master_in_a_container_and_one_beside_it_leave_each_other_s_jobs_alone(
+def test_a_master_in_a_container_and_one_outside_leave_each_other_s_jobs_alone(
     project: MakeProject, redis: Client, inside_first: bool
 ) -> None:
     shop = project(jobs=JOBS + LASTS)
@@ -114,7 +114,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_master(
 
 
 @pytest.mark.parametrize("unknown", ["nothing", "start", "boot", "ns", "host"])
-def test_whoever_may_live_keeps_its_job_until_the_lease_runs_out(
+def test_a_master_that_may_live_keeps_its_job_until_the_lease_expires(
     project: MakeProject, redis: Client, stranger: subprocess.Popen[bytes], unknown: str
 ) -> None:
     shop = project(jobs=JOBS, config='retry_after = "6s"\n')

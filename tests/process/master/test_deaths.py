@@ -263,7 +263,7 @@ def over(process: psutil.Process) -> bool:
 # -- keeper, template, master
 
 
-def test_the_keeper_is_replaced_at_once_and_leases_go_on(project: MakeProject, redis: Client) -> None:
+def test_the_keeper_is_replaced_at_once_and_leases_are_renewed(project: MakeProject, redis: Client) -> None:
     shop = project(
         jobs=DEADLY, config='retry_after = "4s"\n'
     )  # more than a start of a keeper takes on a loaded machine
@@ -315,7 +315,7 @@ def test_a_stopped_keeper_is_seen_killed_and_replaced(project: MakeProject, redi
     work.stop()
 
 
-def test_a_killed_template_is_replaced_and_workers_go_on(shop: Project, witness: Witness, redis: Client) -> None:
+def test_a_killed_template_is_replaced_and_workers_continue(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
     push(redis, "slow", seconds=2)
     witness.wait("start")
@@ -361,12 +361,14 @@ def test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs(
 # -- long jobs, and jobs that fork
 
 
-def test_jobs_much_longer_than_their_lease_run_once_beside_another_qd_work(project: MakeProject, redis: Client) -> None:
+def test_jobs_much_longer_than_their_lease_run_once_next_to_another_qd_work(
+    project: MakeProject, redis: Client
+) -> None:
     shop = project(jobs=DEADLY, config='retry_after = "3500ms"\n')
     witness = Witness(shop)
     work, other = ready(shop), ready(shop)
-    push(redis, "slow", seconds=11)
-    push(redis, "hold", seconds=11)
+    push(redis, "slow", seconds=8)
+    push(redis, "hold", seconds=8)
     witness.wait("end", 2, seconds=20)
     assert len(witness.starting("start")) == 2
     assert not work.matches("lease") + other.matches("lease")

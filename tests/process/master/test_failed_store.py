@@ -106,7 +106,7 @@ def test_what_is_kept_stays_where_the_store_is_switched_off(project: MakeProject
 
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves(*STORE)
-def test_a_store_that_cannot_be_looked_at_is_said_and_stops_no_keeper(project: MakeProject, redis: Client) -> None:
+def test_a_store_that_cannot_be_read_is_logged_and_stops_no_keeper(project: MakeProject, redis: Client) -> None:
     redis.call("SET", STORE[1], "somebody else's")
     work = ready(project(jobs=JOBS, config='[failed]\nkeep = "1s"\n'))
     work.wait_line("failed.forget_failed .*queue=default .*WRONGTYPE")

@@ -92,7 +92,7 @@ def test_work_warns_about_a_server_whose_certificate_is_not_checked(project: Mak
     work.stop()
 
 
-def test_work_that_goes_on_is_well_and_a_stopped_worker_makes_it_stuck(project: Make, clean_redis: Client) -> None:
+def test_health_is_ok_while_jobs_run_and_reports_a_stopped_worker(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=DYING)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")  # it sends CONT to who has just come
@@ -136,7 +136,9 @@ def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, c
     again.stop()
 
 
-def test_a_master_that_hangs_beside_its_living_keeper_is_told_everywhere(project: Make, clean_redis: Client) -> None:
+def test_health_status_and_doctor_report_a_master_that_hangs_while_its_keeper_lives(
+    project: Make, clean_redis: Client
+) -> None:
     shop = project(jobs=DYING)
     shop.allowed.add("calm")
     work = shop.work("-w", "1")
@@ -197,7 +199,7 @@ def signs(shop: Project) -> list[Path]:
 
 
 @pytest.mark.usefixtures("clean_redis")
-def test_the_file_says_who_and_how_many_and_is_gone_at_a_clean_end(project: MakeProject) -> None:
+def test_the_file_has_the_pid_and_the_workers_and_is_deleted_at_a_clean_end(project: MakeProject) -> None:
     shop = project(jobs=JOBS, config="[pools.mail]\nworkers = 2\n")
     work = shop.work("-w", "2", "--pool", "mail")
     work.wait_line("master.ready")
@@ -241,7 +243,7 @@ def test_a_master_that_hangs_grows_old_and_a_dead_ones_file_is_taken_away(projec
 
 
 @pytest.mark.usefixtures("clean_redis")
-def test_a_folder_of_somebody_else_is_refused_once_and_harms_nothing(project: MakeProject) -> None:
+def test_a_folder_of_another_user_is_refused_once_and_harms_nothing(project: MakeProject) -> None:
     shop = project(jobs=JOBS)
     (shop.run / "qd").mkdir()
     (shop.run / "qd").chmod(0o777)
@@ -302,7 +304,7 @@ def now(redis: Client) -> float:
 
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves("queues:*:deaths")
-def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: MakeProject, redis: Client) -> None:
+def test_the_report_has_crashes_lost_keepers_and_the_last_reservation(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS + LASTS)
     witness = Witness(shop)
     work = ready(shop)
@@ -327,7 +329,7 @@ def test_crashes_and_lost_keepers_and_the_last_reservation_are_told(project: Mak
 
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")
-def test_nine_crashes_are_told_as_the_last_eight(project: MakeProject, redis: Client) -> None:
+def test_the_report_has_the_last_eight_of_nine_crashes(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS + "\n@app.job('die')\ndef die() -> None:\n    os._exit(1)\n")
     work = ready(shop)
     push(redis, "die", count=3)  # three crashes each, then it is failed
@@ -352,7 +354,7 @@ def look(event: events.Looping) -> bool:
 
 
 @pytest.mark.usefixtures("clean_redis")
-def test_a_queue_that_nobody_serves_is_told_since_when(project: MakeProject, redis: Client) -> None:
+def test_the_report_has_the_time_since_which_a_queue_is_not_served(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=LAZY)
     witness = Witness(shop)
     shop.allowed.add("awake")

@@ -109,7 +109,9 @@ def mine() -> None:
 )
 
 
-def test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack(project: MakeProject, redis: Client) -> None:
+def test_a_worker_that_is_stuck_between_two_jobs_is_killed_and_its_stack_is_logged(
+    project: MakeProject, redis: Client
+) -> None:
     shop = project(jobs=STUCK)
     shop.program = IMPATIENT
     witness = Witness(shop)
@@ -123,7 +125,9 @@ def test_a_worker_that_is_stuck_between_two_jobs_is_told_with_its_stack(project:
     work.stop()
 
 
-def test_nobody_is_blamed_while_redis_does_not_answer(project: MakeProject, server: Server, redis: Client) -> None:
+def test_no_worker_is_killed_as_silent_while_redis_does_not_answer(
+    project: MakeProject, server: Server, redis: Client
+) -> None:
     with Proxy(server.socket) as proxy:
         shop = project(jobs=JOBS, url=proxy.url)
         witness = Witness(shop)
@@ -162,7 +166,7 @@ main()
 """
 
 
-def test_a_template_that_stands_still_is_replaced(project: MakeProject, redis: Client) -> None:
+def test_a_template_that_hangs_is_replaced(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=JOBS)
     witness = Witness(shop)
     work = shop.work("-w", "1", "--sleep", "0.2", within=[sys.executable, "-c", HASTY])

@@ -81,7 +81,7 @@ def test_a_json_log_is_one_object_a_line(shop: Project, witness: Witness, redis:
     assert "RuntimeError: second" in str(records[-1]["trace"])
 
 
-def test_an_import_that_fails_is_told_in_json_too(shop: Project) -> None:
+def test_a_failed_import_is_logged_in_json_too(shop: Project) -> None:
     shop.jobs("import nothing_of_that_name\n")
     for more in ((), ("--no-preload",), ("-w", "0")):
         work = shop.work("--log-format", "json", *more)

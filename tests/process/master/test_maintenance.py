@@ -65,7 +65,9 @@ def numbers(witness: Witness) -> list[int]:
 # -- the whole of it
 
 
-def test_every_host_holds_finishes_what_runs_and_goes_on(shop: Project, witness: Witness, redis: Client) -> None:
+def test_every_host_finishes_running_jobs_and_holds_the_others_until_up(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
     shop.allowed.add("go")
     shop.jobs(HELD)
     hosts = [idle(shop, "--sleep", "60", workers=2), idle(shop, "--sleep", "60", workers=2)]
@@ -155,7 +157,7 @@ def test_allowed_queues_go_on_whatever_their_place_on_a_host(shop: Project, witn
         host.stop()
 
 
-def test_the_end_of_a_job_of_a_shut_queue_is_told_by_the_turn_that_takes_from_an_open_one(
+def test_the_call_that_takes_from_an_open_queue_acks_the_job_of_a_shut_queue(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     shop.allowed.add("go")
@@ -197,7 +199,9 @@ def test_a_second_down_takes_the_place_of_the_first_on_every_host(
     work.stop()
 
 
-def test_a_reload_that_orders_the_queues_anew_keeps_to_the_allowed_one(project: MakeProject, redis: Client) -> None:
+def test_a_reload_that_reorders_the_queues_still_takes_only_from_the_allowed_queue(
+    project: MakeProject, redis: Client
+) -> None:
     shop = project(JOBS, '[worker]\nqueues = ["high", "low"]\n')
     witness = Witness(shop)
     work = idle(shop)
@@ -275,7 +279,7 @@ def test_stop_when_empty_leaves_what_is_shut(shop: Project, witness: Witness, re
 # -- what may stand in the key
 
 
-def test_a_note_that_is_none_of_ours_holds_every_queue(shop: Project, witness: Witness, redis: Client) -> None:
+def test_an_unreadable_note_in_the_key_shuts_every_queue(shop: Project, witness: Witness, redis: Client) -> None:
     redis.call("SET", "qd:down", "")
     push(redis, "quick", {}, "high")
     work = shop.work("high", "-w", "1")
@@ -306,7 +310,7 @@ KEY = "cache:illuminate:foundation:down"
 PAYLOAD = 'a:6:{s:6:"except";a:0:{}s:8:"redirect";N;s:5:"retry";N;s:7:"refresh";N;s:6:"secret";N;s:6:"status";i:503;}'
 
 
-def test_laravels_key_holds_every_queue_where_it_is_asked_for(project: MakeProject, redis: Client) -> None:
+def test_laravels_key_shuts_every_queue_if_it_is_configured(project: MakeProject, redis: Client) -> None:
     shop = project(JOBS)
     shop.config(f'[laravel]\ncache_url = "{shop.url}"\ncache_prefix = "cache:"\ndown = true\n')
     witness = Witness(shop)
@@ -326,7 +330,7 @@ def test_laravels_key_holds_every_queue_where_it_is_asked_for(project: MakeProje
     work.stop()
 
 
-def test_laravels_key_is_left_alone_where_nobody_asked(project: MakeProject, redis: Client) -> None:
+def test_laravels_key_is_ignored_if_it_is_not_configured(project: MakeProject, redis: Client) -> None:
     shop = project(JOBS)
     shop.config(f'[laravel]\ncache_url = "{shop.url}"\ncache_prefix = "cache:"\n')
     witness = Witness(shop)

@@ -99,7 +99,9 @@ def test_what_the_counter_says_is_claimed_once(tmp_path: Path, monkeypatch: pyte
     assert postmortem.OomKills().killed(9) is None
 
 
-def test_what_was_counted_long_before_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_counted_long_before_are_not_attributed_to_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counter, at = tmp_path / "memory.events", [100.0]
     counter.write_text("oom_kill 2\n")
     monkeypatch.setattr(postmortem, "places", lambda: iter([counter]))

@@ -57,7 +57,7 @@ def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness
     assert len(witness.lines) == 1000
 
 
-def test_other_queues_go_on_while_one_is_paused(shop: Project, witness: Witness, redis: Client) -> None:
+def test_other_queues_continue_while_one_is_paused(shop: Project, witness: Witness, redis: Client) -> None:
     work = idle(shop, "a", "b", "c", "--sleep", "60")
     shop.qd("pause", "a", "c")
     for number, queue in enumerate("abc"):
@@ -141,7 +141,7 @@ def held(n: int) -> None:
 )
 
 
-def test_down_lets_the_job_in_hand_finish_and_holds_the_next(shop: Project, witness: Witness, redis: Client) -> None:
+def test_down_lets_the_current_job_finish_and_holds_the_next(shop: Project, witness: Witness, redis: Client) -> None:
     shop.allowed.add("go")
     shop.jobs(HELD)
     work = idle(shop)

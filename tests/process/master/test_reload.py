@@ -194,7 +194,7 @@ BAD = {
 @BAD_CODE
 @PRELOADS
 @pytest.mark.parametrize("bad", BAD)
-def test_the_old_code_goes_on_when_the_new(
+def test_the_old_code_stays_when_the_new(
     shop: Project, witness: Witness, redis: Client, bad: str, flags: tuple[str, ...]
 ) -> None:
     work = ready(shop, "-w", "2", *flags)
@@ -354,7 +354,7 @@ def test_the_file_of_variables_is_read_again(
 
 
 @pytest.mark.parametrize("words", [("work",), ("status",), ("config", "show")], ids=" ".join)
-def test_a_file_of_variables_that_is_not_there_is_told_by_each_command(shop: Project, words: tuple[str, ...]) -> None:
+def test_each_command_reports_a_missing_file_of_variables(shop: Project, words: tuple[str, ...]) -> None:
     done = shop.qd(*words, QD_ENV_FILE="nowhere.env")
     assert done.returncode == 78
     assert done.stderr.startswith("qd: QD_ENV_FILE names nowhere.env, which cannot be read: No such file or directory")
@@ -535,7 +535,7 @@ def test_workers_draw_different_random_numbers(shop: Project, witness: Witness) 
     work.stop()
 
 
-def test_the_first_import_finds_modules_beside_the_file_first(shop: Project, witness: Witness, redis: Client) -> None:
+def test_the_first_import_prefers_modules_next_to_the_file(shop: Project, witness: Witness, redis: Client) -> None:
     """A module of the project wins over one of the same name elsewhere."""
     elsewhere = Path(shop.run) / "elsewhere"
     elsewhere.mkdir()

@@ -144,7 +144,7 @@ def supervised(shop: Project) -> Iterator[Callable[..., Supervisor]]:
         one.stop()
 
 
-def test_wait_is_over_when_the_supervisor_has_started_every_master_anew(
+def test_wait_ends_when_the_supervisor_has_restarted_every_master(
     shop: Project, witness: Witness, redis: Client, supervised: Callable[..., Supervisor]
 ) -> None:
     shop.config('[pools.mail]\nqueues = ["mail"]')
@@ -159,7 +159,7 @@ def test_wait_is_over_when_the_supervisor_has_started_every_master_anew(
     assert one.starts[0].process.poll() == other.starts[0].process.poll() == 0
 
 
-def test_wait_names_the_master_that_nobody_starts_again(
+def test_wait_names_the_master_that_was_not_restarted(
     shop: Project, redis: Client, supervised: Callable[..., Supervisor]
 ) -> None:
     shop.config('[pools.mail]\nqueues = ["mail"]')

@@ -305,7 +305,7 @@ def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
 
 
 @pytest.mark.usefixtures("clean_redis")
-def test_root_is_told_so_in_one_line(project: MakeProject) -> None:
+def test_running_as_root_is_logged_in_one_line(project: MakeProject) -> None:
     """As information in a container, where that is usual."""
     shop = project(jobs=JOBS)
     for container in {proc.in_container(), True}:

@@ -52,7 +52,7 @@ def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, num
 
 
 @STOPPED
-def test_term_finishes_the_job_in_hand_and_takes_no_other(shop: Project, witness: Witness) -> None:
+def test_term_finishes_the_current_job_and_takes_no_other(shop: Project, witness: Witness) -> None:
     work = ready(shop)
     shop.qd("dispatch", "lasts", "--count", "2")
     witness.wait("start")
@@ -173,7 +173,7 @@ def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Proj
     work.stop()
 
 
-def test_usr2_lets_the_job_in_hand_finish(shop: Project, witness: Witness) -> None:
+def test_usr2_lets_the_current_job_finish(shop: Project, witness: Witness) -> None:
     work = ready(shop)
     shop.qd("dispatch", "lasts", "--count", "2")
     witness.wait("start")
@@ -328,7 +328,7 @@ def test_children_die_with_their_master(shop: Project, witness: Witness, redis: 
     redis.call("FLUSHALL")
 
 
-def test_titles_and_client_names_say_who_does_what(shop: Project, witness: Witness, redis: Client) -> None:
+def test_titles_and_client_names_show_what_each_process_does(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop, workers=2)
     waiting(work, 2)
     listed = str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split()

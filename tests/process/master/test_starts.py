@@ -131,7 +131,7 @@ while True:
 
 
 @pytest.mark.parametrize(("how", "lives"), [("told", True), ("killed between", False)])
-def test_a_child_runs_only_when_its_birth_was_told(how: str, lives: bool, tmp_path: Path) -> None:
+def test_a_child_runs_only_once_its_parent_has_reported_it(how: str, lives: bool, tmp_path: Path) -> None:
     file = tmp_path / "ran"
     done = subprocess.run([sys.executable, "-c", PROGRAM, how, str(file)], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")

@@ -106,7 +106,7 @@ def test_once_exits_0_when_the_job_failed(shop: Project, witness: Witness) -> No
     assert witness.lines == ["boom 1", "boom 2"]
 
 
-def test_max_jobs_replaces_the_worker_and_goes_on(shop: Project, witness: Witness) -> None:
+def test_max_jobs_replaces_the_worker_and_the_master_continues(shop: Project, witness: Witness) -> None:
     shop.qd("dispatch", "quick", "--count", "7")
     work = shop.work("-w", "1", "--max-jobs", "3", "--stop-when-empty", "--log-level", "debug")
     work.ends_clean(code=0)
@@ -265,7 +265,7 @@ def test_an_app_that_does_not_import_is_exit_3_with_its_traceback_and_no_fork_lo
 
 
 @BAD_CODE
-def test_five_boot_deaths_with_none_ever_ready_is_exit_3(project: MakeProject) -> None:
+def test_five_boot_deaths_before_any_worker_is_ready_is_exit_3(project: MakeProject) -> None:
     shop = project(
         jobs="import qd.worker.boot as boot\nboot.own_stdin = lambda: os._exit(9)  # every worker dies there\n"
     )
@@ -323,7 +323,7 @@ def test_redis_killed_under_load_loses_nothing_and_says_so_once(project: MakePro
         assert not re.search("lease_lost", "\n".join(work.lines))
 
 
-def test_pipes_that_nobody_reads_do_not_block_the_master(project: MakeProject, redis: Client) -> None:
+def test_pipes_without_a_reader_do_not_block_the_master(project: MakeProject, redis: Client) -> None:
     import os
     import subprocess
 

@@ -191,7 +191,7 @@ def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Clien
     eventually(lambda: not paused(redis, ""), 20, what="a master that reports no pause")
 
 
-def test_stop_with_stopasgroup_lets_the_job_in_hand_finish(start: Start, shop: Deployed, redis: Client) -> None:
+def test_stop_with_stopasgroup_lets_the_current_job_finish(start: Start, shop: Deployed, redis: Client) -> None:
     supervisord = start(stopasgroup="true")
     supervisord.started()
     push(redis, "wait", {"text": "a"})

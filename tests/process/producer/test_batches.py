@@ -279,7 +279,7 @@ def test_all_of_it_runs_here_and_now(shop: Project, witness: Witness) -> None:
     ]
 
 
-def test_a_job_of_no_batch_is_told_so(shop: Project) -> None:
+def test_a_job_without_a_batch_gets_an_error(shop: Project) -> None:
     shop.python("from jobs import *\ntold.dispatch('x')")
     work = shop.work_off()
     work.wait_line("job.failed.*UnknownBatch: job 'told' belongs to no batch")

@@ -58,7 +58,7 @@ def test_a_step_that_fails_stops_the_chain_and_is_caught_once(shop: Project, wit
 
 
 @pytest.mark.leaves("queues:*:failed*")
-def test_a_failed_step_goes_on_with_the_rest_when_it_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
+def test_a_failed_step_continues_the_chain_when_it_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
     code = "app.chain(step.bind('a', True), step.bind('b'), catch=step.bind('sorry')).dispatch()"
     shop.python(f"from jobs import *\n{code}")
     shop.work_off()

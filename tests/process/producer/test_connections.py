@@ -70,7 +70,7 @@ def test_ready_and_delayed_jobs_arrive(app: Qd, redis: Client):
     assert redis.keys() == []
 
 
-def test_a_server_that_is_away_is_an_error_and_back_again_is_none():
+def test_an_unreachable_server_raises_and_a_server_that_is_back_does_not():
     with Server() as own:
         app = Qd(own.url)
         queue = app.queue("notes")
@@ -127,13 +127,13 @@ def test_a_forked_child_sends_on_a_connection_of_its_own(project: Callable[..., 
     assert len({payload["uuid"] for payload in sent}) == len({payload["id"] for payload in sent}) == 202
 
 
-def test_a_dropped_call_is_said_on_stderr_with_its_line(project: Callable[..., Project], redis: Client):
+def test_a_dropped_call_is_reported_on_stderr_with_its_line(project: Callable[..., Project], redis: Client):
     done = project(jobs=JOBS).python("from jobs import *\nnote.bind('lost')\nprint('on')")
     assert done.stdout == "on\n"
     assert "<string>:2: NeverSent: <call of job note> was never sent" in done.stderr
     assert redis.keys() == []
 
 
-def test_a_program_that_ends_with_unsent_calls_in_hand_says_nothing(project: Callable[..., Project]):
+def test_a_program_that_ends_with_unsent_calls_logs_nothing(project: Callable[..., Project]):
     done = project(jobs=JOBS).python("from jobs import *\nhigh = note.using(queue='high')\ncall = note.bind('x')")
     assert (done.stdout, done.stderr) == ("", "")

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:rat
 TURNS, STARTS = "qd:rate:{stripe}:turns", "qd:rate:{stripe}:starts"
 
 
-def test_no_window_has_more_starts_than_the_limit_whoever_asks(server: Server, redis: Client, tmp_path: Path):
+def test_no_window_has_more_starts_than_the_limit_from_all_processes(server: Server, redis: Client, tmp_path: Path):
     """Four processes, 60 starts, by the server's own clock; the window's zset is copied before it forgets them."""
     code = """
 from qd import Qd
@@ -54,7 +54,7 @@ with open("starts", "a") as file:
     assert all(later - sooner >= 0.4 - 1e-6 for sooner, later in zip(starts, starts[10:], strict=False))
 
 
-def test_a_limit_that_is_reached_is_told(app: Qd, redis: Client):
+def test_a_limit_that_is_reached_refuses_at_once(app: Qd, redis: Client):
     limiter = app.limiter("stripe", 3, per=60)
     assert limiter.left() == 3
     assert [limiter.try_acquire() for _ in range(4)] == [True, True, True, False]
@@ -65,7 +65,7 @@ def test_a_limit_that_is_reached_is_told(app: Qd, redis: Client):
     assert repr(limiter) == "<limiter 'stripe' 3 per 60 s>"
 
 
-def test_who_waits_starts_in_the_order_in_which_it_asked(app: Qd, redis: Client):
+def test_waiters_start_in_the_order_in_which_they_came(app: Qd, redis: Client):
     limiter, served = app.limiter("stripe", 1, per=1), list[int]()  # who comes a second late has no turn any more
 
     def wait(number: int) -> None:
@@ -168,7 +168,7 @@ def test_figures_are_given_or_declared_and_never_both_ways(app: Qd):
         app.limiter("a{b}", 1, per=60)
 
 
-def test_a_server_that_is_away_is_told():
+def test_an_unreachable_server_is_reported():
     with Server() as own:
         app = Qd(own.url)
         own.kill()

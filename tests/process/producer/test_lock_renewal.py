@@ -96,7 +96,7 @@ def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
-def test_a_loss_that_two_threads_find_at_once_is_told_once(app: Qd, monkeypatch: pytest.MonkeyPatch):
+def test_a_loss_that_two_threads_find_at_once_is_reported_once(app: Qd, monkeypatch: pytest.MonkeyPatch):
     told: list[events.LockLost] = []
     app.on(events.LockLost)(told.append)
     lock, meet = app.lock("report", ttl=30), threading.Barrier(2)
@@ -157,7 +157,7 @@ def test_a_server_that_hangs_costs_the_locks_on_another_nothing(app: Qd, frozen:
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
-def test_a_taking_that_a_slow_server_does_when_nobody_waits_any_more_is_over_soon(frozen: Server):
+def test_a_lock_that_a_slow_server_grants_after_its_waiter_has_left_is_freed_soon(frozen: Server):
     app, client = Qd(frozen.url), frozen.client()
     assert app.lock("warm", ttl=1).acquire()
     os.kill(pid_of(frozen), signal.SIGSTOP)
@@ -278,7 +278,7 @@ def lost(app: Qd) -> list[events.LockLost]:
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
-def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[events.LockLost], caplog):
+def test_the_renewal_reports_a_lost_lock(app: Qd, redis: Client, lost: list[events.LockLost], caplog):
     lock = app.lock("report", ttl=4, renew=True)
 
     def block() -> None:
@@ -297,7 +297,7 @@ def test_a_lost_lock_is_told_by_the_renewal(app: Qd, redis: Client, lost: list[e
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
-def test_a_lost_lock_without_renewal_is_told_by_what_comes_next(app: Qd, redis: Client, lost: list[events.LockLost]):
+def test_without_renewal_the_next_call_reports_a_lost_lock(app: Qd, redis: Client, lost: list[events.LockLost]):
     late = app.lock("report", ttl=0.05)
     assert late.acquire()
     eventually(lambda: redis.call("EXISTS", "qd:mutex:{report}") == 0)
@@ -438,7 +438,7 @@ def test_a_server_that_lost_the_lock_gives_it_to_the_next_and_tells_its_owner():
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
-def test_a_server_that_is_not_there_is_told_at_once_and_one_that_stays_away_after_the_timeout(
+def test_a_server_that_never_answered_is_reported_at_once_and_one_that_stays_unreachable_after_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with Server() as own:

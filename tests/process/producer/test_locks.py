@@ -53,7 +53,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_waits_is_served_in_the_order_in_which_it_came(app: Qd, redis: Client):
+def test_waiters_get_the_lock_in_the_order_in_which_they_came(app: Qd, redis: Client):
     served: list[int] = []
 
     def wait(number: int) -> None:
@@ -72,7 +72,7 @@ def test_who_waits_is_served_in_the_order_in_which_it_came(app: Qd, redis: Clien
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_lock_that_is_released_goes_to_the_waiter_at_once_and_to_nobody_in_passing(app: Qd, redis: Client):
+def test_a_released_lock_goes_to_the_first_waiter_at_once_and_to_no_later_caller(app: Qd, redis: Client):
     """It does not wait until the waiter asks by itself."""
     lock = app.lock("report", ttl=30)
     assert lock.acquire()
@@ -104,7 +104,7 @@ def test_a_wait_ends_with_its_timeout_and_leaves_the_line(app: Qd, redis: Client
     assert not lock.locked()
 
 
-def test_an_object_stands_for_one_taking_at_a_time(app: Qd):
+def test_a_lock_object_is_acquired_once_at_a_time(app: Qd):
     lock = app.lock("report", ttl=30)
     with pytest.raises(LockError, match=r"not held by this object: release\(\) comes after acquire\(\)"):
         lock.release()
@@ -132,7 +132,7 @@ def test_the_lock_of_a_killed_owner_goes_to_the_next_when_its_ttl_is_over(app: Q
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_waiter_that_dies_or_is_stopped_holds_up_nobody(app: Qd, redis: Client, program, how: signal.Signals):
+def test_a_waiter_that_dies_or_is_stopped_delays_no_other_waiter(app: Qd, redis: Client, program, how: signal.Signals):
     lock = app.lock("report", ttl=60)
     assert lock.acquire()
     dead = program("app.lock('report', ttl=60).acquire()")

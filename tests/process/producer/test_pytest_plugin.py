@@ -151,7 +151,7 @@ def test_without_an_app_the_fixture_says_what_to_write(shop: UserProject):
     assert 'ConfigError: no app is named for the fixtures of qd: write qd_app = "shop.queue:app"' in done.stdout
 
 
-def test_nothing_of_qd_is_loaded_before_a_fixture_is_asked_for(shop: UserProject):
+def test_no_module_of_qd_is_loaded_before_a_test_requests_a_fixture(shop: UserProject):
     shop.pyproject("")
     shop.test(
         """

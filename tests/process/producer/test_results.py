@@ -177,7 +177,7 @@ UNFIT = [("object", "JSON cannot carry what the job returned"), ("nan", "not a J
 
 
 @pytest.mark.parametrize(("what", "told"), UNFIT)
-def test_a_result_that_cannot_be_kept_is_told_and_harms_nothing(
+def test_a_result_that_cannot_be_stored_is_reported_and_harms_nothing(
     shop: Project, jobs: Jobs, what: str, told: str
 ) -> None:
     handle = jobs.odd.dispatch(what)
@@ -193,7 +193,7 @@ FORGED = [b"", b"{", b"\xff", b"[" * 100_000, b'{"total":' * 5000]
 
 @pytest.mark.parametrize(("status", "error"), [("done", NoResult), ("failed", JobFailedError)])
 @pytest.mark.parametrize("value", FORGED, ids=["nothing", "cut", "no text", "deep", "objects, deep"])
-def test_a_record_of_another_hand_is_told(
+def test_a_record_that_qd_has_not_written_is_reported(
     jobs: Jobs, redis: Client, value: bytes, status: str, error: type[Exception]
 ) -> None:
     redis.call("HSET", "qd:job:forged", "status", status, "value", value)
@@ -258,7 +258,7 @@ def test_without_result_ttl_nothing_is_kept_and_waiting_is_refused(shop: Project
         Handle("x").status()
 
 
-def test_an_id_that_nobody_knows_is_not_waited_for(shop: Project, jobs: Jobs) -> None:
+def test_waiting_for_an_unknown_id_raises_at_once(shop: Project, jobs: Jobs) -> None:
     with pytest.raises(NoResult, match="it is unknown"):
         jobs.app.handle("nosuch").result(1)
     handle = jobs.adds.dispatch(1, 1)

@@ -88,7 +88,7 @@ def test_what_the_clock_shows_twice_runs_once_and_a_beat_twice(moved: FaketimeSe
     work.stop()
 
 
-def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_it_is_right(
+def test_entries_start_again_when_the_clock_is_set_back_by_hours_and_continue_when_it_is_right(
     moved: FaketimeServer,
 ) -> None:
     moved.set("2026-11-21T12:00:00Z")
@@ -122,7 +122,7 @@ def test_entries_begin_anew_when_the_clock_is_put_back_by_hours_and_go_on_when_i
         host.close()
 
 
-def test_what_stood_in_line_begins_anew_too_when_the_clock_is_put_back(moved: FaketimeServer, tmp_path: Path) -> None:
+def test_waiting_runs_start_again_too_when_the_clock_is_set_back(moved: FaketimeServer, tmp_path: Path) -> None:
     moved.set("2026-11-21T11:30:00Z")
     moved.start()
     app = Qd(moved.url)

@@ -202,7 +202,7 @@ def test_it_tells_why_an_entry_did_not_run(project: MakeProject) -> None:
 
 
 @pytest.mark.usefixtures("early")
-def test_quiet_about_them_unless_asked(project: MakeProject) -> None:
+def test_skipped_entries_are_listed_only_with_the_reason_option(project: MakeProject) -> None:
     shop, witness = shop_of(project, NOT_NOW)
     done = shop.qd("schedule", "run")
     ran = [line.partition(",")[0] for line in done.stdout.splitlines()]
@@ -245,7 +245,7 @@ def test_laravels_own_maintenance_mode_is_a_reason_where_it_is_obeyed(
 
 
 @pytest.mark.usefixtures("early")
-def test_a_run_that_fails_is_exit_1_and_told_on_stderr(project: MakeProject) -> None:
+def test_a_failed_run_is_exit_1_and_reported_on_stderr(project: MakeProject) -> None:
     zero, three = "app.schedule(lambda: 1 / 0).every_minute()", 'app.schedule.shell("exit 3").every_minute()'
     shop, _ = shop_of(project, f'{zero}.name("zero")\n{three}.name("three")\n')
     done = shop.qd("schedule", "run")

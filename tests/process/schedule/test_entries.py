@@ -193,7 +193,7 @@ main()
 
 
 @pytest.mark.leaves("qd:ticks", "qd:schedule:last", "qd:schedule:skipped")
-def test_what_still_runs_at_the_end_of_a_stop_is_ended_and_told_and_frees_its_lease(long: Project, redis: Client):
+def test_runs_still_alive_at_the_end_of_a_stop_are_ended_logged_and_free_their_lease(long: Project, redis: Client):
     work = long.work("-w", "1", "--stop-timeout", "6", within=[sys.executable, "-c", IN_TIME])
     pids = pids_in(long.root / "pids", 2)
     work.stop()

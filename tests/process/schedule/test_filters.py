@@ -101,7 +101,7 @@ def test_nothing_that_a_filter_does_ends_or_holds_up_the_scheduler(project: Make
     assert not work.matches("scheduler.died|schedule.failed")
 
 
-def test_a_filter_is_asked_elsewhere_once_a_tick_after_what_the_scheduler_can_tell(
+def test_a_filter_runs_once_per_tick_in_another_process_after_the_checks_of_the_scheduler(
     app: Qd, report: Any, open_host: Open, tmp_path: Path
 ) -> None:
     def asked(name: str) -> Callable[[], bool]:
@@ -151,7 +151,7 @@ def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(
     assert (tmp_path / "order").read_text() == "+c-c+a-a+b-b"
 
 
-def test_a_pause_drops_what_is_asked_and_the_tick_is_decided_when_it_is_over(
+def test_a_pause_cancels_running_filters_and_the_tick_is_decided_afterwards(
     app: Qd, report: Any, open_host: Open, tmp_path: Path
 ) -> None:
     def hangs() -> bool:
@@ -171,7 +171,7 @@ def test_a_pause_drops_what_is_asked_and_the_tick_is_decided_when_it_is_over(
     host.turns(lambda: host.said("schedule.sent"))
 
 
-def test_a_drained_scheduler_is_idle_at_once_whoever_is_asked(
+def test_a_drained_scheduler_is_idle_at_once_while_a_filter_still_runs(
     app: Qd, report: Any, open_host: Open, tmp_path: Path
 ) -> None:
     def hangs() -> bool:
@@ -266,7 +266,7 @@ def test_no_lease_runs_out_while_listeners_take_their_time(
     assert set(leases) == {1}
 
 
-def test_an_error_whose_words_cannot_be_had_is_told_by_its_kind() -> None:
+def test_an_error_whose_message_raises_is_reported_by_its_class() -> None:
     class Odd(Exception):
         def __str__(self) -> str:
             raise ValueError("no words")

@@ -29,7 +29,7 @@ def count(host: Host, word: str, name: str) -> int:
 # -- one key
 
 
-def test_an_entry_whose_lease_is_refused_is_said_once_and_the_others_go_on(
+def test_an_entry_whose_lease_is_refused_is_logged_once_and_the_others_continue(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(lambda: None, every=0.2, name="alone").without_overlapping()
@@ -64,7 +64,7 @@ def test_a_key_of_another_type_at_the_start_holds_up_the_entries_of_that_key(
     host.turns(lambda: ready_payloads(redis, "other"))
 
 
-def test_ticks_of_another_type_are_said_once_an_entry_and_all_goes_on_when_they_are_mended(
+def test_ticks_of_another_type_are_logged_once_per_entry_and_entries_run_once_they_are_fixed(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1), every=0.2, name="on all").on_every_host()
@@ -79,7 +79,7 @@ def test_ticks_of_another_type_are_said_once_an_entry_and_all_goes_on_when_they_
     assert len(host.said("schedule.refused")) == 2
 
 
-def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
+def test_unreadable_control_keys_are_ignored_and_logged_once(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(report.bind(1), every=0.2)
@@ -105,7 +105,7 @@ def test_notes_that_cannot_be_read_are_no_notes_and_that_is_said_once(
 # -- what is only kept for people to read
 
 
-def test_what_only_keeps_notes_is_said_once_and_written_when_it_can_be(
+def test_history_that_cannot_be_written_is_logged_once_and_written_later(
     app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.schedule(lambda: None, every=0.2, name="runs")
@@ -138,7 +138,7 @@ def test_a_server_that_is_full_while_no_tick_is_due_is_not_away(app: Qd, redis: 
     assert host.said("redis.away") == []
 
 
-def test_a_lease_that_a_full_server_does_not_give_waits_until_it_does_and_is_said_once(
+def test_a_lease_that_a_full_server_refuses_is_logged_once_and_taken_later(
     app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.schedule(lambda: None, every=1, name="alone").without_overlapping()
@@ -188,7 +188,7 @@ def test_term_while_redis_is_away_and_a_run_has_ended_ends_all(project: MakeProj
         work.stop()
 
 
-def test_what_was_taken_and_could_not_be_begun_is_told_at_the_stop_and_not_waited_for(app: Qd) -> None:
+def test_a_claimed_tick_that_could_not_start_is_logged_at_the_stop_and_not_waited_for(app: Qd) -> None:
     app.schedule(lambda: None, every=1, name="alone").without_overlapping()
     with Server() as own:
         app.settings = load(code={"url": own.url}, environ={})
@@ -209,7 +209,7 @@ def test_what_was_taken_and_could_not_be_begun_is_told_at_the_stop_and_not_waite
         host.close()
 
 
-def test_leases_are_not_asked_for_again_and_again_while_redis_is_away(app: Qd, tmp_path: Path) -> None:
+def test_leases_are_not_renewed_in_a_loop_while_redis_is_unreachable(app: Qd, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     def waits() -> None:

@@ -90,7 +90,7 @@ def ticks_of(work: Procs, event: str = "schedule.started") -> list[str]:
 # -- beside workers
 
 
-def test_qd_work_runs_one_scheduler_beside_its_workers_and_it_is_no_worker(project: MakeProject, redis: Client) -> None:
+def test_qd_work_runs_one_scheduler_that_does_not_count_as_a_worker(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=TICKING)
     witness = Witness(shop)
     work = shop.work("-w", "2")
@@ -203,7 +203,7 @@ app.schedule(beat, every=0.5, name="never").when(False)
 """
 
 
-def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProject, tmp_path: Path) -> None:
+def test_a_scheduler_that_hangs_is_killed_and_replaced(project: MakeProject, tmp_path: Path) -> None:
     """Stopped, or stuck in C in the app's own code."""
     shop = project(jobs=TICKING + STUCK, config="[worker]\nsleep = 0.1")
     witness = Witness(shop)
@@ -225,7 +225,7 @@ def test_a_scheduler_that_stands_still_is_killed_and_replaced(project: MakeProje
         work.stop()
 
 
-def test_with_no_respawn_its_death_is_the_end_and_told_as_its_own(project: MakeProject) -> None:
+def test_with_no_respawn_the_death_of_the_scheduler_ends_the_program_and_is_the_reason(project: MakeProject) -> None:
     shop = project(jobs=TICKING)
     witness = Witness(shop)
     work = scheduled(shop, "--no-respawn")

@@ -71,7 +71,7 @@ def held_of(redis: Client, key: str = "queues:default:delayed") -> dict[str, obj
 
 @FAILED
 @ROW_24
-def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_runs(
+def test_each_malformed_payload_is_kept_once_unchanged_and_the_jobs_behind_it_run(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = ready(shop)
@@ -97,7 +97,9 @@ def test_each_malformed_payload_is_kept_once_as_it_was_and_what_stands_behind_ru
 @FAILED
 @pytest.mark.leaves("queues:default", "queues:default:delayed", "queues:default:notify")  # what is held, and its turn
 @ROW_24
-def test_odd_payloads_kill_nobody_and_each_stays_in_one_place(shop: Project, witness: Witness, redis: Client) -> None:
+def test_odd_payloads_kill_no_worker_and_each_stays_in_one_place(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
     work = ready(shop, "--log-level", "debug")
     workers = waiting(work)
     corpus = [raw for name, raw in hostile(cut_every=1000) if name not in dict(malformed(cut_every=1000))]

@@ -60,7 +60,7 @@ def cancel(redis: Client) -> None:
     redis.call("HSET", "qd:cancel", mark, redis.call("TIME")[0])
 
 
-def test_a_sleeping_job_is_told_and_dropped(shop: Project, witness: Witness, redis: Client) -> None:
+def test_a_sleeping_job_gets_an_exception_and_is_dropped(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop)
     push(redis, "sleeps", how="well")
     witness.wait("start")

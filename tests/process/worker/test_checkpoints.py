@@ -237,7 +237,7 @@ def test_checkpoints_cost_no_job_its_ack(shop: Project, witness: Witness, redis:
     assert not work.matches("lease")
 
 
-def test_a_checkpoint_is_for_the_job_in_hand_and_its_own_process(
+def test_a_checkpoint_works_only_in_the_current_job_and_in_its_own_process(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     push(redis, "leaves a thread")

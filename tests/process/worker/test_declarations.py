@@ -288,9 +288,7 @@ def test_a_job_that_was_sent_so_says_so_itself(shop: Project, witness: Witness, 
     assert [record["job"] for record, _ in failed(redis)] == ["ship.or.not"]
 
 
-def test_failed_is_told_of_an_instance_with_its_row_or_not_at_all(
-    shop: Project, witness: Witness, redis: Client
-) -> None:
+def test_failed_gets_an_instance_with_its_row_or_is_not_called(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "shipped", order=order(42))
     push(redis, "shipped", order=order(404))
     work = shop.work_off()
@@ -341,7 +339,7 @@ def test_after_an_error_that_recycles_the_job_is_settled_and_the_worker_replaced
     assert not work.matches("crash")
 
 
-def test_other_errors_recycle_nobody(shop: Project, witness: Witness, redis: Client) -> None:
+def test_other_errors_recycle_no_worker(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "boom")
     work = shop.work_off("--log-level", "debug")
     assert len(witness.starting("boom")) == 2

@@ -105,7 +105,9 @@ def test_events_come_in_laravels_order(shop: Project, witness: Witness, redis: C
     assert workers == ["WorkerStarting", "WorkerStopping"] * 3  # one that raised JobTimeout takes no further job
 
 
-def test_a_job_over_its_limit_is_told_as_in_laravel(shop: Project, witness: Witness, redis: Client) -> None:
+def test_a_job_over_its_limit_fires_the_same_events_as_in_laravel(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
     push_laravel(redis, "bad", maxTries=1, attempts=1)
     shop.work_off()
     assert told(witness, "bad") == OVER_ITS_LIMIT

@@ -119,7 +119,7 @@ def test_a_listener_of_the_crash_that_kills_the_judging_worker_is_left_out_by_th
 
 
 @pytest.mark.parametrize("first", ["stuck", "asleep"])
-def test_a_timeout_is_told_to_listeners_once_also_when_the_job_was_killed_for_it(
+def test_listeners_get_a_timeout_once_even_if_the_job_was_killed_for_it(
     shop: Project, witness: Witness, redis: Client, first: str
 ) -> None:
     work = ready(shop)
@@ -132,7 +132,9 @@ def test_a_timeout_is_told_to_listeners_once_also_when_the_job_was_killed_for_it
     assert ("death" in record) is (first == "stuck")
 
 
-def test_a_timeout_of_a_killed_attempt_is_told_before_the_next(shop: Project, witness: Witness, redis: Client) -> None:
+def test_listeners_get_the_timeout_of_a_killed_attempt_before_the_next_attempt(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
     work = ready(shop)
     push(redis, "twice")
     work.wait_line("job.done .*job=twice")

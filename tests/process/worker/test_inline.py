@@ -68,7 +68,7 @@ def test_no_workers_keeps_the_lease_and_leaves_at_an_empty_queue(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_no_workers_leaves_when_it_is_told_to(
+def test_an_inline_worker_finishes_its_job_and_leaves_at_a_stop_signal(
     shop: Project, witness: Witness, redis: Client, number: signal.Signals
 ) -> None:
     work = shop.work("-w", "0", "--sleep", "60")

@@ -70,7 +70,7 @@ def lost(redis: Client) -> int:
 
 
 @pytest.mark.parametrize("how", ["ack", "ack with a turn", "release", "error", "fail"])
-def test_an_answer_that_finds_its_lease_gone_is_told_and_counted(
+def test_an_ack_that_finds_its_lease_gone_is_logged_and_counted(
     shop: Project, witness: Witness, redis: Client, how: str
 ) -> None:
     work = ready(shop)

@@ -76,7 +76,7 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=AROUND)
 
 
-def test_it_stands_around_plain_and_async_jobs(shop: Project, redis: Client, witness: Witness):
+def test_middleware_wraps_plain_and_async_jobs(shop: Project, redis: Client, witness: Witness):
     shop.python("import jobs; jobs.plain.dispatch(); jobs.asynchronous.dispatch()")
     work = shop.work_off()
     assert witness.lines == [

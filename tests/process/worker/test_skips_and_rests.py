@@ -90,7 +90,7 @@ def test_errors_of_other_types_do_not_count(shop: Project, redis: Client, witnes
 
 
 @pytest.mark.leaves("queues:default:failed*")
-def test_an_error_that_fails_the_job_at_once_is_told_as_it_is(shop: Project, redis: Client, witness: Witness):
+def test_an_error_that_fails_the_job_at_once_is_recorded_unchanged(shop: Project, redis: Client, witness: Witness):
     push(redis, "strict", n=1)
     push(redis, "strict", n=2)
     shop.work_off()

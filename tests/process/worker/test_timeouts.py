@@ -205,7 +205,7 @@ def test_a_job_over_its_timeout_sees_it_and_its_worker_takes_no_other(
 @FAILED
 @STUCK_ROW
 @pytest.mark.parametrize("how", HARD)
-def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
+def test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logged(
     shop: Project, witness: Witness, redis: Client, figures: Figures, how: str
 ) -> None:
     work = ready(shop)
@@ -233,7 +233,7 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_with_its_stack_told(
 
 
 @FAILED
-def test_a_master_that_stood_still_meanwhile_has_the_stack_told_too(
+def test_a_master_that_was_suspended_meanwhile_logs_the_stack_too(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
     work = ready(shop)
@@ -472,7 +472,7 @@ def test_a_job_is_interrupted_before_the_stop_deadline_and_handed_back(
     redis.call("DEL", "queues:default", "queues:default:notify")
 
 
-def test_a_job_can_see_that_its_worker_is_asked_to_stop(project: MakeProject, redis: Client) -> None:
+def test_a_job_can_see_that_its_worker_is_stopping(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=STOPS)
     witness = Witness(shop)
     work = ready(shop)
