@@ -47,14 +47,12 @@ def test_a_call_to_a_server_is_not_interrupted():
 
     def sends() -> None:
         with shield:
-            until = time.monotonic() + 10
-            while shield.overdue is None and time.monotonic() < until:
-                pass  # until the alarm fires, which may be late on a busy host
+            signal.raise_signal(signal.SIGALRM)  # as the timer of the guard does
             done.append("whole")
         done.append("after")
 
     with pytest.raises(UserCodeFailed, match="took longer"):
-        Guard(0.02).run(sends)
+        Guard(60).run(sends)
     assert done == ["whole"]
 
 
