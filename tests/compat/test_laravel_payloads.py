@@ -138,7 +138,7 @@ def test_a_payload_of_an_older_release_is_read(release):
     assert payload.id == "wP81SDIYcKAC0AmB5Oxbuo6RpnlEin8t"
     assert (payload.uuid is None) == (release[0] in "56")
     if release.endswith("string"):
-        assert (payload.name, payload.display) == ("mail.send@now", "mail.send")
+        assert (payload.job, payload.display) == ("mail.send@now", "mail.send")
         assert (payload.maxTries, payload.timeout, payload.backoffs, payload.deadline) == (None, None, None, None)
         assert bytes(payload.data) == b'{"n":1}'
     else:

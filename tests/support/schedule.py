@@ -37,7 +37,7 @@ class Host:
 
     def __init__(self, app: Qd, server: Server, name: str = "web1", **more: Any) -> None:
         self.app, self.lines = app, list[str]()
-        if not app._services.has_settings:
+        if not app._services._settings:
             app.settings = load(code={"url": server.url}, environ={})
         log = Log("scheduler", write=lambda line: self.lines.append(line.decode().partition("] ")[2].strip()))
         entries = more.pop("entries", None) or app.schedule.entries()

@@ -276,15 +276,6 @@ class Extras:
         """The argument as it is sent. Raises ValueError."""
         return self.keyed[name].packed(value) if name in self.keyed else value
 
-    def check_provided(self) -> None:
-        """Raises NoProvider."""
-        for name, kind in self.filled.items():
-            if not self._known.provides(kind):
-                raise NoProvider(
-                    f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
-                    "module that the worker imports"
-                )
-
     def check(self, fields: Mapping[str, object]) -> None:
         """Raises WrongType for an object of another model."""
         for name, models in self.keyed.items():
@@ -295,7 +286,12 @@ class Extras:
 
     def prepared(self, target: Callable[..., Any], fields: Mapping[str, object]) -> Callable[[], object]:
         """Raises NoProvider."""
-        self.check_provided()
+        for name, kind in self.filled.items():
+            if not self._known.provides(kind):
+                raise NoProvider(
+                    f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
+                    "module that the worker imports"
+                )
         return partial(self.call, target, fields)
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:

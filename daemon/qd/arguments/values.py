@@ -380,9 +380,6 @@ class Unfit(ValueError):
         super().__init__(f"{what} (at {place})" if place else what)
         self.what, self.place = what, place
 
-    def inside(self, step: str) -> Unfit:
-        return Unfit(self.what, step + self.place)
-
 
 def check_value(value: Any) -> None:
     """Raises Unfit if a part of `value` would change on the way."""
@@ -414,7 +411,8 @@ def check_value(value: Any) -> None:
         except Unfit as error:
             if isinstance(value, _SERIES_TYPES):
                 step = next(i for i, each in enumerate(value) if each is part)
-            raise error.inside(f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES_TYPES)) else f".{step}") from None
+            text = f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES_TYPES)) else f".{step}"
+            raise Unfit(error.what, text + error.place) from None
 
 
 def why(error: Exception) -> str:

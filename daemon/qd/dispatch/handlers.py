@@ -147,9 +147,8 @@ class Handlers:
 
     def jobs_for(self, event: events.Event) -> list[tuple[Plan, bytes]]:
         """The jobs of the queued listeners of an event. Raises ArgumentError."""
-        return [
-            (plan, declared.encode_object(event)) for kind, plan, declared in self._listening if isinstance(event, kind)
-        ]
+        found = [(plan, declared) for kind, plan, declared in self._listening if isinstance(event, kind)]
+        return [(plan, declared.encode_object(event)) for plan, declared in found]
 
     def _declared(
         self, kind: type, handler: Callable[..., Any], name: str, given: Mapping[str, Any]
@@ -158,9 +157,9 @@ class Handlers:
             raise DeclarationError(f"the handler of {kind.__qualname__} cannot be raw: it takes the object")
         frame = sys._getframe(3)  # the caller of app.map or of the decorator of app.on
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        options = JobOptions.read({option: value for option, value in given.items() if option not in SENDING}, name)
+        sending = {option: given[option] for option in SENDING if option in given}
+        options = JobOptions.read({option: value for option, value in given.items() if option not in sending}, name)
         declared = DeclaredObject(name, kind, handler, options, where, self._registry.known)
         self._registry.add(declared)
-        sending = {option: value for option, value in given.items() if option in SENDING}
         plan = Plan(declared, options)
         return plan.using(sending) if sending else plan, declared

@@ -131,7 +131,7 @@ class Route(msgspec.Struct, frozen=True):
         return Message(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, relations)
 
     def _relations(self, plan: Plan, data: bytes, id: str, given: Relations | None) -> Relations:
-        """Those of the declaration, its key, and those `given` by a chain or batch."""
+        """The relations of the declaration, the key, and those `given` by a chain or batch."""
         found = {} if self.relations is None else asdict(self.relations)
         if given is not None:
             found |= {name: value for name, value in asdict(given).items() if value != getattr(NO_RELATIONS, name)}
@@ -150,6 +150,9 @@ class Route(msgspec.Struct, frozen=True):
 def route_of(declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> Route:
     connection = settings.connection(options.connection)
     display, unique = patterns(declared, options)
+    timeout = options.timeout
+    if timeout and timeout % 1 and timeout == declared.options.timeout:
+        timeout = None  # payloads have whole seconds only: the worker reads the fraction in the declaration
     fixed = partial(
         make,
         declared.name,
@@ -158,7 +161,7 @@ def route_of(declared: Declared, options: JobOptions, settings: Settings, hooks:
         max_exceptions=options.max_exceptions,
         fail_on_timeout=bool(options.fail_on_timeout),
         backoff=options.backoff,
-        timeout=travelling(options.timeout, declared),
+        timeout=timeout,
         delete_when_missing=options.delete_when_missing,
         extra={"tags": options.tags} if options.tags else None,
     )
@@ -194,12 +197,6 @@ def relations_of(options: JobOptions) -> Relations | None:
 
 def signing_of(settings: Settings) -> Signing | None:
     return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
-
-
-def travelling(timeout: float | None, declared: Declared) -> float | None:
-    """The timeout for the payload, which has whole seconds only. A fraction that the declaration set is left out, since the
-    worker reads the declaration too; any other is rounded up."""
-    return None if timeout and timeout % 1 and timeout == declared.options.timeout else timeout
 
 
 def due_in(delay: Duration | datetime, job: str | None = None) -> float:

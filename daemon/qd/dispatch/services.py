@@ -99,11 +99,6 @@ class Services:
     def current_settings(self) -> Settings:
         return self._settings or self.settings
 
-    @property
-    def has_settings(self) -> bool:
-        """Whether the settings were read or set."""
-        return self._settings is not None
-
     @contextmanager
     def using(self, settings: Settings) -> Iterator[None]:
         """The settings of the app within the block."""

@@ -177,23 +177,19 @@ class Job(Call[T_co]):
         given = {name: value for name, default in self._defaults if not same(value := getattr(self, name), default)}
         data, mine = plan.declared.encode((), given), self.__dict__.get("_plan", plan)
         if self._computed:
+            computed = {}
+            for name in self._computed:
+                if getattr(mine.options, name) is getattr(plan.options, name):  # not set by using()
+                    value = getattr(self, name)
+                    computed[name] = literal(value() if callable(value) else value)
             try:
-                mine = mine.using(self._computed_options(plan, mine))
+                mine = mine.using(computed)
             except DeclarationError as error:
                 raise DeclarationError(f"{type(self).__qualname__.rpartition('<locals>.')[2]}: {error}") from None
         if type(self).send is not Job.send:
             mine = mine.using({})
             mine.by = self.send
         return sender, mine, data
-
-    def _computed_options(self, plan: Plan, mine: Plan) -> dict[str, Any]:
-        """The options that are methods, properties or class variables and were not set by using()."""
-        found = {}
-        for name in self._computed:
-            if getattr(mine.options, name) is getattr(plan.options, name):  # not set by using()
-                value = getattr(self, name)
-                found[name] = literal(value() if callable(value) else value)
-        return found
 
 
 def literal(value: object) -> object:

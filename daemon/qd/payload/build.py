@@ -156,19 +156,13 @@ class PayloadTemplate:
             return self._make(data=data, uuid=uuid, id=id, created_at=created_at, retry_until=retry_until)
         pieces = self._pieces
         if pieces is None or pieces.moment != (created_at, retry_until):
-            pieces = self._pieces = self._pieces_of(created_at, retry_until)
+            head, *until, before_data, before_created, before_id, tail = self._cuts or self._cut()
+            if retry_until is not None:
+                before_data = b"%b%d%b" % (until[0], retry_until, before_data)
+            before_id = b"%b%d%b" % (before_created, created_at, before_id)
+            pieces = self._pieces = Pieces((created_at, retry_until), head, before_data, before_id, tail)
         _, head, before_data, before_id, tail = pieces
         return b"".join((head, uuid.encode(), before_data, data, before_id, id.encode(), tail))
-
-    def _pieces_of(self, created_at: int, retry_until: int | None) -> Pieces:
-        cuts = self._cuts or self._cut()
-        if retry_until is None:
-            head, before_data, before_created, before_id, tail = cuts
-        else:
-            head, before_until, before_data, before_created, before_id, tail = cuts
-            before_data = b"%b%d%b" % (before_until, retry_until, before_data)
-        before_id = b"%b%d%b" % (before_created, created_at, before_id)
-        return Pieces((created_at, retry_until), head, before_data, before_id, tail)
 
     def _cut(self) -> list[bytes]:
         """Make a payload with random values and cut it at them."""

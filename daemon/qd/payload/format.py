@@ -111,11 +111,6 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     saved: msgspec.Raw = NOTHING  # the last checkpoint; no value of it makes a payload malformed
 
     @property
-    def name(self) -> str:
-        """The job's name as pushed, including "@method"."""
-        return self.job
-
-    @property
     def display(self) -> str:
         """The name for people."""
         return self.displayName or self.job.partition("@")[0]
@@ -160,7 +155,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if raw[:1] != b'"':
             return None
         try:
-            return base64url_decoded(raw[1:-1])
+            text = raw[1:-1].translate(_FROM_URL)
+            return a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)
         except ValueError:
             return None
 
@@ -171,11 +167,6 @@ _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/"
 def base64url(text: bytes) -> bytes:
     """Without padding: only letters, digits, - and _, which JSON encoders leave unchanged and no key of qd contains."""
     return b2a_base64(text, newline=False).rstrip(b"=").translate(_TO_URL)
-
-
-def base64url_decoded(text: bytes) -> bytes:
-    """Raises ValueError."""
-    return a2b_base64(text.translate(_FROM_URL) + b"=" * (-len(text) % 4), strict_mode=True)
 
 
 _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)")

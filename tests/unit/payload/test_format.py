@@ -141,7 +141,7 @@ def test_a_built_payload_is_read_back():
         retry_until=2e9,
         extra={"tags": ["a", "ü/"]},
     )
-    assert (payload.uuid, payload.id, payload.displayName, payload.name) == ("u-1", "i-1", "Welcome!", "mail.welcome")
+    assert (payload.uuid, payload.id, payload.displayName, payload.job) == ("u-1", "i-1", "Welcome!", "mail.welcome")
     assert (payload.maxTries, payload.maxExceptions, payload.failOnTimeout, payload.timeout) == (0, 2, True, 30)
     assert payload.backoffs == (1.0, 5.5, 30.0)
     assert payload.deadline == 2e9
