@@ -5,12 +5,12 @@
 
 Each entry has a field in the store. A scheduler takes a tick by replacing the field it has read, so only one succeeds:
 
-    field = "<ms> <token> <mark>"    the last decided tick; who wrote it, in which claim; the entry's timing
+    field = "<ms> <token> <mark>"    the last decided tick; the claim that wrote it; the entry's timing
 
 If the reply to a claim is lost, the claim is kept in EntryState.unsure under the text that it would have written: the
 scheduler that finds its own text in the field has taken the tick. A job is sent in that same step; a run starts then.
 
-FieldSweeper deletes fields that are no longer needed. Each scheduler looks once, one page at each poll:
+FieldSweeper deletes fields that are no longer needed. Each scheduler reads all of them once, one page at each poll:
 
     any entry                400 days after its last tick
     an on_every_host entry   when its host has had no scheduler for seven days; live hosts write a sign of life
@@ -264,7 +264,7 @@ class ScheduleConnection:
                 self.plan(state)
 
     def early(self, state: EntryState, at: int) -> None:
-        """The server says that this tick is not due yet: perhaps its clock was set while the claim waited."""
+        """By the server's clock this tick is not due yet: perhaps its clock was set while the claim waited."""
         if self._clock_set:
             self.moments.add(at, state)  # the next poll plans all of them again
         else:

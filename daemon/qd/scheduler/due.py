@@ -64,7 +64,7 @@ def decide(
 def latest(next_after: Next, after: int, before: int, most: int) -> list[int]:
     """The last `most` ticks after `after` and before `before`; there is at least one.
 
-    Looks back in growing steps: a timing of seconds that was stopped for a month has millions.
+    Searches back in growing steps: a timing of seconds has millions of ticks after a month's stop.
     """
     window = WINDOW
     while True:
@@ -88,7 +88,7 @@ def count(next_after: Next, after: int, before: int) -> int:
 
 
 class TickCache:
-    """Keeps the last result of each timing: usually all its entries ask for the same."""
+    """Keeps the last result of each timing: usually all its entries need the same one."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[int, int | None]] = {}

@@ -32,7 +32,7 @@ class TooLong(EndJob):
 
 
 class UserCodeFailed(Exception):
-    """User code raised or hung; the text says which, for a log line."""
+    """User code raised or hung. Its text is for a log line: "raised X: ..." or "took longer than ..."."""
 
 
 def raised(error: BaseException) -> str:

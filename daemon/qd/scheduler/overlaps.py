@@ -58,7 +58,7 @@ class Overlaps:
         self._reported: set[str] = set()
 
     def take(self, entry: Entry) -> str | None:
-        """None if the entry may run: `begun` or `forgo` must follow. Else who runs it, or why that is unknown. Raises
+        """None if the entry may run: `begun` or `forgo` must follow. Else where it runs, or why that is unknown. Raises
         ConnectionLost."""
         note = {"host": self.host, "pid": os.getpid(), "at": round(time.time(), 3), "owner": uuid.uuid4().hex}
         lease, at = Lease(key_of(entry, self.host), json.dumps(note), self.seconds), time.monotonic()

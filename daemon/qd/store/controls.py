@@ -68,7 +68,7 @@ def by_and_why(note: Pause) -> str:
 
 
 def restart(store: Store, *, rolling: bool = False, laravel: int = 0) -> Restart:
-    """Write the stamp. It is never deleted, since a deleted stamp would look like no restart."""
+    """Write the stamp. It is never deleted, since a missing stamp means no restart."""
     stamp = Restart(round(store.now(), 6), rolling, laravel)
     store.put(keys.RESTART, f"{stamp.at:.6f}{LARAVEL}{laravel}{ROLLING if rolling else ''}".encode())
     return stamp

@@ -6,7 +6,7 @@
     beat     a keeper's: renews and reclaims leases, finds queues that wait and jobs that are cancelled
 
 Due jobs are not moved: a turn finds them. A reservation of PHP that expired is freed as Laravel does it, so it has cost an
-attempt; one of ours goes to the tail with its mark unanswered, so the next reserve counts a crash.
+attempt; one of ours goes to the tail with its mark unanswered, so the next reservation counts a crash.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class DatabaseQueue(KeyspaceQueue):
         values: dict[str, Any] = {"queue": queue, "payload": text_of(payload), "attempts": spent(payload)}
         values["after"] = after(delay)
         if self.sql.listens:
-            values |= {"channel": channel(self.settings.table, queue), "tells": delay < 1}
+            values |= {"channel": channel(self.settings.table, queue), "notifies": delay < 1}
         self.table.rows(self.sql.push, values)
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:

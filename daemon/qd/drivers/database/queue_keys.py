@@ -3,7 +3,7 @@
 queues:Q            list   ready        LPUSH and RPUSH return how many were pushed, not the length
 queues:Q:delayed    zset   delayed
 queues:Q:reserved   zset   reserved     only a worker reserves: ZADD needs XX
-queues:Q:notify     list   empty        a push wakes those who wait; its length is that of ready
+queues:Q:notify     list   empty        a push wakes waiting workers; its length is that of ready
 
 LISTS, SETS and NOTIFY, at the end, list the commands on each of them.
 """

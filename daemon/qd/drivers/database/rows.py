@@ -151,7 +151,7 @@ class JobRows:
             step.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
 
     def wake(self, step: Executor, queue: str) -> None:
-        """Notify those who wait for this queue when the transaction commits, if the database can."""
+        """Notify the workers that wait for this queue when the transaction commits, if the database can."""
         if self.sql.listens:
             step.execute(self.sql["notify"], {"channel": channel(self.table, queue)}).close()
 

@@ -128,9 +128,9 @@ class JobSql:
             f" SELECT :queue, :payload, :attempts, NULL, {due}, {self.second} FROM {self.clock}"
         )
         if self.listens:
-            insert = f"WITH pushed AS ({insert} RETURNING 1) SELECT pg_notify(:channel, '') FROM pushed WHERE :tells"
+            insert = f"WITH pushed AS ({insert} RETURNING 1) SELECT pg_notify(:channel, '') FROM pushed WHERE :notifies"
             casts = {"queue": "text", "payload": "text", "attempts": "smallint", "after": "bigint", "channel": "text"}
-            for name, kind in {**casts, "tells": "boolean"}.items():
+            for name, kind in {**casts, "notifies": "boolean"}.items():
                 insert = insert.replace(f":{name}", f"CAST(:{name} AS {kind})")
         return sql.text(insert)
 

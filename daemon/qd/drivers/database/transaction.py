@@ -74,7 +74,7 @@ class Step:
         return self.locks and self.connection.broken
 
     def notify(self, name: bytes) -> None:
-        """Wake those who wait for an item of this list at the end, if the database can."""
+        """Wake the clients that wait for an item of this list when the step ends, if the database can."""
         if self.connection.kind == "postgresql":
             self._notified.add(channel_of(name))
 
