@@ -78,7 +78,7 @@ class Control:
         found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.MASTERS)
         return found
 
-    def forget(self, tokens: Sequence[str]) -> None:
+    def forget(self, *tokens: str) -> None:
         """Raises ControlAway."""
         for at in range(0, len(tokens), 1000):
             self._call("HDEL", self.prefix + keys.MASTERS, *tokens[at : at + 1000])

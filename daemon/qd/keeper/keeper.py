@@ -138,7 +138,7 @@ class Keeper:
 
     def _secondary_tasks(self) -> None:
         """Tasks for which a server is known to be unreachable wait for a later beat. Other connection errors are raised."""
-        masters = partial(self.dead_workers.settle_masters, self._masters, self._forget)
+        masters = partial(self.dead_workers.settle_masters, self._masters, self.control.forget)
         for act in (self.dead_workers.settle_workers, masters, self.retention.forget):
             if act is masters and self.control.is_away:
                 continue
@@ -251,11 +251,8 @@ class Keeper:
         self.board.keeper_is_alive()
         old = forgotten(fields, self._server_now)
         self.board.keeper_is_alive()
-        self._forget(*old)
+        self.control.forget(*old)
         return read_masters(fields)
-
-    def _forget(self, *tokens: str) -> None:
-        self.control.forget(tokens)
 
     # -- away and back
 
@@ -290,7 +287,7 @@ class Keeper:
                 self.retention.forget(leaving=True)
                 self.queue.beat(self.queues, self._request("", False))  # corrects the number of tokens
                 if not self.dead_workers.unsettled():
-                    self._forget(self.context.token)
+                    self.control.forget(self.context.token)
                 return
             except (ConnectionLost, ServerRefused):
                 if self._away_since is not None or self.control.is_away:

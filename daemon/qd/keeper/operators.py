@@ -141,27 +141,11 @@ class Restarts:
         return True
 
 
-class DownFile:
-    """The file that `php artisan down` creates: only its existence counts. An unreadable folder is logged once."""
-
-    def __init__(self, path: str, log: Log) -> None:
-        self.path, self.log = path, log
-        self._logged = ""
-
-    def exists(self) -> bool:
-        found, error = down_file(self.path)
-        if error and error != self._logged:
-            way = "not obeyed until its folder can be read"
-            self.log.warning("laravel.down_file", path=self.path, error=error, way=way)
-        self._logged = error
-        return found
-
-
 class Maintenance:
     def __init__(self, settings: Settings, laravel: LaravelKeys | None, board: Scoreboard, log: Log) -> None:
         path = settings.laravel.down_file if settings.laravel else ""
-        self.board, self.laravel = board, laravel
-        self.file = DownFile(path, log) if path else None
+        self.board, self.laravel, self.log = board, laravel, log
+        self.file, self._file_error = path, ""  # the file that `php artisan down` creates
         self._raw, self._note = "", Down()
         self._down, self._allow = False, tuple[str, ...]()
 
@@ -186,6 +170,12 @@ class Maintenance:
         return self._down and queue not in self._allow
 
     def _laravel_down(self) -> str:
-        if self.file is not None and self.file.exists():
-            return self.file.path
+        if self.file:
+            found, error = down_file(self.file)  # only its existence counts
+            if error and error != self._file_error:
+                way = "not obeyed until its folder can be read"
+                self.log.warning("laravel.down_file", path=self.file, error=error, way=way)
+            self._file_error = error
+            if found:
+                return self.file
         return self.laravel.down if self.laravel is not None else ""

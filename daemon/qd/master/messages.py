@@ -1,6 +1,6 @@
 """Handles messages from child processes (process/channels.py), one method per kind.
 
-Jobs can write to this socket, too. A message is accepted only if it is well-formed and agrees with the master's own state.
+A message is accepted only if it is well-formed and agrees with the master's own state, which may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -34,25 +34,22 @@ class Messages:
 
     def handle(self) -> None:
         for message, fd in self.state.receiver.read(self._reject):
-            kept = False
-            try:
-                if isinstance(message, Ready):
-                    kept = self._on_ready(message, fd)
-                else:
-                    self._act(message)
-            finally:
-                if fd is not None and not kept:
-                    os.close(fd)
+            self._act(message, fd)
 
     def _reject(self, error: Exception) -> None:
         self.state.log.warning("master.message_rejected", error=str(error))
 
-    def _act(self, message: AnyMessage) -> None:
+    def _act(self, message: AnyMessage, fd: int | None) -> None:
+        """fd: the stack file of a child that is ready. Any other descriptor is closed."""
         state = self.state
         worker = state.children.found(message.slot, message.generation) if isinstance(message, ChildMessage) else None
+        if fd is not None and not (worker is not None and isinstance(message, Ready)):
+            os.close(fd)
         match message:
             case Imported():
                 self._on_imported(message)
+            case Ready() if worker is not None:
+                self._on_ready(worker, fd)
             case Born():
                 self._on_born(message, worker)
             case Unborn(error=error) if worker is not None:
@@ -92,19 +89,14 @@ class Messages:
         if worker.draining or state.stopping is not None:
             worker.send(signal.SIGTERM)
 
-    def _on_ready(self, message: Ready, fd: int | None) -> bool:
-        """Whether the descriptor is kept."""
+    def _on_ready(self, worker: Worker, fd: int | None) -> None:
         state = self.state
-        worker = state.children.found(message.slot, message.generation)
-        if worker is None:
-            return False
         worker.is_ready(fd)
         state.boots[worker.role].ready()
         if worker.draining or state.stopping is not None:
             worker.send(signal.SIGTERM)
         else:  # the state may have changed before the worker handled signals
             worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
-        return fd is not None
 
     def _on_restart(self, message: Restart) -> None:
         state = self.state

@@ -32,7 +32,7 @@ class Reload:
         self._folder = by_name(environ)
         self._first: MasterPlan | None = None  # the first import, as long as the fork for it fails
         self._no_process = Steps(NO_PROCESS, NO_PROCESS_LONGEST)
-        self._revive_at, self._revive_in = 0.0, REVIVE[0]
+        self._revive = Steps(*REVIVE)
 
     def request(self, why: str) -> None:
         """Read the configuration again and begin to replace the code. A bad configuration changes nothing."""
@@ -114,15 +114,15 @@ class Reload:
         self.log.info("master.reloaded", workers=len(self.children.serving()))
         self.state.notifier.ready("")
         self.state.plan, self.state.wanted = coming.plan, coming.plan.work.workers
-        self._revive_in = REVIVE[0]
+        self._revive.count = 0
         self.log.tune(coming.plan.work.log_format, coming.plan.work.log_level)
 
     def _revive_template(self) -> None:
         """Replace a template that died, and its workers. While the code is bad, the delay grows."""
-        code, at = self.codes.serving, time.monotonic()
-        if code is None or not code.preload or code.pid or self.codes.coming is not None or at < self._revive_at:
+        code = self.codes.serving
+        if code is None or not code.preload or code.pid or self.codes.coming is not None or self._revive.waits:
             return
-        self._revive_at, self._revive_in = at + self._revive_in, min(REVIVE[1], self._revive_in * 2)
+        self._revive.step()
         self.request("the template died")
 
     def _step(self, coming: AppImport, serving: AppImport, role: Role, wanted: int) -> bool:

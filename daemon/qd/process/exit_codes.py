@@ -5,6 +5,7 @@ The exit code of a child reports to the master why the child left.
 
 from __future__ import annotations
 
+import os
 from enum import Enum, IntEnum
 
 OVER_TIMEOUT = "over its timeout, "  # prefix of the text for a worker that was killed because its job timed out
@@ -56,8 +57,6 @@ def of_program(code: int) -> int:
 
 def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
     """Describe how a child ended. oom: the kernel killed it for lack of memory. in_job: it was running a job."""
-    import os
-
     if oom:
         return f"{describe_status(status)}, out of memory (the kernel)"
     if in_job and os.WIFEXITED(status):
@@ -75,8 +74,6 @@ def signal_name(number: int) -> str:
 
 def describe_status(status: int) -> str:
     """Describe a wait status of os.waitpid: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
-    import os
-
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
     code = os.waitstatus_to_exitcode(status)

@@ -262,12 +262,7 @@ class Attempts:
         if listeners.has(events.JobProcessing):
             listeners.emit(events.JobProcessing(job))
         stages = self._pipeline.around(declared)
-        if stages:
-            result = through(stages, declared, job, call, self._finished)
-        else:
-            result = call()
-            if declared.is_async or inspect.iscoroutine(result):
-                result = self.coroutines.run(result, self.alarm)
+        result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
         self.hooks.exit_if_copy()
         if job.outcome is None and listeners.has(events.JobProcessed):
