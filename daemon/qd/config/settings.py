@@ -134,19 +134,16 @@ class Settings:
         check_connection(name, self.connections)
         found = self.connections[name]
         if found.url is None and found.driver in DRIVERS and found.driver not in BARE:
-            raise ConfigError(self._no_url(found.name))
+            place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
+            raise ConfigError(
+                f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
+                f'there url = "embedded:" starts a private server for this project{self.unfound}'
+            )
         return found
 
     def parts(self, name: str | None = None) -> list[str]:
         """The connections that accept jobs sent to this one, in order. Raises ConfigError if it is unknown."""
         return sent_to(self.connection(name).name, self.connections)
-
-    def _no_url(self, name: str) -> str:
-        place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
-        return (
-            f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
-            f'there url = "embedded:" starts a private server for this project{self.unfound}'
-        )
 
     @property
     def unfound(self) -> str:

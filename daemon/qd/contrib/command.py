@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from qd import config
 from qd.cli import output
 from qd.errors import ConfigError
+from qd.options.kinds import did_you_mean
 
 
 def become_qd(words: Sequence[str], app: str) -> NoReturn:
@@ -35,6 +36,14 @@ def app_is_named() -> bool:
         return bool(config.load().app)
     except ConfigError:
         return True
+
+
+def check_keys(options: Iterable[str], known: Sequence[str], place: str) -> None:
+    """Raises ConfigError for an unknown key of the framework's own configuration of qd."""
+    for key in options:
+        if key not in known:
+            near = did_you_mean(key, known) or f" (known: {', '.join(known)})"
+            raise ConfigError(f"unknown key '{key}' in QD of {place}{near}; all else is for qd.toml")
 
 
 def own_folders() -> list[str]:

@@ -16,9 +16,8 @@ from flask import Flask, has_app_context
 from flask.cli import ScriptInfo, pass_script_info
 
 from qd.app import Qd
-from qd.contrib.command import become_qd
+from qd.contrib.command import become_qd, check_keys
 from qd.errors import ConfigError
-from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
     from qd.jobs.context import RunningJob
@@ -57,10 +56,7 @@ class QdFlask:
 
 def configure(qd: Qd, options: Mapping[str, Any]) -> None:
     """Apply app.config["QD"] like arguments of Qd(...)."""
-    for key in options:
-        if key not in KEYS:
-            near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
-            raise ConfigError(f"unknown key '{key}' in QD of the Flask app's config{near}; all else is for qd.toml")
+    check_keys(options, KEYS, "the Flask app's config")
     qd.url = options.get("url", qd.url)
     qd.imports = tuple(options.get("imports", qd.imports))
 

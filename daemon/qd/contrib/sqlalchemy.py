@@ -110,11 +110,12 @@ def leave_behind(engine: Engine) -> None:
 
 def wait_for_commit(act: Act) -> bool:
     """Call `act` after the commit of the session that began last here. Returns False without an open transaction."""
-    session = newest()
-    if session is None:
-        return False
-    after_commit(session, act)
-    return True
+    for begun_here in reversed(_begun.get()):
+        session = begun_here()
+        if session is not None and session.in_transaction():
+            after_commit(session, act)
+            return True
+    return False
 
 
 def after_commit(session: Session, act: Act) -> None:
@@ -123,14 +124,6 @@ def after_commit(session: Session, act: Act) -> None:
     if not session.in_transaction():
         session.begin()
     session.info.setdefault(WAITING, {}).setdefault(innermost(session), []).append(act)
-
-
-def newest() -> Session | None:
-    for found in reversed(_begun.get()):
-        session = found()
-        if session is not None and session.in_transaction():
-            return session
-    return None
 
 
 def innermost(session: Session) -> SessionTransaction:

@@ -104,7 +104,10 @@ def check_entries(app: Qd, settings: Settings, entries: Sequence[Entry], state: 
     seen.paused = schedule.paused(store, seen.now)
     for name, there in by_connection(settings, here, {entry.name: sent(app, entry) for entry in here}).items():
         read_ticks(seen, context.store(settings, name), there)
-    found = [*faults(here, seen.now), *paused(seen)]
+    found = list(faults(here, seen.now))
+    for name, note in seen.paused.items():
+        what, of = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
+        found.append(warn("schedule", f"{what} paused{by_whom(note, seen.now)}", f"qd schedule resume{of}"))
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not any(m.schedulers for m in living(state)) and (late or not seen.ticks):
         fact = f"{entries_of(here)} declared, and no scheduler runs anywhere"
@@ -128,14 +131,6 @@ def faults(entries: Sequence[Entry], now: float) -> Iterator[Finding]:
             yield fail("schedule", fact, "change its hours, or when it is due")
         if why := fault(entry.task):
             yield fail("schedule", f"{entry.name} ({shown(entry.origin)}): {why}", "fix the entry")
-
-
-def paused(seen: EntryView) -> Iterator[Finding]:
-    for name, note in seen.paused.items():
-        every = name == schedule.ALL
-        what = "all entries" if every else f"the entry {name}"
-        way = "qd schedule resume" if every else f"qd schedule resume {name}"
-        yield warn("schedule", f"{what} paused{by_whom(note, seen.now)}", way)
 
 
 def well(entries: Sequence[Entry], here: Sequence[Entry], now: float) -> str:

@@ -119,7 +119,8 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     check_choice(ids, every, which, "send again")
 
     at = place(which.queue)
-    step = refusals(at, force) if dry_run else resend(at, force)
+    # locks are only known when a retry is tried
+    step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
     tally = Tally()
     what = "would be sent again" if dry_run else "sent again"
     go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
@@ -232,11 +233,6 @@ def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, 
         output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
         output.say(f"{output.count(tally.done, 'job')} {progress.what}")
-
-
-def refusals(at: Place, force: bool) -> Step:
-    """What a retry would refuse according to the records; locks are only known when it is tried."""
-    return lambda chunk: at.store.refused(chunk, at.now, force=force)
 
 
 def resend(at: Place, force: bool) -> Step:

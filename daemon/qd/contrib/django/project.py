@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qd.app import Qd
+from qd.contrib.command import check_keys
 from qd.contrib.django import connections
 from qd.errors import ConfigError
-from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
     from qd.arguments.injection import Key, Provided
@@ -131,10 +131,7 @@ def qd_settings() -> Mapping[str, Any]:
 
     check_settings()
     given: Mapping[str, Any] = getattr(settings, "QD", {})
-    for key in given:
-        if key not in KEYS:
-            near = did_you_mean(key, KEYS) or f" (known: {', '.join(KEYS)})"
-            raise ConfigError(f"unknown key '{key}' in QD of the Django settings{near}; all else is for qd.toml")
+    check_keys(given, KEYS, "the Django settings")
     return given
 
 

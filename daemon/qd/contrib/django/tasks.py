@@ -99,9 +99,8 @@ class QdBackend(BaseTaskBackend):
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> TaskResult[Any]:
         """Send it. Raises what dispatch raises; InvalidTaskError; TypeError for arguments that JSON cannot carry."""
         self.validate_task(task)
-        at = time.time()
-        found = task_result(self, task, "", args=args, kwargs=kwargs, enqueued_at=at)
-        data = {"args": found.args, "kwargs": found.kwargs, "backend": self.alias, "at": at}
+        data = {"args": list(args), "kwargs": dict(kwargs), "backend": self.alias, "at": time.time()}
+        found = task_result(task, "", data)
         sending = {**self.sending, "queue": task.queue_name}
         if task.run_after is not None:
             at_time = task.run_after
@@ -159,12 +158,9 @@ class Attempt:
         backend: Any = task.get_backend()
         self.backend = backend
         self.result = task_result(
-            backend,
             task,
             job.id,
-            args=data["args"],
-            kwargs=data["kwargs"],
-            enqueued_at=data["at"],
+            data,
             status=TaskResultStatus.RUNNING,
             started_at=began,
             workers=[os.environ.get("QD_OWNER", "")] * job.attempt,
@@ -205,12 +201,9 @@ def send_failed(event: JobFailed) -> None:
         kind, trace = type(event.error), event.error.__traceback__
         failure = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(event.error))
         found = task_result(
-            task.get_backend(),
             task,
             job.id,
-            args=data["args"],
-            kwargs=data["kwargs"],
-            enqueued_at=data["at"],
+            data,
             status=TaskResultStatus.FAILED,
             finished_at=time.time(),
             workers=[""] * job.attempt,
@@ -228,31 +221,28 @@ def send_failed(event: JobFailed) -> None:
 
 
 def task_result(
-    backend: Any,
     task: Task[..., Any],
     id: str,
+    data: Mapping[str, Any],
     *,
-    args: Any,
-    kwargs: Any,
-    enqueued_at: float | None,
     status: Any = TaskResultStatus.READY,
     started_at: float | None = None,
     finished_at: float | None = None,
     workers: Sequence[str] = (),
     errors: Sequence[Any] = (),
 ) -> TaskResult[Any]:
-    """Times are unix seconds."""
+    """data: of the task's payload, or its record. Times are unix seconds."""
     return TaskResult(
         task=task,
         id=id,
         status=status,
-        enqueued_at=moment(enqueued_at),
+        enqueued_at=moment(data["at"]),
         started_at=moment(started_at),
         finished_at=moment(finished_at),
         last_attempted_at=moment(started_at),
-        args=list(args),
-        kwargs=dict(kwargs),
-        backend=backend.alias,
+        args=list(data["args"]),
+        kwargs=dict(data["kwargs"]),
+        backend=task.backend,
         errors=list(errors),
         worker_ids=list(workers),
     )
@@ -284,12 +274,9 @@ def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[An
     if task is None:
         return None
     found = task_result(
-        backend,
         task.using(backend=backend.alias, queue_name=record["queue"]),
         id,
-        args=record["args"],
-        kwargs=record["kwargs"],
-        enqueued_at=record["at"],
+        record,
         status=TaskResultStatus.SUCCESSFUL,
         started_at=record["started"],
         finished_at=record["finished"],
@@ -316,16 +303,15 @@ def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] 
     if task is None or data is None:
         return None
     task = task.using(backend=backend.alias, queue_name=found.queue)
-    own = {"args": data["args"], "kwargs": data["kwargs"], "enqueued_at": data["at"]}
     workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
     if found.spot != "failed":
-        return task_result(backend, task, id, **own, status=STATUS[found.spot], workers=workers)
+        return task_result(task, id, data, status=STATUS[found.spot], workers=workers)
     record = json.loads(found.text.partition(b"\n")[0])
     error = TaskError(exception_class_path=path_of(record), traceback=record.get("trace") or record.get("reason") or "")
     ended = record.get("failed_at")
     workers = [""] * int(record.get("attempts") or 0)
     return task_result(
-        backend, task, id, **own, status=TaskResultStatus.FAILED, finished_at=ended, workers=workers, errors=[error]
+        task, id, data, status=TaskResultStatus.FAILED, finished_at=ended, workers=workers, errors=[error]
     )
 
 
