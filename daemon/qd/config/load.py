@@ -94,14 +94,10 @@ class Layers:
                 yield Found(self.environ[name], f"environment {name}")
         if code in self.code:
             yield Found(self.code[code], "Qd(...)")
-        if self.file is not None:
-            yield from self._file_layers(self.file, section, key)
-
-    def _file_layers(self, file: ConfigFile, section: str, key: str) -> Iterator[Found]:
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
         for names in (*pools, tuple(section.split(".", 1))):
-            if key in (held := file.section(*names)):
-                yield Found(held[key], file.where(".".join((*names, key))))
+            if self.file and key in (held := self.file.section(*names)):
+                yield Found(held[key], self.file.where(".".join((*names, key))))
 
     def all(self, section: str, rows: Mapping[str, Option]) -> dict[str, Any]:
         return {name: self.value(f"{section}.{name}", option) for name, option in rows.items()}

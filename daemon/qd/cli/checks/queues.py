@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qd.cli import context
@@ -45,22 +45,8 @@ class Sample:
     delayed: list[bytes]
     held: list[bytes]
 
-    @property
-    def shared(self) -> bool:
-        """Whether a PHP worker has reserved jobs of this queue."""
-        return any(b'"rsv":"' not in member for member in self.held)
-
     def __len__(self) -> int:
         return len(self.ready) + len(self.delayed)
-
-
-@dataclass
-class Seen:
-    """names: job names, with where each was found. refused: why a worker would not run a payload, and how many."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    malformed: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 def check_waiting(
@@ -80,7 +66,7 @@ def check_waiting(
                 f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
             )
             continue
-        found = list(judged(queue, sample, seen(sample, signing), app))
+        found = list(judged(queue, sample, signing, app))
         found += of_dead_masters(store, queue, masters)
         parts = [f"{count(len(sample.ready), 'job')} at its head"] if sample.ready else []
         parts += [count(len(sample.delayed), "delayed job")] if sample.delayed else []
@@ -99,34 +85,32 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
     return Sample([raw for raw in head if raw is not None], later, held)
 
 
-def seen(sample: Sample, signing: Signing | None) -> Seen:
-    found = Seen()
-    for place, payloads in (("at its head", sample.ready), ("among its delayed jobs", sample.delayed)):
-        for raw in payloads:
-            if is_object_job(raw):
-                continue
-            try:
-                payload = read(raw)
-                if signing is not None:
-                    signing.check(payload)
-                found.names.setdefault(payload.job, place)
-            except Malformed:
-                found.malformed += 1
-            except SignatureRefused as error:
-                found.refused[str(error)] += 1
-    return found
-
-
-def judged(queue: str, sample: Sample, seen: Seen, app: Qd | None) -> Iterator[Finding]:
+def judged(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
-    if seen.malformed:
-        fact = f"{seen.malformed} {of} {'is not a valid payload' if seen.malformed == 1 else 'are not valid payloads'}"
+    names, malformed, refused = dict[str, str](), 0, Counter[str]()  # job -> where it was found; why -> how many
+    waiting = [("at its head", raw) for raw in sample.ready] + [
+        ("among its delayed jobs", raw) for raw in sample.delayed
+    ]
+    for place, raw in waiting:
+        if is_object_job(raw):
+            continue
+        try:
+            payload = read(raw)
+            if signing is not None:
+                signing.check(payload)
+            names.setdefault(payload.job, place)
+        except Malformed:
+            malformed += 1
+        except SignatureRefused as error:
+            refused[str(error)] += 1
+    if malformed:
+        fact = f"{malformed} {of} {'is not a valid payload' if malformed == 1 else 'are not valid payloads'}"
         yield warn(what, fact, "they go to the failed store unchanged")
-    if seen.refused:
-        why = ", ".join(f"{reason} ({number})" for reason, number in seen.refused.most_common())
+    if refused:
+        why = ", ".join(f"{reason} ({number})" for reason, number in refused.most_common())
         way = "let their producer sign with one of the keys below [signing], or add its key there"
-        yield warn(what, f"{seen.refused.total()} {of} will be refused and never run: {why}", way)
-    for name, place in seen.names.items():
+        yield warn(what, f"{refused.total()} {of} will be refused and never run: {why}", way)
+    for name, place in names.items():
         if app is not None and app._registry.get(name) is None:
             near = did_you_mean(name, app._registry.names())
             fact = f"'{name}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
@@ -137,7 +121,7 @@ def judged(queue: str, sample: Sample, seen: Seen, app: Qd | None) -> Iterator[F
 def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
     what, each = f"queue {queue}", "give each language its own queue"
     objects = sum(map(is_object_job, sample.ready))
-    if sample.shared:
+    if any(b'"rsv":"' not in member for member in sample.held):  # reserved by a PHP worker
         value = "a PHP worker works on it too: it fails and deletes string jobs that it does not know"
         yield warn(what, value, each)
     elif objects:
