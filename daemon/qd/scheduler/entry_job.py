@@ -25,6 +25,7 @@ from qd.schedule.entry import Entry, JobTask
 
 T = TypeVar("T")
 SECONDS = 5.0  # that a filter, a listener or a payload hook may take
+AGAIN = 1.0  # seconds between two interruptions of code that goes on after the first
 
 
 class TooLong(EndJob):
@@ -64,12 +65,13 @@ class Guard:
         before = handle(signal.SIGALRM, self._ring)
         try:
             self._inside = True
-            signal.setitimer(signal.ITIMER_REAL, self.seconds)
-            result = body()
-            self._inside = False
-            return result
+            # It rings again: an exception raised in a finalizer, or one that the user code catches, is lost.
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN)
+            try:
+                return body()
+            finally:
+                self._inside = False
         finally:
-            self._inside = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             handle(signal.SIGALRM, before)
             shield.overdue = None
@@ -84,7 +86,6 @@ class Guard:
 
     def _raise(self) -> None:
         if self._inside:
-            self._inside = False
             raise TooLong
 
 

@@ -42,6 +42,22 @@ def test_user_code_that_hangs_is_interrupted_and_no_timer_is_left():
     assert signal.getsignal(signal.SIGALRM) == before
 
 
+def test_user_code_that_catches_the_first_interruption_is_interrupted_again():
+    caught = []
+
+    def stubborn() -> None:
+        try:
+            time.sleep(60)
+        except BaseException as error:
+            caught.append(type(error).__name__)
+        time.sleep(60)
+
+    with pytest.raises(UserCodeFailed, match="took longer"):
+        Guard(0.05).run(stubborn)
+    assert caught == ["TooLong"]
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
 def test_a_call_to_a_server_is_not_interrupted():
     done = []
 
