@@ -695,7 +695,7 @@ def test_live_fails_for_a_master_without_its_keeper(qd: Run, sign: Callable[...,
 def test_the_liveness_file_of_a_dead_master_is_ignored(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
     file = sign(age=1)
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    text = file.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {int(dead.stdout)}')
+    text = file.read_text().replace(f'"pid":{os.getpid()}', f'"pid":{int(dead.stdout)}')
     file.rename(folder / f"default.{int(dead.stdout)}.live").write_text(text)
     assert lives(qd)[0] == 1
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from qd.cli import context, output
 from qd.cli.output import duration
@@ -35,7 +36,7 @@ def live_here(pool: str | None) -> int:
     masters = [each for each in liveness.read_all(os.environ) if pool in (None, each.pool or "default")]
     why = list(dead(masters, pool))
     if context.given().json:
-        output.document({"ok": not why, "reasons": why, "masters": [asdict(master) for master in masters]})
+        output.document({"ok": not why, "reasons": why, "masters": [structs.asdict(master) for master in masters]})
     else:
         for line in why or [f"ok: {output.count(len(masters), 'master')} here"]:
             output.say(line)
