@@ -608,6 +608,8 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
         redis, "T1", **expected, root=True, booted_at=now - 400, seen_at=now + 600
     )  # fresh for the duration of the test
     report(redis, "T2", **expected, host="app-2", seen_at=now - 200)
+    starting = {"version": __version__, "queues": ["default"], "booted_at": 0.0}  # as in the first report of a master
+    report(redis, "T3", **starting, host="app-3", seen_at=now + 600)
     lines = doctor(shop).lines
     one = [line.value for line in lines if line.what == "master mail@app-1"]
     assert one[0].startswith("pid 411 is qd 0.0.1, this is ")

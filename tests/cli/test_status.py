@@ -72,6 +72,11 @@ def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
     assert not [line for line in said if line[:1] == ["warn:"]]
 
 
+def test_the_first_report_of_a_master_shows_no_uptime(qd: Run, redis: Client) -> None:
+    report(redis, booted_at=0.0)
+    assert ["mail", "app-1", "411", "-", "0", "0", "running", "1"] in rows(done(qd("status")))
+
+
 def test_schedulers_and_their_runs_are_listed(qd: Run, redis: Client) -> None:
     now = fill(redis)
     facts = {"pid": 416, "state": "busy", "entries": 12, "runs": 3, "run": "backup", "since": now - 70}

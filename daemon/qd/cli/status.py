@@ -78,7 +78,7 @@ def say_masters(state: State) -> None:
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
         (
-            *(m.pool or "-", m.host, m.pid, output.duration(age(m.booted_at, m))),
+            *(m.pool or "-", m.host, m.pid, output.duration(age(m.booted_at or None, m))),  # 0: in its first report
             *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
         )
         for m in state.masters

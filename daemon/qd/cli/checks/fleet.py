@@ -76,7 +76,7 @@ def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterato
     if master.version != __version__:
         way = "install the same version everywhere, then `qd restart`"
         found.append(warn(what, f"{where} is qd {master.version or 'of old'}, this is {__version__}", way))
-    if restart is not None and master.booted_at < restart.at and now - restart.at > OBEYED:
+    if restart is not None and 0 < master.booted_at < restart.at and now - restart.at > OBEYED:
         fact = f"{where} runs code from before the `qd restart` of {duration(now - restart.at)} ago"
         way = "a long job may delay it (`qd status`); else restart it by its supervisor"
         found.append(warn(what, fact, way))
