@@ -1,4 +1,4 @@
-"""What is wrong with a connection is said by `qd work` at its start, in one line, exit 78; later it is tried again."""
+"""Mistakes in a connection: `qd work` reports them at its start in one line with exit 78, and retries later."""
 
 from __future__ import annotations
 

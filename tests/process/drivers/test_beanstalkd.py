@@ -1,4 +1,4 @@
-"""`qd work` on beanstalkd: what goes through the control connection, and workers that are killed between any two calls."""
+"""`qd work` on beanstalkd: what the control connection stores, and workers killed between any two calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A credential provider under the real command: master, keeper, workers and commands, while the password changes."""
+"""A credential provider under the real command: master, keeper, workers and commands while the password changes."""
 
 from __future__ import annotations
 

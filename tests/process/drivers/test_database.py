@@ -1,4 +1,4 @@
-"""`qd work` on a database: all that jobs may be tied to; and one that is not ready: one line, exit code 78."""
+"""`qd work` on a database: chains, batches, locks and keys; and a database that is not ready: one line, exit code 78."""
 
 from __future__ import annotations
 

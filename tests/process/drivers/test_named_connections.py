@@ -1,4 +1,4 @@
-"""Connections by name under the real command: failover over real servers, a driver of the app's own that is worked on."""
+"""Connections by name under the real command: failover over real servers, and a driver of the app's own."""
 
 from __future__ import annotations
 

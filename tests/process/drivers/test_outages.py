@@ -1,4 +1,4 @@
-"""A server that is slow, gone, read-only, full, or cuts every connection: nothing lost, nothing doubled, said once."""
+"""A server that is slow, gone, read-only, full, or cuts every connection: nothing is lost or doubled, one log line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qd work` on SQS, as moto speaks it, with what SQS cannot keep on Redis: what goes through both."""
+"""`qd work` on SQS (moto), with Redis for what SQS cannot store."""
 
 from __future__ import annotations
 

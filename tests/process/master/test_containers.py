@@ -1,4 +1,4 @@
-"""A live master is never taken for a dead one: in another container, with the pid of another, where it cannot be seen."""
+"""A live master is never taken for a dead one: in another container, with a reused pid, or where it cannot be seen."""
 
 from __future__ import annotations
 

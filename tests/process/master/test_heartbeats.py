@@ -1,4 +1,4 @@
-"""Workers and templates that stopped answering: told, killed, replaced; and those that only wait, left alone."""
+"""Workers and templates that stop answering are logged, killed and replaced; those that only wait are left alone."""
 
 from __future__ import annotations
 

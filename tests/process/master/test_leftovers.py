@@ -1,4 +1,4 @@
-"""What a killed job had started goes with it, also from a session of its own; nobody else's processes do."""
+"""Processes that a killed job has started end with it, also in a session of their own; other processes do not."""
 
 from __future__ import annotations
 

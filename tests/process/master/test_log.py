@@ -1,4 +1,4 @@
-"""What a run tells: its log as text and as JSON, Python's own logging inside jobs, and the events that listeners hear."""
+"""The log as text and as JSON, Python's own logging inside jobs, and the events that listeners get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance mode to the full, seen by running `qd work`: several hosts, allowed queues, an end by itself, --once."""
+"""Maintenance mode on running `qd work`: several hosts, allowed queues, an end by itself, --once."""
 
 from __future__ import annotations
 

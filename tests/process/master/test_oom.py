@@ -1,4 +1,4 @@
-"""The kernel's memory killer takes the worker, and is told apart from any other SIGKILL."""
+"""The kernel's out-of-memory killer takes the worker, and is distinguished from any other SIGKILL."""
 
 from __future__ import annotations
 

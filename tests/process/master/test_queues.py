@@ -1,4 +1,4 @@
-"""Which queues `qd work` serves: the named ones in order, else all that the app declares on the connection, in turn."""
+"""The queues that `qd work` serves: the named ones in order, else in turn all that the app declares on the connection."""
 
 from __future__ import annotations
 

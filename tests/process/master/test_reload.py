@@ -1,4 +1,4 @@
-"""New code under a running `qd work`: HUP, `qd restart --rolling`, --reload, and what happens when the new code is bad."""
+"""New code under a running `qd work`: HUP, `qd restart --rolling`, --reload, and bad new code."""
 
 from __future__ import annotations
 

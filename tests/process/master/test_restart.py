@@ -1,4 +1,4 @@
-"""What an operator leaves in Redis, seen by a running `qd work`: `qd restart`, and where such notes live."""
+"""`qd restart` on a running `qd work`, and the connection that stores the stamp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords and keys are nowhere to be seen, and nobody's text moves a cursor or forges a line."""
+"""Passwords and keys are never shown, and no text from outside moves a cursor or forges a log line."""
 
 from __future__ import annotations
 

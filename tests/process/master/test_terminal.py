@@ -1,4 +1,4 @@
-"""`qd work` in a real terminal: the window is closed, or somebody sends a HUP while it is open."""
+"""`qd work` in a real terminal: the window is closed, or a HUP arrives while it is open."""
 
 from __future__ import annotations
 

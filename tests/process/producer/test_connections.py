@@ -1,4 +1,4 @@
-"""A producer against a real server: what arrives, and that neither a fork nor a thread shares a connection."""
+"""A producer with a real server: the payloads that arrive; forks and threads never share a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""app.limiter on a real server: exact for several processes, in order, and what ends a wait gives its turn away."""
+"""app.limiter on a real server: exact across processes, in order, and a wait that ends passes its turn on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles: what became of a job, its result in another process, how far it is; and cancelled wherever it stands."""
+"""Handles: the status of a job, its result in another process, its progress, and cancelling it in any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qd schedule run`, the line of a crontab: any number of hosts have it, and each tick of the minute runs once."""
+"""`qd schedule run` in a crontab on any number of hosts: each tick of the minute runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often, how long and until when: what a payload, a declaration, a flag, the environment and the file say of a job."""
+"""Tries, timeouts, backoff and retry_until of payload, declaration, flag, environment and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads that are none, or that nobody here can run: kept, told, and nobody dies of them or waits behind them."""
+"""Payloads that are malformed or have no handler here: stored and logged; they kill no worker and block no other job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running jobs are cancelled: whatever they do, they end, are dropped, and nobody runs them again."""
+"""Running jobs are cancelled: whatever they do, they end, are dropped, and do not run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job saves with job.checkpoint(): the next attempt finds it, whatever ended the one before."""
+"""The state a job saves with job.checkpoint(): the next attempt gets it, however the one before ended."""
 
 from __future__ import annotations
 

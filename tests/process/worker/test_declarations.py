@@ -1,4 +1,4 @@
-"""What the declarations of jobs come to on a real worker: providers, models, class jobs, recycling."""
+"""Declarations of jobs on a real worker: providers, models, class jobs, recycling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What listeners hear from a real worker, and in which order: that of Laravel, as it was recorded."""
+"""The events that listeners get from a real worker, and their order: Laravel's, as recorded."""
 
 from __future__ import annotations
 

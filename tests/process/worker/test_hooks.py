@@ -1,4 +1,4 @@
-"""failed() and listeners are user code: whatever they do to their worker, their job is buried once and runs no more."""
+"""failed() and listeners are user code: whatever they do to their worker, the job is stored once and does not run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease that is gone is told: to the listeners, in the log and in a count, once, whoever finds it out."""
+"""A lost lease is reported once: to listeners, in the log and in a count, whichever process notices it."""
 
 from __future__ import annotations
 

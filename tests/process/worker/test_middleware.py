@@ -1,4 +1,4 @@
-"""Middleware in the real worker: around every kind of job, put back at no cost, and ended by the alarm like the job."""
+"""Middleware in the real worker: around every kind of job, free releases, and ended by the alarm like the job."""
 
 from __future__ import annotations
 

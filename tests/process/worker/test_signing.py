@@ -1,4 +1,4 @@
-"""Signed payloads in a real `qd work`: who runs, who is buried, and that nothing of a refused one is looked at."""
+"""Signed payloads in a real `qd work`: the ones that run, the ones that fail, and that a refused payload is not decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that do not end: each is ended on time whatever it does, told with its stack, and nobody else notices."""
+"""Jobs that do not end: each is ended on time with its stack in the log, and other jobs do not notice."""
 
 from __future__ import annotations
 
