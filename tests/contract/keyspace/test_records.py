@@ -62,6 +62,13 @@ def test_failed_jobs_are_read_in_pages_retried_and_forgotten(store: KeyspaceStor
     assert [name for name in beside.names() if "failed" in name] == []
 
 
+def test_a_stored_value_is_taken_once(store: KeyspaceStore, beside: Beside) -> None:
+    store.put("qd:batch:taken", b"value")
+    assert store.take("qd:batch:taken") == b"value"
+    assert store.take("qd:batch:taken") is None
+    assert beside.names() == []
+
+
 def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None:
     batches = KeptBatches(store.space, "app_")
     text = make("then", b"{}", uuid="t", id="t", created_at=1_000_000_000)
