@@ -54,7 +54,7 @@ class Reserver:
             if done is not None:
                 acked, done = found.acked, None
             if found.busy:
-                raise ConnectionLost("the database executed a call that this worker had given up before; reconnecting")
+                raise ConnectionLost("the database executed a call this worker had already abandoned; reconnecting")
             if found.row is None:
                 due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
                 return Turn(acked, None, due, found.paused, malformed)
