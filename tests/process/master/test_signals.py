@@ -331,9 +331,13 @@ def test_children_die_with_their_master(shop: Project, witness: Witness, redis: 
 def test_titles_and_client_names_show_what_each_process_does(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop, workers=2)
     waiting(work, 2)
-    listed = str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split()
-    names = [word.removeprefix("name=") for word in listed if word.startswith("name=qd")]
-    assert sorted(set(names)) == ["qd:default:keeper", "qd:default:worker:0", "qd:default:worker:1"]
+
+    def names() -> list[str]:
+        listed = str(redis.call("CLIENT", "LIST")).replace("\\n", " ").split()
+        return sorted({word.removeprefix("name=") for word in listed if word.startswith("name=qd")})
+
+    expected = ["qd:default:keeper", "qd:default:worker:0", "qd:default:worker:1"]
+    eventually(lambda: names() == expected, what="a named connection of each process")
     shop.qd("dispatch", "lasts")
     witness.wait("start")
     eventually(lambda: work.children("lasts since "))
