@@ -48,7 +48,7 @@ def witness(data):
 
 
 def seen():
-    from tests.support.resp import Client
+    from tests.support.redis import Client
 
     job, client = current_job(), Client(os.environ["RIG_HOST"])
     for member in client.call("ZRANGE", f"{os.environ['RIG_PREFIX']}queues:{job.queue}:reserved", 0, -1):
