@@ -10,7 +10,7 @@ import pytest
 
 from qd.config.settings import ConnectionSettings
 from qd.drivers.cluster.queue import ClusterQueue
-from tests.faults.test_cluster_nodes import partial_cluster  # noqa: F401
+from tests.faults.test_cluster import partial_cluster  # noqa: F401
 from tests.support.project import MakeProject, Project
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server

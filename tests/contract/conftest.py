@@ -12,8 +12,12 @@ import pytest
 from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
-from tests.contract.kinds import KINDS, Kind, Served, Shop, Tried
-from tests.contract.serving import (  # noqa: F401  fixtures
+from tests.contract.kinds import (  # noqa: F401  fixtures
+    KINDS,
+    Kind,
+    Served,
+    Shop,
+    Tried,
     durable_redis,
     on_beanstalkd,
     on_cluster,

@@ -1,4 +1,5 @@
-"""The protocol as a state machine: in any order of events, no job is lost, doubled or counted wrongly.
+"""The protocol as a state machine: in any order of events, no job is lost, doubled or counted wrongly. Mutation tests give
+each script one mistake, which the state machine must notice.
 
 QD_TEST_RUNS: the number of runs of up to thirty events; the long test (`make soak`) has 5,000 runs of up to eighty.
 """
@@ -6,11 +7,13 @@ QD_TEST_RUNS: the number of runs of up to thirty events; the long test (`make so
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from qd.drivers.keyspace.base import Script, script
 from tests.contract.machine import Machine
 from tests.support.servers.redis import Server
 
@@ -41,5 +44,102 @@ def test_no_order_of_events_loses_or_doubles_a_job(server: Server, runs: int, st
                 suppress_health_check=list(HealthCheck),
             ),
         )
+    finally:
+        machine.close()
+
+
+# --- mutation tests
+
+
+class Mutant(NamedTuple):
+    script: str
+    changes: dict[str, str]  # text of the script -> its replacement
+
+
+MUTANTS = {
+    "a renewal without XX, which creates a lease": Mutant(
+        "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
+    ),
+    "a renewal after the reclaim": Mutant(
+        "beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}
+    ),
+    "a reclaim that leaves the reservation": Mutant("beat", {"    redis.call('ZREM', KEYS[i + 1], payload)\n": ""}),
+    "a migrate in two steps, removed before it is added": Mutant(
+        "beat",
+        {
+            "    to_ready(i, payloads)\n    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n": (
+                "    redis.call('ZREMRANGEBYRANK', KEYS[i + 2], 0, #payloads - 1)\n    to_ready(i, payloads)\n"
+            )
+        },
+    ),
+    "a beat that adds no tokens": Mutant("beat", {"  tokens(i)\nend": "end"}),
+    "a pop before the payload is read": Mutant(
+        "turn",
+        {
+            "      if may_be_tied(p) then": "      redis.call('LPOP', ready)\n      if may_be_tied(p) then",
+            "  if type(step) ~= 'table' then step = pop(KEYS[i], p, head) end\n": "",
+        },
+    ),
+    "a reserve that pops nothing": Mutant(
+        "turn", {"if head then return redis.pcall('LPOP', ready) end": "if head then return 0 end"}
+    ),
+    "a reserve without an owner": Mutant(
+        "turn", {"  local step = redis.pcall('HSET', KEYS[i + 4], owner, text)\n": "  local step\n"}
+    ),
+    "repeated marks": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
+    "a turn that does not check its ack": Mutant(
+        "turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}
+    ),
+    "a turn that does not ack": Mutant(
+        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])\n": "  acked = 1\n"}
+    ),
+    "a turn that reserves a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
+    "a late turn that removes the owner of the next job": Mutant(
+        "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[11] then": "  if true then"}
+    ),
+    "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
+    "an ack without a check": Mutant("ack", {"return held and 1 or 0": "return 1"}),
+    "a release without a check": Mutant(
+        "release", {"if not redis.call('ZSCORE', KEYS[2], member) then": "if false then"}
+    ),
+    "a release that keeps the reservation": Mutant("release", {"redis.call('ZREM', KEYS[2], member)\n": ""}),
+    "a checkpoint without a check": Mutant("checkpoint", {"if not lease then return 0 end": "lease = lease or '99'"}),
+    "a checkpoint that keeps the old text": Mutant("checkpoint", {"redis.call('ZREM', KEYS[1], old)\n": ""}),
+    "a checkpoint that does not update the owner": Mutant(
+        "checkpoint", {"redis.call('HSET', KEYS[2], owner, new)\n": ""}
+    ),
+    "a checkpoint that changes the lease": Mutant("checkpoint", {"'ZADD', KEYS[1], lease": "'ZADD', KEYS[1], '1'"}),
+    "a bury without a check": Mutant(
+        "bury", {"local held = redis.call('ZSCORE', KEYS[1], ARGV[2])": "local held = true"}
+    ),
+    "a bury that keeps the reservation": Mutant("bury", {"  redis.call('ZREM', KEYS[1], ARGV[2])\n": ""}),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_a_script_is_noticed(name: str, server: Server, monkeypatch: pytest.MonkeyPatch):
+    real = script(MUTANTS[name].script)
+    text = real.text
+    for old, new in MUTANTS[name].changes.items():
+        assert text.count(old) == 1, f"the script has changed: where is {old!r}?"
+        text = text.replace(old, new)
+    for attribute, value in vars(Script(real.name, text)).items():
+        monkeypatch.setattr(real, attribute, value)
+    machine = Machine.at(server.socket)
+    try:
+        with pytest.raises(AssertionError):
+            run_state_machine_as_test(
+                machine,
+                settings=settings(
+                    max_examples=300,
+                    stateful_step_count=30,
+                    phases=[Phase.generate],
+                    derandomize=True,
+                    deadline=None,
+                    database=None,
+                    report_multiple_bugs=False,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
     finally:
         machine.close()

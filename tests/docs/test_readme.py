@@ -1,4 +1,4 @@
-"""The README: its first job, samples, links and figures; and the promises in docs/reliability.md."""
+"""The README: first job, samples, links and figures; the promises and tables of docs/reliability.md; maps of the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.project import MakeProject
+from tests.support.reliability import with_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -114,3 +117,68 @@ def test_every_promise_names_existing_rows_that_hold() -> None:
         named = set(re.split(r",\s+", re.split(r"Rows:\s+", promise)[1].strip()))
         assert sorted(named - known_rows()) == [], promise
         assert sorted(named - rows_that_hold()) == [], promise
+
+
+# --- maps of the code
+
+
+CODE = ROOT / "daemon" / "qd"
+ROW = re.compile(r"^([a-z_]+(?:, [a-z_]+)*) {2,}\S", re.M)  # one or more names, then their description
+
+
+def mapped(folder: Path) -> list[str]:
+    """The names in the first column of a folder's docstring."""
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    return [name for row in ROW.findall(said) for name in row.split(", ")]
+
+
+@pytest.mark.parametrize("folder", ["dispatch", "drivers", "drivers/database", "master", "scheduler"])
+def test_a_large_folder_has_a_map(folder: str):
+    assert len(mapped(CODE / folder)) >= 10
+
+
+def test_each_name_on_a_map_exists():
+    folders = [path.parent for path in CODE.rglob("__init__.py")]
+    strange = [
+        f"{folder.relative_to(CODE)}: {name}"
+        for folder in folders
+        for name in mapped(folder)
+        if not (folder / f"{name}.py").exists() and not (folder / name).is_dir()
+    ]
+    assert strange == []
+
+
+def test_each_file_on_the_architecture_page_exists():
+    named = re.findall(r"`([\w/]+(?:\.py|\.lua|/))`", (ROOT / "docs" / "inside.md").read_text())
+    assert len(named) > 30
+    places = [CODE, CODE / "drivers" / "keyspace" / "scripts", ROOT]
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+# --- the table of connections
+
+
+EMPTY = "head\n<!-- connections -->\n\n<!-- end of connections -->\ntail\n"
+
+
+def seen(connection: str, **more: object) -> dict[str, object]:
+    return {
+        "what": "kill",
+        "holds": "back",
+        "outcome": "passed",
+        "doubles": 0,
+        "back": [0.25],
+        "connection": connection,
+        **more,
+    }
+
+
+def test_a_run_of_one_connection_keeps_the_cells_of_others() -> None:
+    text = with_cells(EMPTY, {"60": {"a": seen("redis")}, "61": {"b": seen("redis", doubles=2, back=[2.0])}})
+    text = with_cells(text, {"60": {"a": seen("sqs", outcome="failed")}})
+    assert text == (
+        "head\n<!-- connections -->\n\n"
+        "| row | what is done, and what holds | redis | sqs |\n| --- | --- | --- | --- |\n"
+        "| 60 | kill: back | 250 ms | **broken** |\n| 61 | kill: back | 2.0 s, 2 twice |  |\n"
+        "\n<!-- end of connections -->\ntail\n"
+    )

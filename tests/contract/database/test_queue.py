@@ -1,4 +1,4 @@
-"""Queues in Laravel's jobs table: the content of its rows, and failures that only a database has."""
+"""Queues in Laravel's jobs table: the content of its rows, failures that only a database has, and restricted users."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving
 from qd.store.failed_jobs_table import FailedJobs
+from tests.support.servers.mariadb import MariaDb
+from tests.support.servers.postgres import NAME, Postgres
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.xdist_group("databases")
+
 
 T = TypeVar("T")
 TOKEN = "Tok3nTok3n"
 PAGE = Path(__file__).parents[3] / "docs" / "database.md"
 KINDS = ("sqlite", "postgres", "mariadb")
 Connect = Callable[..., DatabaseQueue]
-pytestmark = pytest.mark.xdist_group("databases")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -810,3 +814,54 @@ def test_four_concurrent_workers_reserve_each_job_once(connect, table):
             each.result()
     assert Counter(name for some in done for name in some) == Counter(f"id{n}" for n in range(200))
     assert (table.rows(), table.rows(table="qd_reserved")) == ([], [])
+
+
+# --- restricted users
+
+
+def granted(kind: str) -> list[str]:
+    """The statements of the page for one kind of database."""
+    block = PAGE.read_text(encoding="utf-8").partition(f"    -- {kind}\n")[2].partition("\n\n")[0]
+    return [line.strip().rstrip(";") for line in block.splitlines()]
+
+
+def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable[[str], object], said: str) -> None:
+    """The check fails until all statements have run."""
+    link = DatabaseConnection(owner)
+    migrate(link, "jobs")
+    link.close()
+    at = ConnectionSettings("db", driver="database", url=worker)
+    assert len(statements) > 2
+    for statement in statements:
+        with pytest.raises(ConfigError, match=said):
+            start_warnings(at, [], 1)
+        run(statement)
+    start_warnings(at, [], 1)
+
+
+def test_workers_need_the_documented_grants_on_postgres(postgres: Postgres, postgres_url: str) -> None:
+    database = postgres_url.rpartition("/")[2]
+    postgres.run("CREATE ROLE worker LOGIN")
+    try:
+        worker = postgres_url.replace(f"//{NAME}@", "//worker@")
+        each_is_needed(
+            postgres_url,
+            worker,
+            granted("PostgreSQL"),
+            lambda words: postgres.run(words, database),
+            "lacks a right|may not use",
+        )
+    finally:
+        postgres.run("DROP OWNED BY worker", database)
+        postgres.run("DROP ROLE worker")
+
+
+def test_workers_need_the_documented_grants_on_mariadb(mariadb: MariaDb, mariadb_url: str) -> None:
+    database = mariadb_url.rpartition("/")[2].partition("?")[0]
+    mariadb.run("CREATE USER worker")
+    try:
+        words = [statement.replace(" shop.", f" {database}.") for statement in granted("MySQL, MariaDB")]
+        worker, said = mariadb_url.replace("//root@", "//worker@"), "lacks a right|its user may see|refuses this user"
+        each_is_needed(mariadb_url, worker, words, mariadb.run, said)
+    finally:
+        mariadb.run("DROP USER worker")

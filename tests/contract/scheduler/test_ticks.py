@@ -1,4 +1,4 @@
-"""Ticks taken by a scheduler on a real server; the tests call its turns."""
+"""Ticks taken by a scheduler on a real server, many missed ticks, and the state of each entry; the tests call its turns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from qd import Qd
 from qd.events import JobQueued, JobQueueing, ScheduledTaskFinished, ScheduledTaskSkipped, ScheduledTaskStarting
 from qd.schedule.entry import Entry
+from qd.scheduler import scheduler
+from qd.scheduler.due import MOST
 from qd.scheduler.entry_job import Guard
 from qd.scheduler.ticks import ABREAST
 from tests.support.redis import Client
-from tests.support.schedule import HOUR, Open, field, hourly, last_tick, moment_of, ready_payloads
+from tests.support.schedule import HOUR, HalfAnHourAgo, Open, field, hourly, last_tick, moment_of, ready_payloads
+from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:unique:*")
@@ -337,3 +341,138 @@ def test_entries_with_the_same_due_time_share_one_heap_item(app: Qd, report: Any
     host = open_host()
     host.turns(lambda: len(host.scheduler._control.moments) == 300)
     assert len(host.scheduler._control.moments._heap) == 1, "entries due at the same time share an item"
+
+
+# --- many missed ticks
+
+
+class EachTenSeconds:
+    """A timing whose last tick was five seconds ago. calls: the number of calls of next_after."""
+
+    text = mark = "tens"
+    zone = "UTC"
+
+    def __init__(self) -> None:
+        self.base, self.calls = round(time.time()) - 5, 0
+
+    def next_after(self, at: float) -> float:
+        self.calls += 1
+        return self.base + ((at - self.base) // 10 + 1) * 10
+
+
+def test_missed_ticks_are_computed_once(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
+    app.schedule(report.bind(7), every=10, missed="all")
+    last_tick(redis, app, 3 * HOUR, mark="tens")
+    (entry,) = app.schedule.entries()
+    timing = EachTenSeconds()
+    host = open_host(entries=[replace(entry, timing=timing)])
+    host.turns(lambda: redis.call("LLEN", "queues:default") >= MOST + 6)
+    assert timing.calls < 8 * MOST
+    (line,) = host.said("schedule.missed")
+    assert "count=73 " in line or "count=74 " in line
+
+
+def test_a_turn_catches_up_briefly_and_current_ticks_go_first(
+    app: Qd, report: Any, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "MOMENT", 0.0)
+    for number in range(40):
+        app.schedule(report.bind(number), every=HOUR, name=f"old {number}", missed="all")
+        last = round((time.time() - 24 * HOUR) * 1000)
+        redis.call("HSET", "qd:ticks", f"old {number}", f"{last} x hourly")
+    old = hourly(app)
+    app.schedule(report.bind(0).using(queue="new"), every=0.1, name="new")
+    host = open_host(entries=[*old, app.schedule.entries()[-1]])
+    before = 0
+    for _ in range(20):
+        host.scheduler.turn()
+        sent = int(redis.call("LLEN", "queues:default"))
+        assert sent - before <= 1, "one per turn, if a turn has no time"
+        before = sent
+    assert before
+    host.turns(lambda: len(ready_payloads(redis, "new")) >= 3)
+    assert redis.call("LLEN", "queues:default") < 40 * 24
+    host.scheduler.drain()
+    before = int(redis.call("LLEN", "queues:default"))
+    host.scheduler.turn()
+    assert (redis.call("LLEN", "queues:default"), host.scheduler.idle) == (before, True)
+
+
+def test_functions_due_at_the_same_time_keep_their_order_over_several_turns(
+    app: Qd, redis: Client, open_host: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "MOMENT", 0.0)
+    for name in "abc":
+        app.schedule(lambda: None, every=HOUR, name=name, missed="once")
+        redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
+    host = open_host(entries=hourly(app))
+    host.turns(lambda: len(host.said("schedule.done")) == 3)
+    names = [
+        line.split("entry=")[1][0] for line in host.lines if line.startswith(("schedule.started", "schedule.done"))
+    ]
+    assert "".join(names) == "aabbcc"
+
+
+# --- the state of an entry
+
+
+def test_the_state_of_a_host_without_a_scheduler_is_deleted_after_a_week(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    def put(name: str, days: float) -> None:
+        redis.call("HSET", "qd:ticks", name, f"{round((time.time() - days * 86400) * 1000)} x m")
+
+    for pod, away in (("pod1", 8), ("pod2", 6), ("web1", 8)):
+        put(f"{pod}\x1f", away)
+        put(f"{pod}\x1fyearly", 300)
+    put("pod3\x1fyearly", 300)
+    put("yearly", 300)
+    app.schedule(report.bind(7), every=HOUR).on_every_host()
+    host = open_host("web1")
+    host.turns(lambda: redis.call("HEXISTS", "qd:ticks", "web1\x1freport(7)"))
+    found = redis.hash("qd:ticks")
+    assert sorted(found) == [
+        "pod2\x1f", "pod2\x1fyearly", "web1\x1f", "web1\x1freport(7)", "web1\x1fyearly", "yearly"
+    ]  # fmt: skip
+    assert time.time() - int(found["web1\x1f"].split()[0]) / 1000 < HOUR, "the host has updated its own field"
+
+
+def test_an_entry_with_the_name_of_a_per_host_field_has_separate_state(
+    app: Qd, report: Any, redis: Client, open_host: Open
+) -> None:
+    app.schedule(report.bind(1), every=0.2, name="clean").on_every_host()
+    app.schedule(report.bind(2), every=0.2, name="web1 clean")
+    host = open_host("web1")
+
+    def taken(name: str) -> set[str]:
+        return {line.split(" at=")[1].split()[0] for line in host.said("schedule.sent") if f"entry={name} " in line}
+
+    host.turns(lambda: len(taken("clean") & taken('"web1 clean"')) >= 2)  # both entries were taken at the same ticks
+
+
+@pytest.mark.parametrize("was", ["of another queue", "a function"])
+def test_old_and_new_code_together_take_each_tick_of_a_changed_entry_once(
+    app: Qd, report: Any, redis: Client, server: Server, open_host: Open, was: str
+) -> None:
+    old = Qd(server.url)
+
+    @old.job("report")
+    def report_of_old() -> None: ...
+
+    task: Any = report_of_old.bind() if was == "of another queue" else lambda: None
+    old.schedule(task, every=HOUR, name="moves", missed="all")
+    app.schedule(report.bind(1).using(queue="new"), every=HOUR, name="moves", missed="all")
+    redis.call("HSET", "qd:ticks", "moves", f"{round((time.time() - 9 * HOUR) * 1000)} x hourly")
+    timing = HalfAnHourAgo()
+    hosts = [
+        open_host("web1", app=old, entries=hourly(old, timing)),
+        open_host("web2", entries=hourly(app, timing)),
+    ]
+
+    def told() -> list[str]:
+        lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]
+        hosts[1].scheduler.turn()
+        return [line.partition("at=")[2].partition(" ")[0] for line in lines]
+
+    hosts[0].turns(lambda: time.time() - moment_of(redis, app) < HOUR)
+    assert len(told()) == len(set(told())) == 9

@@ -1,4 +1,5 @@
-"""Waiting for a job ends with a token, a signal or the timeout, and takes no other token."""
+"""A connection to Redis: waits end with a token, a signal or the timeout; a keeper is notified of each broken connection;
+slow replies time out."""
 
 from __future__ import annotations
 
@@ -8,9 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.types import BeatRequest
+from qd.errors import ConnectionLost, ServerBusy
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
+from tests.support.network import FakeServer, in_parts
 from tests.support.waiting import eventually
+
+# --- waiting for a job
+
 
 LONG = 30.0  # seconds; a test that waits this long fails
 
@@ -103,3 +111,74 @@ def test_surplus_tokens_only_end_waits(place, queue, seen, wake):
         queue.wait(["a"], LONG, wake[0])
         assert queue.turn(None, ["a"]).reserved is None
         assert seen.tokens("a") == left
+
+
+# --- broken and idle connections
+
+
+REQUEST = BeatRequest("Tok3nTok3n", "", 30.0, True, 1e12, [1])
+
+
+def cut(queue, server) -> None:
+    """The server closes the connection, some time after its last use."""
+    number = queue.connection.call("CLIENT", "ID")
+    with server.client() as client:
+        client.call("CLIENT", "KILL", "ID", number)
+    queue.connection._used -= 5
+
+
+@pytest.mark.parametrize("place", ONE, indirect=True)
+def test_a_keeper_is_notified_that_an_idle_connection_was_closed(queue, seen, server):
+    queue.beat(["a"], REQUEST)
+    cut(queue, server)
+    with pytest.raises(ConnectionLost, match="closed the connection"):
+        queue.beat(["a"], REQUEST)
+    assert queue.beat(["a"], REQUEST).reclaimed == 0
+
+
+@pytest.mark.parametrize("place", ONE, indirect=True)
+def test_a_producer_is_not_notified_that_an_idle_connection_was_closed(queue, seen, server):
+    queue.push("a", job(1))
+    cut(queue, server)
+    queue.push("a", job(2))
+    assert queue.sizes("a").ready == 2
+
+
+@pytest.mark.parametrize("place", ONE, indirect=True)
+@pytest.mark.parametrize("send", [lambda q: q.push("a", job(1)), lambda q: q.post_one("a")], ids=["push", "post"])
+def test_a_connection_to_a_replica_is_closed_after_readonly(queue, seen, server, send):
+    """After any call: a connection is not used again after READONLY."""
+    queue.post_one = lambda name: queue.push_many([(name, job(1), None), (name, job(2), None)])
+    queue.sizes("a")
+    with server.client() as client:
+        client.call("REPLICAOF", "127.0.0.1", "1")
+        try:
+            with pytest.raises(ServerBusy, match="READONLY"):
+                send(queue)
+            assert not queue.connection.connected
+        finally:
+            client.call("REPLICAOF", "NO", "ONE")
+
+
+# --- slow replies
+
+
+def test_a_reply_that_arrives_too_slowly_times_out() -> None:
+    with FakeServer(in_parts(b"$100\r\n", b"x", 102, pause=0.05)) as liar:
+        wire = RedisConnection(
+            liar.url, timeout=1.0
+        )  # the whole reply takes five seconds, each part a twentieth of one
+        with pytest.raises(ConnectionLost, match="no answer in time"):
+            wire.call("PING")
+        assert not wire.connected
+
+
+def test_a_large_reply_may_take_longer_than_the_timeout() -> None:
+    part = b"x" * (1 << 15) + b"\r\n"
+    whole = b"*60\r\n" + b"$%d\r\n" % (1 << 15)
+    with FakeServer(in_parts(whole, part + b"$%d\r\n" % (1 << 15), 59, pause=0.07, tail=part)) as liar:
+        wire = RedisConnection(
+            liar.url, timeout=4.0
+        )  # the parts take at least 4.1, and the machine may stall during one of them
+        assert [len(item) for item in wire.call("LRANGE", "a", 0, -1)] == [1 << 15] * 60
+        wire.close()

@@ -1,4 +1,4 @@
-"""Jobs from Laravel to qd and back: payload bytes, retries on both sides, payloads of old releases."""
+"""Jobs from Laravel to qd and back: payload bytes, retries on both sides, payloads of old releases, signatures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,51 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.php.laravel import JOBS, PREFIX, Laravel, data_of
+from tests.php.laravel import JOBS, PREFIX, RESTART, Laravel, data_of
 from tests.support.project import Project
 from tests.support.redis import Client
+
+# --- the rig alone, so that other failures are about qd
+
+
+def test_php_runs_jobs_of_php_and_fails_an_unknown_name(laravel: Laravel, redis: Client) -> None:
+    ids = laravel.push(
+        {"name": r"App\Jobs\Report@fire", "data": {"note": "é", "none": []}, "queue": "q"},
+        {"name": "shared.note", "queue": "q", "count": 20, "number": "n"},
+        {"data": {"amount": 9}, "queue": "q", "count": 5},
+        {"name": "nobody.knows", "queue": "q"},
+    )
+    worker = laravel.worker("q", stop_when_empty=True)
+    worker.ends_clean()
+    ran = laravel.ran()
+    assert [r.id for r in ran] == ids[:-1]
+    assert ran[0].data == {"note": "é", "none": []}
+    assert {r.name for r in ran[-5:]} == {r"App\Jobs\Invoice"}
+    assert worker.matches(f"^failed nobody.knows {re.escape(ids[-1])}$")
+    assert redis.keys() == []
+
+
+def test_a_job_released_by_php_is_delayed_as_re_encoded_by_its_pop_script(laravel: Laravel, redis: Client) -> None:
+    laravel.push({"name": "shared.again", "data": {"list": [], "whole": 1.0}, "queue": "q"})
+    laravel.worker("q", max_jobs=1).ends_clean()
+    (member,) = redis.text("ZRANGE", f"{PREFIX}queues:q:delayed", 0, -1)
+    assert '"attempts":1' in member
+    assert '"list":{}' in member
+
+
+def test_the_php_worker_exits_when_the_restart_key_appears(laravel: Laravel) -> None:
+    worker = laravel.worker("q")
+    laravel.cache(restart=True)
+    worker.ends_clean()
+    assert int(laravel.cache(get=RESTART).strip('"')) > 1_700_000_000
+
+
+# --- payloads and retries
+
 
 Projects = Callable[..., Project]
 
@@ -200,3 +239,58 @@ def test_the_old_names_of_backoff_and_deadline_are_obeyed(laravel: Laravel, proj
     member, due_at = redis.text("ZRANGE", f"{PREFIX}queues:q:delayed", 0, -1, "WITHSCORES")
     assert re.search('"id":"fails"', member)
     assert 900 < float(due_at) - time.time() <= 1000
+
+
+# --- signed jobs
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "php.md").read_text()
+KEY = "2026b:a-secret-of-both-sides"
+DATA = [
+    None,
+    {},
+    {"n": 1, "text": 'é/ü "q" \\ \u2028 \x01 🙂', "empty": [], "nested": {"deep": [[], [1, 2.5], {"none": None}]}},
+    {"micros": 1795224705123456, "many": list(range(2000))},
+]
+
+
+@pytest.fixture
+def signing(laravel: Laravel, tmp_path: Path) -> Laravel:
+    (sample,) = re.findall(r"<!-- run: tests/php/test_jobs.py -->\n```php\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    provider = tmp_path / "provider.php"
+    provider.write_text(f"<?php\n{sample}")
+    laravel.settings |= {"RIG_PROVIDER": str(provider), "JOB_SIGNING_KEY": KEY}
+    return laravel
+
+
+@pytest.fixture
+def shop(signing: Laravel, project: Projects) -> Project:
+    return project(JOBS, signing.qd_config + f'[signing]\nkeys = ["{KEY}"]\n')
+
+
+def test_jobs_signed_by_laravel_run_and_changed_ones_do_not(signing: Laravel, shop: Project, redis: Client) -> None:
+    jobs = [{"name": "shared.note", "queue": "q", **({} if data is None else {"data": data})} for data in DATA]
+    signing.push(*jobs, {"name": "shared.note", "data": DATA[2], "queue": "q", "delay": 1})
+    changed = redis("LPOP", f"{PREFIX}queues:q").replace(b'"data":""', b'"data":{"n":2}')
+    redis("RPUSH", f"{PREFIX}queues:q", changed)
+    work = shop.work("q", "-w", "1", **signing.qd_env)
+    ran = signing.wait_ran(4)
+    work.wait_line("job.failed .*SignatureRefused: its signature does not match")
+    work.stop()
+    assert [one.data for one in ran] == [{}, DATA[2], DATA[3], DATA[2]]
+    assert redis("HLEN", f"{PREFIX}queues:q:failed") == 1
+
+
+def test_object_jobs_are_not_signed_and_php_runs_them(signing: Laravel) -> None:
+    ids = signing.push({"queue": "q"}, {"queue": "q"})
+    php = signing.worker("q", stop_when_empty=True)
+    php.ends_clean()
+    assert [one.id for one in signing.ran(r"App\Jobs\Invoice")] == ids
+
+
+def test_php_runs_jobs_signed_by_python(signing: Laravel, shop: Project, redis: Client) -> None:
+    shop.python("from jobs import app\napp.queue('q').push('shared.note', {'n': 1})", **signing.qd_env)
+    assert json.loads(redis("LINDEX", f"{PREFIX}queues:q", 0))["sig"].startswith("v2.2026b.")
+    php = signing.worker("q", stop_when_empty=True)
+    php.ends_clean()
+    assert [one.data for one in signing.ran("shared.note")] == [{"n": 1}]

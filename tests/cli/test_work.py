@@ -1,5 +1,7 @@
 """The flags of `qd work`: only given options are passed on. Laravel's arguments are accepted too."""
 
+from __future__ import annotations
+
 import click
 import pytest
 from click.testing import CliRunner

@@ -1,0 +1,280 @@
+"""The guides, executed: getting started, failed jobs, Django, recipes, and the samples of each page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.payload.format import read
+from tests.contrib.conftest import FrameworkProject
+from tests.contrib.test_django import MANAGE, manage
+from tests.support.pages import PAGES, ROOT, STANDINS, sample_program
+from tests.support.payloads import failed, push
+from tests.support.processes import Procs
+from tests.support.project import MakeProject, Project
+from tests.support.redis import FAILED, Client
+from tests.support.servers.redis import Server
+from tests.support.witness import Witness
+
+# --- getting-started.md
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "getting-started.md"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """(command, lines shown) in the order of the page."""
+    found: list[tuple[str, list[str]]] = []
+    for block in BLOCK.finditer(PAGE.read_text()):
+        for line in block[1].splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def shown(lines: list[str]) -> str:
+    return "(?s)" + r"\n?".join(re.escape(line).replace(r"\.\.\.", ".*?") for line in lines)
+
+
+def test_every_command_prints_what_the_page_shows(project: Callable[..., Project]) -> None:
+    one = project(url="embedded:")
+    one.allowed |= {".qd"}
+    for name in ("qd.toml", "jobs.py"):
+        (one.root / name).unlink()
+    work: Procs | None = None
+    seen = 0
+    for command, lines in commands():
+        words = shlex.split(command)
+        assert words[0] == "qd", command
+        if words[1] == "work":
+            work = one.work(*words[2:])
+            for line in lines:
+                work.wait_line(shown([line]))
+            continue
+        if words[1] == "embedded" and words[2] == "status":
+            assert work is not None
+            work.wait_line("job.done", count=3)
+            work.stop(signal.SIGINT)
+        done = one.qd(*words[1:])
+        assert done.returncode == (2 if "subject=Hi" in words else 0), f"{command}: {done.stdout}{done.stderr}"
+        assert re.search(shown(lines), done.stdout + done.stderr), f"{command} said {done.stdout}{done.stderr}"
+        seen += 1
+        if words[1:] == ["restart", "--rolling"]:
+            assert work is not None
+            work.wait_line("master.reloaded")
+    assert seen > 8
+
+
+# --- failed.md
+
+
+PAGE_FAILED = (Path(__file__).resolve().parents[2] / "docs" / "failed.md").read_text()
+CONSOLE = re.search(r"^```console\n(.*?)^```$", PAGE_FAILED, re.DOTALL | re.MULTILINE)
+TASKS = re.findall(r"^\|[^|]*\| `(qd failed [^`]*)`", PAGE_FAILED.partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.fixture
+def shop(project: MakeProject, redis: Client) -> Project:
+    found = project(jobs=sample_program(PAGE_FAILED))
+    push(redis, "mail.welcome", to="nobody@example.org")
+    found.work_off()
+    return found
+
+
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_the_console_block_shows_the_output_of_the_commands(shop: Project, redis: Client) -> None:
+    assert CONSOLE
+    listing, head, row, show = CONSOLE[1].splitlines()
+    ((_, raw),) = failed(redis)
+    done = shop.qd(*shlex.split(listing)[2:])
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].split() == head.split()
+    # Everything except the ID and the time, which differ from the page.
+    id = said[1].split()[0]
+    assert (len(id), len(row.split()[0])) == (32, 32)
+    assert read(raw).id == id
+    assert said[1].split()[1:7] == row.split()[1:7]
+    assert row.split()[7:8] == ["3"] == said[1].split()[7:8]
+    assert said[1].endswith((" ago", "just now"))
+    *words, short = shlex.split(show)[2:]
+    assert len(short) == 4
+    done = shop.qd(*words, id[:4])
+    assert done.returncode == 0, done.stderr
+    assert "ValueError: no such user" in done.stdout
+    assert "nobody@example.org" in done.stdout
+
+
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_each_command_of_the_tasks_runs(shop: Project, redis: Client) -> None:
+    assert len(TASKS) == 7
+    for command in TASKS:
+        ((_, raw),) = failed(redis)
+        done = shop.qd(*[read(raw).id or "" if word == "ID" else word for word in shlex.split(command)[1:]])
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        if command == "qd failed retry ID":
+            assert not failed(redis)
+            shop.work_off()
+
+
+# --- django.md
+
+
+PAGE_DJANGO = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text()
+FILES = re.findall(r"^```py\n# (\S+)\.py\n(.*?)^```$", PAGE_DJANGO, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def django_shop(framed: Callable[..., FrameworkProject], server: Server) -> FrameworkProject:
+    files: dict[str, str] = {}
+    for name, text in FILES:  # a file that is named again is continued
+        path = name.replace("/", "__")
+        files[path] = files.get(path, "") + text.replace("redis://localhost:6379/0", server.url)
+    found = framed(manage=MANAGE, shop____init__="", **files)
+    found.allowed.add("shop.sqlite3")
+    done = manage(found, "migrate", "--run-syncdb", "-v", "0")
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("qd:job:*")
+def test_the_django_project_of_the_page_works(django_shop: FrameworkProject):
+    django_shop.python(
+        """
+        import asyncio, django
+        django.setup()
+        from django.test import RequestFactory
+        from shop import tasks, views
+        request = RequestFactory().get("/")
+        assert views.buy(request).status_code == 201
+        asyncio.run(views.counted(request))
+        assert tasks.remind.enqueue(7).id
+        """,
+        DJANGO_SETTINGS_MODULE="shop.settings",
+    )
+    work = django_shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    assert work.output == ["order 1 of ada@example.org is confirmed"]
+    assert len(work.matches("job.done")) == 3
+
+
+# --- recipes.md
+
+
+PAGE_RECIPES = sample_program((ROOT / "docs" / "recipes.md").read_text())
+TOLD = """
+
+@app.on(WorkerStopping)
+def note(event: WorkerStopping) -> None:
+    import json
+    with open("witness", "a") as file:
+        for what, value in sentry_sdk.told:
+            print(json.dumps([what, value], default=repr), file=file)
+"""
+
+
+@pytest.fixture
+def recipes_shop(project: MakeProject, monkeypatch) -> Project:
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    return project(jobs=PAGE_RECIPES + TOLD)
+
+
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_sentry_gets_one_report_of_a_permanently_failed_job(recipes_shop: Project):
+    witness = Witness(recipes_shop)
+    recipes_shop.python("from jobs import *; charge.dispatch(-1); charge.dispatch(1)")
+    work = recipes_shop.work("payments", "-w", "1", "--stop-when-empty")
+    work.ends_clean()
+    told = [json.loads(line) for line in witness.lines]
+    assert told == [
+        ["init", "https://key@sentry.example.org/1"],
+        ["job", "orders.charge"],
+        ["queue", "payments"],
+        ["job", {"id": told[3][1]["id"], "attempt": 3}],
+        ["error", "ValueError('there is no such order')"],
+        ["flush", 2],
+    ]
+
+
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_slow_sql_is_logged_with_its_job(recipes_shop: Project):
+    recipes_shop.allowed.add("witness")
+    path = recipes_shop.root / "jobs.py"
+    path.write_text(path.read_text().replace("SLOW = 0.1", "SLOW = 0.0"))
+    recipes_shop.python("from jobs import *; add_up.dispatch()")
+    work = recipes_shop.work_off()
+    assert work.matches(r"s in reports\.sum: SELECT 40 \+ 2.* job=reports\.sum"), work.tail()
+    assert work.matches(r"reports\.sum took .* of CPU"), work.tail()
+
+
+SPANS = """
+
+@app.job("see")
+def see() -> None:
+    here = trace.get_current_span().get_span_context()
+    with open("witness", "a") as file:
+        print(f"{here.trace_id:032x}", file=file)
+"""
+SENDS = """
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from jobs import see, trace
+
+context = SpanContext(int("ab" * 16, 16), int("cd" * 8, 16), is_remote=False, trace_flags=TraceFlags(1))
+with trace.use_span(NonRecordingSpan(context)):
+    see.dispatch()
+see.dispatch()
+"""
+
+
+@pytest.mark.usefixtures("clean_redis")
+@FAILED
+def test_a_trace_continues_in_the_worker(project: MakeProject, redis: Client, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(STANDINS))
+    shop = project(jobs=PAGE_RECIPES + SPANS)
+    witness = Witness(shop)
+    shop.python(SENDS)
+    first = json.loads(redis.call("LINDEX", "queues:default", 0))
+    assert first["traceparent"] == f"00-{'ab' * 16}-{'cd' * 8}-01"
+    shop.work_off()
+    assert witness.lines == ["ab" * 16, "0" * 32]
+
+
+# --- samples of all pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_samples_of_a_page_run(page: Path, server: Server, tmp_path: Path):
+    (tmp_path / "page.py").write_text(sample_program(page.read_text()))
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("QD_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import page"],
+        cwd=tmp_path,
+        env={**ours, "PYTHONPATH": f"{ROOT / 'daemon'}:{STANDINS}", "QD_REDIS_URL": server.url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.replace(str(tmp_path / "page.py"), str(page))
+    assert done.stderr == ""
+
+
+def test_the_pages_with_samples_are_found():
+    assert "jobs.md" in [page.name for page in PAGES]

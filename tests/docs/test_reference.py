@@ -1,0 +1,273 @@
+"""The reference pages are complete: options, commands, gaps of connections, frequencies of the schedule."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from qd import Qd, config
+from qd.cli import init_files
+from qd.config.table import SECTIONS
+from qd.drivers.connections import gaps_of
+from qd.options.drivers import DRIVERS
+from qd.options.tables import WORK
+from qd.schedule.builder import Scheduled, Words
+from qd.schedule.entry import CallTask
+from qd.schedule.frequencies import Days, Frequencies
+from tests.cli.test_main import leaves
+from tests.support.pages import ROOT
+
+# --- configuration.md and conf/qd.toml
+
+
+REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
+SAMPLE = (ROOT / "conf" / "qd.toml").read_text()
+ROWS = [(section, row) for section, rows in {**SECTIONS, "worker": WORK}.items() for row in rows.values()]
+
+
+def names(*found):
+    return ", ".join(f"`{name}`" for name in found if name)
+
+
+@pytest.mark.parametrize(("section", "row"), ROWS, ids=lambda each: getattr(each, "name", each))
+def test_each_option_has_its_row_in_the_reference(section, row):
+    key = names(row.name) if row.in_file else ""
+    flags = "words" if row.name == "queues" else names(row.short, row.flag)
+    line = f"| {key} | {flags} | {names(row.environ)} | {row.unit} | {row.shown} | {row.help} |"
+    assert f"\n{line}\n" in REFERENCE
+
+
+@pytest.mark.parametrize("choice", [choice for row in WORK.values() for choice in row.choices])
+def test_each_choice_is_named_in_the_reference_and_the_sample(choice):
+    assert f"`{choice}`" in REFERENCE
+    assert choice in SAMPLE
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """The sample with every example and default uncommented."""
+    path = tmp_path_factory.mktemp("conf") / "qd.toml"
+    path.write_text(re.sub(r"^#(?=\[|\w+ = )", "", SAMPLE, flags=re.MULTILINE))
+    return config.load(path, environ={}, pool="mail")
+
+
+def test_the_unchanged_sample_sets_nothing(tmp_path):
+    (tmp_path / "qd.toml").write_text(SAMPLE)
+    found = config.load(tmp_path / "qd.toml", environ={})
+    assert set(found.origins.values()) == {"built in"}
+
+
+@pytest.mark.parametrize(("section", "row"), [each for each in ROWS if each[1].in_file and "pools" not in each[0]])
+def test_each_key_is_in_the_sample_with_its_default(section, row, sample):
+    """For a key without a default, the sample has an example."""
+    name = "cleanup" if "entries" in section else "redis"
+    dotted = f"{section.replace('NAME', name)}.{row.name}"
+    assert "qd.toml:" in sample.origins[dotted]
+    written = re.search(
+        rf"^#{row.name} = (.*)$", SAMPLE[SAMPLE.index(f"[{dotted.rpartition('.')[0]}]") :], re.MULTILINE
+    )
+    assert written
+    if not row.auto and row.default not in ("", (), None) and row.name != "queue":
+        assert row.read(tomllib.loads(written[0].lstrip("#"))[row.name]) == row.default
+
+
+# -- facts that occur in several places
+
+PATIENCE = {
+    "stopwaitsecs": r"^(?:\| `)?stopwaitsecs=(\d+)",
+    "TimeoutStopSec": r"^(?:\| `)?TimeoutStopSec=(\d+)",
+    "stop_grace_period": r"^(?:\| `| +)stop_grace_period: (\d+)",
+    "terminationGracePeriodSeconds": r"^(?:\| `| +)terminationGracePeriodSeconds: (\d+)",
+}
+PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("supervisor/*"), *ROOT.glob("examples/**/*.conf"), ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("word", PATIENCE)
+def test_the_stop_timeout_of_supervisors_is_the_same_in_every_file(word):
+    """The pages and the shipped files have the value that qd init prints for the default --stop-timeout."""
+    found = {
+        f"{page.relative_to(ROOT)}: {number}": int(number)
+        for page in PAGES
+        for number in re.findall(PATIENCE[word], page.read_text(), re.MULTILINE)
+    }
+    assert found
+    assert set(found.values()) == {init_files.patience(WORK["stop_timeout"].default)}, found
+
+
+def test_messages_do_not_refer_to_pages_that_the_wheel_does_not_contain():
+    texts = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in ROOT.glob("daemon/qd/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(texts) > 1000
+    assert [text for text in texts if "docs/" in text or "README" in text] == []
+
+
+def test_the_platforms_on_the_page_equal_those_of_the_package():
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (?:production|development|dispatching)", page, re.MULTILINE)
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    systems = [each.rpartition(" :: ")[2] for each in said if each.startswith("Operating System")]
+    assert rows == [name.replace("MacOS", "macOS") for name in systems]
+
+
+# --- commands.md
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "commands.md").read_text()
+SHARED = {"--app", "--config", "-c", "--connection", "--json", "-h", "--help"}
+COMMANDS = leaves()
+
+
+def section(path: str) -> str:
+    found = re.search(rf"^### `qd {path}`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, f"no section about qd {path}"
+    return found[1]
+
+
+def flags(one: click.Command) -> set[str]:
+    options = [param for param in one.params if isinstance(param, click.Option) and not param.hidden]
+    return {flag for option in options for flag in option.opts} - SHARED
+
+
+@pytest.mark.parametrize(("path", "one"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_a_command_has_its_section_with_all_its_options(path: str, one: click.Command) -> None:
+    text = section(path) + ((DOCS / "configuration.md").read_text() if path == "work" else "")
+    assert [flag for flag in sorted(flags(one)) if f"{flag}`" not in text and f"{flag} " not in text] == []
+    assert f"    qd {path}" in section(path)
+
+
+@pytest.mark.parametrize(("path", "one"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_a_section_names_no_unknown_option(path: str, one: click.Command) -> None:
+    every = SHARED.union(*(flags(other) for _, other in COMMANDS), {"--queue", "--version"})
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section(path)))
+    assert named <= every
+    if "| option |" in section(path):
+        rows = set(re.findall(r"^\| `(--[a-z-]+)", section(path), re.MULTILINE))
+        assert rows == {flag for flag in flags(one) if flag.startswith("--")}
+
+
+def test_no_section_describes_an_unknown_command() -> None:
+    named = re.findall(r"^### `qd ([\w -]+)`", PAGE, re.MULTILINE)
+    assert sorted(named) == sorted(path for path, _ in COMMANDS)
+
+
+def test_the_table_of_tasks_names_every_command() -> None:
+    tasks = PAGE.partition("## What all commands share")[0]
+    assert [path for path, _ in COMMANDS if f"`qd {path}" not in tasks] == []
+
+
+def test_links_of_the_commands_page_have_targets() -> None:
+    heads = {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+        assert (
+            target.removeprefix("#") in heads if target.startswith("#") else (DOCS / target.partition("#")[0]).exists()
+        ), target
+
+
+# --- connections.md
+
+
+PAGE_CONNECTIONS = ROOT / "docs" / "connections.md"
+BEGIN, END = "<!-- limits -->\n", "<!-- end of limits -->"
+HEAD = "| connection | what | what that means |\n| --- | --- | --- |\n"
+URLS = {
+    "redis": "redis://h/0",
+    "sentinel": "redis+sentinel://h/s",
+    "cluster": "redis+cluster://h",
+    "database": "sqlite:///x.sqlite",
+    "beanstalkd": "beanstalkd://h",
+    "sqs": "sqs://eu-west-1",
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Qd:
+    tables = [f'[connections.{name}]\nurl = "{url}"\n' for name, url in URLS.items()]
+    tables += [
+        f'[connections.{name}]\ndriver = "{name}"\nconnections = ["redis"]\n' for name in ("sync", "null", "failover")
+    ]
+    (tmp_path / "qd.toml").write_text('[qd]\ndefault = "redis"\n' + "".join(tables))
+    app = Qd()
+    app.settings = config.load(tmp_path / "qd.toml", environ={})
+    return app
+
+
+def table_of(app: Qd) -> str:
+    rows = [
+        f"| {name} | {what} | {meaning} |\n"
+        for name in app.settings.connections
+        for what, meaning in gaps_of(app.settings, name, app.connections.own).items()
+    ]
+    return HEAD + "".join(rows)
+
+
+def test_the_gaps_on_the_page_equal_those_in_the_code(app: Qd) -> None:
+    page = PAGE_CONNECTIONS.read_text()
+    assert page.partition(BEGIN)[2].partition(END)[0].strip() == table_of(app).strip()
+
+
+def test_every_driver_is_on_the_page(app: Qd) -> None:
+    drivers = {found.driver for found in app.settings.connections.values()}
+    assert drivers == {*DRIVERS}
+
+
+@pytest.mark.parametrize("name", ["redis", "sentinel"])
+def test_redis_has_no_gaps(app: Qd, name: str) -> None:
+    assert gaps_of(app.settings, name) == {}
+
+
+# --- schedule.md
+
+
+PAGE_SCHEDULE = (ROOT / "docs" / "schedule.md").read_text()
+ROWS_SCHEDULE = re.findall(r"^\| `(\w+\(.*\))` \| `([^`]+)` \|", PAGE_SCHEDULE, re.MULTILINE)
+ELSEWHERE = {"tuesdays", "wednesdays", "thursdays", "fridays", "saturdays", "sundays", "every"}
+
+
+def new() -> Scheduled:
+    return Scheduled(CallTask(print), "print", ("here", 1), {})
+
+
+@pytest.mark.parametrize(("word", "expression"), ROWS_SCHEDULE)
+def test_a_frequency_has_the_expression_on_the_page(word, expression):
+    entry = eval(f"new().{word}", {"new": new})
+    assert entry._timing("UTC").text == expression
+
+
+def public(kind):
+    return {name for name in vars(kind) if not name.startswith("_") and inspect.isfunction(getattr(kind, name))}
+
+
+def test_every_frequency_has_a_row():
+    assert len(ROWS_SCHEDULE) > 40
+    said = set(re.findall(r"\w+(?=\()", " ".join(word for word, _ in ROWS_SCHEDULE)))
+    assert public(Days) | public(Frequencies) == said | ELSEWHERE
+
+
+def test_every_other_method_has_a_row():
+    table = PAGE_SCHEDULE[PAGE_SCHEDULE.index("## Every other word") : PAGE_SCHEDULE.index("## Beside Laravel's")]
+    said = set(re.findall(r"`(\w+)\(", table))
+    assert public(Scheduled) <= said
+    for word in Words.__annotations__:
+        assert f"{word}=" in PAGE_SCHEDULE
+
+
+@pytest.mark.parametrize(
+    ("day", "number"),
+    [("tuesdays", 2), ("wednesdays", 3), ("thursdays", 4), ("fridays", 5), ("saturdays", 6), ("sundays", 0)],
+)
+def test_days_of_the_week(day, number):
+    assert getattr(new().at("8:00"), day)()._expression == f"0 8 * * {number}"
+    assert new().days(day[:-1], day[:3].upper()).at("8:00")._expression == f"0 8 * * {number},{number}"

@@ -1,0 +1,326 @@
+"""Redis Cluster: a node is killed while `qd work` runs, and comes back. Its queues wait, the others continue; answers for
+its jobs are left on other nodes; effects on other nodes are applied once, whichever process is killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from qd import Qd
+from qd.config.settings import ConnectionSettings
+from qd.drivers.cluster.queue import ClusterQueue
+from tests.faults.test_batches_and_chains import SHOP as BATCH_SHOP
+from tests.support.faults import LineKill
+from tests.support.payloads import producer
+from tests.support.processes import Procs
+from tests.support.project import MakeProject
+from tests.support.reliability import Figures
+from tests.support.servers.cluster import Cluster
+from tests.support.servers.redis import Server
+from tests.support.waiting import eventually
+from tests.support.witness import JOBS, Witness
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+# --- a node is killed
+
+
+EACH = 40
+LEASE = 2  # seconds; without a keeper for half of them, no worker reserves a job
+
+
+@pytest.fixture
+def partial_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster whose nodes serve their slots even while other slots are not covered."""
+    for node in cluster.nodes:
+        require_full_coverage(node, "no")
+    yield cluster
+    for node in cluster.nodes:
+        require_full_coverage(node, "yes")
+
+
+def require_full_coverage(node: Server, whole: str) -> None:
+    with node.client() as client:
+        client.call("CONFIG", "SET", "cluster-require-full-coverage", whole)
+
+
+@pytest.mark.fault(
+    "45",
+    "a node of a cluster is killed, and comes back; meanwhile a worker dies and another master starts",
+    "its jobs wait, those of the other nodes go on at once; each of them ran once",
+)
+def test_the_queues_of_other_nodes_are_still_served(
+    partial_cluster: Cluster, project: MakeProject, figures: Figures
+) -> None:
+    cluster = partial_cluster
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
+    gone, *others = (found[node.port] for node in cluster.nodes)
+    shop = project(jobs=JOBS, url=cluster.url, config=f"retry_after = {LEASE}")
+    witness = Witness(shop)
+    work = shop.work("-w", "2", gone, *others)
+    work.wait_line("master.ready")
+    producer = ClusterQueue(ConnectionSettings(name="redis", url=cluster.url))
+    dead = cluster.node_of(f"queues:{{{gone}}}")
+    pushed(producer, gone, range(EACH))
+    eventually(lambda: len(ran(witness)) >= EACH and answered(producer, gone), 30)
+    dead.kill()
+    work.wait_line("redis.away", 30)
+    pushed(producer, others[0], range(100, 100 + EACH))
+    pushed(producer, others[1], range(200, 200 + EACH))
+    began = time.monotonic()
+    eventually(lambda: len(ran(witness)) >= 3 * EACH, 30, what="the jobs of the other nodes")
+    figures.add(back=[time.monotonic() - began])
+    eventually(lambda: answered(producer, *others), 30, what="workers without a job")
+    work.child("worker 0").kill()
+    work.wait_line("worker.died")
+    pushed(producer, others[0], range(400, 401), LEASE)  # no worker reserves it without a keeper
+    eventually(lambda: 400 in ran(witness), 30, what="a job after the death of a worker")
+    work.stop()
+    work = shop.work("-w", "2", gone, *others)
+    pushed(producer, others[0], range(500, 500 + EACH))
+    eventually(lambda: len(ran(witness)) >= 4 * EACH + 1, 30, what="the jobs of a master that started meanwhile")
+    dead.start()
+    cluster.settled()
+    work.wait_line("redis.back", 30)
+    pushed(producer, gone, range(300, 300 + EACH))
+    eventually(lambda: len(ran(witness)) >= 5 * EACH + 1, 30, what="the jobs of the node that is back")
+    producer.close()
+    work.stop()
+    firsts = (0, 100, 200, 300, 500)
+    assert sorted(ran(witness)) == sorted([400, *[n for first in firsts for n in range(first, first + EACH)]])
+
+
+def pushed(producer: ClusterQueue, name: str, numbers: range, delay: float | None = None) -> None:
+    from tests.contract.kinds import job_of
+
+    producer.push_many([(name, job_of("quick", n), delay) for n in numbers])
+
+
+def answered(producer: ClusterQueue, *names: str) -> bool:
+    """Whether no job of these queues is reserved."""
+    return not any(producer.sizes(name).reserved for name in names)
+
+
+def ran(witness: Witness) -> list[int]:
+    return [int(line.split()[1]) for line in witness.starting("quick ")]
+
+
+# --- answers for an unreachable node
+
+
+SHOP = (
+    JOBS
+    + """
+@app.job("ends", tries=3, unique="{how}")
+def ends(how: str) -> None:
+    attempt = current_job().attempt
+    note("begun", how, attempt)
+    held()
+    if how == "fails":
+        current_job().fail("as it should")
+    if how == "released" and attempt == 1:
+        current_job().release(1)
+
+@app.job("after")
+def after(name: str) -> None:
+    note("after", name)
+"""
+)
+HOWS = ("done", "fails", "released")
+MANY = 30
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[Qd]:
+    with producer(cluster.url) as made:
+        yield made
+
+
+@pytest.fixture
+def jobs(app: Qd) -> Any:
+    @app.job("ends", tries=3, unique="{how}")
+    def ends(how: str) -> None: ...
+
+    @app.job("after")
+    def after(name: str) -> None: ...
+
+    @app.job("quick")
+    def quick(n: int) -> None: ...
+
+    return ends, after, quick
+
+
+def kill(work: Procs, whom: str) -> None:
+    if whom == "workers":
+        for number in range(len(HOWS)):
+            work.child(f"worker {number}").kill()
+        work.wait_line("worker.died", count=len(HOWS))
+    elif whom == "keeper":
+        work.child("keeper").kill()
+        work.wait_line("keeper.died")
+    elif whom == "master":
+        work.kill()
+        eventually(lambda: not work.session(), 20, what="the end of the master and its children")
+
+
+@pytest.mark.fault(
+    "45a",
+    "a node of a cluster is away when jobs of it end in all workers; then workers, keeper or master are killed",
+    "workers run the jobs of other nodes after a second; the answers are given when the node is back: 0 lost, 0 doubled",
+)
+@pytest.mark.parametrize(
+    "whom",
+    ["workers", "master", *[pytest.param(whom, marks=pytest.mark.slow) for whom in ("nobody", "keeper", "hung node")]],
+)
+def test_workers_leave_answers_for_an_unreachable_node_and_continue(
+    partial_cluster: Cluster,
+    app: Qd,
+    jobs: Any,
+    project: MakeProject,
+    figures: Figures,
+    whom: str,
+) -> None:
+    cluster, (ends, after, quick) = partial_cluster, jobs
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
+    keeps = cluster.node_of("qd:masters")  # masters report there
+    dead = next(node for node in cluster.nodes if node is not keeps)
+    gone, (here, there) = found[dead.port], [found[node.port] for node in cluster.nodes if node is not dead]
+    shop = project(jobs=SHOP, url=cluster.url, config=f"retry_after = {LEASE}")
+    witness = Witness(shop)
+    work = shop.work("-w", str(len(HOWS)), gone, here, there)
+    work.wait_line("master.ready")
+    app.batch(
+        *[ends.using(queue=gone).bind(how) for how in HOWS],
+        allow_failures=True,
+        finally_=after.using(queue=here).bind("batch"),
+    ).dispatch()
+    eventually(lambda: len(seen(witness, "begun")) == len(HOWS), 30, what="a job in each worker")
+    assert dead.process is not None
+    process = dead.process
+    if whom == "hung node":
+        process.send_signal(signal.SIGSTOP)
+    else:
+        dead.kill()
+    witness.go()
+    app.dispatch(*[quick.using(queue=(here, there)[n % 2]).bind(n) for n in range(MANY)])
+    eventually(lambda: len(seen(witness, "quick")) == MANY, 30, what="the jobs of the other nodes")
+    work.wait_line("job.answer_left", count=len(HOWS))
+    kill(work, whom)
+    if whom == "master":
+        work = shop.work("-w", str(len(HOWS)), gone, here, there)
+        work.wait_line("master.ready")
+    quick.using(queue=there, delay=LEASE).dispatch(MANY)
+    eventually(lambda: len(seen(witness, "quick")) == MANY + 1, 30, what="a job later")
+    assert len(seen(witness, "begun")) == len(HOWS)
+    if whom == "hung node":
+        process.send_signal(signal.SIGCONT)
+    else:
+        dead.start()
+    cluster.settled()
+    eventually(lambda: seen(witness, "after") == ["batch"], 40, what="the end of the batch")
+    eventually(lambda: empty(app, gone, here, there), 30, what="queues and notes that are empty")
+    work.stop()
+    assert sorted(seen(witness, "begun")) == ["done 1", "fails 1", "released 1", "released 2"]
+    assert sorted(int(said.split()[0]) for said in seen(witness, "quick")) == [*range(MANY + 1)]
+    assert not work.matches("lease_lost|lease.expired|job.requeued")
+    queue = app.connections.get(None)
+    assert queue.sizes(gone).failed == 1
+    for how in HOWS:
+        assert queue.free(f"ends:{how}", "anybody") is False
+        assert ends.using(queue=here).dispatch(how) is not None
+
+
+def seen(witness: Witness, word: str) -> list[str]:
+    return [line.split(" ", 1)[1] for line in witness.starting(f"{word} ")]
+
+
+def empty(app: Qd, *names: str) -> bool:
+    queue = app.connections.get(None)
+    assert isinstance(queue, ClusterQueue)
+    sizes = [queue.sizes(name) for name in names]
+    ends = [queue.connection.send(queue.connection.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
+    return not any((*[size.ready + size.delayed + size.reserved for size in sizes], *ends))
+
+
+# --- workers killed during effects on other nodes
+
+
+NAMES = {"a", "b", "next", "then", "finally", "unique"}
+UNIQUE = """
+@app.job("once", queue="c", unique="n", tries=1)
+def once(run: int, name: str) -> None:
+    note(f"{run}.", name, json.loads(current_job().payload).get("crashes", 0))
+"""
+
+
+@pytest.fixture
+def once(app: Qd) -> Any:
+    @app.job("once", queue="c", unique="n", tries=1)
+    def once(run: int, name: str) -> None: ...
+
+    return once
+
+
+def queues(cluster: Cluster) -> tuple[str, str, str]:
+    """The queue c, and two queues on the other nodes."""
+    others = [node for node in cluster.nodes if node is not cluster.node_of("queues:{c}")]
+    found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "defghijklmnop"}
+    return "c", found[others[0].port], found[others[1].port]
+
+
+@pytest.mark.fault(
+    "44",
+    "kill -9 at lines of qd while the end of a job does something on other nodes of a cluster (chain, batch, lock)",
+    "each is sent once, counts are exact, the lock is free",
+)
+@pytest.mark.parametrize("every", [997, pytest.param(29, marks=pytest.mark.slow)])
+def test_effects_on_other_nodes_are_applied_once_if_their_worker_is_killed_at_any_line(
+    cluster: Cluster, app: Qd, step: Any, once: Any, project: MakeProject, figures: Figures, every: int
+) -> None:
+    shop = project(jobs=BATCH_SHOP + UNIQUE, url=cluster.url)
+    c, d, e = queues(cluster)
+    kill, witness, number, lines = LineKill(shop), Witness(shop), 1, list[str]()
+    work = kill.work("--max-crashes", "5", c, d, e)
+
+    def seen(run: int) -> list[tuple[str, ...]]:
+        return [tuple(text.split()[1:]) for text in witness.starting(f"{run}. ")]
+
+    def ran(run: int) -> bool:
+        return {name for name, _ in seen(run)} == NAMES
+
+    while True:
+        kill.arm(number)
+        callbacks = {
+            "then": step.using(queue=d).bind(number, "then"),
+            "finally_": step.using(queue=e).bind(number, "finally"),
+        }
+        app.batch(step.using(queue=c).bind(number, "a"), step.using(queue=d).bind(number, "b"), **callbacks).dispatch()
+        app.chain(once.bind(number, "unique"), step.using(queue=e).bind(number, "next")).dispatch()
+        how, line = kill.met()
+        eventually(partial(ran, number), 30, what=f"all jobs after {line}")
+        eventually(lambda: idle(app, c, d, e), 30, what=f"an idle cluster after a kill at {line}")
+        found = seen(number)
+        assert len(set(found)) == len(found), f"killed at {line}, and sent twice: {found}"
+        if how == "all":
+            break
+        lines.append(line)
+        number += every
+    work.stop()
+    figures.add(kills=len(lines), lines=len(set(lines)))
+    assert lines
+
+
+def idle(app: Qd, *names: str) -> bool:
+    """Whether no job waits or runs, no effect is pending and no lock is held."""
+    queue = app.connections.get(None)
+    assert isinstance(queue, ClusterQueue)
+    wire, sizes = queue.connection, [queue.sizes(name) for name in names]
+    ends = [wire.send(wire.plain("EXISTS", f"queues:{{{name}}}:ends")) for name in names]
+    waits = [size.ready + size.delayed + size.reserved for size in sizes]
+    return not any((*waits, *ends, wire.call("EXISTS", "qd:unique:once:n")))
