@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,8 @@ def test_performance_figures_and_versions_equal_the_benchmark_results() -> None:
             assert measured[peer][0].startswith(version), peer
 
 
-def known_rows() -> set[str]:
+@cache
+def known_rows() -> frozenset[str]:
     """The rows of the fault table, from the marks of the tests."""
     calls = [
         node
@@ -98,7 +100,7 @@ def known_rows() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fault"
     ]
-    return {ast.literal_eval(call.args[0]) for call in calls}
+    return frozenset(ast.literal_eval(call.args[0]) for call in calls)
 
 
 def rows_that_hold() -> set[str]:
