@@ -80,7 +80,7 @@ def test_workers_killed_while_writing_a_record_leave_each_job_in_one_place(
     lines = file.read_text().splitlines()
     file.unlink()
     assert len(lines) == len(set(lines)) > 100 // each
-    assert {line.split(":")[0] for line in lines} > {"worker/settle.py", "worker/delivery.py"}
+    assert {line.split(":")[0] for line in lines} > {"worker/settle.py", "worker/connection.py"}
     records = [json.loads(value.partition(b"\n")[0]) for value in redis.call("HVALS", "queues:default:failed")]
     # After a kill during listeners or failed(), the next worker buries the job and records how the previous worker died.
     assert {record["error"] for record in records} <= {"ValueError", "AttemptsExceeded"}

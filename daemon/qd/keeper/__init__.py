@@ -1,9 +1,9 @@
 """The keeper: one beat per second. It renews leases, requeues the jobs of the dead and moves due jobs; it runs none.
 
-control         the control connection, if it is not the connection of the jobs
-dead_workers    requeues the jobs of dead workers and masters, and kills what they left running
-keeper          Keeper: one beat per second; the retention of failed jobs
-operators       restart, pause and maintenance, requested with qd or with Laravel
-report          the report of this master
-servers         unreachable servers, refused queues, missing permissions, the embedded server
+control_connection   the control connection, if it is not the connection of the jobs
+controls             restart, pause and maintenance, requested with qd or with Laravel
+dead_workers         requeues the jobs of dead workers and masters, and kills what they left running
+keeper               Keeper: one beat per second; the retention of failed jobs
+report               the report of this master
+servers              unreachable servers, refused queues, missing permissions, the embedded server
 """

@@ -27,9 +27,9 @@ from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, Given
 from qd.errors import ConnectionLost, QdError, ServerRefused
-from qd.keeper.control import Control, ControlAway, longest_call
+from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
+from qd.keeper.controls import LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
-from qd.keeper.operators import LaravelKeys, Maintenance, Restarts
 from qd.keeper.report import Report
 from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
 from qd.log import Log, Unblocked
@@ -83,7 +83,8 @@ class Keeper:
         """queue: the connection of the jobs. control: the keyspace of stamps and reports; None: that of the queue."""
         self.settings, self.queue = settings, queue
         self.separate = control is not None
-        self.control = Control(*(control or queue.kept), settings.connection(settings.control), queue.settings, log)
+        space, prefix = control or queue.kept
+        self.control = ControlConnection(space, prefix, settings.connection(settings.control), queue.settings, log)
         self.board: Scoreboard = context.board
         self.context, self.log = context, log
         self.lease = queue.settings.retry_after

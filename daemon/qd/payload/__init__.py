@@ -6,5 +6,5 @@ reservation    The mark of a reservation in a payload: reading it, answering, ch
 rewrite        A payload sent later or again: links of a chain, retries of failed jobs.
 signing        HMAC signatures.
 size           Size and nesting limits.
-splice         Writing a reservation into a payload as unit.lua does, for drivers without scripts.
+splice         Writing a reservation into a payload as reservation.lua does, for drivers without scripts.
 """

@@ -1,5 +1,5 @@
 """The bytes of a payload that change while a worker holds the job: the reservation fields ("unit"). The reserve script
-(unit.lua; without scripts, splice.py) writes them, worker and keeper answer them.
+(reservation.lua; without scripts, splice.py) writes them, worker and keeper answer them.
 
 They are in the place of Laravel's top-level `attempts`, in one piece, followed by what the job saved:
     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]

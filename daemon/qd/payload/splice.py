@@ -1,13 +1,13 @@
-"""Writes a reservation into a payload, for drivers whose server runs no script: unit.lua in Python.
+"""Writes a reservation into a payload, for drivers whose server runs no script: reservation.lua in Python.
 
     _fresh      the usual payload, as Laravel and qd push it
     _in_tail    one that was reserved before: its fields (the "unit", reservation.py) are in one piece near the end
     _rewritten  another program has rewritten it, and our keys may be anywhere: the object is written again, with the fields
                 at its end, and with the bytes of every other value
 
-The result is what unit.lua writes, byte for byte; in the last case the order of keys and the white space between them may
-differ. In JSON the text "attempts" before a colon can only be a key if no backslash precedes its quote; only its depth is
-in question.
+The result is what reservation.lua writes, byte for byte; in the last case the order of keys and the white space between
+them may differ. In JSON the text "attempts" before a colon can only be a key if no backslash precedes its quote; only its
+depth is in question.
 """
 
 from __future__ import annotations

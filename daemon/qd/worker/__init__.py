@@ -2,7 +2,7 @@
 
 attempt     one attempt: checks, middleware, the function, async
 boot        first steps after the fork; check of the servers at the start
-delivery    answers and checkpoints over a connection that may break
+connection  turns, answers and checkpoints over a connection that may break; an unreachable server
 outcome     the outcome of an attempt; failed() and listeners
 queues      which queues a worker serves, and in which order
 settle      answers, records and logs an outcome

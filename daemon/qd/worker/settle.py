@@ -31,7 +31,7 @@ from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
 from qd.worker.attempt import Attempts
-from qd.worker.delivery import Delivery, HeldJob
+from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
 
 if TYPE_CHECKING:
@@ -240,8 +240,8 @@ UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
-    def __init__(self, settler: Settler, delivery: Delivery, attempts: Attempts, slot: Slot) -> None:
-        self.settler, self.delivery, self.attempts, self.slot = settler, delivery, attempts, slot
+    def __init__(self, settler: Settler, connection: WorkerConnection, attempts: Attempts, slot: Slot) -> None:
+        self.settler, self.connection, self.attempts, self.slot = settler, connection, attempts, slot
         self.most = attempts.app.settings.max_payload
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
@@ -250,9 +250,9 @@ class Settlement:
         ends = isinstance(outcome, Done | Failed | Cancelled)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
-            effects += self.delivery.fetch(lambda: places_of(settler.queue, job, payload, holder))
+            effects += self.connection.fetch(lambda: places_of(settler.queue, job, payload, holder))
         if isinstance(outcome, Done):
-            self.delivery.done = job
+            self.connection.done = job
             if isinstance(outcome, Missing):
                 settler.log.info("job.missing", **log_fields(job), reason=outcome.why)
             elif settler.log.informs:
@@ -261,7 +261,7 @@ class Settlement:
                 self._ack(held, effects)
         elif isinstance(outcome, Lost):
             # No reservation is left to ack, but the job may still be listed under this worker.
-            self.delivery.until_answered(held, settler.queue.ack)
+            self.connection.until_answered(held, settler.queue.ack)
             self._lost(job, notified=True)
         else:
             if isinstance(outcome, Back):
@@ -271,21 +271,21 @@ class Settlement:
                 answer = partial(settler.bury, failed=outcome, unsaved=held.unsaved, effects=effects)
             else:
                 answer = partial(settler.queue.ack, effects=effects)
-            kept = self.delivery.until_answered(held, answer)
+            kept = self.connection.until_answered(held, answer)
             settler.log_outcome(job, outcome)
             if self._log_if_lost(job, kept) and isinstance(outcome, Failed):
                 settler.copy()
 
     def flush(self) -> None:
         """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
-        self.delivery.give_back_reserved(self._untouched)
-        if (done := self.delivery.done) is not None:
+        self.connection.give_back_reserved(self._untouched)
+        if (done := self.connection.done) is not None:
             self._ack(HeldJob(done))
 
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
         """The turn found the lease of the previous job lost. Returns the job it reserved, unless it was given back."""
         if reserved is not None and self._has_listeners:  # they must not delay a job that is already reserved
-            self.delivery.until_answered(HeldJob(reserved), self._untouched)
+            self.connection.until_answered(HeldJob(reserved), self._untouched)
             reserved = None
         self._lost(done)
         return reserved
@@ -294,8 +294,8 @@ class Settlement:
         return self.settler.give_back(job, UNTOUCHED, None)
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
-        self.delivery.done = None
-        kept = self.delivery.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
+        self.connection.done = None
+        kept = self.connection.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
         self._log_if_lost(held.job, kept)
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:

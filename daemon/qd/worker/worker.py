@@ -2,7 +2,7 @@
 
     turn (ack the previous job + reserve) -> attempt -> ack with the next turn | release | bury
     nothing ready -> wait for a token, the next due moment or a signal
-    connection broke -> query which job this worker holds -> continue (delivery.py)
+    connection broke -> query which job this worker holds -> continue (connection.py)
 
 One job at a time, in a process of its own. Its exit code reports why it left (process/exit_codes.py).
 """
@@ -30,7 +30,7 @@ from qd.process.exit_codes import StopReason
 from qd.process.scoreboard import H, Slot, SlotState, W, now
 from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
-from qd.worker.delivery import AWAY, Checkpoints, Delivery
+from qd.worker.connection import AWAY, Checkpoints, WorkerConnection
 from qd.worker.queues import Rota
 from qd.worker.settle import Copier, Settlement, Settler, short
 from qd.worker.status import ShutQueues, Titles, WorkerEvents
@@ -66,12 +66,12 @@ class Worker:
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
-        self.delivery = Delivery(queue, rota, self.log, self._rest_while_away)
+        self.connection = WorkerConnection(queue, rota, self.log, self._rest_while_away)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
-        self.settlement = Settlement(settler, self.delivery, self.attempts, self.slot)
+        self.settlement = Settlement(settler, self.connection, self.attempts, self.slot)
         self.events = WorkerEvents(app._listeners, self._beat)
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
@@ -108,7 +108,7 @@ class Worker:
             self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
             self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
             # IDLE means that this worker holds no job.
-            self.slot[W.STATE] = SlotState.LOOKING if self.delivery.unsure else SlotState.IDLE
+            self.slot[W.STATE] = SlotState.LOOKING if self.connection.unsure else SlotState.IDLE
             return int(reason.code)
         finally:
             self._close()
@@ -192,15 +192,15 @@ class Worker:
     def _take(self) -> Reserved | None:
         """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
         self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
-        delivery = self.delivery
+        connection = self.connection
         self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
         try:
-            if delivery.unsure and (mine := delivery.ask()) is not None:
+            if connection.unsure and (mine := connection.query_held()) is not None:
                 return mine
-            done = delivery.done
-            turn = delivery.turn(self.shut_queues.shut)
+            done = connection.done
+            turn = connection.turn(self.shut_queues.shut)
         except AWAY as error:
-            delivery.broke(error)
+            connection.broke(error)
             return None
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
@@ -210,7 +210,7 @@ class Worker:
         return turn.reserved
 
     def _rest_while_away(self, seconds: float) -> None:
-        self.slot[W.STATE] = SlotState.IDLE if self.delivery.done is None else SlotState.BUSY
+        self.slot[W.STATE] = SlotState.IDLE if self.connection.done is None else SlotState.BUSY
         self.mailbox.peek(seconds)
         self._after_wait()
 
@@ -259,8 +259,8 @@ class Worker:
     def _wait(self) -> None:
         """Wait until a token arrives, a job is due, a signal arrives, or --sleep has passed."""
         # The last call broke: jobs may be ready whose tokens are used up, and `done` must be acked.
-        if self.delivery.away:
-            self.delivery.pause()
+        if self.connection.away:
+            self.connection.pause()
             return
         self.events.emit(events.WorkerIdle, *self.serves)
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
@@ -277,8 +277,8 @@ class Worker:
             else:
                 self.mailbox.peek(min(seconds, 1.0))
         except AWAY as error:
-            self.delivery.log_broken(error)
-            self.delivery.pause()
+            self.connection.log_broken(error)
+            self.connection.pause()
         self._after_wait()
 
     def _wait_once(self) -> None:

@@ -47,7 +47,7 @@ from qd.process.scoreboard import Scoreboard
 from qd.store.base import beside
 from qd.store.locks import Places
 from qd.store.masters import MasterReport
-from qd.worker.delivery import Delivery, HeldJob
+from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
 from qd.worker.settle import Settlement, Settler
@@ -640,11 +640,11 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     assert [place.take(store, owner, held.mark) for place in (first, *others)] == [0, 0, 0]
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
-    delivery = Delivery(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
     attempts: Any = SimpleNamespace(
         app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
     )
-    ending = Settlement(Settler(queue, log, keeps=True, copier=None), delivery, attempts, Scoreboard().slot(1))
+    ending = Settlement(Settler(queue, log, keeps=True, copier=None), connection, attempts, Scoreboard().slot(1))
     context: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
     with node_down(cluster, a):

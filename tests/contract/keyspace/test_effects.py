@@ -13,7 +13,7 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import Effect, Free, Push, Released, Reserved
 from qd.errors import ConnectionLost, ServerRefused
 from qd.log import Log
-from qd.worker.delivery import Delivery, HeldJob
+from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.queues import Rota
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import FAILED, job, steal, take
@@ -151,7 +151,7 @@ def broken(proxy: Proxy) -> Iterator[RedisQueue]:
 @every_way
 @pytest.mark.parametrize("byte", [0, 2])
 def test_an_answer_with_a_lost_reply_applies_its_effects_once(broken, proxy, seen, way, byte):
-    delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
+    connection = WorkerConnection(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: None)
     broken.push("a", job(1))
     held, tries = take(broken), list[Reserved]()
 
@@ -160,7 +160,7 @@ def test_an_answer_with_a_lost_reply_applies_its_effects_once(broken, proxy, see
         return answer(way, broken, job, Push("b", NEXT))
 
     proxy.cut(byte=byte)
-    assert delivery.until_answered(HeldJob(held), then_answer) is None
+    assert connection.until_answered(HeldJob(held), then_answer) is None
     assert (len(tries), seen.ready("b"), seen.reserved("a"), seen.owners("a")) == (1, [NEXT], {}, {})
     assert answer(way, broken, held, Push("b", NEXT)) is False  # a repeated answer adds nothing
     assert seen.ready("b") == [NEXT]
@@ -169,12 +169,14 @@ def test_an_answer_with_a_lost_reply_applies_its_effects_once(broken, proxy, see
 @one_place
 @every_way
 def test_an_answer_that_never_arrived_is_repeated_with_its_effects(broken, proxy, seen, way):
-    delivery = Delivery(broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal())
+    connection = WorkerConnection(
+        broken, Rota(("a",)), Log("worker", write=lambda line: None), lambda seconds: proxy.heal()
+    )
     broken.push("a", job(1))
     held = take(broken)
     proxy.refuse()
     broken.close()
-    assert delivery.until_answered(HeldJob(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
+    assert connection.until_answered(HeldJob(held), lambda job: answer(way, broken, job, Push("b", NEXT))) is True
     assert seen.ready("b") == [NEXT]
 
 

@@ -152,7 +152,7 @@ def test_an_alarm_at_any_point_tears_nothing_of_ours(project: MakeProject, redis
             last[pid] = at
         assert word != "run" or pid not in last, f"{pid} raised and took another job"
     # The job itself calls Checkpoints.keep, which is not shielded before its first line.
-    inside_qd = re.compile(r"drivers/|worker/(worker|delivery|settle)\.py:\d+:(?!Checkpoints\.keep$)")
+    inside_qd = re.compile(r"drivers/|worker/(worker|connection|settle)\.py:\d+:(?!Checkpoints\.keep$)")
     outside = [line[2] for line in raised if inside_qd.match(line[2])]
     assert not outside, f"raised outside user code: {outside}"
     if kind == "sends":

@@ -106,9 +106,9 @@ def in_any_namespace(real: Callable[..., Any]) -> Callable[..., Any]:
 def sure(real: Callable[..., Any]) -> Callable[..., Any]:
     """A broken call is treated as never sent."""
 
-    def broke(delivery: Any, error: Exception) -> None:
-        real(delivery, error)
-        delivery.unsure = False
+    def broke(connection: Any, error: Exception) -> None:
+        real(connection, error)
+        connection.unsure = False
 
     return broke
 
@@ -148,7 +148,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
-    "ask after a broken call": [("qd.worker.delivery", replaced("Delivery.broke", sure))],
+    "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
     "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [

@@ -23,7 +23,7 @@ Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
 EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
 PARTS = {  # the files of a script, joined in this order; a script that is not listed is a single file
-    "turn": ("unit.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
+    "turn": ("reservation.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
     **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
     "later": ("due.lua", "later.lua"),
@@ -48,7 +48,7 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
     "lock_take": ("line.lua", "lock_take.lua"),
     "lock_give": ("line.lua", "lock_give.lua"),
     # For brokers that keep nothing but jobs: the same answers, plus the state of the delivery at the broker.
-    "delivery_turn": ("unit.lua", "failed.lua", "tied.lua", "delivery.lua", "delivery_turn.lua"),
+    "delivery_turn": ("reservation.lua", "failed.lua", "tied.lua", "delivery.lua", "delivery_turn.lua"),
     "delivery_ack": ("delivery.lua", *EFFECTS, "delivery_open.lua", "ack.lua", "delivery_close.lua"),
     "delivery_release": ("delivery.lua", *EFFECTS, "delivery_open.lua", "release.lua", "delivery_close.lua"),
     "delivery_bury": ("delivery.lua", *EFFECTS, "failed.lua", "delivery_open.lua", "bury.lua", "delivery_close.lua"),

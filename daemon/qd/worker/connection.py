@@ -1,9 +1,10 @@
-"""Checkpoints, progress and answers over a connection that may break.
+"""A worker's connection, which may break: turns, answers, checkpoints and progress. An unreachable server is handled here.
 
-Checkpoints    job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects calls
-               from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint or the answer.
-Delivery       sends each answer until the server has it, and never twice. After a broken call it first queries which job
-               the server holds for this worker:
+Checkpoints         job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects
+                    calls from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint
+                    or the answer.
+WorkerConnection    sends each answer until the server has it, and never twice. After a broken call it first queries which
+                    job the server holds for this worker:
 
     answer broke -> pause -> held -> still this job: answer again | not this job: the answer had arrived
     turn broke   -> held -> the previous job: not acked | another: it was reserved | none: next turn
@@ -137,7 +138,7 @@ AGAIN = 1.0  # seconds between two tries to reach the server, at most
 LEAVES = 1.0  # seconds of failed tries after which an answer is left to a keeper, if the connection supports it
 
 
-class Delivery:
+class WorkerConnection:
     """Turns and answers of a worker.
 
     done: a finished job that is not acked yet; its ack goes with the next turn. rest(seconds): sleeps and handles signals.
@@ -156,7 +157,8 @@ class Delivery:
         return bool(self._away_since)
 
     def turn(self, shut: tuple[str, ...] = ()) -> Turn:
-        """Ack `done` and reserve the next job from a queue that is not shut, in one call. If `unsure`, call `ask` first."""
+        """Ack `done` and reserve the next job from a queue that is not shut, in one call. First call
+        `query_held` if `unsure`."""
         turn = self.queue.turn(self.done, self.rota.order, shut)
         if turn.reserved is not None:
             self.rota.took(turn.reserved.queue, time.monotonic())
@@ -171,7 +173,7 @@ class Delivery:
         if self.done is not None and self._leaves(self.done, self.queue.ack, error, sure=not self.unsure):
             self.done = None
 
-    def ask(self) -> Reserved | None:
+    def query_held(self) -> Reserved | None:
         """A broken turn may have acked and may have reserved. Returns the job that it reserved, if any."""
         mine = self.queue.held(self.queues)
         self.unsure = False
@@ -183,10 +185,10 @@ class Delivery:
 
     def give_back_reserved(self, give_back: Callable[[Reserved], bool]) -> None:
         """Give back a job that a broken turn may have reserved. Without a pending ack one try is enough, because the next
-        turn asks again."""
+        turn queries again."""
         while self.unsure:
             try:
-                mine = self.ask()
+                mine = self.query_held()
             except AWAY as error:
                 self.broke(error)
                 if self.done is None:
@@ -198,30 +200,30 @@ class Delivery:
 
     def until_answered(self, held: HeldJob, answer: Callable[[Reserved], T]) -> T | None:
         """Repeat the answer until the server has it. None: an earlier call whose reply was lost had already succeeded."""
-        job, asks, sent, sure = held.job, held.unsure, False, True
+        job, unsure, sent, sure = held.job, held.unsure, False, True
         while True:
             try:
-                found = still_held(self.queue, job) if asks else job
+                found = still_held(self.queue, job) if unsure else job
                 if found is None and sent:
                     return None
                 job, before, sent = found or job, sent, True
                 reply = answer(job)
-                if reply is not False or not asks or still_held(self.queue, job) in (None, job):
+                if reply is not False or not unsure or still_held(self.queue, job) in (None, job):
                     self._away_since = 0.0
                     return None if reply is False and before else reply
                 sent = False  # a late checkpoint has changed the text of the job: answer again
             except AWAY as error:
-                asks, sure = True, sure and isinstance(error, NOTHING_DONE)
+                unsure, sure = True, sure and isinstance(error, NOTHING_DONE)
                 self.log_broken(error)
                 if self._leaves(job, answer, error, sure=sure):
                     return None
                 self.pause()
 
-    def fetch(self, ask: Callable[[], T]) -> T:
+    def fetch(self, query: Callable[[], T]) -> T:
         """Repeat a query that the answer needs until the server replies."""
         while True:
             try:
-                found = ask()
+                found = query()
                 self._away_since = 0.0
                 return found
             except AWAY as error:

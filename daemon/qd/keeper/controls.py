@@ -1,4 +1,4 @@
-"""Restart, pause and maintenance, requested with qd or with Laravel.
+"""The keeper's side of store/controls.py: restart, pause and maintenance, requested with qd or with Laravel.
 
 LaravelKeys    Laravel's keys in the cache that [laravel] names. The restart key is a time of another clock: any change
                means restart. A queue that Laravel 13 has paused is mirrored into qd's own pause for a few seconds, so
@@ -23,15 +23,12 @@ from qd.log import Log
 from qd.master.code import ChildContext
 from qd.process import channels, scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.store.controls import DOWN, Down, Restart, down_file, read_down, truthy
+from qd.store.controls import DOWN, PAUSED_ALL, RESTART, Down, Restart, down_file, laravel_paused, read_down, truthy
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
 
 
-RESTART = "illuminate:queue:restart"
-ALL_PAUSED = "illuminate:queues:paused"
-PAUSED = "illuminate:queue:paused:{connection}:{queue}"
 MIRROR = 4000  # ms until a mirrored pause expires; refreshed each second
 AGAIN = 10.0  # seconds until an unreachable cache is tried again: the beats must not wait for it
 UNSEEN = object()
@@ -41,7 +38,7 @@ class LaravelKeys:
     def __init__(self, cache: Keyspace, prefix: str, settings: Settings, queue: KeeperConnector, log: Log) -> None:
         self.cache, self.queue, self.queues, self.log = cache, queue, settings.work.queues, log
         connection = settings.work.connection
-        names = [RESTART, DOWN, ALL_PAUSED, *(PAUSED.format(connection=connection, queue=q) for q in self.queues)]
+        names = [RESTART, DOWN, PAUSED_ALL, *(laravel_paused(connection, queue) for queue in self.queues)]
         self._names = [prefix + name for name in names]
         self.restart: object = UNSEEN  # the restart key when last read: bytes, or None if missing
         self._obeys_down = settings.laravel is not None and settings.laravel.down

@@ -35,7 +35,7 @@ class ControlAway(ConnectionLost):
     """A call to the control connection failed. Its log line is written."""
 
 
-class Control:
+class ControlConnection:
     def __init__(
         self, space: Keyspace, prefix: str, settings: ConnectionSettings, jobs: ConnectionSettings, log: Log
     ) -> None:

@@ -1,4 +1,4 @@
-"""qd.worker.delivery: after a broken call the worker queries the server, and every answer counts once.
+"""qd.worker.connection: after a broken call the worker queries the server, and every answer counts once.
 
 The server is a script of replies.
 """
@@ -19,7 +19,7 @@ from qd.errors import ConnectionLost, NotInJob, ServerRefused, Unreachable, Wron
 from qd.log import Log
 from qd.payload.format import read
 from qd.process.scoreboard import Scoreboard
-from qd.worker.delivery import LEAVES, Checkpoints, Delivery, HeldJob
+from qd.worker.connection import LEAVES, Checkpoints, HeldJob, WorkerConnection
 from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
 
@@ -85,11 +85,11 @@ class Scripted:
 )
 def test_an_answer_is_given_once(unsure, script, answer, acked):
     queue = Scripted(*script)
-    delivery = Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
-    assert delivery.until_answered(HeldJob(OLD, None, unsure), queue.ack) is answer
+    connection = WorkerConnection(queue, Rota(("a",)), LOG, lambda seconds: None)  # type: ignore[arg-type]
+    assert connection.until_answered(HeldJob(OLD, None, unsure), queue.ack) is answer
     assert [member for call, member in queue.asked if call == "ack"] == [one.member for one in acked]
     assert queue.script == []
-    assert not delivery.away or answer is None
+    assert not connection.away or answer is None
 
 
 def checkpoints(*script: object) -> tuple[Checkpoints, Scripted]:
@@ -190,10 +190,10 @@ def test_each_refusal_is_logged_once() -> None:
     lines = list[bytes]()
     log = Log("worker", write=lambda line: lines.append(line))
     server: Any = Scripted()
-    delivery = Delivery(server, Rota(("a",)), log, lambda _: None)
+    connection = WorkerConnection(server, Rota(("a",)), log, lambda _: None)
     for _ in range(3):
         for error in (ServerRefused("no queue"), WrongPassword("may not receive"), ConnectionLost("broke")):
-            delivery.broke(error)
+            connection.broke(error)
     assert [line.split(b"error=")[1].strip() for line in lines] == [b'"no queue"', b'"may not receive"']
 
 
@@ -209,8 +209,8 @@ class Leaving(Scripted):
         return self.takes
 
 
-def answers(queue: Any) -> Delivery:
-    return Delivery(queue, Rota(("a",)), LOG, lambda seconds: None)
+def answers(queue: Any) -> WorkerConnection:
+    return WorkerConnection(queue, Rota(("a",)), LOG, lambda seconds: None)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_an_answer_is_handed_over_after_the_server_was_unreachable_for_a_second(
     script: list[object], left: list[tuple[Reserved, bool]]
 ) -> None:
     queue = Leaving(True, *script)
-    delivery = answers(queue)
-    delivery._away_since = time.monotonic() - LEAVES
-    delivery.until_answered(HeldJob(OLD), queue.ack)
+    connection = answers(queue)
+    connection._away_since = time.monotonic() - LEAVES
+    connection.until_answered(HeldJob(OLD), queue.ack)
     assert queue.left == left
     assert queue.script == []
 
@@ -237,17 +237,17 @@ def test_an_answer_is_not_handed_over_within_the_first_second_or_without_a_serve
     assert answers(queue).until_answered(HeldJob(OLD), queue.ack) is True
     assert queue.left == []
     queue = Leaving(False, AWAY, OLD, True)
-    delivery = answers(queue)
-    delivery._away_since = time.monotonic() - LEAVES
-    assert delivery.until_answered(HeldJob(OLD), queue.ack) is True
+    connection = answers(queue)
+    connection._away_since = time.monotonic() - LEAVES
+    assert connection.until_answered(HeldJob(OLD), queue.ack) is True
     assert queue.left == [(OLD, False)]
 
 
 def test_an_ack_that_a_turn_could_not_send_is_handed_over_once() -> None:
     queue = Leaving(True)
-    delivery = answers(queue)
-    delivery.done, delivery._away_since = OLD, time.monotonic() - LEAVES
-    delivery.broke(Unreachable("refused"))
-    assert delivery.done is None
-    assert not delivery.unsure
+    connection = answers(queue)
+    connection.done, connection._away_since = OLD, time.monotonic() - LEAVES
+    connection.broke(Unreachable("refused"))
+    assert connection.done is None
+    assert not connection.unsure
     assert queue.left == [(OLD, True)]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from qd.keeper.operators import LaravelKeys, Restarts
+from qd.keeper.controls import LaravelKeys, Restarts
 from qd.log import Log
 from qd.process.scoreboard import now
 from qd.store.controls import Restart, read_restart
