@@ -23,7 +23,7 @@ from qd.payload.build import make
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
 from qd.payload.rewrite import with_more_relations
-from qd.store.base import beside
+from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from qd.store.locks import Places
 from tests.contract.kinds import Tried, drained, job_of, number, take
@@ -171,7 +171,7 @@ def test_an_answer_after_the_ack_adds_nothing(tried: Tried, how: str) -> None:
 def test_every_answer_frees_the_lock_places_of_its_attempt(tried: Tried) -> None:
     """Also the answer of a keeper. A place acquired by a later attempt stays."""
     queue = tried.connect()
-    store, space = beside(queue), queue.kept
+    store, space = keyspace_store(queue), queue.kept
     lock, slots = Places("qd:lock:one", 1, 60), Places("qd:slots:two", 2, 60)
 
     def held() -> tuple[Reserved, str, tuple[Effect, ...]]:
@@ -234,7 +234,7 @@ def test_failed_jobs_beyond_the_limit_are_dropped_and_counted(tried: Tried) -> N
     for _ in range(5):
         assert queue.bury(take(queue), b"{}", b"{}")
     assert tried.sizes().failed == 2
-    (fill,) = FailedStore(beside(queue)).fills(["default"])
+    (fill,) = FailedStore(keyspace_store(queue)).fills(["default"])
     assert (fill.bytes, fill.dropped) == (10, 3)
     assert fill.dropped_at is not None
     assert tried.empty()

@@ -373,7 +373,7 @@ def emit_retried(listeners: Listeners, connection: str, records: Iterable[Record
 
 def failed_store(queue: Connector, database: str = "") -> FailedStore:
     """database: url of the database with copies of its records, see with_copies."""
-    from qd.store.base import beside  # loaded only when failed jobs are counted or retried
+    from qd.store.base import keyspace_store  # loaded only when failed jobs are counted or retried
     from qd.store.failed_jobs_table import with_copies
 
-    return with_copies(beside(queue), database)
+    return with_copies(keyspace_store(queue), database)

@@ -97,7 +97,7 @@ class Route(msgspec.Struct, frozen=True):
     connection: str
     queue: str
     job: str
-    skeleton: PayloadTemplate
+    template: PayloadTemplate
     retry_for: float | None
     signing: Signing | None
     display: Pattern | None  # a display name that contains arguments
@@ -119,7 +119,7 @@ class Route(msgspec.Struct, frozen=True):
                 id = uuid  # the owner of the lock, and the id that a skipped dispatch returns
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
-        body = self.skeleton.filled(data, uuid, id, int(now), until, display)
+        body = self.template.filled(data, uuid, id, int(now), until, display)
         if self.hooks:
             body = self.hooks.put_into(body, id, self.connection, self.queue)
         if relations is not None:

@@ -280,7 +280,7 @@ class Forgotten(NamedTuple):
 class KeeperConnector(Connector, Protocol):
     """Every call may raise ConnectionLost, ServerBusy or ServerRefused."""
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         """Renew the leases of the slots, reclaim expired ones, promote due jobs, wake waiting workers. restart, down and the
         report matter on the control connection only."""
 

@@ -290,31 +290,31 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     place: queue and id of a failed job's record, "" if there is none. value: result or error as JSON, for the record of a
     job with result_ttl.
     """
-    ties, effects = payload.qd, list[Effect]()
-    if ties is None:
+    relations, effects = payload.qd, list[Effect]()
+    if relations is None:
         return effects
     now, uuid = int(time.time()), payload.uuid or ""
-    if ties.unique is not None:
-        effects.append(Free(ties.unique, uuid))
+    if relations.unique is not None:
+        effects.append(Free(relations.unique, uuid))
     if how == "failed":
-        effects += [Push(link.queue, chained_payload(link, now), link.delay) for link in ties.catch]
-    elif ties.chain:
-        link, *rest = ties.chain
-        effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), ties.catch), link.delay))
-    if ties.batch is not None:
-        effects.append(Count(ties.batch, uuid, how, place))
-    if ties.result and (known := payload.id or uuid):
-        effects.append(Keep(known, "failed" if how == "failed" else "done", value, ties.result))
+        effects += [Push(link.queue, chained_payload(link, now), link.delay) for link in relations.catch]
+    elif relations.chain:
+        link, *rest = relations.chain
+        effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), relations.catch), link.delay))
+    if relations.batch is not None:
+        effects.append(Count(relations.batch, uuid, how, place))
+    if relations.result and (known := payload.id or uuid):
+        effects.append(Keep(known, "failed" if how == "failed" else "done", value, relations.result))
     return effects
 
 
 def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
     """The effect of a release: the job's lock, if it still has one, lasts until the job is due again in `delay` seconds, and
     then for its usual time."""
-    ties = payload.qd
-    if ties is None or ties.unique is None:
+    relations = payload.qd
+    if relations is None or relations.unique is None:
         return ()
-    return (Hold(ties.unique, payload.uuid or "", delay + (ties.hold or HOLD)),)
+    return (Hold(relations.unique, payload.uuid or "", delay + (relations.hold or HOLD)),)
 
 
 class BeatRequest(NamedTuple):
@@ -329,7 +329,7 @@ class BeatRequest(NamedTuple):
     slots: Sequence[int]
 
 
-class Given(NamedTuple):
+class LateAnswer(NamedTuple):
     """An answer that a worker left for an unreachable node and that has now been delivered. there: the lease still held."""
 
     queue: str
@@ -341,8 +341,8 @@ class BeatReply(NamedTuple):
     """now: unix seconds of the server. restart, down: the control values, "" for none. due: ms until the next delayed job
     or -1. more: more jobs are due already. waiting: indexes of queues with ready jobs that no worker holds any of.
     cancelled, lost: slot and turn of jobs to cancel, and of lost leases. away: servers that did not answer, or queues that a
-    server refuses, each with the error, while others did answer. broke: error of the other work of this beat. given: answers
-    that workers had left."""
+    server refuses, each with the error, while others did answer. broke: error of the other work of this beat.
+    late_answers: those that workers had left."""
 
     now: float
     restart: str
@@ -355,4 +355,4 @@ class BeatReply(NamedTuple):
     lost: list[tuple[int, int]]
     away: tuple[tuple[str, str], ...] = ()
     broke: ConnectionLost | ServerRefused | None = None
-    given: tuple[Given, ...] = ()
+    late_answers: tuple[LateAnswer, ...] = ()

@@ -2,7 +2,7 @@
 
 control_connection   the control connection, if it is not the connection of the jobs
 controls             restart, pause and maintenance, requested with qd or with Laravel
-dead_workers         requeues the jobs of dead workers and masters, and kills what they left running
+dead_workers         requeues the jobs of dead workers and masters
 keeper               Keeper: one beat per second; the retention of failed jobs
 report               the report of this master
 servers              unreachable servers, refused queues, missing permissions, the embedded server

@@ -107,34 +107,34 @@ class Restarts:
         if self.laravel is not None and self.laravel.restart_changed():
             self._laravel_asks = True
 
-    def obey(self, asked: Restart | None, server_now: float, first: bool) -> None:
+    def obey(self, stamp: Restart | None, server_now: float, first: bool) -> None:
         """On a keeper's first beat, ignore a stamp from the future: it was written by a clock that is ahead, and would
         restart every new master until the server's clock has passed it."""
         imported = self.context.board.header(H.FORKED_AT)
         if self._import != imported:
             self._import, self.forked = imported, server_now - (now() - imported) / 1e9
         if first:
-            self._matched = asked  # its change of the key came right after it, before this beat
-        if asked is not None and asked != self._reported:
-            self._reported = asked
-            if first and asked.at > server_now:
+            self._matched = stamp  # its change of the key came right after it, before this beat
+        if stamp is not None and stamp != self._reported:
+            self._reported = stamp
+            if first and stamp.at > server_now:
                 way = "not obeyed: a clock ahead of this server's has written it; `qd restart` writes a new one"
-                self.log.warning("restart.ahead", seconds=asked.at - server_now, reason=way)
-            elif asked.at > self.forked:
-                at = now() - int((server_now - asked.at) * 1e9)
-                self.context.sender.send(channels.Restart(rolling=asked.rolling, at=at))
+                self.log.warning("restart.ahead", seconds=stamp.at - server_now, reason=way)
+            elif stamp.at > self.forked:
+                at = now() - int((server_now - stamp.at) * 1e9)
+                self.context.sender.send(channels.Restart(rolling=stamp.rolling, at=at))
         if self._laravel_asks:
             self._laravel_asks = False
-            if asked is None or not self._wrote(asked, server_now):
+            if stamp is None or not self._wrote(stamp, server_now):
                 self.context.sender.send(channels.Restart(rolling=False))
 
-    def _wrote(self, asked: Restart, server_now: float) -> bool:
+    def _wrote(self, stamp: Restart, server_now: float) -> bool:
         """Whether the `qd restart` that wrote this stamp also wrote the value of Laravel's key. Then the stamp suffices."""
-        if asked.laravel is not None:
-            return self.laravel is not None and self.laravel.restart == b"%d" % asked.laravel
-        if asked == self._matched or abs(server_now - asked.at) > OURS:
+        if stamp.laravel is not None:
+            return self.laravel is not None and self.laravel.restart == b"%d" % stamp.laravel
+        if stamp == self._matched or abs(server_now - stamp.at) > OURS:
             return False
-        self._matched = asked
+        self._matched = stamp
         return True
 
 

@@ -3,23 +3,17 @@
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
 
-Before a job may run again, the processes that its last attempt left running are killed. A job's subprocess has
-QD_OWNER=<master token>/<slot> in its initial environment, whatever its group or session; subprocesses of a run of the
-schedule have <master token>/run-<pid of its scheduler>-<number>. (A copy that a job forked without exec does not have it,
-but is usually in the worker's group.)
+Before a job may run again, the processes that its last attempt left running are killed (process/leftovers.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 
 from qd.drivers.base import KeeperConnector
 from qd.drivers.keyspace.sending import left_by
@@ -30,7 +24,7 @@ from qd.log import Log, cut
 from qd.master.code import ChildContext
 from qd.payload.format import read
 from qd.payload.reservation import Ending, answered, split_mark
-from qd.process import proc
+from qd.process import leftovers, proc
 from qd.process.channels import Order
 from qd.process.exit_codes import ending, signal_name
 from qd.process.scoreboard import Fails, Role, Slot, SlotState, Verdict, W
@@ -68,7 +62,7 @@ class DeadWorkers:
         each_of([*late, *[partial(self._settle, board.slot(number)) for number in self._reported]], lambda act: act())
 
     def _settle(self, slot: Slot) -> None:
-        self._end_leftover(slot)
+        self._kill_leftovers(slot)
         self._for_queues(self.queues, lambda queue: self._move(queue, slot))
         del self._reported[slot.number]
         self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
@@ -99,14 +93,14 @@ class DeadWorkers:
         if self.queue.give_back(queue, owner, member, Released(member)):
             self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
 
-    def _end_leftover(self, slot: Slot) -> None:
+    def _kill_leftovers(self, slot: Slot) -> None:
         """The worker's group was killed with it. Kill processes that have left the group before the job runs again."""
         if not slot[W.JOB_AT]:
             return
         if slot[W.ROLE] == Role.SCHEDULER:
-            ended = end_of_runs(self.context.token, slot[W.PID], self._alive)
+            ended = leftovers.kill_left_by_runs(self.context.token, slot[W.PID], self._alive)
         else:
-            ended = end_of_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+            ended = leftovers.kill_left_by_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
@@ -142,7 +136,7 @@ class DeadWorkers:
     def _note(self, slot: Slot) -> bytes:
         """How the worker died, for the record of the job if it fails: `told` is text, `death` is for programs."""
         stack = self._reported[slot.number].get("stack") or None
-        text = words_of(slot) + (f"\n{stack}" if stack else "")
+        text = death_text(slot) + (f"\n{stack}" if stack else "")
         return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
 
     # -- masters that died on this host
@@ -154,7 +148,7 @@ class DeadWorkers:
         It takes at most BUDGET seconds per call, so that the beats continue to renew leases."""
         if self._dead is None:
             self._dead = [master for master in reports() if self._died(master)]
-        end_of_masters([master.token for master in self._dead], self._alive)
+        leftovers.kill_left_by_masters([master.token for master in self._dead], self._alive)
         waiting, until = list[MasterReport](), time.monotonic() + BUDGET
         try:
             while self._dead and time.monotonic() < until:
@@ -239,7 +233,7 @@ def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
     return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
 
 
-def words_of(slot: Slot) -> str:
+def death_text(slot: Slot) -> str:
     verdict, status = Verdict(slot[W.VERDICT]), slot[W.STATUS]
     how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict is Verdict.CRASH and bool(slot[W.JOB_AT]))
     ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
@@ -283,61 +277,3 @@ def named(member: bytes) -> dict[str, object]:
     except Malformed:
         return {}
     return {"job": cut(payload.job), "id": cut(payload.id or payload.uuid or "") or None}
-
-
-SECONDS = 2.0  # limit for all kills of one job
-AGAIN = 0.002  # seconds between two searches
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def end_of_job(owner: str, began: int, alive: Callable[[], None]) -> int:
-    """SIGKILL the processes that the last job of `owner` ("<token>/<slot>") started after `began` (monotonic ns), but not
-    those of earlier jobs, except in the same clock tick (10 ms). Returns how many. alive: called repeatedly meanwhile."""
-    wanted, since = owner.encode(), ticks_of(began)
-    return end(lambda: running(lambda found: found == wanted, alive, since))
-
-
-def end_of_runs(token: str, scheduler: int, alive: Callable[[], None]) -> int:
-    """The same for all runs of the dead scheduler with this pid: "<token>/run-<its pid>-<number>"."""
-    wanted = f"{token}/run-{scheduler}-".encode()
-    return end(lambda: running(lambda found: found.startswith(wanted), alive))
-
-
-def end_of_masters(tokens: list[str], alive: Callable[[], None]) -> int:
-    """The same for all jobs of these masters."""
-    wanted = {token.encode() for token in tokens}
-    return end(lambda: running(lambda found: found.partition(b"/")[0] in wanted, alive)) if tokens else 0
-
-
-def end(found: Callable[[], Iterator[int]]) -> int:
-    """Search and kill until nothing is found: a killed process may have started another."""
-    ended, until = set[int](), time.monotonic() + SECONDS
-    while pids := list(found()):
-        for pid in pids:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        ended.update(pids)
-        if time.monotonic() > until:
-            break
-        time.sleep(AGAIN)
-    return len(ended)
-
-
-def running(wanted: Callable[[bytes], bool], alive: Callable[[], None], since: int = 0) -> Iterator[int]:
-    """The pids whose QD_OWNER is wanted, started at that clock tick after boot or later."""
-    for count, folder in enumerate(Path("/proc").glob("[0-9]*")):
-        if count % 64 == 0:
-            alive()
-        pid = int(folder.name)
-        if since and (proc.start_time(pid) or 0) < since:
-            continue
-        with suppress(OSError):
-            _, found, rest = (b"\0" + (folder / "environ").read_bytes()).partition(b"\0QD_OWNER=")
-            if found and wanted(rest.partition(b"\0")[0]):
-                yield pid
-
-
-def ticks_of(moment: int) -> int:
-    """Convert a monotonic moment to the kernel's start times: clock ticks since the boot, suspended time included."""
-    boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns() if hasattr(time, "CLOCK_BOOTTIME") else 0
-    return (moment + boot) * TICKS // 1_000_000_000

@@ -25,7 +25,7 @@ from qd.config.settings import Settings
 from qd.drivers.base import Factory, KeeperConnector
 from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
 from qd.drivers.keyspace.base import Keyspace
-from qd.drivers.types import BeatReply, BeatRequest, Given
+from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
 from qd.keeper.controls import LaravelKeys, Maintenance, Restarts
@@ -194,7 +194,7 @@ class Keeper:
         if control is not None:
             self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
         self.server_health.update(reply.away)
-        self._log_late_answers(reply.given)
+        self._log_late_answers(reply.late_answers)
         self._report_lost(reply.lost)
         self._report_cancelled(reply.cancelled)
         if reply.reclaimed:
@@ -228,8 +228,8 @@ class Keeper:
                 self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
             self.context.sender.send(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
-    def _log_late_answers(self, given: Sequence[Given]) -> None:
-        for queue, member, there in given:
+    def _log_late_answers(self, late_answers: Sequence[LateAnswer]) -> None:
+        for queue, member, there in late_answers:
             if there:
                 self.log.info("job.answered_late", queue=queue, **named(member))
             else:

@@ -104,7 +104,7 @@ class Master:
         state.children.free_settled()
         state.children.oom.look()
         self.reaper.reap()
-        self.watchdog.end(state.plan.work.memory_hard, state.plan.silence)
+        self.watchdog.check(state.plan.work.memory_hard, state.plan.silence)
         if state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()

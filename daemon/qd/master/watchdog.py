@@ -28,7 +28,7 @@ class Watchdog:
         self.children, self.log = children, log
         self.silence = HeartbeatMonitor()
 
-    def end(self, memory_hard: int, silence: float) -> None:
+    def check(self, memory_hard: int, silence: float) -> None:
         """memory_hard: bytes, 0 none. silence: seconds without a heartbeat that a worker between two jobs is allowed."""
         self.silence.look(self.children.workers.values())
         for worker in self.children.workers.values():
@@ -43,7 +43,7 @@ class Watchdog:
 
     def _check_job(self, worker: Worker, memory_hard: int) -> None:
         """Even if the master notices late, because it was suspended itself, the worker has its time for the stack: a job
-        that was suspended, too, may end by itself meanwhile."""
+        that was suspended, too, may end meanwhile."""
         late, cancelled = since(worker.deadline), since(worker.cancel_deadline)
         due = max(late, cancelled) > GRACE - STACK and stack_taken(worker)
         if due and cancelled > GRACE:
@@ -73,7 +73,7 @@ class Watchdog:
             self.log.error(worker.event("undying"), slot=slot, pid=worker.pid, hint=hint)
 
     def next(self) -> float | None:
-        """Seconds until `end` has something to do, as far as known now."""
+        """Seconds until `check` has something to do, as far as known now."""
         ahead = [wait for wait in self._waits() if wait > 0]
         return min(ahead) + 0.005 if ahead else None
 

@@ -36,7 +36,7 @@ from qd.log import Log
 from qd.schedule.entry import Entry
 from qd.scheduler.due import Backlog, Due, Moments, TickCache, decide
 from qd.scheduler.entry_job import EntryJob
-from qd.store.base import beside, fields_of
+from qd.store.base import fields_of, keyspace_store
 from qd.store.controls import Pause, by_and_why, read_down
 from qd.store.schedule import FORGOTTEN, Field, read_field, read_paused, written_field
 
@@ -151,7 +151,7 @@ class ScheduleConnection:
     def __init__(self, queue: Connector, log: Log, late: float, flags: ControlFlags | None) -> None:
         self.queue, self.flags = queue, flags
         queue.patience(PATIENCE, PATIENCE)
-        self.store = beside(queue)
+        self.store = keyspace_store(queue)
         self.states: list[EntryState] = []
         self.moments: Moments[EntryState] = Moments()
         self.backlog: Backlog[EntryState] = Backlog()

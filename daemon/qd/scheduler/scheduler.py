@@ -185,7 +185,7 @@ class Scheduler:
             found = connection.moments.pop(connection.now)
             if not found:
                 break
-            self._claim(connection, self._sorted(found))
+            self._claim(connection, self._claims_of(found))
         self._catch_up(connection)
 
     def _claim(self, connection: ScheduleConnection, claims: Iterable[TickClaim]) -> None:
@@ -210,7 +210,7 @@ class Scheduler:
         """The next few from the backlog, at least one."""
         claims: list[TickClaim] = []
         while (state := connection.backlog.next(order_of)) is not None:
-            if (claim := self._sort(state, connection.line)) is not None:
+            if (claim := self._claim_or_queue(state, connection.line)) is not None:
                 claims.append(claim)
             if not connection.backlog.together:  # the tick is complete
                 self._run_queue.add(connection.line)
@@ -219,17 +219,17 @@ class Scheduler:
                 break
         return claims
 
-    def _sorted(self, found: Sequence[tuple[int, list[EntryState]]]) -> Iterator[TickClaim]:
+    def _claims_of(self, found: Sequence[tuple[int, list[EntryState]]]) -> Iterator[TickClaim]:
         """The ticks to claim now; the others go to the run queue."""
         for _, states in found:
             line: list[TickClaim] = []
             for state in sorted(states, key=order_of):
-                if (claim := self._sort(state, line)) is not None:
+                if (claim := self._claim_or_queue(state, line)) is not None:
                     yield claim
             self._run_queue.add(line)
 
-    def _sort(self, state: EntryState, line: list[TickClaim]) -> TickClaim | None:
-        """The claim to send now. None: its filters are asked, it is in the run queue, or it was added to `line`."""
+    def _claim_or_queue(self, state: EntryState, line: list[TickClaim]) -> TickClaim | None:
+        """The claim to send now. None: its filters run first, it is in the run queue, or it was added to `line`."""
         if (due := self._decide(state)) is None:
             return None
         claim = state.claim(due)

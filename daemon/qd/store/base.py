@@ -116,7 +116,7 @@ def fields_of(flat: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode("utf-8", "replace"): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def beside(queue: Connector) -> KeyspaceStore:
+def keyspace_store(queue: Connector) -> KeyspaceStore:
     """The store on the connection of a queue. Raises ConfigError if it has none."""
     return KeyspaceStore(*queue.kept)
 
@@ -124,4 +124,4 @@ def beside(queue: Connector) -> KeyspaceStore:
 def store_of(queue: Connector) -> Store:
     """The store of a queue; that of run() and of tests is in memory."""
     own: Store | None = getattr(queue, "store", None)
-    return beside(queue) if own is None else own
+    return keyspace_store(queue) if own is None else own

@@ -39,7 +39,7 @@ from qd.worker.outcome import (
     Failed,
     Hooks,
     Outcome,
-    Verdicts,
+    Outcomes,
     unknown_job,
 )
 from qd.worker.timeout import Alarm
@@ -102,7 +102,7 @@ class Attempts:
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app._listeners, alarm)
-        self.verdicts = Verdicts(self.hooks)
+        self.outcomes = Outcomes(self.hooks)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has returned; its listeners may still run
@@ -153,9 +153,9 @@ class Attempts:
         reserved, payload, declared, limits, _ = attempt
         last = ending_of(reserved.before)
         if last is Ending.CANCELLED:
-            return self.verdicts.cancelled(attempt, JobCancelled("the job was cancelled"))
+            return self.outcomes.cancelled(attempt, JobCancelled("the job was cancelled"))
         if last is Ending.FAILS or last is Ending.DIED_IN_HOOKS:
-            return self.verdicts.killed(attempt, death())
+            return self.outcomes.killed(attempt, death())
         if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
             self.hooks.notify(limits.timeout, events.JobTimedOut, before_it)
@@ -163,13 +163,13 @@ class Attempts:
                 return Back(0.0, "the worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
         if reason is not None:
-            return self.verdicts.exceeded(attempt, reason, death())
+            return self.outcomes.exceeded(attempt, reason, death())
         try:
             call = attempt.job.prepared(declared)
         except UnknownParameters as error:
             return self._unroutable(payload, now, error)
         except WrongType as error:
-            return self.verdicts.fail(attempt, error, begins=True)
+            return self.outcomes.fail(attempt, error, begins=True)
         if payload.qd is not None and payload.qd.unique is not None and payload.qd.until == "start":
             call = partial(self._started, attempt.job, payload.qd.unique, call)
         return self._fire(attempt, call)
@@ -250,10 +250,10 @@ class Attempts:
         if isinstance(error, self.app._recycling):
             self.recycle = error
         if settled or job.outcome is not None:
-            return self.verdicts.by_job(attempt)
+            return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
             return DONE if job.relations is None else Done(self._result, job.skipped)
-        return self.verdicts.after(attempt, self.alarm.ended_by or error)
+        return self.outcomes.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
         declared, job, listeners = attempt.declared, attempt.job, self.app._listeners

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from qd.drivers.base import Connector
-from qd.drivers.types import Given, Reserved, Turn
+from qd.drivers.types import LateAnswer, Reserved, Turn
 from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, Malformed, NeedsMending, NotInJob, ServerRefused
 from qd.log import Log, cut
 from qd.payload.format import read
@@ -247,8 +247,8 @@ class WorkerConnection:
 
     def _log_late_answers(self) -> None:
         """Log answers that this worker had left and has sent itself before a keeper did."""
-        given: Callable[[], Sequence[Given]] = getattr(self.queue, "given", tuple)
-        for queue, member, there in given():
+        late_answers: Callable[[], Sequence[LateAnswer]] = getattr(self.queue, "late_answers", tuple)
+        for queue, member, there in late_answers():
             if there:
                 self.log.info("job.answered_late", queue=queue, id=id_of(member))
             else:

@@ -1,7 +1,7 @@
 """The outcome of an attempt, and the user code that belongs to it.
 
 Outcome    Done, Back, Failed, Lost or Cancelled; settle.py answers it
-Verdicts   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py)
+Outcomes   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py)
 Hooks      failed() and listeners, under a timeout of their own; errors they raise change nothing
 """
 
@@ -130,7 +130,7 @@ class Death(NamedTuple):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The job is done. For a job with ties: its result, and whether it was skipped because its batch was cancelled."""
+    """The job is done. For a job with relations: its result, and whether it was skipped because its batch was cancelled."""
 
     result: object = None
     skipped: bool = False
@@ -169,7 +169,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The job was cancelled: it is dropped, and counts as failed for the jobs it is tied to."""
+    """The job was cancelled: it is dropped, and counts as failed for its relations."""
 
     error: BaseException
 
@@ -196,7 +196,7 @@ def unknown_job(registry: Registry, name: str) -> UnknownJob:
 BY_THE_JOB = "released by the job"
 
 
-class Verdicts:
+class Outcomes:
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
 
@@ -229,12 +229,12 @@ class Verdicts:
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, JobTimeout)
         exceptions = payload.exceptions + 1
-        verdict = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
-        if isinstance(verdict, Fail):
+        decision = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
+        if isinstance(decision, Fail):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
-        self.hooks.ended(attempt, error, ended, events.JobReleasedAfterException(job, verdict.delay))
-        return Back(verdict.delay, "will be retried", exceptions=exceptions, error=error)
+        self.hooks.ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
+        return Back(decision.delay, "will be retried", exceptions=exceptions, error=error)
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
         self.hooks.ended(attempt, error, events.JobCancelled(attempt.job))

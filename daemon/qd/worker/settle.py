@@ -1,11 +1,11 @@
 """The end of an attempt: answer its outcome on the server, log it and count it.
 
-    done      -> acked with the next turn; at once if other jobs are tied to it
+    done      -> acked with the next turn; at once if it has relations (chain, batch, lock)
     back      -> released        failed -> buried, with a record and a copy in Laravel's table
     cancelled -> acked at once   lost   -> logged
 
-Settlement drives it, Settler writes answers and log lines, effects_of computes the effects on tied jobs, and Copier copies
-the records.
+Settlement drives it, Settler writes answers and log lines, effects_of computes the effects on the job's relations, and
+Copier copies the records.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Copier:
 
 
 def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
-    """The effects of an outcome on tied jobs and locks; () for a job without ties. A released job keeps its lock. most:
+    """The effects of an outcome on the job's relations; () without any. A released job keeps its lock. most:
     bytes of a stored result, 0: no limit."""
-    ties = payload.qd
-    if ties is None or isinstance(outcome, Lost):
+    relations = payload.qd
+    if relations is None or isinstance(outcome, Lost):
         return ()
     if isinstance(outcome, Back):
         return put_back(payload, outcome.delay)
-    kept = ties.result is not None
+    kept = relations.result is not None
     if isinstance(outcome, Failed | Cancelled):
         place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
         return tuple(

@@ -44,7 +44,7 @@ from qd.master.code import ChildContext
 from qd.payload.format import read
 from qd.payload.reservation import answered, saving
 from qd.process.scoreboard import Scoreboard
-from qd.store.base import beside
+from qd.store.base import keyspace_store
 from qd.store.locks import Places
 from qd.store.masters import MasterReport
 from qd.worker.connection import HeldJob, WorkerConnection
@@ -308,7 +308,7 @@ def test_a_tick_is_not_taken_while_the_node_of_its_queue_is_unreachable(
 
 
 def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: ClusterQueue, three: list[str]) -> None:
-    from qd.store.base import beside
+    from qd.store.base import keyspace_store
     from qd.store.failed import FailedStore
 
     a = three[0]
@@ -318,7 +318,7 @@ def test_failed_jobs_are_sent_again_with_their_locks_and_their_batch(queue: Clus
     call(queue, "HSET", "qd:job:id1", "status", "failed")
     assert queue.bury(held, b'{"id":"x"}', text, [Count("B", "u1", "failed", f"{a} {held.mark}")])
     assert queue.batches.cancelled("B")
-    store = FailedStore(beside(queue))
+    store = FailedStore(keyspace_store(queue))
     (record,) = store.records([a])
     call(queue, "SET", "qd:unique:n", "another")
     assert store.retry(a, [record], time.time(), resumes="B") == ["another job has the lock of its unique name"]
@@ -526,7 +526,7 @@ def test_a_keeper_applies_a_left_answer_once_the_node_is_back(
     keeper, given = connect(9, "K33p3rK33p3r"), dict[bytes, bool]()
 
     def beats() -> bool:
-        given.update({each.member: each.there for each in beat(keeper, a, b).given})
+        given.update({each.member: each.there for each in beat(keeper, a, b).late_answers})
         return len(given) == len(left)
 
     eventually(beats, what="applied answers")
@@ -548,7 +548,7 @@ def test_a_job_with_a_left_answer_is_neither_requeued_nor_run(
             found = worked(worker, a, b)
             assert found.queue == b
             assert worker.ack(found)
-            assert [each.there for each in worker.given()] == [True]
+            assert [each.there for each in worker.late_answers()] == [True]
         else:
             found_so = eventually(partial(owned, keeper, a, worker.owner), what="the node")
             assert found_so == [None]
@@ -591,7 +591,7 @@ def test_a_left_answer_reports_a_lost_lease(
     with node_down(cluster, a):
         assert queue.leave(held, queue.ack, sure=True)
     eventually(lambda: tried(lambda: call(queue, "ZREM", f"queues:{a}:reserved", held.member)), what="a lost lease")
-    given = eventually(lambda: beat(keeper, a, b).given, what="an applied answer")
+    given = eventually(lambda: beat(keeper, a, b).late_answers, what="an applied answer")
     assert given == ((a, held.member, False),)
     assert noted(queue, b) == 0
 
@@ -606,7 +606,7 @@ def test_a_left_answer_holds_for_the_reservation_even_after_a_late_checkpoint(
     assert queue.checkpoint(held, saving(held.member, held.mark, b"1"))
     with node_down(cluster, a):
         assert queue.leave(held, queue.ack, sure=True)
-    given = eventually(lambda: beat(keeper, a, b).given, what="an applied answer")
+    given = eventually(lambda: beat(keeper, a, b).late_answers, what="an applied answer")
     assert [each.there for each in given] == [True]
     assert queue.sizes(a).reserved == 0
 
@@ -627,7 +627,7 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
 ) -> None:
     """A keeper frees the places once the node is back; the places of a later attempt stay."""
     a, b, _ = three
-    gone, store = cluster.node_of(f"queues:{{{a}}}"), beside(queue)
+    gone, store = cluster.node_of(f"queues:{{{a}}}"), keyspace_store(queue)
     owner = next(str(n) for n in range(1000) if cluster.node_of(f"qd:places:{n}") is gone)
     take_nothing(queue, a, b)
     queue.push(b, job(1, id=owner))
@@ -689,7 +689,7 @@ def test_a_keeper_skips_an_invalid_note(
     for note in (forged, true):
         queue.connection.send(queue.connection.plain("HSET", f"queues:{{{name}}}:ends", note.id, b"1.000 " + note.text))
     keeper = connect(9, "K33p3rK33p3r")
-    assert beat(keeper, name).given == ()
+    assert beat(keeper, name).late_answers == ()
     assert call(queue, "GET", "qd:unique:n") is None
     assert noted(queue, name) == 1
 
@@ -803,11 +803,11 @@ def test_the_error_for_a_cluster_used_as_a_single_server_names_the_right_url(clu
 
 
 def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> None:
-    from qd.store.base import beside
+    from qd.store.base import keyspace_store
     from qd.store.masters import queues_found
 
     queue = connect(prefix="app_")
     queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
-    assert queues_found(beside(queue)) == sorted([*three, "{shop}:mail"])
+    assert queues_found(keyspace_store(queue)) == sorted([*three, "{shop}:mail"])
     assert isinstance(queue.connection.nodes.primaries()[0].connection, RedisConnection)
     assert keyspace.TICKED

@@ -13,7 +13,7 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import Released, Reserved, Sizes, Turn
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
-from qd.store.base import beside
+from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from tests.contract.conftest import ONE
 from tests.support.redis import Seen
@@ -404,7 +404,7 @@ def test_dropped_records_are_counted_and_aged_ones_are_not(connect, seen):
         assert queue.bury(take(queue), b"{}", b"x" * size)
         assert len(seen.failed("a")) == (1, 2, 3, 3, 3, 1)[n]
     assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 5)
-    (fill,) = FailedStore(beside(queue)).fills(["a"])
+    (fill,) = FailedStore(keyspace_store(queue)).fills(["a"])
     assert (fill.bytes, fill.dropped) == (2998, 5)
     assert seen.now() - fill.dropped_at < 60
 
@@ -415,7 +415,7 @@ def test_the_counter_of_dropped_records_expires_after_the_retention_period(conne
     for n in range(3):
         queue.push("a", job(n))
         assert queue.bury(take(queue), b"{}", job(n))
-    store = FailedStore(beside(queue))
+    store = FailedStore(keyspace_store(queue))
     store.forget("a", list(store.records(["a"])))
     assert queue.forget_aged("a", 3600.0, 10) == Forgotten(0, 2)
     assert sorted(seen.call("ZRANGE", "a", "failed_at", 0, -1)) == [b"dropped", b"dropped_at"]

@@ -259,9 +259,9 @@ def test_a_chain_is_sent_with_its_following_jobs(app: Qd, report: Any, redis: Cl
     app.schedule(report.bind(3).using(queue="other"), every=0.2, name="other")
     host = open_host()
     host.turns(lambda: ready_payloads(redis) and ready_payloads(redis, "other"))
-    ties = ready_payloads(redis)[0].qd
-    assert ties is not None
-    assert len(ties.chain) == 1
+    relations = ready_payloads(redis)[0].qd
+    assert relations is not None
+    assert len(relations.chain) == 1
 
 
 def test_hooks_and_listeners_are_called_and_their_errors_are_harmless(

@@ -142,9 +142,9 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of the group": [
         ("qd.process.fork", replaced("kill_group", one_process)),
         ("qd.process.fork", replaced("reap", reap_alone)),
-        ("qd.keeper.dead_workers", replaced("end", never(0))),  # it would come shortly after
+        ("qd.process.leftovers", replaced("kill_all", never(0))),  # it would come shortly after
     ],
-    "end of what left the group": [("qd.keeper.dead_workers", replaced("end", never(0)))],
+    "end of what left the group": [("qd.process.leftovers", replaced("kill_all", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
@@ -154,7 +154,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "a window that slides": [
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
-    "put back at no cost": [("qd.worker.outcome", replaced("Verdicts.by_job", spending))],
+    "put back at no cost": [("qd.worker.outcome", replaced("Outcomes.by_job", spending))],
     "nothing": [],
 }
 

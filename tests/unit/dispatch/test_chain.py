@@ -21,9 +21,9 @@ def step(app: FakeQd) -> Any:
 
 
 def tied(payload: bytes) -> Relations:
-    ties = read(payload).qd
-    assert ties is not None
-    return ties
+    relations = read(payload).qd
+    assert relations is not None
+    return relations
 
 
 def test_an_empty_chain_is_refused(app: FakeQd):
@@ -78,9 +78,9 @@ def test_only_the_first_job_of_a_chain_takes_a_lock(app: FakeQd):
     def once(n: int) -> None: ...
 
     app.chain(once.bind(1), once.bind(2)).dispatch()
-    ties = tied(app.sent[-1].payload)
-    assert ties.unique == "once:n:1"
-    assert read(ties.chain[0].payload.encode()).qd is None
+    relations = tied(app.sent[-1].payload)
+    assert relations.unique == "once:n:1"
+    assert read(relations.chain[0].payload.encode()).qd is None
 
 
 def test_a_chain_of_one_job_is_a_plain_job(app: FakeQd, step: Any):

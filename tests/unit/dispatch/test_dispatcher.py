@@ -73,18 +73,18 @@ def test_a_skeleton_builds_the_same_payload_as_make():
     fixed = partial(make, "mail/é", max_tries=3, backoff=(1.0, 5.0), extra={"tags": ["a/b"]})
     own: dict[str, Any] = {"data": b'{"a":1}', "uuid": "UUID", "id": "ID", "created_at": 10}
     for until in (None, 20):
-        skeleton = PayloadTemplate(fixed, until is not None)
-        filled = {skeleton.filled(retry_until=until, **own) for _ in range(3)}
+        template = PayloadTemplate(fixed, until is not None)
+        filled = {template.filled(retry_until=until, **own) for _ in range(3)}
         assert filled == {fixed(retry_until=until, **own)}
 
 
 def test_a_skeleton_updates_its_timestamp():
     fixed = partial(make, "mail", uuid="UUID", id="ID")
-    skeleton = PayloadTemplate(fixed, expires=True)
+    template = PayloadTemplate(fixed, expires=True)
     moments = [(0, 20), (0, 20), (10, 20), (10, 20), (10, 21), (11, 21), (11, 21), (10, 20)]
     for n, (at, until) in enumerate(moments):
         own: dict[str, Any] = {"data": b"%d" % n, "created_at": at, "retry_until": until}
-        assert skeleton.filled(uuid="UUID", id="ID", **own) == fixed(**own)
+        assert template.filled(uuid="UUID", id="ID", **own) == fixed(**own)
 
 
 def test_options_travel_in_the_payload(app: FakeQd):

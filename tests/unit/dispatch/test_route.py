@@ -19,9 +19,9 @@ from tests.support.fakes import FakeQd
 TIES = Relations(batch="b1", chain=(ChainedJob("mail", 5.0, '{"job":"next/é"}'),))
 
 
-def made(app: FakeQd, call: Call[None], ties: Relations | None = None) -> Message:
+def made(app: FakeQd, call: Call[None], relations: Relations | None = None) -> Message:
     _, plan, data = call._to_send()
-    return app._send.prepare(plan, data, ties)
+    return app._send.prepare(plan, data, relations)
 
 
 def charge(order_id: int, note: str = "none") -> None: ...
@@ -65,8 +65,8 @@ def test_a_plain_job_has_no_relations(app: FakeQd):
 
 def test_relations_of_the_declaration_and_of_a_chain_are_combined(app: FakeQd):
     job = app.job("shop.charge", unique="order:{order_id}", unique_until="start", result_ttl=60)(charge)
-    ties = made(app, job.bind(42), TIES).relations
-    assert ties == Relations(
+    relations = made(app, job.bind(42), TIES).relations
+    assert relations == Relations(
         unique="shop.charge:order:42", until="start", result=60.0, batch=TIES.batch, chain=TIES.chain
     )
 

@@ -31,7 +31,7 @@ class Rig:
     def look(self, at: float, silence: float = 10.0) -> list[str]:
         """Returns what was done so far, after a check at that time."""
         self.at = at
-        self.late.end(0, silence)
+        self.late.check(0, silence)
         return self.did
 
 

@@ -20,10 +20,10 @@ from qd.worker.settle import effects_of
 TRAP = '{"x":"\\",\\"createdAt\\":5,\\"id\\":","createdAt":6,"id":7,"qd":{"chain":[]},"retryUntil":9,"data":1}'
 
 
-def link(number: int = 1, ties: Relations | None = None, **more: Any) -> ChainedJob:
+def link(number: int = 1, relations: Relations | None = None, **more: Any) -> ChainedJob:
     raw = make("t", TRAP.encode(), uuid=f"u{number}", id=f"i{number}", created_at=1_795_000_000, **more)
-    if ties is not None:
-        raw = raw.replace(b',"id":"i', relations_text(ties) + b',"id":"i')
+    if relations is not None:
+        raw = raw.replace(b',"id":"i', relations_text(relations) + b',"id":"i')
     return ChainedJob("q", 0.0, raw.decode())
 
 
@@ -39,14 +39,14 @@ def test_the_remaining_chain_is_written_into_the_next_payload():
 
 def test_the_relations_of_a_chained_job_itself_stay():
     own = Relations(unique="n", key="k", batch="b", result=5.0)
-    payload = read(chained_payload(link(ties=own), 1_795_000_000, (link(2),)))
+    payload = read(chained_payload(link(relations=own), 1_795_000_000, (link(2),)))
     assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
 
 
 def test_the_last_chained_job_stays_unchanged():
     assert (
-        chained_payload(link(ties=Relations(unique="n")), 1_795_000_000)
-        == link(ties=Relations(unique="n")).payload.encode()
+        chained_payload(link(relations=Relations(unique="n")), 1_795_000_000)
+        == link(relations=Relations(unique="n")).payload.encode()
     )
 
 

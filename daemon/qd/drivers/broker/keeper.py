@@ -42,23 +42,23 @@ class BrokerKeeperQueue(BrokerQueue):
     space: LazyKeyspace
     _ended_checked_at = 0.0
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         """The part in the keyspace is done and reported even if the broker is unreachable (`broke`)."""
-        reply = beat(self.space, self.settings.prefix, queues, asked._replace(reclaims_until=0))
+        reply = beat(self.space, self.settings.prefix, queues, request._replace(reclaims_until=0))
         try:
-            return self._beat_broker(queues, asked, reply)
+            return self._beat_broker(queues, request, reply)
         except (ConnectionLost, ServerRefused) as error:
             return reply._replace(waiting=[], broke=error)
 
-    def _beat_broker(self, queues: Sequence[str], asked: BeatRequest, reply: BeatReply) -> BeatReply:
+    def _beat_broker(self, queues: Sequence[str], request: BeatRequest, reply: BeatReply) -> BeatReply:
         errors = dict[str, str]()
 
         def refused(queue: str, error: QdError) -> None:
             errors.setdefault(queue, str(error))
 
-        if asked.renew:
-            self._renew(queues, asked, refused)
-        reclaimed = self._reclaim(queues, asked.reclaims_until) if asked.reclaims_until else 0
+        if request.renew:
+            self._renew(queues, request, refused)
+        reclaimed = self._reclaim(queues, request.reclaims_until) if request.reclaims_until else 0
         self.outbox.note(queues)
         more = self.outbox.forward_all(self.outbox.known(), refused)
         if time.monotonic() - self._ended_checked_at > CHECK_ENDED:
@@ -70,8 +70,8 @@ class BrokerKeeperQueue(BrokerQueue):
         more = more or reply.more
         return reply._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(errors.items()))
 
-    def _renew(self, queues: Sequence[str], asked: BeatRequest, refused: Refused) -> None:
-        fields = [f"{asked.token}/{slot}" for slot in asked.slots]
+    def _renew(self, queues: Sequence[str], request: BeatRequest, refused: Refused) -> None:
+        fields = [f"{request.token}/{slot}" for slot in request.slots]
         if not fields:
             return
         replies = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])

@@ -22,7 +22,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Script
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import evalsha, is_unknown, packed, with_refusals, with_text
-from qd.drivers.types import Given
+from qd.drivers.types import LateAnswer
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 ROUNDS = 16  # redirections that one call follows
@@ -148,7 +148,7 @@ class BeatState:
         self.now = 0.0  # the shared clock at the last beat
         self.control: tuple[Any, Any] = (b"", b"")  # restart and down, as last read
         self.cursors: dict[str, str] = {}
-        self.given: list[Given] = []  # answers left by workers and delivered since the last beat
+        self.late_answers: list[LateAnswer] = []  # answers left by workers and delivered since the last beat
         self.away: dict[str, str] = {}  # servers that did not answer the last beat -> error
 
     def until(self, place: str, until: float, lease: float) -> float:

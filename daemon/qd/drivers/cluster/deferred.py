@@ -37,7 +37,7 @@ from qd.drivers.cluster.nodes import ready_name, slot_of, split
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Script, chunked, script
 from qd.drivers.keyspace.sending import leaves
-from qd.drivers.types import Given, reserved_of
+from qd.drivers.types import LateAnswer, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
@@ -411,7 +411,7 @@ def find_answer(client: ClusterClient, mark: str, queues: Iterable[str]) -> Note
     return None
 
 
-def give(client: ClusterClient, note: Note) -> Given:
+def give(client: ClusterClient, note: Note) -> LateAnswer:
     """Execute the answer and delete the note. Raises ConnectionLost or ServerRefused if its node is still unreachable."""
     ((_, names, (name, sure, *args)),) = note.parts
     its, owner, member = script(str(name)), str(args[0]), raw_of(args[1])
@@ -426,4 +426,4 @@ def give(client: ClusterClient, note: Note) -> Given:
             there = answer(client, its, names, args) == 1
     with suppress(ConnectionLost, ServerRefused):  # a second execution does nothing
         client.send(client.plain("HDEL", note.home, note.id))
-    return Given(queue, member, there or not sure)
+    return LateAnswer(queue, member, there or not sure)

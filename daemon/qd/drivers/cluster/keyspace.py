@@ -28,7 +28,7 @@ from qd.drivers.cluster.nodes import ready_name, slot_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, checked, chunked, script
 from qd.drivers.redis.protocol import evalsha, packed
-from qd.drivers.types import Given
+from qd.drivers.types import LateAnswer
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 Names = Sequence[str]
@@ -260,11 +260,11 @@ class BeatArgs(NamedTuple):
 
 def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
     """As beat.lua. Raises if no server of the queues answers, or if a server refuses."""
-    asked = BeatArgs(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
+    request = BeatArgs(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
     queues = [names[at : at + 6] for at in range(4, len(names), 6)]
-    shared = shared_items(client, names, asked)
+    shared = shared_items(client, names, request)
     places = [place_of(client, queue[0]) for queue in queues]
-    own = [queue_item(client, its, queue, place, asked) for queue, place in zip(queues, places, strict=True)]
+    own = [queue_item(client, its, queue, place, request) for queue, place in zip(queues, places, strict=True)]
     homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
     homes += [keys.ends(ready_name(client.names, queue[0])) for queue in queues]
     counts = [client.plain("HLEN", home) for home in homes]
@@ -272,7 +272,7 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
     end = len(shared) + len(own)
     about, beats, lengths = replies[: len(shared)], replies[len(shared) : end], replies[end:]
     state = client.beat_state
-    gap = asked.until - state.now if asked.until else 0.0
+    gap = request.until - state.now if request.until else 0.0
     state.away = {
         place: str(reply) for place, reply in zip(places, beats, strict=True) if isinstance(reply, ConnectionLost)
     }
@@ -283,21 +283,21 @@ def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequenc
     return answer
 
 
-def shared_items(client: ClusterClient, names: Sequence[str], asked: BeatArgs) -> list[Item]:
+def shared_items(client: ClusterClient, names: Sequence[str], request: BeatArgs) -> list[Item]:
     restart, down, masters = (client.names.real(name) for name in names[:3])
     items = [Item(client.clock, packed(("TIME",))), client.plain("GET", restart), client.plain("GET", down)]
-    if asked.report:
-        items.append(client.at(script("report"), [masters], [asked.token, asked.report]))
+    if request.report:
+        items.append(client.at(script("report"), [masters], [request.token, request.report]))
     return items
 
 
-def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, asked: BeatArgs) -> Item:
+def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, request: BeatArgs) -> Item:
     """beat.lua on the keys of one queue, with nonexistent keys in place of the shared ones."""
     real = [client.names.real(name) for name in names]
     none, cancel = real[0] + ":none", keys.cancelled(real[0])
     state = client.beat_state
-    renew = asked.renew or int(place not in state.since)
-    words = [asked.token, "", asked.lease, renew, state.until(place, asked.until, asked.lease), *asked.rest]
+    renew = request.renew or int(place not in state.since)
+    words = [request.token, "", request.lease, renew, state.until(place, request.until, request.lease), *request.rest]
     return client.at(its, [none, none, none, cancel, *real], words)
 
 
@@ -331,9 +331,9 @@ def merged(state: BeatState, about: list[Any], beats: list[Any]) -> list[Any]:
     return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
 
 
-def give_all(client: ClusterClient, notes: Sequence[Note]) -> list[Given]:
+def give_all(client: ClusterClient, notes: Sequence[Note]) -> list[LateAnswer]:
     """Execute answers left by workers, if their node is reachable again."""
-    found: list[Given] = []
+    found: list[LateAnswer] = []
     for note in notes:
         try:
             found.append(deferred.give(client, note))
@@ -353,7 +353,7 @@ def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
         finish(client, [note for note in notes if is_whole(client, note)])
-        client.beat_state.given += give_all(client, [note for note in notes if deferred.is_late(client, note)])
+        client.beat_state.late_answers += give_all(client, [note for note in notes if deferred.is_late(client, note)])
         if time.monotonic() > until:
             return
 

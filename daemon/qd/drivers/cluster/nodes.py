@@ -175,22 +175,22 @@ class Nodes:
                 why = why or error
         raise why or ServerBusy(f"the cluster at {self.place} has no slots on any server yet")
 
-    def _keep(self, asked: Node, reply: Sequence[Any]) -> None:
-        ranges = sorted((int(each[0]), int(each[1]), self._named(each[2], asked)) for each in reply)
+    def _keep(self, source: Node, reply: Sequence[Any]) -> None:
+        ranges = sorted((int(each[0]), int(each[1]), self._named(each[2], source)) for each in reply)
         self._starts = [first for first, _, _ in ranges]
         self._ranges = [(last, self.at(place)) for _, last, place in ranges]
         self._moved.clear()
         self.stale = False
         in_use = {node.place for _, node in self._ranges}
         for place in [place for place in self._by_place if place not in in_use]:
-            if self._by_place[place] is not asked:
+            if self._by_place[place] is not source:
                 self._by_place.pop(place).connection.close()
 
-    def _named(self, address: Sequence[Any], asked: Node) -> str:
+    def _named(self, address: Sequence[Any], source: Node) -> str:
         """host:port of an address in the map. An empty host, or `?`, is the host of the server that sent the map."""
         host = address[0].decode() if isinstance(address[0], bytes) else ""
         if host in ("", "?"):
-            host = asked.place.rpartition(":")[0].strip("[]")
+            host = source.place.rpartition(":")[0].strip("[]")
         return host_port(host, address[1])
 
 

@@ -30,7 +30,7 @@ from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import packed
 from qd.drivers.redis.queue import TURNED, turn_head, turn_of, turn_tail
-from qd.drivers.types import BeatReply, BeatRequest, Gaps, Given, Released, Reserved, Turn, reserved_of
+from qd.drivers.types import BeatReply, BeatRequest, Gaps, LateAnswer, Released, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
 from qd.payload.reservation import answered
@@ -145,10 +145,10 @@ class ClusterQueue(KeyspaceQueue):
         if job is not None and b'"unique":"' in job.member:
             try:
                 payload = read(job.member)
-                ties = payload.qd
-                if ties is not None and ties.unique is not None:
-                    names = [self.connection.names.real(name) for name in self._keys(keys.unique(ties.unique))]
-                    words: list[Arg] = ["hold", payload.uuid or "", round(ties.hold or HOLD)]
+                relations = payload.qd
+                if relations is not None and relations.unique is not None:
+                    names = [self.connection.names.real(name) for name in self._keys(keys.unique(relations.unique))]
+                    words: list[Arg] = ["hold", payload.uuid or "", round(relations.hold or HOLD)]
                     self.connection.exchange([self.connection.at(script("apart"), names, words)])
             except Malformed:
                 pass  # the worker reports it
@@ -197,14 +197,14 @@ class ClusterQueue(KeyspaceQueue):
                 note = deferred.find_answer(self.connection, mark, self._served)
             if note is None:
                 return member
-            self.connection.beat_state.given.append(deferred.give(self.connection, note))
+            self.connection.beat_state.late_answers.append(deferred.give(self.connection, note))
         return None
 
-    def given(self) -> tuple[Given, ...]:
+    def late_answers(self) -> tuple[LateAnswer, ...]:
         """Answers left by workers that this connection has executed since the last call."""
         state = self.connection.beat_state
-        given, state.given = tuple(state.given), []
-        return given
+        late_answers, state.late_answers = tuple(state.late_answers), []
+        return late_answers
 
     def owners(self, queue: str) -> list[str]:
         self._served[queue] = None
@@ -213,10 +213,10 @@ class ClusterQueue(KeyspaceQueue):
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         self._waits.wait(self._keys(*[keys.notify(queue) for queue in queues]), seconds, wake)
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         self._served.update(dict.fromkeys(queues))
-        answer = super().beat(queues, asked)
-        return answer._replace(away=tuple(self.connection.beat_state.away.items()), given=self.given())
+        answer = super().beat(queues, request)
+        return answer._replace(away=tuple(self.connection.beat_state.away.items()), late_answers=self.late_answers())
 
     def missing_rights(self, queue: str) -> set[str]:
         """The union over all servers that answer, since each has its own users. Raises ConnectionLost if none answers."""

@@ -105,24 +105,24 @@ class Leases:
         self.connection.execute(self.sql["forget"], {"id": found.id, "mark": mark}).close()
 
 
-def beat(table: JobTable, leases: Leases, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-    owners = [f"{asked.token}/{slot}" for slot in asked.slots]
-    us, lost, reclaimed = table.atomic(lambda: _renew_and_reclaim(table, leases, queues, asked, owners))
-    restart, down = _stamps(table, asked, us)
-    cancelled = _cancelled(table, queues, asked.token, us)
+def beat(table: JobTable, leases: Leases, queues: Sequence[str], request: BeatRequest) -> BeatReply:
+    owners = [f"{request.token}/{slot}" for slot in request.slots]
+    us, lost, reclaimed = table.atomic(lambda: _renew_and_reclaim(table, leases, queues, request, owners))
+    restart, down = _stamps(table, request, us)
+    cancelled = _cancelled(table, queues, request.token, us)
     waiting = _waiting(table, queues, us)
     return BeatReply(us / SECOND, restart, down, -1, reclaimed >= MOST, reclaimed, waiting, cancelled, lost)
 
 
 def _renew_and_reclaim(
-    table: JobTable, leases: Leases, queues: Sequence[str], asked: BeatRequest, owners: list[str]
+    table: JobTable, leases: Leases, queues: Sequence[str], request: BeatRequest, owners: list[str]
 ) -> tuple[int, Turns, int]:
     """Renew, then reclaim. Returns the time in microseconds, the turns that lost their lease, and the number reclaimed."""
     us = table.now_us()
-    lost = _renew(table, queues, owners, us, asked.lease) if asked.renew and owners and queues else []
+    lost = _renew(table, queues, owners, us, request.lease) if request.renew and owners and queues else []
     reclaimed = 0
-    if queues and us / SECOND <= asked.reclaims_until:
-        reclaimed = _reclaim(table, leases, queues, us) + _free(table, queues, us // SECOND - int(asked.lease))
+    if queues and us / SECOND <= request.reclaims_until:
+        reclaimed = _reclaim(table, leases, queues, us) + _free(table, queues, us // SECOND - int(request.lease))
     return us, lost, reclaimed
 
 
@@ -166,12 +166,12 @@ def _free(table: JobTable, queues: Sequence[str], before: int) -> int:
     return len(ids)
 
 
-def _stamps(table: JobTable, asked: BeatRequest, us: int) -> tuple[str, str]:
+def _stamps(table: JobTable, request: BeatRequest, us: int) -> tuple[str, str]:
     """Write the report; return the stamps of restart and maintenance mode."""
     restart, down, masters = table.names(keys.RESTART, keys.DOWN, keys.MASTERS)
-    if asked.report:
-        report = f'{{"seen_at":{us / SECOND:.3f},{asked.report[1:]}'
-        table.space.call("HSET", masters, asked.token, report)
+    if request.report:
+        report = f'{{"seen_at":{us / SECOND:.3f},{request.report[1:]}'
+        table.space.call("HSET", masters, request.token, report)
     found = table.space.call_many([("GET", restart), ("GET", down)])
     texts = [each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in found]
     return texts[0], texts[1] or ("?" if found[1] == b"" else "")

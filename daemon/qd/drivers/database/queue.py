@@ -169,10 +169,10 @@ class DatabaseQueue(KeyspaceQueue):
     def owners(self, queue: str) -> list[str]:
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         from qd.drivers.database.leases import beat  # of a keeper only
 
-        reply = beat(self.table, self.leases, queues, asked)
+        reply = beat(self.table, self.leases, queues, request)
         self.space.sweep_after(SWEEP)
         return reply
 

@@ -224,8 +224,8 @@ class KeyspaceQueue:
         note, _ = self.space.call_many([("HGET", name, mark), ("HDEL", name, mark)])
         return note if isinstance(note, bytes) else None
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        return beat(self.space, self.settings.prefix, queues, asked)
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
+        return beat(self.space, self.settings.prefix, queues, request)
 
     def forget_aged(self, queue: str, seconds: float, most: int) -> Forgotten:
         names = self._keys(keys.failed(queue), keys.failed_at(queue))
@@ -275,11 +275,11 @@ MOVE = 500  # maximum number of due jobs that a beat promotes per queue; if ther
 DIGITS = 40  # maximum length of a number in a reply; a text in a job's arguments that looks like a mark may have more
 
 
-def beat(space: Keyspace, prefix: str, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+def beat(space: Keyspace, prefix: str, queues: Sequence[str], request: BeatRequest) -> BeatReply:
     """Raises ConnectionLost, ServerRefused."""
     names = [*GLOBAL, *(kind(queue) for queue in queues for kind in KINDS)]
-    slots = asked.slots
-    args: tuple[Arg, ...] = (*asked[:3], int(asked.renew), asked.reclaims_until, MOVE, len(slots), *slots)
+    slots = request.slots
+    args: tuple[Arg, ...] = (*request[:3], int(request.renew), request.reclaims_until, MOVE, len(slots), *slots)
     return read(script("beat").call(space, [prefix + name for name in names], *args))
 
 

@@ -80,10 +80,10 @@ def find(name: str) -> object:
 
 def _getter(provider: Any) -> Callable[[], object]:
     """Raises ConfigError."""
-    asked = provider if isinstance(provider, type) else getattr(provider, "get_credentials", provider)
-    if isinstance(asked, type) or not callable(asked):
+    callback = provider if isinstance(provider, type) else getattr(provider, "get_credentials", provider)
+    if isinstance(callback, type) or not callable(callback):
         raise ConfigError("is neither an object with get_credentials() nor a function")
-    found: Callable[[], object] = asked
+    found: Callable[[], object] = callback
     return found
 
 

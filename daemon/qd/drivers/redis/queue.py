@@ -63,10 +63,10 @@ class RedisQueue(KeyspaceQueue):
         if token and ready_of([wake], 0):
             self.connection.call("RPUSH", token[0], "1")
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         """Report lost connections from now on: another server may answer next, and leases must be renewed there first."""
         self.connection.report_breaks = True
-        return super().beat(queues, asked)
+        return super().beat(queues, request)
 
     def missing_rights(self, queue: str) -> set[str]:
         return acl.missing(self.connection, self.settings.prefix, queue)

@@ -141,8 +141,8 @@ class SqsQueue(BrokerKeeperQueue):
         with suppress(ConnectionLost, ServerRefused):
             self.backend.messages.hide(queue, handle, delay)
 
-    def beat(self, queues: Sequence[str], asked: BeatRequest) -> BeatReply:
-        reply = super().beat(queues, asked)
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
+        reply = super().beat(queues, request)
         if reply.broke is not None:
             self._counted_at = float("-inf")  # count with the next beat, so that it shows whether SQS is back
         return reply
