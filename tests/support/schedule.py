@@ -118,7 +118,7 @@ from qd.drivers.connections import open_queue
 from qd.log import Log
 from qd.process import signals
 from qd.scheduler.runs import Runs
-from qd.store.base import beside
+from qd.store.base import keyspace_store
 from qd.worker import boot
 import jobs
 
@@ -132,7 +132,7 @@ def told(ended):
 log = Log("scheduler")
 boot.log_job_records(log)
 jobs.app.settings = settings = config.load(code=jobs.app._code_settings)
-store = beside(open_queue(settings, settings.control))
+store = keyspace_store(open_queue(settings, settings.control))
 runs = Runs(jobs.app, settings, log, store, owner="token", hook_seconds=float(os.environ.get("HOOKS", "60")))
 mailbox = signals.Mailbox()
 mailbox.open([signal.SIGCHLD, signal.SIGTERM])
