@@ -136,9 +136,9 @@ def main() -> int:
                 workers.stop()
         finally:
             pictures.close()
-            say("The private server is ended too.")
+            say("The private server stops too.")
             qd("embedded", "stop")
-            report.expect("the private server had ended", lambda: not embedded.stop(Path.cwd()), 0)
+            report.expect("the private server stopped", lambda: not embedded.stop(Path.cwd()), 0)
     return 0 if report.print(time.monotonic() - began) else 1
 
 
@@ -154,7 +154,7 @@ def move_in(folder: Path) -> None:
 def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
     report.expect("two workers were ready", lambda: workers.said("master.ready"))
 
-    say(f"A mail, to be sent in {DELAY:g} seconds.")
+    say(f"A mail, due in {DELAY:g} seconds.")
     due_at = time.time() + DELAY
     gallery.send.using(delay=DELAY).dispatch("ada@example.org", "Your pictures")
 
@@ -172,7 +172,7 @@ def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
     report.expect("the job that hung was ended and failed", lambda: workers.said("job.failed", "JobTimeout"))
 
     report.expect("the delayed mail was sent", sent_at)
-    report.expect("and not a moment too early", lambda: sent_at() >= due_at, 0)
+    report.expect("the mail was not sent before it was due", lambda: sent_at() >= due_at, 0)
 
 
 def sent_at() -> float:
@@ -181,11 +181,11 @@ def sent_at() -> float:
 
 
 def stop(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
-    say("TERM while a job is in hand: the worker finishes it and takes no other.")
+    say("TERM while a job runs: the worker finishes it and takes no other.")
     gallery.fetch.dispatch(pictures.url("slow.pgm"))
     waited(lambda: "slow.pgm" in pictures.asked, PATIENCE)
     code = workers.stop()
-    report.expect("the job in hand at TERM was finished", Path("pictures", "slow.pgm").exists, 0)
+    report.expect("the job that ran at TERM was finished", Path("pictures", "slow.pgm").exists, 0)
     report.expect("the job it sent waits in the queue", lambda: gallery.app.queue("gallery").size() == 1, 0)
     report.expect(f"qd work ended with exit code {code} (0: asked to stop)", lambda: code == 0, 0)
     report.expect("no process of it was left", lambda: not workers.left(), 1)

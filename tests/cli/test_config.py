@@ -218,7 +218,7 @@ def test_check_validates_the_schedule_entries_of_an_imported_app(folder):
 
 
 def test_errors_name_the_folder_without_a_configuration_file(folder):
-    where = f"(no qd.toml in {folder}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
+    where = f"(no qd.toml in {folder}, the current folder: change to the folder of qd.toml, or set QD_CONFIG)"
     for words in (("declared",), ("work",), ("schedule", "list")):
         done = real(*words, QD_REDIS_URL="redis://h/0")
         assert (done.returncode, where in done.stderr) == (78, True), done.stderr
@@ -270,7 +270,7 @@ def test_commented_out_settings_of_init_are_valid(folder):
 def test_init_overwrites_nothing(name, folder):
     (folder / name).write_text("mine")
     code, said = line("init")
-    assert (code, f"{name} already exists; nothing was written; start in an empty folder" in said) == (2, True)
+    assert (code, f"{name} already exists; nothing was written; run `qd init` in an empty folder" in said) == (2, True)
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
 
 
@@ -358,6 +358,8 @@ def test_the_dockerfile_runs_qd_directly_in_exec_form(folder):
     assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in printed
     assert "-r requirements.txt" in printed
     assert "docker build -t my-shop ." in printed
+    assert "--find-links . " in printed
+    assert "# qd-worker is not on PyPI yet. Build its wheel into this folder first: pip wheel" in printed
     probe = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", printed, re.MULTILINE)
     assert probe
     assert json.loads(probe[1]) == ["qd", "health", "--live"]
@@ -369,7 +371,7 @@ def test_generated_files_install_what_the_connections_need(folder):
         '[connections.beside]\nurl = "sqlite:///beside.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
     )
     image = qd("init", "docker").stdout
-    assert "RUN pip install --no-cache-dir 'qd-worker[database,sqs]==" in image
+    assert "RUN pip install --no-cache-dir --find-links . 'qd-worker[database,sqs]==" in image
     assert "-e QD_MAIN_URL=sqs://... my-shop" in image
     assert "key: main-url" in qd("init", "k8s").stdout
     assert f'ReadWritePaths="{folder}"' in qd("init", "systemd").stdout

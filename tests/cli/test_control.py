@@ -51,7 +51,7 @@ def test_restart_names_the_masters_it_reaches(qd: Run, redis: Client) -> None:
     reports(redis)
     reports(redis, "T2", pool="", host="app-2")
     reports(redis, "T3", pool="gone", seen_at=now(redis) - 60)
-    assert done(qd("restart")) == "restart requested: mail@app-1, app-2\n"
+    assert done(qd("restart")) == "restart requested: mail@app-1, default@app-2\n"
     found = document(qd("restart", "--rolling", "--json"))
     assert found["rolling"] is True
     assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]

@@ -138,6 +138,14 @@ def test_no_app(shop: Project) -> None:
     assert doctor(shop, "--app", "jobs:app").code == 0
 
 
+def test_a_connection_without_a_url_has_no_origin_to_look_up(shop: Project) -> None:
+    (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
+    found = doctor(shop)
+    assert found.code == 78
+    assert found.line("redis.url").value.startswith("connection 'redis' has no url: set QD_REDIS_URL")
+    assert found.line("redis.url").fix == "set the url"
+
+
 def test_an_app_without_jobs(shop: Project) -> None:
     shop.jobs("")
     (shop.root / "more.py").write_text("from jobs import app\n\n@app.job('late')\ndef late() -> None: ...\n")

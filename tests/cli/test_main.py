@@ -100,6 +100,20 @@ def test_every_command_and_option_has_a_help_text() -> None:
         assert not silent, f"qd {path}: no help for {silent}"
 
 
+def test_no_summary_in_a_list_of_commands_is_cut_off_in_80_columns() -> None:
+    for group in ([], *([name] for name, one in named() if isinstance(one, click.Group))):
+        said = CliRunner().invoke(main.command, [*group, "--help"], terminal_width=78).stdout
+        commands = said.partition("Commands:\n")[2].partition("\n\n")[0]
+        assert commands, group
+        assert "..." not in commands.replace("QUEUE...", ""), commands
+
+
+def named() -> list[tuple[str, click.Command]]:
+    context = click.Context(main.command, info_name="qd")
+    found = [(name, main.command.get_command(context, name)) for name in main.COMMANDS]
+    return [(name, one) for name, one in found if one is not None]
+
+
 def leaves() -> list[tuple[str, click.Command]]:
     """Every command that is not a group, with its full name."""
     found, context = [], click.Context(main.command, info_name="qd")

@@ -73,6 +73,14 @@ def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
     assert not [line for line in said if line[:1] == ["warn:"]]
 
 
+def test_a_master_without_a_pool_is_shown_in_pool_default_as_in_its_log(qd: Run, redis: Client) -> None:
+    report(redis, pool="", workers=[{"slot": 0, "pid": 414, "state": "waiting", "done": 3}])
+    said = rows(done(qd("status")))
+    assert ["default", "app-1", "411"] in [line[:3] for line in said]
+    assert ["default", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in said
+    assert document(qd("status", "--json"))["masters"][0]["pool"] == ""
+
+
 def test_the_first_report_of_a_master_shows_no_uptime(qd: Run, redis: Client) -> None:
     report(redis, booted_at=0.0)
     assert ["mail", "app-1", "411", "-", "0", "0", "running", "1"] in rows(done(qd("status")))

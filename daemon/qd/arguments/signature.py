@@ -202,7 +202,7 @@ class Signature:
                 raise ArgumentError(f"{self.title} has no parameter '{name}'{did_you_mean(name, self._slots)}")
             bound[name] = value
         if missing := [name for name in self._required if name not in bound]:
-            raise ArgumentError(f"{self.title} misses {_listed('argument', missing)}")
+            raise ArgumentError(f"{self.title} is missing {_listed('argument', missing)}")
         return bound
 
     def encode(self, arguments: Mapping[str, object]) -> bytes:

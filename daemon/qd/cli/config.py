@@ -88,10 +88,10 @@ def _shown(option: Option, value: Any) -> Any:
 @config.command("check")
 @context.options
 def check() -> None:
-    """Check the configuration of every pool and start nothing: exit 0, or 78 and the reason.
+    """Check the configuration of every pool; nothing is started.
 
-    The app is only imported if its Qd(...) may name the url; else entries of the schedule that the code declares are not
-    checked (`qd doctor` does that).
+    Exit 0, or 78 and the reason. The app is only imported if its Qd(...) may name the url; else entries of the schedule
+    that the code declares are not checked (`qd doctor` does that).
     """
     found = context.settings()
     for pool in ["", *context.pool_names()]:

@@ -230,7 +230,7 @@ def app() -> Qd:
     found = app_if_named(configured)
     if found is None:
         raise ConfigError(
-            "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or `qd init`"
+            "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or run `qd init`"
             + configured.unfound
         )
     return found

@@ -62,7 +62,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
     elif seconds is None:
-        output.say(f"restart requested: {', '.join(map(name_of, before)) or 'no master reports'}")
+        output.say(f"restart requested: {', '.join(master.title for master in before) or 'no master reports'}")
     else:
         say_answers(answers, seconds, rolling)
     return 0 if all(answer.back for answer in answers) else 1
@@ -122,12 +122,12 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
         output.say("no master reports, so there is none to wait for")
     for was, back, after in answers:
         if back is not None:
-            output.say(f"{name_of(was)}: {replaced(was, back, output.duration(after))}")
+            output.say(f"{was.title}: {replaced(was, back, output.duration(after))}")
         elif rolling:
             why = "see `master.reload_refused` in its log"
-            output.say(f"{name_of(was)}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
+            output.say(f"{was.title}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
         else:
-            output.say(f"{name_of(was)}: not back within {output.duration(seconds)}, pid was {was.pid}")
+            output.say(f"{was.title}: not back within {output.duration(seconds)}, pid was {was.pid}")
 
 
 def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
@@ -161,11 +161,6 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
         }
         for was, back, after in answers
     ]
-
-
-def name_of(master: masters.MasterReport) -> str:
-    """`mail@app-1`, or only the host for a master without a pool."""
-    return f"{master.pool}@{master.host}" if master.pool else master.host
 
 
 # -- pause and resume

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qd.cli.output import ago, count, duration
-from qd.cli.state import QueueLine, State, living, stale, title_of
+from qd.cli.state import QueueLine, State, living, stale
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
@@ -105,7 +105,7 @@ def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
 
 
 def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
-    who, title = f"{title_of(master)} (pid {master.pid})", title_of(master)
+    who, title = f"{master.title} (pid {master.pid})", master.title
     if stale(master, state.now):
         if not replaced(master, state):
             fact = f"its keeper has not reported for {duration(state.now - master.seen_at)}"
@@ -223,7 +223,7 @@ def unserved(line: QueueLine, state: State) -> Untaken:
 
 
 def names_of(masters: list[MasterReport]) -> str:
-    return ", ".join(f"{title_of(m)} (pid {m.pid})" for m in masters[:3])
+    return ", ".join(f"{m.title} (pid {m.pid})" for m in masters[:3])
 
 
 def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ def texts_of(words: tuple[str, ...]) -> dict[str, str]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"'{word}' is not of the form name=value")
+            raise click.UsageError(f"'{word}' is not of the form KEY=VALUE")
         if key in found:
             raise click.UsageError(f"'{key}' is given twice")
         found[key] = text

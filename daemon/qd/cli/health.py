@@ -74,10 +74,10 @@ def command(
     live: bool,
     pool: str | None,
 ) -> int:
-    """Check that masters and queues are healthy: exit 0, or 1 with one reason per line.
+    """Check that masters and queues are healthy.
 
-    Fails without a master, unless --allow-none. With names, only these queues are checked; without, all that exist on the
-    server, that masters work on, or that the configuration names.
+    Exit 0, or 1 with one reason per line. Fails without a master, unless --allow-none. With names, only these queues are
+    checked; without, all that exist on the server, that masters work on, or that the configuration names.
     """
     if live:
         if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):

@@ -29,8 +29,10 @@ wrote qd.toml and jobs.py. Next:
 @click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
 @context.options
 def init(target: str | None) -> None:
-    """Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under
-    supervisord, systemd, Docker or Kubernetes."""
+    """Write a first qd.toml and jobs.py, or print a deployment file.
+
+    Without an argument: writes both files into this folder, with comments. With one: prints the file that runs this
+    project under supervisord, systemd, Docker or Kubernetes."""
     if target is None:
         _write({name: init_files.text_of(name) for name in ("qd.toml", "jobs.py")})
         click.echo(NEXT)
@@ -58,7 +60,7 @@ def _write(files: Mapping[str, str]) -> None:
     """All files or none."""
     for name in files:
         if os.path.lexists(name):
-            raise context.Refused(f"{name} already exists; nothing was written; start in an empty folder")
+            raise context.Refused(f"{name} already exists; nothing was written; run `qd init` in an empty folder")
     if (found := find(None, {})) is not None:  # [tool.qd]
         raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
     for name, text in files.items():  # "x": do not overwrite a file created meanwhile

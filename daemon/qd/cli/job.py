@@ -12,7 +12,6 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
-from qd.cli.state import title_of
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
 from qd.errors import ConnectionLost
@@ -236,7 +235,7 @@ def where(seen: JobView, spot: Found) -> str:
         return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker
     since = "" if worker.since is None else f" for {output.duration(max(0.0, master.seen_at - worker.since))}"
-    return f"runs on {title_of(master)}, pid {worker.pid}{since}"
+    return f"runs on {master.title}, pid {worker.pid}{since}"
 
 
 def record(spot: Found) -> dict[str, Any]:

@@ -31,11 +31,9 @@ class CommandRow(NamedTuple):
 
 # In the order of `qd --help`.
 COMMANDS = {
-    "work": CommandRow("work", "command", "Work on the jobs of QUEUE..., the first before the second."),
+    "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
-    "health": CommandRow(
-        "health", "command", "Check that masters and queues are healthy: exit 0, or 1 with one reason per line."
-    ),
+    "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
@@ -52,12 +50,7 @@ COMMANDS = {
     "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix; nothing is changed."),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
     "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
-    "init": CommandRow(
-        "config",
-        "init",
-        "Write a commented qd.toml and a first jobs.py into this folder, or print the file that runs this project under "
-        "supervisord, systemd, Docker or Kubernetes.",
-    ),
+    "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or print a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
 }
 INTERRUPTED = 130

@@ -63,7 +63,9 @@ def command() -> None:
 @command.command()
 @context.options
 def status() -> int:
-    """Show whether this project's server runs, and where: exit 0, or 1 if it does not."""
+    """Show whether this project's server runs, and where.
+
+    Exit 1 if it does not run."""
     settings = context.settings()
     root = settings.root
     found = embedded.status(root)
@@ -83,7 +85,9 @@ def status() -> int:
 @command.command()
 @context.options
 def stop() -> int:
-    """Stop this project's server and wait for its end; its queues stay in .qd/: exit 0, or 1 if none was running."""
+    """Stop this project's server and wait for its end.
+
+    Its queues stay in .qd/. Exit 1 if no server was running."""
     root = context.settings().root
     if embedded.stop(root):
         output.say(f"stopped; the queues are kept in {root / '.qd' / 'embedded'}")

@@ -254,10 +254,6 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
     return next((str(each) for each in refused if not isinstance(each, NeedsMending)), "")  # doctor checks the rights
 
 
-def title_of(master: MasterReport) -> str:
-    return f"{master.pool or 'default'}@{master.host}"
-
-
 def stale(master: MasterReport, now: float) -> bool:
     return now - master.seen_at > STALE
 

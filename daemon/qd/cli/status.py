@@ -11,7 +11,7 @@ import click
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state, title_of
+from qd.cli.state import QueueLine, State, read_state
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
@@ -78,7 +78,7 @@ def say_masters(state: State) -> None:
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
         (
-            *(m.pool or "-", m.host, m.pid, output.duration(age(m.booted_at or None, m))),  # 0: in its first report
+            *(m.pool_title, m.host, m.pid, output.duration(age(m.booted_at or None, m))),  # 0: in its first report
             *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
         )
         for m in state.masters
@@ -95,7 +95,7 @@ def state_of(master: masters.MasterReport, now: float) -> str:
 def say_workers(state: State) -> None:
     rows = [
         (
-            *(m.pool or "-", m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
+            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
             *(output.duration(age(w.since, m)), w.done),
         )
         for m in state.masters
@@ -113,7 +113,7 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 
 def say_schedulers(state: State) -> None:
     rows = [
-        (m.pool or "-", m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
+        (m.pool_title, m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
         for m in state.masters
         for s in m.schedulers
     ]
@@ -158,7 +158,7 @@ def warnings(state: State) -> Iterable[str]:
             yield f"the master with pid {master.pid} on {master.host} has not reported for {value}"
             continue
         if master.hangs:
-            yield f"{title_of(master)} (pid {master.pid}): {hung(master)}"
+            yield f"{master.title} (pid {master.pid}): {hung(master)}"
         if master.crashes:
             yield crashed(master)
     for line in state.queues:
@@ -181,7 +181,7 @@ def crashed(master: masters.MasterReport) -> str:
     """The crashes of the last minute, as far as a report has room for them."""
     count = len(master.crashes)
     who = f"{MOST_CRASHES} or more workers" if count >= MOST_CRASHES else output.count(count, "worker")
-    return f"{who} of {title_of(master)} (pid {master.pid}) crashed within the last minute"
+    return f"{who} of {master.title} (pid {master.pid}) crashed within the last minute"
 
 
 # -- for programs

@@ -148,9 +148,10 @@ FLAGS = {
 @schedule_flags
 @context.options
 def work(flags: Mapping[str, object]) -> int:
-    """Run the schedule, and no jobs: for hosts with the scheduler in a separate process.
+    """Run only the schedule, in a process of its own.
 
-    `qd work` runs it next to its workers, unless --no-schedule. Signals, exit codes and restarts are those of `qd work`.
+    `qd work` runs the schedule next to its workers, unless --no-schedule. Signals, exit codes and restarts are those of
+    `qd work`.
     """
     return run({**flags, "only_schedule": True})
 
@@ -165,8 +166,9 @@ EXITS = (
 @work_flags
 @context.options
 def command(flags: Mapping[str, object]) -> int:
-    """Work on the jobs of QUEUE..., the first before the second. Without names: on every queue that the app declares, in
-    turn."""
+    """Run the jobs of QUEUE..., in order of priority.
+
+    Without QUEUE: those of every queue that the app declares; the queues take turns."""
     return run(flags)
 
 

@@ -150,7 +150,7 @@ class Settings:
         """The end of a message about a missing setting: there was no file, and where. "" if there was one."""
         if self.file:
             return ""
-        return f" (no qd.toml in {self.root}, the current folder: start in that of qd.toml, or set QD_CONFIG)"
+        return f" (no qd.toml in {self.root}, the current folder: change to the folder of qd.toml, or set QD_CONFIG)"
 
 
 def provider_of(url: str | None) -> str:

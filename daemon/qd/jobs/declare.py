@@ -73,17 +73,20 @@ def declared_class(target: type[Any], name: str, options: JobOptions, where: str
     return DeclaredClass(name, target, signature_of_fields(target, known), options, where, has_failed_hook=hook)
 
 
+NAME_IT = 'name it, as in @app.job("shop.mail")'
+
+
 def job_name(target: Any, name: str | None) -> str:
     """The given name, or module.function. Raises DeclarationError."""
     if name is not None:
         if not isinstance(name, str) or not name.strip():
-            refuse(target, "has an empty name", 'give one like "shop.mail"')
+            refuse(target, "has an empty name", NAME_IT)
         return name
     title = getattr(target, "__qualname__", None)
     if title is None or "<lambda>" in title:
-        refuse(target, "has no name a worker could find", "write a function with def, or give a name")
+        refuse(target, "has no name a worker could find", "write a function with def, or name the job")
     if target.__module__ == "__main__":
-        refuse(target, "is in __main__, which has another name in a worker", 'give one like "shop.mail"')
+        refuse(target, "is in __main__, a module that workers import under another name", NAME_IT)
     return f"{target.__module__}.{title}".replace("<locals>.", "")
 
 

@@ -80,6 +80,16 @@ class MasterReport(msgspec.Struct):
         """Host and pool: the same for a master and its successor."""
         return self.host, self.pool
 
+    @property
+    def pool_title(self) -> str:
+        """The pool as logs and commands show it: "default" for the one without a name."""
+        return self.pool or "default"
+
+    @property
+    def title(self) -> str:
+        """`mail@app-1`."""
+        return f"{self.pool_title}@{self.host}"
+
     def silent(self, now: float) -> bool:
         """Whether it has not reported for so long that it has probably ended."""
         return now - self.seen_at > SILENT

@@ -189,8 +189,9 @@ def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: D
 
 def unknown_job(registry: Registry, name: str) -> UnknownJob:
     near = registry.near(name)
-    known = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(registry.names())} are known"
-    return UnknownJob(f"no job '{cut(name)}' is declared in this app ({known})")
+    names = f"{len(registry.names())} declared; `qd restart` loads new code"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else names
+    return UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
 
 
 BY_THE_JOB = "released by the job"

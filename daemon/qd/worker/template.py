@@ -164,7 +164,7 @@ def load_app(settings: Settings) -> Qd:
     """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
     if not settings.app:
         raise ConfigError(
-            'no app is named: write app = "module:attribute" into qd.toml, set QD_APP, use --app, or `qd init`'
+            'no app is named: write app = "module:attribute" into qd.toml, set QD_APP, use --app, or run `qd init`'
             + settings.unfound
         )
     module_name, _, attribute = settings.app.partition(":")

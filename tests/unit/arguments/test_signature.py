@@ -107,7 +107,7 @@ def test_arguments_are_bound_by_name_and_defaults_left_out():
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((), {}, "welcome() misses argument 'to'"),
+        ((), {}, "welcome() is missing argument 'to'"),
         ((1, 2, 3), {}, "welcome() takes 2 positional arguments, 3 were given"),
         ((1,), {"to": 2}, "welcome() got the argument 'to' twice"),
         ((1,), {"subjct": 2}, "welcome() has no parameter 'subjct' (did you mean 'subject'?)"),

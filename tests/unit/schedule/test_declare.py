@@ -368,7 +368,7 @@ def test_jobs_that_no_scheduler_can_send_are_refused(app: FakeQd, report):
         with pytest.raises(DeclarationError, match=said):
             app.schedule(what)
 
-    refuse(needs, "misses argument 'month'")
+    refuse(needs, "is missing argument 'month'")
     refuse(report.dispatch, "give the job itself, job.bind")
     refuse(report.using(delay=datetime.now(UTC)).bind(), "give its delay in seconds")
     refuse(app.batch(report.bind()), "a batch is several jobs")

@@ -13,7 +13,7 @@ from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.diagnosis import blind
 from qd.cli.output import by_whom, count, duration
 from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
-from qd.cli.state import FRESH, State, living, refusal, stale, title_of
+from qd.cli.state import FRESH, State, living, refusal, stale
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError
 from qd.process.exit_codes import Exit
@@ -52,19 +52,19 @@ def check_masters(state: State) -> Iterator[Finding]:
         yield warn("maintenance mode", fact, "qd up")
     for master in state.masters:
         if master.laravel_down and not stale(master, state.now):
-            fact = f"Laravel's own ({master.laravel_down}) holds all queues of {title_of(master)}"
+            fact = f"Laravel's own ({master.laravel_down}) holds all queues of {master.title}"
             yield warn("maintenance mode", fact, "php artisan up")
     for master in [] if blind(state) else state.masters:
         yield from judged(master, state.restart, state.now)
     if not state.masters:
         yield ok("masters", "none reports")
-    if rooted := [f"{title_of(master)} (pid {master.pid})" for master in state.masters if master.root]:
+    if rooted := [f"{master.title} (pid {master.pid})" for master in state.masters if master.root]:
         way = "run them as their own user: user= for supervisord, User= for systemd, USER in a Dockerfile"
         yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
 def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterator[Finding]:
-    what, where = f"master {title_of(master)}", f"pid {master.pid}"
+    what, where = f"master {master.title}", f"pid {master.pid}"
     found = list[Finding]()
     if stale(master, now):
         way = f"check whether it runs there; if that host is gone: HDEL qd:masters {master.token}"

@@ -72,7 +72,9 @@ def check_project(project: Project) -> Iterator[Finding]:
             check_url(settings.connection(name))
         except QdError as error:
             project.unusable.add(name)
-            yield fail(f"{name}.url", error, "fix the url; `qd config show` shows its origin", Exit.CONFIG)
+            given = name in settings.connections and settings.connections[name].url is not None
+            way = "fix the url; `qd config show` shows its origin" if given else "set the url"
+            yield fail(f"{name}.url", error, way, Exit.CONFIG)
 
 
 def check_app(project: Project, found: Settings) -> Iterator[Finding]:

@@ -169,7 +169,7 @@ def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> 
     if ids and (every or which.narrows):
         raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: choose records in one way only")
     if not ids and not every and not which.any:
-        raise click.UsageError(f"say which to {verb}: ids of `qd failed list`, filters, or --all")
+        raise click.UsageError(f"name the jobs to {verb}: ids of `qd failed list`, filters, or --all")
 
 
 def document(tally: Tally, dry_run: bool) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
         if name not in known:
             near = did_you_mean(name, known)
             there = ", ".join(known) if len(known) <= 20 else f"{len(known)} entries, {LIST}"
-            raise context.Refused(output.clean(f"unknown entry '{name}'{near} (known: {there or '-'})"))
+            declared = f" (known: {there})" if there else ": no entry is declared"
+            raise context.Refused(output.clean(f"unknown entry '{name}'{near}{declared}"))
     return [known[name] for name in dict.fromkeys(names)] if names else list(entries)
 
 
