@@ -135,7 +135,7 @@ class Rig:
     def orders(self, code: AppImport) -> list[dict[str, Any]]:
         return cast(Line, code.orders).given
 
-    def told(self, event: str, field: str) -> list[str]:
+    def logged(self, event: str, field: str) -> list[str]:
         """The values of a field in the log lines of an event."""
         return [match[1] for line in self.lines if (match := re.search(rf" {event} .*\b{field}=(\S+)", line))]
 

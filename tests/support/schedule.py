@@ -56,7 +56,7 @@ class Host:
 
         eventually(turned, seconds, every=0.002)
 
-    def said(self, word: str) -> list[str]:
+    def logged(self, word: str) -> list[str]:
         """Its log lines of this event."""
         return [line for line in self.lines if line.partition(" ")[0] == word]
 

@@ -108,7 +108,7 @@ def test_early_jobs_are_sent_and_logged(
     assert (ready_payloads(redis), one.host.lines) == ([], []), "nothing is sent or logged before"
     one.turn()
     assert ids(redis) == made
-    assert [line.split("id=")[1].split()[0] for line in one.host.said("schedule.sent")] == made
+    assert [line.split("id=")[1].split()[0] for line in one.host.logged("schedule.sent")] == made
     assert one.make() == [], "each is due again in an hour"
 
 
@@ -132,7 +132,7 @@ def test_signed_delayed_and_non_overlapping_jobs_are_made_early(
     one = ahead()
     assert len(one.make()) == 3
     one.turn()
-    assert len(one.host.said("schedule.sent")) == 3
+    assert len(one.host.logged("schedule.sent")) == 3
     assert redis.call("ZCARD", "queues:default:delayed") == 1
     assert len(redis.call("KEYS", "qd:unique:*")) == 1
     assert all(job.sig for job in ready_payloads(redis))
@@ -153,7 +153,7 @@ def test_jobs_are_made_while_the_scheduler_waits_one_for_each_tick(
     app.schedule(report.bind(1), every=0.5)
     host = open_host()
     host.turns(lambda: len(set(ids(redis)) & set(made)) >= 2)
-    assert len(set(ids(redis))) == len(ids(redis)) == len(host.said("schedule.sent"))
+    assert len(set(ids(redis))) == len(ids(redis)) == len(host.logged("schedule.sent"))
 
 
 # -- not sent
@@ -173,7 +173,7 @@ def test_a_pause_after_the_job_was_made_is_obeyed(app: Qd, report: Any, redis: C
     else:
         one.scheduler.down = True
     one.turn()
-    assert len(one.host.said("schedule.skipped")) == 1
+    assert len(one.host.logged("schedule.skipped")) == 1
     assert (ready_payloads(redis), events) == ([], [])
     assert one.connection.states[0].last > 0
 
@@ -186,7 +186,7 @@ def test_one_of_two_hosts_sends_an_early_job(app: Qd, report: Any, redis: Client
     two.turn()
     one.turn()
     assert ids(redis) == made[1]
-    assert (len(two.host.said("schedule.sent")), one.host.lines) == (3, [])
+    assert (len(two.host.logged("schedule.sent")), one.host.lines) == (3, [])
 
 
 def test_an_early_job_with_a_lost_reply_is_sent_once(
@@ -203,10 +203,10 @@ def test_an_early_job_with_a_lost_reply_is_sent_once(
 
     monkeypatch.setattr(KeptTicks, "begin", lost)
     one.turn()
-    assert one.host.said("schedule.sent") == []
-    one.host.turns(lambda: one.host.said("schedule.sent"))
+    assert one.host.logged("schedule.sent") == []
+    one.host.turns(lambda: one.host.logged("schedule.sent"))
     assert ids(redis) == made
-    assert f"id={made[0]} " in one.host.said("schedule.sent")[0]
+    assert f"id={made[0]} " in one.host.logged("schedule.sent")[0]
 
 
 def test_early_jobs_are_not_sent_to_a_server_that_lost_its_data(
@@ -238,7 +238,7 @@ def test_a_different_tick_gets_a_new_job(app: Qd, report: Any, redis: Client, ah
     made = one.make()
     one.connection.late, one.connection.states[0].last = 0, one.connection.states[0].last - 2 * 3_600_000
     one.turn()
-    assert one.host.said("schedule.missed")
+    assert one.host.logged("schedule.missed")
     assert len(made) == len(ids(redis)) == 1
     assert made != ids(redis)
     assert one.connection.states[0].early is None
@@ -266,7 +266,7 @@ def test_app_code_is_called_at_the_tick_and_not_before(
     asked.clear()
     assert one.make() == []
     assert (asked, list(tmp_path.iterdir())) == ([], [])
-    one.host.turns(lambda: len(one.host.said("schedule.sent")) == 2)
+    one.host.turns(lambda: len(one.host.logged("schedule.sent")) == 2)
     assert (asked, len(ready_payloads(redis))) == (["class"], 2)
 
 
@@ -293,8 +293,8 @@ def test_a_job_that_cannot_be_made_fails_at_the_tick_and_blocks_no_other(
     assert len(one.make()) == 1
     assert one.host.lines == []
     one.turn()
-    assert "entry=bad" in one.host.said("schedule.failed")[0]
-    assert len(one.host.said("schedule.failed")) == len(ready_payloads(redis)) == 1
+    assert "entry=bad" in one.host.logged("schedule.failed")[0]
+    assert len(one.host.logged("schedule.failed")) == len(ready_payloads(redis)) == 1
 
 
 def test_a_paused_scheduler_makes_no_early_job(app: Qd, report: Any, redis: Client, ahead: Any) -> None:
@@ -330,7 +330,7 @@ def test_all_claims_are_sent_before_the_first_reply(ten: Ahead, redis: Client, m
     finally:
         redis.call("CLIENT", "UNPAUSE")
     assert ids(redis) == made
-    assert [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")] == made
+    assert [line.split("id=")[1].split()[0] for line in ten.host.logged("schedule.sent")] == made
 
 
 def test_app_code_between_claims_may_call_the_server(app: Qd, ten: Ahead, redis: Client) -> None:
@@ -338,7 +338,7 @@ def test_app_code_between_claims_may_call_the_server(app: Qd, ten: Ahead, redis:
     app.on(JobQueueing)(lambda event: asked.append(ten.connection.store.now()))
     ten.turn()
     assert ids(redis) == made
-    assert len(ten.host.said("schedule.sent")) == 10
+    assert len(ten.host.logged("schedule.sent")) == 10
     assert len(asked) == 10
     assert all(abs(each - time.time()) < HOUR for each in asked)
 
@@ -349,8 +349,8 @@ def test_a_connection_lost_during_claims_neither_loses_nor_doubles_jobs(
     ten.make()
     ten.after(2, lambda ticks: ticks.space.close(), monkeypatch)
     ten.turn()
-    ten.host.turns(lambda: len(ten.host.said("schedule.sent")) == 10)
-    sent = [line.split("id=")[1].split()[0] for line in ten.host.said("schedule.sent")]
+    ten.host.turns(lambda: len(ten.host.logged("schedule.sent")) == 10)
+    sent = [line.split("id=")[1].split()[0] for line in ten.host.logged("schedule.sent")]
     assert sorted(sent) == sorted(ids(redis))
-    assert len({line.split("entry=")[1].split()[0] for line in ten.host.said("schedule.sent")}) == 10
-    assert len(ten.host.said("redis.away")) == 1
+    assert len({line.split("entry=")[1].split()[0] for line in ten.host.logged("schedule.sent")}) == 10
+    assert len(ten.host.logged("redis.away")) == 1

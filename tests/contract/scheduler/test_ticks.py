@@ -38,9 +38,9 @@ def test_each_tick_sends_a_job_and_runs_a_function(
     app.schedule(report.bind(7), every=0.2)
     app.schedule(touch, every=0.2, name="touch")
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.sent")) >= 3 and len(host.said("schedule.done")) >= 2)
-    told = [line.split("id=")[1].split()[0] for line in host.said("schedule.sent")]
-    assert [job.id for job in ready_payloads(redis)] == told
+    host.turns(lambda: len(host.logged("schedule.sent")) >= 3 and len(host.logged("schedule.done")) >= 2)
+    logged = [line.split("id=")[1].split()[0] for line in host.logged("schedule.sent")]
+    assert [job.id for job in ready_payloads(redis)] == logged
     assert (tmp_path / "ran").read_text().startswith("xx")
 
 
@@ -63,8 +63,8 @@ def test_two_hosts_take_each_tick_once(app: Qd, report: Any, redis: Client, open
         return len(ready_payloads(redis)) >= 6
 
     hosts[0].turns(enough)
-    told = sorted(line.split("at=")[1].split()[0] for host in hosts for line in host.said("schedule.sent"))
-    assert len(told) == len(set(told)) == len(ready_payloads(redis))
+    logged = sorted(line.split("at=")[1].split()[0] for host in hosts for line in host.logged("schedule.sent"))
+    assert len(logged) == len(set(logged)) == len(ready_payloads(redis))
 
 
 def test_an_entry_on_every_host_runs_once_on_each(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
@@ -73,7 +73,7 @@ def test_an_entry_on_every_host_runs_once_on_each(app: Qd, report: Any, redis: C
 
     def enough() -> bool:
         hosts[1].scheduler.turn()
-        return all(len(host.said("schedule.sent")) >= 3 for host in hosts)
+        return all(len(host.logged("schedule.sent")) >= 3 for host in hosts)
 
     hosts[0].turns(enough)
     assert {name for name in redis.hash("qd:ticks") if "report" in name} == {"web1\x1freport(1)", "web2\x1freport(1)"}
@@ -103,7 +103,7 @@ def test_functions_due_together_run_in_order_and_background_ones_concurrently(
     for name in "abcz":
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
     host = open_host(entries=hourly(app))
-    host.turns(lambda: len(host.said("schedule.done")) == 4)
+    host.turns(lambda: len(host.logged("schedule.done")) == 4)
     order = file.read_text().replace("+z", "").replace("-z", "")
     assert order == "+a-a+b-b+c-c"
 
@@ -118,15 +118,15 @@ def test_an_entry_waits_in_the_run_queue_until_its_next_tick_at_most(
     app.schedule(lambda: None, every=0.5, name="beat")
     host = open_host()
 
-    def told(word: str, entry: str) -> list[str]:
-        return [line for line in host.said(word) if f"entry={entry} " in line]
+    def logged(word: str, entry: str) -> list[str]:
+        return [line for line in host.logged(word) if f"entry={entry} " in line]
 
-    host.turns(lambda: told("schedule.started", "backup"))
-    host.turns(lambda: len(told("schedule.done", "beat")) >= 4)
-    assert not told("schedule.done", "backup")
+    host.turns(lambda: logged("schedule.started", "backup"))
+    host.turns(lambda: len(logged("schedule.done", "beat")) >= 4)
+    assert not logged("schedule.done", "backup")
     (tmp_path / "go").touch()
-    host.turns(lambda: told("schedule.done", "backup"))
-    ticks = [line.split("at=")[1].split("Z")[0] for line in told("schedule.started", "beat")]
+    host.turns(lambda: logged("schedule.done", "backup"))
+    ticks = [line.split("at=")[1].split("Z")[0] for line in logged("schedule.started", "beat")]
     assert ticks == sorted(set(ticks))
 
 
@@ -134,29 +134,29 @@ def test_a_pause_does_not_change_an_entry_with_overlapping_runs(app: Qd, open_ho
     """A late run starts although earlier runs still run; otherwise it would stay late forever."""
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=0.5, name="long")
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.started")) >= 2)
+    host.turns(lambda: len(host.logged("schedule.started")) >= 2)
     host.scheduler.paused = True
-    before = len(host.said("schedule.started"))
+    before = len(host.logged("schedule.started"))
     until = time.time() + 1.5
     host.turns(lambda: time.time() > until)
-    assert len(host.said("schedule.started")) == before
+    assert len(host.logged("schedule.started")) == before
     host.scheduler.paused = False
-    host.turns(lambda: len(host.said("schedule.started")) >= before + 5)
-    assert not host.said("schedule.done")
+    host.turns(lambda: len(host.logged("schedule.started")) >= before + 5)
+    assert not host.logged("schedule.done")
     (tmp_path / "go").touch()
-    host.turns(lambda: len(host.said("schedule.done")) >= before + 5)
+    host.turns(lambda: len(host.logged("schedule.done")) >= before + 5)
 
 
 def test_late_runs_of_one_entry_start_a_few_at_a_time(app: Qd, redis: Client, open_host: Open, tmp_path: Path) -> None:
     app.schedule(lambda: eventually((tmp_path / "go").exists, 30), every=1, name="f")
     redis.call("HSET", "qd:ticks", "f", f"{round((time.time() - 30) * 1000)} x e1")
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.started")) >= ABREAST)
+    host.turns(lambda: len(host.logged("schedule.started")) >= ABREAST)
     until = time.time() + 0.5
     host.turns(lambda: time.time() > until)
     assert host.scheduler.runs.alive == ABREAST
     (tmp_path / "go").touch()
-    host.turns(lambda: len(host.said("schedule.done")) >= 30)
+    host.turns(lambda: len(host.logged("schedule.done")) >= 30)
 
 
 def test_missed_runs_of_one_entry_run_one_after_the_other(app: Qd, redis: Client, open_host: Open) -> None:
@@ -167,7 +167,7 @@ def test_missed_runs_of_one_entry_run_one_after_the_other(app: Qd, redis: Client
     def over() -> bool:
         nonlocal most
         most = max(most, host.scheduler.runs.alive)
-        return len(host.said("schedule.done")) == 5
+        return len(host.logged("schedule.done")) == 5
 
     host.turns(over)
     assert most == 1
@@ -188,12 +188,12 @@ def test_the_entry_decides_about_missed_ticks(
     app.on(ScheduledTaskSkipped)(skips.append)
     host = open_host(entries=hourly(app))
     host.turns(lambda: time.time() - moment_of(redis, app) < HOUR)
-    found = [float(line.split("late=")[1]) for line in host.said("schedule.sent")]
+    found = [float(line.split("late=")[1]) for line in host.logged("schedule.sent")]
     assert found == pytest.approx(late, abs=20)
     assert len(ready_payloads(redis)) == len(late)
-    said = [f"count={3 - len(late)}"] if missed != "all" else []
-    assert [line.split()[2] for line in host.said("schedule.missed")] == said
-    assert [event.reason.split()[1] for event in skips] == [text.removeprefix("count=") for text in said]
+    expected = [f"count={3 - len(late)}"] if missed != "all" else []
+    assert [line.split()[2] for line in host.logged("schedule.missed")] == expected
+    assert [event.reason.split()[1] for event in skips] == [text.removeprefix("count=") for text in expected]
 
 
 def test_a_changed_timing_makes_no_old_ticks_due(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
@@ -202,8 +202,8 @@ def test_a_changed_timing_makes_no_old_ticks_due(app: Qd, report: Any, redis: Cl
     began = time.time()
     host = open_host(app=app)
     host.scheduler._connections["redis"].late = 0
-    host.turns(lambda: host.said("schedule.sent"))
-    late = [float(line.split("late=")[1]) for line in host.said("schedule.sent") if "late=" in line]
+    host.turns(lambda: host.logged("schedule.sent"))
+    late = [float(line.split("late=")[1]) for line in host.logged("schedule.sent") if "late=" in line]
     assert max(late, default=0.0) < time.time() - began + 1
 
 
@@ -213,18 +213,18 @@ def test_a_field_from_a_clock_that_is_ahead_does_not_block_an_entry(
     app.schedule(report.bind(7), every=0.2)
     last_tick(redis, app, -1000 * HOUR)
     host = open_host()
-    host.turns(lambda: host.said("schedule.sent"))
+    host.turns(lambda: host.logged("schedule.sent"))
     # A reply that is a second late looks like a changed clock: then the line is logged again.
-    assert {line.split()[1] for line in host.said("schedule.clock_ahead")} == {"entry=report(7)"}
+    assert {line.split()[1] for line in host.logged("schedule.clock_ahead")} == {"entry=report(7)"}
 
 
 def test_an_entry_with_a_deleted_field_starts_again(app: Qd, report: Any, redis: Client, open_host: Open) -> None:
     app.schedule(report.bind(7), every=0.2)
     host = open_host()
-    host.turns(lambda: host.said("schedule.sent"))
+    host.turns(lambda: host.logged("schedule.sent"))
     redis.call("DEL", "qd:ticks")
-    count = len(host.said("schedule.sent"))
-    host.turns(lambda: len(host.said("schedule.sent")) > count)
+    count = len(host.logged("schedule.sent"))
+    host.turns(lambda: len(host.logged("schedule.sent")) > count)
 
 
 def test_fields_of_undeclared_entries_are_deleted_after_400_days(
@@ -246,9 +246,9 @@ def test_the_job_of_a_non_overlapping_entry_is_not_sent_again_before_it_ends(
 ) -> None:
     app.schedule(report.bind(7), every=0.2, overlap=False)
     host = open_host()
-    host.turns(lambda: host.said("schedule.skipped"))
+    host.turns(lambda: host.logged("schedule.skipped"))
     (job,) = ready_payloads(redis)
-    assert f"its job is still waiting or running (id {job.id})" in host.said("schedule.skipped")[0]
+    assert f"its job is still waiting or running (id {job.id})" in host.logged("schedule.skipped")[0]
     (lock,) = redis.text("KEYS", "qd:unique:*")
     redis.call("DEL", lock)
     host.turns(lambda: len(ready_payloads(redis)) == 2)
@@ -282,12 +282,12 @@ def test_hooks_and_listeners_are_called_and_their_errors_are_harmless(
         raise SystemExit(3)
 
     host = open_host(guard=Guard(0.3))
-    host.turns(lambda: len(host.said("schedule.sent")) >= 2)
+    host.turns(lambda: len(host.logged("schedule.sent")) >= 2)
     assert seen[:4] == ["JobQueueing", "ScheduledTaskStarting", "JobQueued", "ScheduledTaskFinished"]
     assert b'"trace":"t1"' in redis.call("LINDEX", "queues:default", 0)
-    told = host.said("schedule.listener")
-    assert "a listener took longer than 0.3 s" in told[0]
-    assert "a listener raised SystemExit: 3" in told[1]
+    logged = host.logged("schedule.listener")
+    assert "a listener took longer than 0.3 s" in logged[0]
+    assert "a listener raised SystemExit: 3" in logged[1]
 
 
 def test_an_entry_whose_job_cannot_be_made_fails_and_the_others_continue(
@@ -303,10 +303,10 @@ def test_an_entry_whose_job_cannot_be_made_fails_and_the_others_continue(
         return {}
 
     host = open_host()
-    host.turns(lambda: host.said("schedule.sent") and host.said("schedule.failed"))
-    assert "entry=bad" in host.said("schedule.failed")[0]
-    assert "its job could not be made: raised ValueError: no such customer" in host.said("schedule.failed")[0]
-    assert all("entry=good" in line for line in host.said("schedule.sent"))
+    host.turns(lambda: host.logged("schedule.sent") and host.logged("schedule.failed"))
+    assert "entry=bad" in host.logged("schedule.failed")[0]
+    assert "its job could not be made: raised ValueError: no such customer" in host.logged("schedule.failed")[0]
+    assert all("entry=good" in line for line in host.logged("schedule.sent"))
 
 
 # -- since and until: `qd schedule run`
@@ -315,11 +315,11 @@ def test_an_entry_whose_job_cannot_be_made_fails_and_the_others_continue(
 def test_taken_ticks_are_not_taken_again_after_the_store_lost_them(app: Qd, redis: Client, open_host: Open) -> None:
     app.schedule(lambda: None).every(1).name("each")
     host = open_host(since=int(redis.text("TIME")[0]) - 3)
-    host.turns(lambda: len(host.said("schedule.done")) >= 4)
+    host.turns(lambda: len(host.logged("schedule.done")) >= 4)
     redis.call("FLUSHALL")
-    ran = len(host.said("schedule.started"))
-    host.turns(lambda: len(host.said("schedule.started")) >= ran + 2)
-    ticks = [line.partition(" at=")[2].partition(" ")[0] for line in host.said("schedule.started")]
+    ran = len(host.logged("schedule.started"))
+    host.turns(lambda: len(host.logged("schedule.started")) >= ran + 2)
+    ticks = [line.partition(" at=")[2].partition(" ")[0] for line in host.logged("schedule.started")]
     assert len(ticks) == len(set(ticks))
 
 
@@ -368,7 +368,7 @@ def test_missed_ticks_are_computed_once(app: Qd, report: Any, redis: Client, ope
     host = open_host(entries=[replace(entry, timing=timing)])
     host.turns(lambda: redis.call("LLEN", "queues:default") >= MOST + 6)
     assert timing.calls < 8 * MOST
-    (line,) = host.said("schedule.missed")
+    (line,) = host.logged("schedule.missed")
     assert "count=73 " in line or "count=74 " in line
 
 
@@ -406,7 +406,7 @@ def test_functions_due_at_the_same_time_keep_their_order_over_several_turns(
         app.schedule(lambda: None, every=HOUR, name=name, missed="once")
         redis.call("HSET", "qd:ticks", name, f"{round((time.time() - 2 * HOUR) * 1000)} x hourly")
     host = open_host(entries=hourly(app))
-    host.turns(lambda: len(host.said("schedule.done")) == 3)
+    host.turns(lambda: len(host.logged("schedule.done")) == 3)
     names = [
         line.split("entry=")[1][0] for line in host.lines if line.startswith(("schedule.started", "schedule.done"))
     ]
@@ -445,7 +445,7 @@ def test_an_entry_with_the_name_of_a_per_host_field_has_separate_state(
     host = open_host("web1")
 
     def taken(name: str) -> set[str]:
-        return {line.split(" at=")[1].split()[0] for line in host.said("schedule.sent") if f"entry={name} " in line}
+        return {line.split(" at=")[1].split()[0] for line in host.logged("schedule.sent") if f"entry={name} " in line}
 
     host.turns(lambda: len(taken("clean") & taken('"web1 clean"')) >= 2)  # both entries were taken at the same ticks
 
@@ -469,10 +469,10 @@ def test_old_and_new_code_together_take_each_tick_of_a_changed_entry_once(
         open_host("web2", entries=hourly(app, timing)),
     ]
 
-    def told() -> list[str]:
-        lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]
+    def logged() -> list[str]:
+        lines = [line for host in hosts for word in ("sent", "started") for line in host.logged(f"schedule.{word}")]
         hosts[1].scheduler.turn()
         return [line.partition("at=")[2].partition(" ")[0] for line in lines]
 
     hosts[0].turns(lambda: time.time() - moment_of(redis, app) < HOUR)
-    assert len(told()) == len(set(told())) == 9
+    assert len(logged()) == len(set(logged())) == 9

@@ -104,7 +104,7 @@ def test_entries_start_again_when_the_clock_is_set_back_by_hours_and_continue_wh
 
     def both_take(day: str) -> bool:
         hosts[1].scheduler.turn()
-        lines = [line for host in hosts for word in ("sent", "started") for line in host.said(f"schedule.{word}")]
+        lines = [line for host in hosts for word in ("sent", "started") for line in host.logged(f"schedule.{word}")]
         return all(
             any(f"entry={name} " in line and f"at={day}" in line for line in lines) for name in ("job", "function")
         )
@@ -116,7 +116,7 @@ def test_entries_start_again_when_the_clock_is_set_back_by_hours_and_continue_wh
     hosts[0].turns(lambda: both_take("2026-11-22"))
     # Whoever takes the first tick of the earlier day reports it. The other host reports it too, unless it reads that tick
     # before it reads the clock. A reply that comes a second late looks like a clock that was set: then it is reported again.
-    reported = {line.split()[1] for host in hosts for line in host.said("schedule.clock_ahead")}
+    reported = {line.split()[1] for host in hosts for line in host.logged("schedule.clock_ahead")}
     assert reported == {"entry=function", "entry=job"}
     for host in hosts:
         host.close()
@@ -131,15 +131,15 @@ def test_waiting_runs_start_again_too_when_the_clock_is_set_back(moved: Faketime
     host = Host(app, moved)
 
     def begins_anew(name: str) -> bool:
-        return any(f"entry={name} " in line for line in host.said("schedule.clock_ahead"))
+        return any(f"entry={name} " in line for line in host.logged("schedule.clock_ahead"))
 
     with moved.client() as redis:
         host.turns(lambda: redis.call("HLEN", "qd:ticks") == 2)
     moved.set("2026-11-21T11:59:58Z")
-    host.turns(lambda: host.said("schedule.started"))
+    host.turns(lambda: host.logged("schedule.started"))
     moved.set("2026-11-20T10:10:00Z")
     host.turns(lambda: begins_anew("long"))
     (tmp_path / "go").touch()
     host.turns(lambda: begins_anew("waits"))
-    assert len(host.said("schedule.started")) == 1
+    assert len(host.logged("schedule.started")) == 1
     host.close()

@@ -115,14 +115,14 @@ def test_a_filter_runs_once_per_tick_in_another_process_after_the_checks_of_the_
     app.schedule(report.bind(1), every=0.2, name="yes").when(asked("first")).skip(lambda: False).when(asked("second"))
     app.schedule(report.bind(2), every=0.2, name="no").when(asked("never")).when(False)
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.sent")) >= 3 and len(host.said("schedule.skipped")) >= 3)
+    host.turns(lambda: len(host.logged("schedule.sent")) >= 3 and len(host.logged("schedule.skipped")) >= 3)
     host.scheduler.drain()
     first, second = ((tmp_path / name).read_text().split() for name in ("first", "second"))
     assert first[:3] == second[:3]
     assert str(os.getpid()) not in first
-    assert len(first) - len(host.said("schedule.sent")) in (0, 1)
+    assert len(first) - len(host.logged("schedule.sent")) in (0, 1)
     assert not (tmp_path / "never").exists()
-    assert all("when(False) returned false" in line for line in host.said("schedule.skipped"))
+    assert all("when(False) returned false" in line for line in host.logged("schedule.skipped"))
 
 
 def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(
@@ -147,7 +147,7 @@ def test_those_that_wait_for_a_filter_join_the_line_of_their_moment(
     host.turns(lambda: (tmp_path / "order").exists() and not host.scheduler._filters)
     host.scheduler.turn()
     (tmp_path / "go").touch()
-    host.turns(lambda: len(host.said("schedule.done")) == 3)
+    host.turns(lambda: len(host.logged("schedule.done")) == 3)
     assert (tmp_path / "order").read_text() == "+c-c+a-a+b-b"
 
 
@@ -168,7 +168,7 @@ def test_a_pause_cancels_running_filters_and_the_tick_is_decided_afterwards(
     assert host.lines == []
     (tmp_path / "go").touch()
     host.scheduler.paused = False
-    host.turns(lambda: host.said("schedule.sent"))
+    host.turns(lambda: host.logged("schedule.sent"))
 
 
 def test_a_drained_scheduler_is_idle_at_once_while_a_filter_still_runs(
@@ -207,7 +207,7 @@ def test_more_filters_than_there_may_be_processes_take_turns(
     def counts() -> bool:
         nonlocal most
         most = max(most, len(host.scheduler._filters._running))
-        return len({line.split("entry=")[1].split()[0] for line in host.said("schedule.sent")}) == 5
+        return len({line.split("entry=")[1].split()[0] for line in host.logged("schedule.sent")}) == 5
 
     for n in range(5):
         app.schedule(report.bind(n), every=0.2, name=f"n{n}").when(lambda: True)
@@ -225,10 +225,10 @@ def test_a_process_that_cannot_be_had_skips_the_tick(
     app.schedule(report.bind(1), every=0.2).when(lambda: True)
     host = open_host()
     monkeypatch.setattr(fork, "fork", none)
-    host.turns(lambda: host.said("schedule.skipped"))
-    assert "no process could be started for its filter" in host.said("schedule.skipped")[0]
+    host.turns(lambda: host.logged("schedule.skipped"))
+    assert "no process could be started for its filter" in host.logged("schedule.skipped")[0]
     monkeypatch.undo()
-    host.turns(lambda: host.said("schedule.sent"))
+    host.turns(lambda: host.logged("schedule.sent"))
 
 
 def test_no_lease_runs_out_while_listeners_take_their_time(
@@ -251,7 +251,7 @@ def test_no_lease_runs_out_while_listeners_take_their_time(
 
     @app.on(ScheduledTaskStarting)
     def slow(event: ScheduledTaskStarting) -> None:
-        if event.task != "long" and host.said("schedule.started") and len(leases) < 8:
+        if event.task != "long" and host.logged("schedule.started") and len(leases) < 8:
             redis.call("PEXPIRE", "qd:overlap:long", redis.call("PTTL", "qd:overlap:long") - 15_000)
             leases.append(redis.call("EXISTS", "qd:overlap:long"))
 
@@ -259,10 +259,10 @@ def test_no_lease_runs_out_while_listeners_take_their_time(
     for n in range(8):
         app.schedule(report.bind(n), every=2)
     host = open_host()
-    host.turns(lambda: host.said("schedule.started"))
+    host.turns(lambda: host.logged("schedule.started"))
     host.turns(lambda: len(leases) >= 8)
     (tmp_path / "go").touch()
-    host.turns(lambda: host.said("schedule.done"))
+    host.turns(lambda: host.logged("schedule.done"))
     assert set(leases) == {1}
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.leaves("queues:*", "qd:ticks", "qd:schedule:*", "qd:ove
 
 
 def count(host: Host, word: str, name: str) -> int:
-    return sum(f"entry={name} " in line for line in host.said(word))
+    return sum(f"entry={name} " in line for line in host.logged(word))
 
 
 # -- one key
@@ -37,11 +37,11 @@ def test_an_entry_whose_lease_is_refused_is_logged_once_and_the_others_continue(
     redis.call("RPUSH", "qd:overlap:alone", "x")
     host = open_host()
     host.turns(lambda: count(host, "schedule.skipped", "alone") >= 3 and count(host, "schedule.done", "beside") >= 3)
-    (line,) = host.said("schedule.refused")
+    (line,) = host.logged("schedule.refused")
     assert "entry=alone" in line
     assert "qd:overlap:alone" in line
     assert "WRONGTYPE" in line
-    assert host.said("redis.away") == []
+    assert host.logged("redis.away") == []
     redis.call("DEL", "qd:overlap:alone")
     host.turns(lambda: count(host, "schedule.done", "alone"))
     host.scheduler.drain()
@@ -55,11 +55,11 @@ def test_a_key_of_another_type_at_the_start_holds_up_the_entries_of_that_key(
     app.schedule(report.bind(2), every=0.2, name="good")
     redis.call("SET", "queues:other:notify", "x")
     host = open_host()
-    host.turns(lambda: len(ready_payloads(redis)) >= 3 and host.said("schedule.refused"))
-    (line,) = host.said("schedule.refused")
+    host.turns(lambda: len(ready_payloads(redis)) >= 3 and host.logged("schedule.refused"))
+    (line,) = host.logged("schedule.refused")
     assert "entry=bad" in line
     assert "queues:other:notify is a string" in line
-    assert host.said("redis.away") == []
+    assert host.logged("redis.away") == []
     redis.call("DEL", "queues:other:notify")
     host.turns(lambda: ready_payloads(redis, "other"))
 
@@ -71,12 +71,12 @@ def test_ticks_of_another_type_are_logged_once_per_entry_and_entries_run_once_th
     app.schedule(report.bind(2), every=0.2, name="one")
     redis.call("SET", "qd:ticks", "x")
     host = open_host()
-    host.turns(lambda: len(host.said("schedule.refused")) == 2)
-    assert all("qd:ticks is a string" in line for line in host.said("schedule.refused"))
-    assert host.said("redis.away") == []
+    host.turns(lambda: len(host.logged("schedule.refused")) == 2)
+    assert all("qd:ticks is a string" in line for line in host.logged("schedule.refused"))
+    assert host.logged("redis.away") == []
     redis.call("DEL", "qd:ticks")
-    host.turns(lambda: count(host, "schedule.sent", "one") and len(host.said("schedule.sent")) >= 4)
-    assert len(host.said("schedule.refused")) == 2
+    host.turns(lambda: count(host, "schedule.sent", "one") and len(host.logged("schedule.sent")) >= 4)
+    assert len(host.logged("schedule.refused")) == 2
 
 
 def test_unreadable_control_keys_are_ignored_and_logged_once(
@@ -95,11 +95,11 @@ def test_unreadable_control_keys_are_ignored_and_logged_once(
 
     host.scheduler._control._query = looked  # type: ignore[method-assign]
     host.turns(lambda: looks >= 3 and len(ready_payloads(redis)) >= 3)
-    assert sorted(line.split("key=")[1].split()[0] for line in host.said("schedule.control_unreadable")) == [
+    assert sorted(line.split("key=")[1].split()[0] for line in host.logged("schedule.control_unreadable")) == [
         "qd:down",
         "qd:schedule:paused",
     ]
-    assert host.said("redis.away") == []
+    assert host.logged("redis.away") == []
 
 
 # -- what is only kept for people to read
@@ -112,12 +112,12 @@ def test_history_that_cannot_be_written_is_logged_once_and_written_later(
     app.schedule(lambda: None, every=0.2, name="skips").when(lambda: False)
     redis.call("SET", "qd:schedule:last", "x")
     host = open_host()
-    host.turns(lambda: host.said("schedule.not_kept") and redis.call("HLEN", "qd:schedule:skipped"))
+    host.turns(lambda: host.logged("schedule.not_kept") and redis.call("HLEN", "qd:schedule:skipped"))
     until = time.monotonic() + 2.2
     host.turns(lambda: time.monotonic() > until)
-    (line,) = host.said("schedule.not_kept")
+    (line,) = host.logged("schedule.not_kept")
     assert "key=qd:schedule:last" in line
-    assert host.said("redis.away") == []
+    assert host.logged("redis.away") == []
     redis.call("DEL", "qd:schedule:last")
     host.turns(lambda: redis.call("HEXISTS", "qd:schedule:last", "runs"))
 
@@ -125,17 +125,17 @@ def test_history_that_cannot_be_written_is_logged_once_and_written_later(
 def test_a_server_that_is_full_while_no_tick_is_due_is_not_away(app: Qd, redis: Client, open_host: Open) -> None:
     app.schedule(lambda: time.sleep(0.1), every=0.5, name="runs").without_overlapping()
     host = open_host()
-    host.turns(lambda: host.said("schedule.started"))
+    host.turns(lambda: host.logged("schedule.started"))
     host.scheduler.drain()  # no tick is due any more
     redis.call("CONFIG", "SET", "maxmemory", 1)
     try:
-        host.turns(lambda: host.said("schedule.not_kept"))
+        host.turns(lambda: host.logged("schedule.not_kept"))
         until = time.monotonic() + 1.5
         host.turns(lambda: time.monotonic() > until)
     finally:
         redis.call("CONFIG", "SET", "maxmemory", 0)
-    assert len(host.said("schedule.not_kept")) == 1
-    assert host.said("redis.away") == []
+    assert len(host.logged("schedule.not_kept")) == 1
+    assert host.logged("redis.away") == []
 
 
 def test_a_lease_that_a_full_server_refuses_is_logged_once_and_taken_later(
@@ -151,14 +151,14 @@ def test_a_lease_that_a_full_server_refuses_is_logged_once_and_taken_later(
 
     with monkeypatch.context() as patched:
         patched.setattr(host.scheduler.runs, "blocked_by", full)
-        host.turns(lambda: host.said("redis.away"))
+        host.turns(lambda: host.logged("redis.away"))
     try:
         until = time.monotonic() + 1.5
         host.turns(lambda: time.monotonic() > until)
-        assert len(host.said("redis.away")) == 1
+        assert len(host.logged("redis.away")) == 1
     finally:
         redis.call("CONFIG", "SET", "maxmemory", 0)
-    host.turns(lambda: host.said("schedule.done") and host.said("redis.back"))
+    host.turns(lambda: host.logged("schedule.done") and host.logged("redis.back"))
 
 
 # -- away when it is to stop
@@ -200,11 +200,11 @@ def test_a_claimed_tick_that_could_not_start_is_logged_at_the_stop_and_not_waite
             return real(entry)
 
         host.scheduler.runs.blocked_by = waits  # type: ignore[method-assign]
-        host.turns(lambda: host.said("redis.away"))
+        host.turns(lambda: host.logged("redis.away"))
         assert not host.scheduler.idle
         host.scheduler.drain()
         host.turns(lambda: host.scheduler.idle)
-        (line,) = host.said("schedule.skipped")
+        (line,) = host.logged("schedule.skipped")
         assert "until the scheduler stopped" in line
         host.close()
 
@@ -219,11 +219,11 @@ def test_leases_are_not_renewed_in_a_loop_while_redis_is_unreachable(app: Qd, tm
     with Server() as own:
         app.settings = load(code={"url": own.url}, environ={})
         host = Host(app, own)
-        host.turns(lambda: host.said("schedule.started"))
+        host.turns(lambda: host.logged("schedule.started"))
         own.kill()
-        host.turns(lambda: host.said("redis.away"))
+        host.turns(lambda: host.logged("redis.away"))
         go.touch()
-        host.turns(lambda: host.said("schedule.done"))
+        host.turns(lambda: host.logged("schedule.done"))
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             wait = host.scheduler.turn()

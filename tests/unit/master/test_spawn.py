@@ -48,8 +48,10 @@ def test_workers_that_die_before_any_job_are_replaced_with_growing_delays(make_r
         assert rig.workers == [], f"another one before {delay} s"
         rig.turn(3 * SOON)
         assert len(rig.workers) == 1
-    assert rig.told("worker.crash_loop", "retry_in") == ["0.200", "0.400", "0.800", "1.600"], "the first is no loop yet"
-    assert len(rig.told("worker.died", "how")) == 5
+    assert rig.logged("worker.crash_loop", "retry_in") == ["0.200", "0.400", "0.800", "1.600"], (
+        "the first is no loop yet"
+    )
+    assert len(rig.logged("worker.died", "how")) == 5
 
 
 def test_a_finished_job_resets_the_spawn_delay(make_rig: MakeRig) -> None:
@@ -64,10 +66,10 @@ def test_a_finished_job_resets_the_spawn_delay(make_rig: MakeRig) -> None:
     rig.dies(worker.pid)
     rig.turn(SOON)
     falls(rig)
-    assert rig.told("worker.crash_loop", "deaths") == ["2", "3"], "the fourth is the first of its kind"
+    assert rig.logged("worker.crash_loop", "deaths") == ["2", "3"], "the fourth is the first of its kind"
     rig.turn(0.1)
     falls(rig)
-    assert rig.told("worker.crash_loop", "deaths") == ["2", "3", "2"]
+    assert rig.logged("worker.crash_loop", "deaths") == ["2", "3", "2"]
 
 
 def test_a_worker_that_survives_for_a_while_ends_the_crash_loop(make_rig: MakeRig) -> None:
@@ -81,7 +83,7 @@ def test_a_worker_that_survives_for_a_while_ends_the_crash_loop(make_rig: MakeRi
     rig.turn(SOON)
     falls(rig)
     rig.turn(0.1)
-    assert rig.told("worker.crash_loop", "deaths") == ["2", "3"]
+    assert rig.logged("worker.crash_loop", "deaths") == ["2", "3"]
     assert len(rig.workers) == 1
 
 
@@ -97,8 +99,8 @@ def test_workers_that_die_in_a_job_are_replaced_at_once(make_rig: MakeRig) -> No
         rig.turn(SOON)
         assert len(rig.workers) == 1
         assert rig.workers[0].pid != worker.pid
-        assert len(rig.told("worker.died", "job")) == count
-    assert rig.told("worker.crash_loop", "deaths") == []
+        assert len(rig.logged("worker.died", "job")) == count
+    assert rig.logged("worker.crash_loop", "deaths") == []
 
 
 def test_failed_forks_keep_the_existing_workers_and_log_one_line_per_delay(make_rig: MakeRig) -> None:
@@ -108,8 +110,8 @@ def test_failed_forks_keep_the_existing_workers_and_log_one_line_per_delay(make_
     for _ in range(100):
         rig.turn(0.1)
     assert rig.workers == [first]
-    assert rig.told("worker.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
-    assert set(rig.told("worker.fork_failed", "workers")) == {"1"}
+    assert rig.logged("worker.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
+    assert set(rig.logged("worker.fork_failed", "workers")) == {"1"}
     rig.full = False
     rig.turn(4.0)
     assert len(rig.workers) == 6
@@ -122,7 +124,7 @@ def test_a_failed_fork_of_the_template_is_retried(make_rig: MakeRig) -> None:
     rig.reload.begin(rig.state.plan)
     for _ in range(100):
         rig.turn(0.1)
-    assert rig.told("template.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
+    assert rig.logged("template.fork_failed", "retry_in") == ["1.000", "2.000", "4.000", "4.000"]
     rig.full = False
     rig.turn(4.0)
     coming = rig.state.codes.coming
@@ -142,7 +144,7 @@ def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(mak
     assert len(rig.orders(rig.code)) == 2, "asked again"
     rig.turn(SPAWN_PATIENCE + SOON)
     assert rig.did == [("killed", template)]
-    assert rig.told("template.silent", "pid") == [str(template)]
+    assert rig.logged("template.silent", "pid") == [str(template)]
     rig.dies(template)
     rig.turn(SOON)
     coming = rig.state.codes.coming
