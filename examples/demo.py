@@ -64,7 +64,7 @@ class Workers:
         """Processes of its session that still live."""
         return [pid for pid in psutil.pids() if session_of(pid) == self.process.pid]
 
-    def said(self, *words: str) -> bool:
+    def logged(self, *words: str) -> bool:
         """Whether one line of the log has all of these words."""
         return any(all(word in line for word in words) for line in self.log)
 
@@ -152,7 +152,7 @@ def move_in(folder: Path) -> None:
 
 
 def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
-    report.expect("two workers were ready", lambda: workers.said("master.ready"))
+    report.expect("two workers were ready", lambda: workers.logged("master.ready"))
 
     say(f"A mail, due in {DELAY:g} seconds.")
     due_at = time.time() + DELAY
@@ -169,7 +169,7 @@ def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
     gallery.fetch.dispatch(pictures.url("flaky.pgm"))
     gallery.fetch.using(timeout=1, tries=1).dispatch(pictures.url("hangs.pgm"))
     report.expect("the fetch that failed was tried again, and succeeded", Path("thumbs", "flaky.pgm").exists)
-    report.expect("the job that hung was ended and failed", lambda: workers.said("job.failed", "JobTimeout"))
+    report.expect("the job that hung was ended and failed", lambda: workers.logged("job.failed", "JobTimeout"))
 
     report.expect("the delayed mail was sent", sent_at)
     report.expect("the mail was not sent before it was due", lambda: sent_at() >= due_at, 0)

@@ -107,13 +107,13 @@ def test_check_prints_ok(folder):
 
 def test_check_reports_whether_the_app_was_imported(folder):
     (folder / "jobs.py").write_text("app = 1 / 0")
-    said = (
+    output = (
         f"{folder}/qd.toml: ok; the app jobs:app was not imported, "
         "`qd doctor` does that, and checks the entries of its schedule\n"
     )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
-    assert (real("config", "check").returncode, real("config", "check").stdout) == (0, said)
-    assert said.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
+    assert (real("config", "check").returncode, real("config", "check").stdout) == (0, output)
+    assert output.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url is set in Qd(...)
     assert (real("config", "check").returncode, real("config", "check").stdout) == (78, "")
     (folder / "jobs.py").write_text("from qd import Qd\napp = Qd('redis://h/0')\n")
@@ -122,7 +122,7 @@ def test_check_reports_whether_the_app_was_imported(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
         ("[pools.a]\ntries = -1\n", "tries in qd.toml:2 [pools.a]: -1 is not a whole number"),
@@ -131,16 +131,16 @@ def test_check_reports_whether_the_app_was_imported(folder):
         ("", "connection 'redis' has no url: set QD_REDIS_URL"),
     ],
 )
-def test_check_prints_one_error_line_and_exits_with_78(text, says, folder):
+def test_check_prints_one_error_line_and_exits_with_78(text, expected, folder):
     (folder / "qd.toml").write_text(text)
-    code, said = line("config", "check")
+    code, output = line("config", "check")
     assert code == 78
-    assert said.startswith("qd: ")
-    assert says in said
+    assert output.startswith("qd: ")
+    assert expected in output
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "expected"),
     [
         ("redis://h:99999/0", "needs a number as port and as database (Port out of range 0-65535)"),
         ("redis://[::1", "not a Redis url (Invalid IPv6 URL)"),
@@ -148,23 +148,23 @@ def test_check_prints_one_error_line_and_exits_with_78(text, says, folder):
         ("rediss://h/0?ssl_ca_certs=/nope", "cannot be read (ssl_ca_certs=/nope): no such file"),
     ],
 )
-def test_check_and_work_reject_an_invalid_url(url, says, folder):
+def test_check_and_work_reject_an_invalid_url(url, expected, folder):
     (folder / "qd.toml").write_text(f'[qd]\napp = "shop:app"\n[connections.redis]\nurl = "{url}"\n')
     (folder / "shop.py").write_text("from qd import Qd\napp = Qd()\n")
-    code, said = line("config", "check")
-    assert (code, says in said) == (78, True), said
-    assert said.startswith("qd: url of connection 'redis' (qd.toml:4): ")
+    code, output = line("config", "check")
+    assert (code, expected in output) == (78, True), output
+    assert output.startswith("qd: url of connection 'redis' (qd.toml:4): ")
     done = real("work", "-w", "1")
-    assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (78, True, False), done.stderr
+    assert (done.returncode, expected in done.stderr, "Traceback" in done.stderr) == (78, True, False), done.stderr
 
 
 def test_a_configuration_path_that_is_not_a_file_is_an_error(folder):
     (folder / "qd.toml").mkdir()
-    said = (78, "qd: ./qd.toml is a folder: remove it, or name a file with --config")
-    assert line("status") == said
+    expected = (78, "qd: ./qd.toml is a folder: remove it, or name a file with --config")
+    assert line("status") == expected
     (folder / "qd.toml").rmdir()
     os.mkfifo(folder / "qd.toml")
-    assert line("work") == (said[0], said[1].replace("a folder", "a pipe"))
+    assert line("work") == (expected[0], expected[1].replace("a folder", "a pipe"))
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "[qd]\na." + ".".join("b" * 3000) + " = 1"])
@@ -174,7 +174,7 @@ def test_a_file_with_too_many_levels_is_rejected_in_one_line(text, folder):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "expected"),
     [
         ("cron = '61 * * * *'\nshell = 'ls'", "cron expression '61 * * * *'"),
         ("cron = '0 0 31 2 *'\nshell = 'ls'", "never comes"),
@@ -185,11 +185,11 @@ def test_a_file_with_too_many_levels_is_rejected_in_one_line(text, folder):
         ("every = 60", "nothing says what it runs"),
     ],
 )
-def test_check_validates_the_schedule_entries_in_the_file(keys, says, folder):
+def test_check_validates_the_schedule_entries_in_the_file(keys, expected, folder):
     (folder / "qd.toml").write_text(FILE + f"[schedule.entries.nightly]\n{keys}\n")
-    code, said = line("config", "check")
-    assert (code, says.lower() in said.lower()) == (78, True), said
-    assert "qd.toml:8 is wrong: [schedule.entries.nightly] " in said
+    code, output = line("config", "check")
+    assert (code, expected.lower() in output.lower()) == (78, True), output
+    assert "qd.toml:8 is wrong: [schedule.entries.nightly] " in output
 
 
 def test_check_accepts_valid_entries_without_importing_their_jobs(folder):
@@ -202,7 +202,7 @@ def test_check_accepts_valid_entries_without_importing_their_jobs(folder):
 def test_check_validates_the_schedule_entries_of_an_imported_app(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n')  # the url is set in Qd(...)
     head = "from qd import Qd\napp = Qd('redis://h/0')\n"
-    for declared, says in [
+    for declared, expected in [
         ("app.schedule(lambda: None).daily()", "has no name"),
         ("app.schedule.qd('failed list --nosuch', cron='@daily')", "qd failed list --nosuch: No such option"),
         ("app.schedule(print, cron='0 0 31 2 *')", "never comes"),
@@ -213,7 +213,7 @@ def test_check_validates_the_schedule_entries_of_an_imported_app(folder):
     ]:
         (folder / "shop.py").write_text(f"{head}{declared}\n")
         done = real("config", "check")
-        assert (done.returncode, says in done.stderr, "shop.py:3" in done.stderr) == (78, True, True), done.stderr
+        assert (done.returncode, expected in done.stderr, "shop.py:3" in done.stderr) == (78, True, True), done.stderr
         assert done.stderr.count("\n") == 1
 
 
@@ -251,10 +251,8 @@ def test_init_writes_a_project_that_works_without_edits(folder):
     assert table["connections"]["redis"]["url"] == "embedded:"
     assert "jobs:app" in real("config", "show").stdout
     assert real("config", "check").returncode == 0
-    said = real("run", "mail.welcome", "to=ada@example.org")
-    assert (said.returncode, said.stdout.splitlines()[:1]) == (0, ["to ada@example.org: Hello (attempt 1)"]), (
-        said.stderr
-    )
+    ran = real("run", "mail.welcome", "to=ada@example.org")
+    assert (ran.returncode, ran.stdout.splitlines()[:1]) == (0, ["to ada@example.org: Hello (attempt 1)"]), ran.stderr
 
 
 def test_commented_out_settings_of_init_are_valid(folder):
@@ -269,15 +267,15 @@ def test_commented_out_settings_of_init_are_valid(folder):
 @pytest.mark.parametrize("name", ["qd.toml", "jobs.py"])
 def test_init_overwrites_nothing(name, folder):
     (folder / name).write_text("mine")
-    code, said = line("init")
-    assert (code, f"{name} already exists; nothing was written; run `qd init` in an empty folder" in said) == (2, True)
+    code, output = line("init")
+    assert (code, f"{name} already exists; nothing was written; run `qd init` in an empty folder" in output) == (2, True)
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
 
 
 def test_init_detects_tool_qd_in_pyproject(folder):
     (folder / "pyproject.toml").write_text("[tool.qd]\n")
-    code, said = line("init")
-    assert (code, "pyproject.toml has [tool.qd] already" in said) == (2, True)
+    code, output = line("init")
+    assert (code, "pyproject.toml has [tool.qd] already" in output) == (2, True)
     assert os.listdir(folder) == ["pyproject.toml"]
 
 
@@ -379,9 +377,9 @@ def test_generated_files_install_what_the_connections_need(folder):
 
 def test_the_page_on_running_names_the_same_probe():
     page = (ROOT / "docs" / "running.md").read_text()
-    said = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)
-    said += re.findall(r"livenessProbe:\n +exec: \{ command: (\[.*\]) \}", page)
-    assert [json.loads(words) for words in said] == [["qd", "health", "--live"]] * 2
+    probes = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)
+    probes += re.findall(r"livenessProbe:\n +exec: \{ command: (\[.*\]) \}", page)
+    assert [json.loads(words) for words in probes] == [["qd", "health", "--live"]] * 2
 
 
 def test_kubernetes_gets_a_deployment_for_each_pool(folder):

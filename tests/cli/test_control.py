@@ -26,9 +26,9 @@ def now(redis: Client) -> float:
     return int(seconds) + int(micros) / 1e6
 
 
-def reports(redis: Client, token: str = "T1", **said: object) -> None:
+def reports(redis: Client, token: str = "T1", **fields: object) -> None:
     """Write a report that stays fresh for the duration of the test."""
-    report(redis, token, **{"seen_at": now(redis) + 600, **said})
+    report(redis, token, **{"seen_at": now(redis) + 600, **fields})
 
 
 def paused(redis: Client) -> list[str]:
@@ -74,10 +74,10 @@ def test_wait_ends_when_each_master_is_back(qd: Run, redis: Client, server: Serv
 
     thread = threading.Thread(target=come_back)
     thread.start()
-    said = done(qd("restart", "--wait", "1m"))
+    output = done(qd("restart", "--wait", "1m"))
     thread.join()
-    assert [line.partition(": ")[0] for line in said.splitlines()] == ["mail@app-1", "mail@app-1"]
-    assert sorted(line.rpartition("-> ")[2] for line in said.splitlines()) == ["500", "501"]
+    assert [line.partition(": ")[0] for line in output.splitlines()] == ["mail@app-1", "mail@app-1"]
+    assert sorted(line.rpartition("-> ")[2] for line in output.splitlines()) == ["500", "501"]
 
 
 def test_a_rolling_restart_reports_what_was_replaced(qd: Run, redis: Client, server: Server) -> None:

@@ -82,10 +82,10 @@ def test_ambiguous_arguments_are_wrong_usage(qd: Run, redis: Client, words: tupl
 
 
 def test_without_an_app_a_job_is_sent_unchecked(qd: Run, redis: Client) -> None:
-    said = done(qd("dispatch", "mail.welcome", "to=ada", "count=2"))
+    output = done(qd("dispatch", "mail.welcome", "to=ada", "count=2"))
     (payload,) = sent(redis, "queues:default")
     assert (payload["job"], payload["data"], payload["attempts"]) == ("mail.welcome", {"to": "ada", "count": 2}, 0)
-    assert said == f"sent mail.welcome {payload['id']} to default\n"
+    assert output == f"sent mail.welcome {payload['id']} to default\n"
     assert redis.call("LLEN", "queues:default:notify") == 1
 
 
@@ -129,9 +129,9 @@ def document_of(ended: CompletedProcess[str]) -> tuple[int, object]:
 
 def test_with_an_app_the_declaration_sets_queue_and_options(project: Projects, redis: Client) -> None:
     shop = project(JOBS)
-    said = shop.qd("dispatch", "mail.welcome", "to=ada")
+    result = shop.qd("dispatch", "mail.welcome", "to=ada")
     (payload,) = sent(redis, "queues:mail")
-    assert (said.returncode, said.stdout) == (0, f"sent mail.welcome {payload['id']} to mail\n")
+    assert (result.returncode, result.stdout) == (0, f"sent mail.welcome {payload['id']} to mail\n")
     assert {key: payload[key] for key in ("maxTries", "timeout", "backoff", "data")} == {
         "maxTries": 5, "timeout": 30, "backoff": "1,5", "data": {"to": "ada"},
     }  # fmt: skip
@@ -172,14 +172,14 @@ def test_a_value_is_read_as_the_type_that_the_job_declares(word: str, arrives: o
 
 
 def test_a_number_for_a_text_is_sent_as_text(project: Projects, redis: Client) -> None:
-    said = project(JOBS).qd("dispatch", "mail.welcome", "to=5", "count=5")
-    assert (said.returncode, said.stderr) == (0, "")
+    result = project(JOBS).qd("dispatch", "mail.welcome", "to=5", "count=5")
+    assert (result.returncode, result.stderr) == (0, "")
     (payload,) = sent(redis, "queues:mail")
     assert payload["data"] == {"to": "5", "count": 5}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("mail.welcom", "to=ada"), "did you mean 'mail.welcome'?"),
         (("mail.welcome", "tp=ada"), "'tp'"),
@@ -191,16 +191,16 @@ def test_a_number_for_a_text_is_sent_as_text(project: Projects, redis: Client) -
     ids=["name", "parameter", "missing", "no such name", "type", "shape"],
 )
 def test_a_job_that_does_not_match_its_declaration_is_not_sent(
-    project: Projects, redis: Client, words: tuple[str, ...], said: str
+    project: Projects, redis: Client, words: tuple[str, ...], expected: str
 ) -> None:
     result = project(JOBS).qd("dispatch", *words)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.stderr
-    assert said in result.stderr
+    assert expected in result.stderr
     assert redis.keys() == []
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("import no_such_module\napp = 1\n", "No module named 'no_such_module' ({root}/jobs.py:1)"),
         ("app = 1\n", "is no qd.Qd"),
@@ -212,12 +212,12 @@ def test_a_job_that_does_not_match_its_declaration_is_not_sent(
     ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax"],
 )
 def test_an_app_that_fails_to_import_prints_one_line_and_exits_with_78(
-    project: Projects, source: str, said: str
+    project: Projects, source: str, expected: str
 ) -> None:
     shop = project(source)
     result = shop.qd("declared")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (78, "", 1), result.stderr
-    assert said.format(root=shop.root) in result.stderr
+    assert expected.format(root=shop.root) in result.stderr
 
 
 def test_declared_and_run_exit_with_78_without_an_app(qd: Run) -> None:
@@ -266,9 +266,9 @@ def test_a_job_that_calls_fail_prints_one_line(project: Projects) -> None:
 
 def test_jobs_lists_what_the_app_declares(project: Projects) -> None:
     shop = project(JOBS)
-    said = shop.qd("declared")
-    assert said.returncode == 0
-    (row,) = [line.split() for line in said.stdout.splitlines() if line.startswith("mail.welcome")]
+    result = shop.qd("declared")
+    assert result.returncode == 0
+    (row,) = [line.split() for line in result.stdout.splitlines() if line.startswith("mail.welcome")]
     assert row[:5] == ["mail.welcome", "mail", "tries=5", "timeout=30s", "backoff=1s,5s"]
     assert row[5].startswith(f"{shop.root}/jobs.py:")
     found = {job["name"]: job for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]}
@@ -308,10 +308,10 @@ def b(to: str) -> None: ...
 
 def test_jobs_names_the_middleware(project: Projects) -> None:
     shop = project(STAGES)
-    said = shop.qd("declared")
-    assert said.returncode == 0, said.stderr
-    assert "middleware=jobs.mine, jobs.mine, jobs.Timed " in said.stdout
-    assert " at 0x" not in said.stdout
+    result = shop.qd("declared")
+    assert result.returncode == 0, result.stderr
+    assert "middleware=jobs.mine, jobs.mine, jobs.Timed " in result.stdout
+    assert " at 0x" not in result.stdout
     found = {
         job["name"]: job["options"]["middleware"] for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]
     }

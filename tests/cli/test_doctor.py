@@ -538,7 +538,7 @@ def test_a_job_reserved_by_a_dead_master_is_requeued_by_the_next(project: Make, 
 
 def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> None:
     push_raw(redis, make("mail.welcome", b"{}", created_at=just_now()))
-    for command, undo, what, said in (
+    for command, undo, what, expected in (
         (
             ("pause", "default", "--reason", "db"),
             "qd resume default",
@@ -556,7 +556,7 @@ def test_a_paused_queue_and_maintenance_mode(shop: Project, redis: Client) -> No
         assert shop.qd(*command).returncode == 0
         line = doctor(shop).line(what)
         assert (line.sign, line.fix) == ("warn", undo)
-        assert re.fullmatch(said, line.value)
+        assert re.fullmatch(expected, line.value)
         assert shop.qd(*line.fix.split()[1:]).returncode == 0
     assert doctor(shop).bad() == []
 
@@ -644,6 +644,6 @@ def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:
     (shop.root / "qd.conf").write_text(text)
     with own.client() as client:
         push(client, "mail.welcom", queue="mail")
-    said = shop.qd("doctor", "--supervisord", "qd.conf").stdout.replace(str(shop.root), "/srv/shop")
-    said = said.replace(" qd.conf [", " /etc/supervisor/conf.d/qd.conf [")
-    assert [line for line in shown[1].splitlines() if line[4:] not in said.splitlines()] == []
+    output = shop.qd("doctor", "--supervisord", "qd.conf").stdout.replace(str(shop.root), "/srv/shop")
+    output = output.replace(" qd.conf [", " /etc/supervisor/conf.d/qd.conf [")
+    assert [line for line in shown[1].splitlines() if line[4:] not in output.splitlines()] == []

@@ -27,8 +27,8 @@ def test_the_gaps_of_a_connection_are_listed(project: MakeProject, driver: str, 
     more = 'connections = ["redis"]\n' if driver == "failover" else ""
     shop.config(f'[connections.x]\ndriver = "{driver}"\n{more}')
     checks = json.loads(shop.qd("doctor", "--json", QD_CONNECTION="x", QD_CONTROL="redis").stdout)["checks"]
-    said = [each["value"] for each in checks if each["what"] == "x.cannot"]
-    assert said == [f"{what}: {meaning}" for what, meaning in limits.items()]
+    values = [each["value"] for each in checks if each["what"] == "x.cannot"]
+    assert values == [f"{what}: {meaning}" for what, meaning in limits.items()]
     assert not [each for each in checks if each["what"].startswith("x.") and each["sign"] == "fail"]
 
 
@@ -152,5 +152,7 @@ def test_a_database_that_is_read_only(postgres_url: str, configured: Callable[[s
     use_database(configured, postgres_url)
     done(qd("migrate"))
     use_database(configured, f"{postgres_url}?options=-c%20default_transaction_read_only%3Don")
-    said = qd("doctor").stdout
-    assert "in a read-only transaction -> it is a replica, or a failover is under way: point the url at" in said, said
+    output = qd("doctor").stdout
+    assert "in a read-only transaction -> it is a replica, or a failover is under way: point the url at" in output, (
+        output
+    )

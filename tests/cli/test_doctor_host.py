@@ -46,7 +46,7 @@ def setting_of(line: Finding) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "expected"),
     [
         ("stopwaitsecs", "10", "stopwaitsecs=10, but running jobs may continue for 25 s"),
         ("stopwaitsecs", None, "stopwaitsecs=10, but running jobs may continue for 25 s"),
@@ -57,12 +57,12 @@ def setting_of(line: Finding) -> str:
         ("user", None, "no user=: if supervisord runs as root, so do jobs"),
     ],
 )
-def test_a_program_of_supervisord(key: str, value: str | None, says: str, folder: Path) -> None:
+def test_a_program_of_supervisord(key: str, value: str | None, expected: str, folder: Path) -> None:
     check_text = partial(checked, supervisors.check_supervisord, folder / "my.conf")
     good = (ROOT / "supervisor" / "qd.conf").read_text()
     assert check_text(good).sign == "ok"
     line = check_text(with_setting(good, key, value))
-    assert says in line.value
+    assert expected in line.value
     assert check_text(with_setting(good, key, None) + f"{setting_of(line)}\n").sign == "ok"
 
 
@@ -91,7 +91,7 @@ def test_a_program_is_checked_against_its_pool_and_flags(shop: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "expected"),
     [
         ("KillMode", "control-group", "KillMode=control-group: a stop sends TERM to every process"),
         ("KillMode", None, "KillMode=control-group"),
@@ -102,12 +102,12 @@ def test_a_program_is_checked_against_its_pool_and_flags(shop: Project) -> None:
         ("User", None, "no User=: jobs run as root"),
     ],
 )
-def test_a_unit_of_systemd(key: str, value: str | None, says: str, folder: Path) -> None:
+def test_a_unit_of_systemd(key: str, value: str | None, expected: str, folder: Path) -> None:
     check_text = partial(checked, supervisors.check_systemd, folder / "my.service")
     good = (ROOT / "supervisor" / "qd@.service").read_text()
     assert check_text(good).sign == "ok"
     line = check_text(with_setting(good, key, value))
-    assert says in line.value
+    assert expected in line.value
     section = "[Unit]" if "[Unit]" in line.fix else "[Service]"
     assert check_text(with_setting(good, key, None).replace(section, f"{section}\n{setting_of(line)}", 1)).sign == "ok"
 
@@ -166,8 +166,8 @@ def test_loaded_units_are_read_from_systemctl(folder: Path, monkeypatch: pytest.
 
 
 def test_durations_in_systemds_format() -> None:
-    said = {"90": 90, "1min 30s": 90, "infinity": float("inf"), "500ms": 0.5, "0": 0, "": 0, "2h": 7200}
-    assert {text: supervisors.unit_seconds(text) for text in said} == said
+    durations = {"90": 90, "1min 30s": 90, "infinity": float("inf"), "500ms": 0.5, "0": 0, "": 0, "2h": 7200}
+    assert {text: supervisors.unit_seconds(text) for text in durations} == durations
 
 
 # -- this host
@@ -230,12 +230,12 @@ def test_more_workers_than_the_memory_of_the_container(
         (found,) = host.memory(looked)
         return found.sign, found.value
 
-    sign, said = memory(str(512 << 20))
-    assert (sign, said.startswith("8 workers x 128M + app ")) == ("fail", True)
-    assert said.endswith("over the 512M of this container or unit")
+    sign, message = memory(str(512 << 20))
+    assert (sign, message.startswith("8 workers x 128M + app ")) == ("fail", True)
+    assert message.endswith("over the 512M of this container or unit")
     assert memory(str(4 << 30))[0] == "ok"
-    sign, said = memory("9223372036854771712")  # how v1 writes that there is no limit
-    assert (sign, said.endswith(" of 15625M")) == ("ok", True)
+    sign, message = memory("9223372036854771712")  # how v1 writes that there is no limit
+    assert (sign, message.endswith(" of 15625M")) == ("ok", True)
     (folder / "qd.toml").write_text("[worker]\nworkers = 2\n")  # the fix: fewer workers
     looked.pools[""] = config.load()
     assert memory(str(512 << 20))[0] == "ok"

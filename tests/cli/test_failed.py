@@ -135,10 +135,10 @@ def test_show_prints_all_fields(qd: Run, redis: Client, word: str) -> None:
         assert part in text
     assert '"to": "T.0.17.3"' in text
     assert "\x1b" not in text
-    said = document(qd("failed", "show", word, "--json"))
-    assert (said["id"], said["record"]) == ("job-T.0.17.3", "T.0.17.3")
-    assert (said["trace"], said["death"]["peak"]) == ("Traceback\n  here", 412_000_000)
-    assert json.loads(said["payload"])["job"] == "mail.welcome"
+    shown = document(qd("failed", "show", word, "--json"))
+    assert (shown["id"], shown["record"]) == ("job-T.0.17.3", "T.0.17.3")
+    assert (shown["trace"], shown["death"]["peak"]) == ("Traceback\n  here", 412_000_000)
+    assert json.loads(shown["payload"])["job"] == "mail.welcome"
 
 
 def test_show_of_an_unknown_id_fails(qd: Run, redis: Client) -> None:
@@ -166,8 +166,8 @@ def test_two_records_of_one_job_are_selected_by_record_id(qd: Run, redis: Client
     for word in ("job-T.0.1.1", "job-T", "uuid-T.0.1.1"):
         several = qd("failed", verb, word)
         assert several.exit_code == 2
-        said = "is the id of 2 failed jobs; name one by its record instead (T.0.2.1 of queue reports, T.0.1.1 of queue mail)"
-        assert said in " ".join(several.output.replace("│", " ").split())
+        hint = "is the id of 2 failed jobs; name one by its record instead (T.0.2.1 of queue reports, T.0.1.1 of queue mail)"
+        assert hint in " ".join(several.output.replace("│", " ").split())
     assert document(qd("failed", "list", "--json"))[0]["record"] == "T.0.2.1"
     done(qd("failed", verb, "T.0.2.1"))
     if verb != "show":

@@ -188,12 +188,12 @@ def test_jobs_that_fail_again_meanwhile_are_not_retried_in_a_loop(
         step = whole(at, force)
 
         def run(chunk: list[Any]) -> list[str | None]:
-            said = step(chunk)
+            result = step(chunk)
             steps.append(len(chunk))
             assert len(steps) < 9, "retry loops"
             for record in chunk:
                 store_failed_job(redis, f"again-{record.id}", at=time.time() + 0.001)
-            return said
+            return result
 
         return run
 
@@ -283,12 +283,12 @@ def test_listeners_are_notified_of_retries_and_their_errors_are_harmless(
 ) -> None:
     shop = project(jobs=HEARD)
     store_failed_job(redis, "a")
-    said = shop.qd("failed", "retry", "a")
-    assert (said.returncode, said.stdout) == (0, "heard redis mail mail.welcome job-a\n1 job sent again\n")
-    assert "a listener" in said.stderr
+    result = shop.qd("failed", "retry", "a")
+    assert (result.returncode, result.stdout) == (0, "heard redis mail mail.welcome job-a\n1 job sent again\n")
+    assert "a listener" in result.stderr
     shop.jobs("import nothing.of.that.name")
     store_failed_job(redis, "b")
-    said = shop.qd("failed", "retry", "b")
-    assert (said.returncode, said.stdout) == (0, "1 job sent again\n")
-    assert "listeners of JobRetryRequested are not notified" in said.stderr
+    result = shop.qd("failed", "retry", "b")
+    assert (result.returncode, result.stdout) == (0, "1 job sent again\n")
+    assert "listeners of JobRetryRequested are not notified" in result.stderr
     assert len(ready(redis)) == 2

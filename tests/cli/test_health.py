@@ -53,9 +53,9 @@ def reasons(qd: Run, *words: str) -> list[tuple[str, str]]:
     found = json.loads(result.stdout)
     assert result.exit_code == (1 if found["reasons"] else 0)
     assert found["ok"] is not bool(found["reasons"])
-    said = qd("health", *words)
-    assert said.exit_code == result.exit_code
-    assert len(said.stdout.splitlines()) == max(1, len(found["reasons"]))
+    plain = qd("health", *words)
+    assert plain.exit_code == result.exit_code
+    assert len(plain.stdout.splitlines()) == max(1, len(found["reasons"]))
     return [(reason["kind"], reason["text"]) for reason in found["reasons"]]
 
 
@@ -68,9 +68,9 @@ def reason(qd: Run, *words: str) -> tuple[str, str]:
 
 
 def test_an_empty_server_without_a_master_is_healthy_only_with_allow_none(qd: Run, redis: Client) -> None:
-    said = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
-    assert reason(qd) == ("no-master", said)
-    assert reason(qd, "mail") == ("no-master", said)
+    message = "no master runs on any host; start `qd work`, or pass --allow-none if that is intended"
+    assert reason(qd) == ("no-master", message)
+    assert reason(qd, "mail") == ("no-master", message)
     assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready\n"
     report(redis, queues=[])  # a master that runs only the schedule
     assert reasons(qd) == []
@@ -109,8 +109,8 @@ def test_failed_jobs_are_counted_and_are_not_a_reason(qd: Run, redis: Client) ->
     redis.call("HSET", "queues:default:failed", "1", "{}", "2", "{}")
     assert done(qd("health", "--allow-none")) == "ok: no master reports, 0 jobs ready, 2 failed and kept\n"
     push(redis, "default", age=3)
-    said = done(qd("health", "--allow-none"))
-    assert re.fullmatch(r"ok: no master reports, 1 job ready, the oldest for [\d.]+s, 2 failed and kept\n", said)
+    output = done(qd("health", "--allow-none"))
+    assert re.fullmatch(r"ok: no master reports, 1 job ready, the oldest for [\d.]+s, 2 failed and kept\n", output)
     assert [queue["failed"] for queue in document(qd("health", "--json", "--allow-none"))["queues"]] == [2]
 
 
@@ -118,15 +118,15 @@ def test_dropped_failed_jobs_are_a_warning(qd: Run, redis: Client) -> None:
     at = server_time(redis)
     redis.call("HSET", "queues:default:failed", "T.1.1.1", "{}\n{}")
     redis.call("ZADD", "queues:default:failed_at", at, "T.1.1.1", -5, "bytes", -2000, "dropped", -at + 90, "dropped_at")
-    said = "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
+    message = "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
     way = "raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q default"
     well, warned = done(qd("health", "--allow-none")).splitlines()
     assert well == "ok: no master reports, 0 jobs ready, 1 failed and kept, 2000 failed and dropped"
-    assert warned.startswith(f"warn: {said}")
+    assert warned.startswith(f"warn: {message}")
     assert warned.endswith(f" ago; {way}")
     found = document(qd("health", "--json", "--allow-none"))
     assert (found["ok"], len(found["warnings"]), found["queues"][0]["dropped"]) == (True, 1, 2000)
-    assert [line for line in done(qd("status")).splitlines() if line.startswith(f"warn: {said}")]
+    assert [line for line in done(qd("status")).splitlines() if line.startswith(f"warn: {message}")]
     (queue,) = document(qd("status", "--json"))["queues"]
     assert (queue["failed_bytes"], queue["dropped"], queue["dropped_at"]) == (5, 2000, pytest.approx(at - 90, abs=0.01))
 
@@ -211,8 +211,8 @@ def test_an_expired_lease_without_a_worker_is_unserved(qd: Run, redis: Client) -
     kind, text = reason(qd)
     assert kind == "unserved"
     assert re.match(r"queue 'mail': 1 reserved, the first lease ended 2m( \ds)? ago, and no worker serves it; ", text)
-    said = r"^warn: no qd worker serves mail, where the lease of a job ended 2m( \ds)? ago$"
-    assert re.search(said, done(qd("status")), re.M)
+    warning = r"^warn: no qd worker serves mail, where the lease of a job ended 2m( \ds)? ago$"
+    assert re.search(warning, done(qd("status")), re.M)
 
 
 def test_a_due_delayed_job_without_a_worker_is_unserved(
@@ -258,21 +258,21 @@ def test_the_hint_matches_the_cause(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis)
 
-    def said() -> str:
+    def hint() -> str:
         return dict(reasons(qd, "--max-ready", "0"))["max-ready"].partition("--max-ready 0")[2]
 
     report(redis, workers=[BUSY])
-    assert said() == " (all workers are busy); add workers"
+    assert hint() == " (all workers are busy); add workers"
     report(redis, workers=[WAITING])
-    assert said() == "; add workers"
+    assert hint() == "; add workers"
     report(redis, workers=[WAITING], state="paused")
-    assert said() == " (mail@app-1 (pid 411) is paused); CONT to a paused master resumes it"
+    assert hint() == " (mail@app-1 (pid 411) is paused); CONT to a paused master resumes it"
     report(redis, workers=[], stuck={"mail": now - 60})
-    assert said() == " (mail@app-1 (pid 411) has no worker that is up); see the `worker.` lines of its log"
+    assert hint() == " (mail@app-1 (pid 411) has no worker that is up); see the `worker.` lines of its log"
     assert [kind for kind, _ in reasons(qd)] == ["stuck"]
     report(redis, workers=[WAITING], seen_at=now - 60)
-    told = " (mail@app-1 (pid 411), which serves it, has not reported for 1m); start `qd work mail`"
-    assert said() == told
+    expected = " (mail@app-1 (pid 411), which serves it, has not reported for 1m); start `qd work mail`"
+    assert hint() == expected
     assert [kind for kind, _ in reasons(qd)] == ["silent-master", "unserved"]
 
 
@@ -287,7 +287,7 @@ def test_a_queue_without_progress_is_stuck(qd: Run, redis: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"stuck": {"mail": -4}},
         {"stuck": {}},
@@ -297,11 +297,11 @@ def test_a_queue_without_progress_is_stuck(qd: Run, redis: Client) -> None:
     ],
     ids=["too short", "over", "all are busy", "paused by a signal", "stopping"],
 )
-def test_waiting_jobs_are_not_stuck_if(said: dict[str, Any], qd: Run, redis: Client) -> None:
+def test_waiting_jobs_are_not_stuck_if(fields: dict[str, Any], qd: Run, redis: Client) -> None:
     now = server_time(redis)
     push(redis)
-    stuck = {queue: now + ago for queue, ago in said["stuck"].items()}
-    report(redis, **{"workers": [WAITING], **said, "stuck": stuck})
+    stuck = {queue: now + ago for queue, ago in fields["stuck"].items()}
+    report(redis, **{"workers": [WAITING], **fields, "stuck": stuck})
     assert reasons(qd) == []
 
 
@@ -389,9 +389,9 @@ def test_a_hung_master_is_a_reason(qd: Run, redis: Client) -> None:
     report(redis, master_silent=9.9)
     assert reasons(qd) == []
     report(redis, master_silent=12.4)
-    said = "the master has not answered for 12s, though its keeper reports; kill -9 411 on app-1, its supervisor"
-    assert reason(qd) == ("hung-master", f"mail@app-1 (pid 411): {said} restarts it")
-    assert f"warn: mail@app-1 (pid 411): {said} restarts it" in done(qd("status")).splitlines()
+    message = "the master has not answered for 12s, though its keeper reports; kill -9 411 on app-1, its supervisor"
+    assert reason(qd) == ("hung-master", f"mail@app-1 (pid 411): {message} restarts it")
+    assert f"warn: mail@app-1 (pid 411): {message} restarts it" in done(qd("status")).splitlines()
     assert "  hangs for 12s  " in done(qd("status"))
 
 
@@ -653,8 +653,8 @@ def lives(qd: Run, *words: str) -> tuple[int, str]:
 
 def test_live_needs_no_url_file_or_app(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
     (folder / "qd.toml").write_text("nonsense")
-    code, said = lives(qd)
-    assert (code, said) == (
+    code, output = lives(qd)
+    assert (code, output) == (
         1,
         f"no master runs here: no liveness file in {folder}; start `qd work`, as this user\n",
     )
@@ -667,8 +667,8 @@ def test_live_needs_no_url_file_or_app(qd: Run, folder: Path, sign: Callable[...
 def test_live_checks_one_pool(qd: Run, sign: Callable[..., Path]) -> None:
     sign("mail")
     assert lives(qd, "--pool", "mail")[0] == 0
-    code, said = lives(qd, "--pool", "default")
-    assert (code, "no master of pool default runs here" in said) == (1, True)
+    code, output = lives(qd, "--pool", "default")
+    assert (code, "no master of pool default runs here" in output) == (1, True)
     sign(age=60)
     assert lives(qd, "--pool", "mail")[0] == 0
     assert lives(qd)[0] == 1
@@ -678,18 +678,18 @@ def test_live_fails_for_a_hung_master(qd: Run, sign: Callable[..., Path]) -> Non
     sign(age=3)
     assert lives(qd)[0] == 0
     sign(age=12)
-    code, said = lives(qd)
+    code, output = lives(qd)
     assert code == 1
-    assert re.match(rf"default \(pid {os.getpid()}\): the master has not reported for 12s", said)
+    assert re.match(rf"default \(pid {os.getpid()}\): the master has not reported for 12s", output)
 
 
 def test_live_fails_for_a_master_without_its_keeper(qd: Run, sign: Callable[..., Path]) -> None:
     sign(keeper=20)
     assert lives(qd)[0] == 0
     sign(keeper=70)
-    code, said = lives(qd)
+    code, output = lives(qd)
     assert code == 1
-    assert re.search(r"its keeper is silent for 1m [1-5]\ds", said)
+    assert re.search(r"its keeper is silent for 1m [1-5]\ds", output)
 
 
 def test_the_liveness_file_of_a_dead_master_is_ignored(qd: Run, folder: Path, sign: Callable[..., Path]) -> None:
@@ -732,8 +732,8 @@ def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:
     report(redis, "T1", workers=four)
     report(redis, "T2", workers=four, host="app-2")
     push(redis, count=12, age=3)
-    said = re.sub(r"[3-9]\.0s$", "3.0s", done(qd("health", "--max-age", "5m")).rstrip())
-    assert f"    $ qd health --max-age 5m\n    {said}\n" in PAGE
+    output = re.sub(r"[3-9]\.0s$", "3.0s", done(qd("health", "--max-age", "5m")).rstrip())
+    assert f"    $ qd health --max-age 5m\n    {output}\n" in PAGE
 
 
 def failed(result: Result) -> str:
@@ -743,9 +743,9 @@ def failed(result: Result) -> str:
 
 def test_the_page_names_each_kind_of_reason() -> None:
     code = (Path(diagnosis.__file__)).read_text()
-    told = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    assert told
-    rows = [name for row in told[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    table = re.search(r"^\| `kind` in JSON .*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
+    assert table
+    rows = [name for row in table[0].strip().splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(rows) == sorted(set(re.findall(r'(?:Reason\(\s*|Untaken\(\s*|kind = )"([\w-]+)"', code)))
 
 

@@ -32,9 +32,9 @@ def running(redis: Client, id: str) -> None:
 def test_a_ready_job_is_shown_with_the_number_of_jobs_ahead(qd: Run, app: Qd, redis: Client) -> None:
     first, second, third = [app.queue("mail").push("mail.welcome", {"n": n}) for n in range(3)]
     assert "where     ready, 2 jobs ahead of it\n" in done(qd("job", third.id))
-    said = document(qd("job", second.id, "--json"))
-    assert (said["status"], said["queue"], said["job"], said["ahead"]) == ("ready", "mail", "mail.welcome", 1)
-    assert said["worker"] is said["failed"] is said["result"] is None
+    shown = document(qd("job", second.id, "--json"))
+    assert (shown["status"], shown["queue"], shown["job"], shown["ahead"]) == ("ready", "mail", "mail.welcome", 1)
+    assert shown["worker"] is shown["failed"] is shown["result"] is None
     assert document(qd("job", first.id, "--json"))["ahead"] == 0
 
 
@@ -53,8 +53,8 @@ def test_a_running_job_is_shown_with_its_worker(qd: Run, app: Qd, redis: Client)
     assert "where     runs on mail@app-1, pid 415 for 12" in done(qd("job", handle.id))
     report(redis, pool="", workers=[{"slot": 3, "pid": 415, "state": "busy"}])
     assert "where     runs on default@app-1, pid 415\n" in done(qd("job", handle.id))
-    said = document(qd("job", handle.id, "--json"))
-    assert (said["status"], said["worker"]["host"], said["worker"]["slot"]) == ("running", "app-1", 3)
+    shown = document(qd("job", handle.id, "--json"))
+    assert (shown["status"], shown["worker"]["host"], shown["worker"]["slot"]) == ("running", "app-1", 3)
 
 
 def test_a_failed_job_is_shown_with_its_error(qd: Run, app: Qd, redis: Client) -> None:
@@ -63,20 +63,20 @@ def test_a_failed_job_is_shown_with_its_error(qd: Run, app: Qd, redis: Client) -
     record = {"id": "T1.3.7.1", "error": "ValueError", "reason": "out of paper"}
     redis.call("HSET", "queues:mail:failed", "T1.3.7.1", json.dumps(record).encode() + b"\n" + payload)
     redis.call("ZADD", "queues:mail:failed_at", 1, "T1.3.7.1")
-    told = done(qd("job", handle.id))
-    assert f"in the failed store: ValueError: out of paper (qd failed show {handle.id})" in told
-    said = document(qd("job", handle.id, "--json"))
-    assert said["failed"] == {**record, "id": handle.id, "record": "T1.3.7.1"}
+    output = done(qd("job", handle.id))
+    assert f"in the failed store: ValueError: out of paper (qd failed show {handle.id})" in output
+    shown = document(qd("job", handle.id, "--json"))
+    assert shown["failed"] == {**record, "id": handle.id, "record": "T1.3.7.1"}
 
 
 def test_a_finished_job_is_shown_from_its_record(qd: Run, redis: Client) -> None:
     redis.call(
         "HSET", "qd:job:x1", "status", "done", "value", '{"pages":12}', "at", redis.text("TIME")[0], "progress", "40"
     )
-    told = done(qd("job", "x1"))
-    assert "status    done\n" in told
-    assert 'result    {"pages":12}\n' in told
-    assert "progress  100 %\n" in told
+    output = done(qd("job", "x1"))
+    assert "status    done\n" in output
+    assert 'result    {"pages":12}\n' in output
+    assert "progress  100 %\n" in output
     assert document(qd("job", "x1", "--json"))["progress"] == 100
     assert document(qd("job", "x1", "--json"))["result"] == {"pages": 12}
     redis.call("HSET", "qd:job:x1", "value", "!JSON cannot carry it")
@@ -94,8 +94,8 @@ def test_a_job_is_searched_on_every_connection(qd: Run, two: Qd, redis: Client) 
     handle = two.queue("mail", "two").push("mail.welcome")
     assert document(qd("job", handle.id, "--json"))["connection"] == "two"
     assert qd("job", handle.id, "-c", "redis").exit_code == qd("cancel", handle.id, "-c", "redis").exit_code == 1
-    said = document(qd("cancel", handle.id, "--json"))
-    assert (said["connection"], said["was"], said["cancelled"]) == ("two", "ready", True)
+    shown = document(qd("cancel", handle.id, "--json"))
+    assert (shown["connection"], shown["was"], shown["cancelled"]) == ("two", "ready", True)
     assert redis.call("LLEN", "two:queues:mail") == 0
     assert qd("cancel", handle.id).exit_code == qd("job", handle.id).exit_code == 1
 

@@ -40,8 +40,8 @@ def test_version(qd: Run) -> None:
 
 
 def test_help_names_every_command(qd: Run) -> None:
-    said = done(qd("--help"))
-    assert [name for name in main.COMMANDS if f"\n  {name} " not in said] == []
+    output = done(qd("--help"))
+    assert [name for name in main.COMMANDS if f"\n  {name} " not in output] == []
 
 
 def test_an_unknown_command_prints_one_line_with_the_nearest_name(qd: Run) -> None:
@@ -244,9 +244,9 @@ def test_a_server_that_is_not_redis_is_reported_in_one_line(project: MakeProject
         shop = project(jobs=JOBS, url=liar.url)
         for command in COMMANDS:
             done = shop.qd(*command)
-            said = done.stdout + done.stderr
-            assert (done.returncode, "does not reply as Redis does" in said) == (69, True), f"{command}: {said}"
-            assert "Traceback" not in said
+            output = done.stdout + done.stderr
+            assert (done.returncode, "does not reply as Redis does" in output) == (69, True), f"{command}: {output}"
+            assert "Traceback" not in output
             assert len(done.stderr.splitlines()) <= 1, done.stderr
         done = shop.qd("doctor", "--json")
         assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr

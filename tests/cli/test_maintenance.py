@@ -29,8 +29,8 @@ def rejected(qd: Run, *words: str) -> str:
 
 
 def test_down_until_accepts_a_duration(qd: Run, redis: Client) -> None:
-    said = done(qd("down", "--until", "30m"))
-    assert re.fullmatch(rf"maintenance mode is on {IN_FULL}, for 30m\n", said)
+    output = done(qd("down", "--until", "30m"))
+    assert re.fullmatch(rf"maintenance mode is on {IN_FULL}, for 30m\n", output)
     assert 1740 < left(redis) <= 1800
     note = json.loads(redis.text("GET", "qd:down"))
     assert 1795 < note["until"] - note["at"] <= 1800
@@ -47,9 +47,9 @@ def test_a_time_without_a_zone_is_local_time(
     time.tzset()
     try:
         at = datetime.now() + timedelta(hours=2)
-        said = done(qd("down", "--until", f"{at:%Y-%m-%d %H:%M:%S}"))
-        assert f"until {at:%Y-%m-%d %H:%M:%S} " in said
-        assert re.search(offset.replace("(+", r"\(\+").replace("00)", r"00\)"), said)
+        output = done(qd("down", "--until", f"{at:%Y-%m-%d %H:%M:%S}"))
+        assert f"until {at:%Y-%m-%d %H:%M:%S} " in output
+        assert re.search(offset.replace("(+", r"\(\+").replace("00)", r"00\)"), output)
         assert 7140 < left(redis) <= 7200
         done(
             qd(
@@ -78,7 +78,7 @@ def test_down_until_accepts_a_time_of_day(qd: Run, redis: Client, word: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "expected"),
     [
         ("soon", "'soon' is neither a duration nor a time (write 30m, 18:30,"),
         ("25:00", "'25:00' is neither"),
@@ -88,8 +88,8 @@ def test_down_until_accepts_a_time_of_day(qd: Run, redis: Client, word: str) -> 
         ("9999-12-31", "'9999-12-31' is more than 100 years away"),
     ],
 )
-def test_an_invalid_end_is_rejected(qd: Run, redis: Client, word: str, says: str) -> None:
-    assert says in rejected(qd, "--until", word)
+def test_an_invalid_end_is_rejected(qd: Run, redis: Client, word: str, expected: str) -> None:
+    assert expected in rejected(qd, "--until", word)
     assert redis.call("EXISTS", "qd:down") == 0
 
 
@@ -108,9 +108,9 @@ def test_allowed_queues_are_exempt_from_down(qd: Run, redis: Client) -> None:
 
 def test_a_second_down_reports_what_it_replaces(qd: Run, redis: Client) -> None:
     done(qd("down", "--reason", "first", "--until", "1h"))
-    said = done(qd("down", "--reason", "second"))
+    output = done(qd("down", "--reason", "second"))
     assert re.match(
-        rf'it was already on by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', said
+        rf'it was already on by \S+@\S+ just now, {IN_FULL}, for .* more: "first"; this replaces it\n', output
     )
     assert left(redis) < 0  # the second one has no end
     found = document(qd("down", "--json"))

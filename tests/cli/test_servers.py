@@ -161,10 +161,10 @@ def test_read_only_commands_do_not_start_the_embedded_server(alone):
     alone.python(START)
     assert alone.qd("status").returncode == 0
     alone.qd("embedded", "stop")
-    said = alone.qd("embedded", "status").stdout
+    output = alone.qd("embedded", "status").stdout
     for command in ("status", "health"):
         done = alone.qd(command)
-        assert (command, done.returncode, done.stdout, done.stderr) == (command, 69, "", f"qd: {said}")
+        assert (command, done.returncode, done.stdout, done.stderr) == (command, 69, "", f"qd: {output}")
     alone.qd("doctor")
     assert json.loads(alone.qd("embedded", "status", "--json").stdout) == {"running": False}
 

@@ -65,12 +65,12 @@ def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
         "done": 3,
     }
     report(redis, workers=[idle, busy])
-    said = rows(done(qd("status")))
-    assert ["mail", "app-1", "411", "1h", "2", "1", "running", "1"] in said
-    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "9"] in said
-    assert ["mail", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in said
-    assert ["mail", "2", "1", "1", "1", "3m", "12s", "2"] in said
-    assert not [line for line in said if line[:1] == ["warn:"]]
+    shown = rows(done(qd("status")))
+    assert ["mail", "app-1", "411", "1h", "2", "1", "running", "1"] in shown
+    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "9"] in shown
+    assert ["mail", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in shown
+    assert ["mail", "2", "1", "1", "1", "3m", "12s", "2"] in shown
+    assert not [line for line in shown if line[:1] == ["warn:"]]
 
 
 def test_a_master_without_a_pool_is_shown_in_pool_default_as_in_its_log(qd: Run, redis: Client) -> None:
@@ -92,10 +92,10 @@ def test_schedulers_and_their_runs_are_listed(qd: Run, redis: Client) -> None:
     idle = {"slot": 3, "pid": 417, "state": "waiting", "entries": 12, "runs": 0, "run": None, "since": None}
     report(redis, schedulers=[{"slot": 2, "start": 7, **facts}])
     report(redis, "T2", pool="schedule", pid=500, schedulers=[{"start": 8, **idle}], silent=[3], queues=[])
-    said = rows(done(qd("status")))
-    assert ["mail", "app-1", "416", "busy", "12", "backup", "and", "2", "more", "1m", "10s"] in said
-    assert ["schedule", "app-1", "417", "silent", "12", "-", "-"] in said
-    assert ["mail", "app-1", "411", "1h", "0", "0", "running", "1"] in said
+    shown = rows(done(qd("status")))
+    assert ["mail", "app-1", "416", "busy", "12", "backup", "and", "2", "more", "1m", "10s"] in shown
+    assert ["schedule", "app-1", "417", "silent", "12", "-", "-"] in shown
+    assert ["mail", "app-1", "411", "1h", "0", "0", "running", "1"] in shown
     found = document(qd("status", "--json"))["masters"]
     assert [master["schedulers"] for master in found] == [[{"slot": 2, **facts}], [idle]]
 
@@ -120,8 +120,8 @@ def test_crashed_and_silent_workers_are_shown(qd: Run, redis: Client) -> None:
     now = float(redis.text("TIME")[0])
     idle = {"slot": 2, "pid": 414, "state": "waiting", "done": 3}
     report(redis, workers=[idle], silent=[2], crashes=[now - 3.0] * 8, keeper_restarts=1, stuck={"mail": now})
-    said = rows(done(qd("status")))
-    assert ["mail", "app-1", "2", "414", "silent", "-", "-", "-", "3"] in said
+    shown = rows(done(qd("status")))
+    assert ["mail", "app-1", "2", "414", "silent", "-", "-", "-", "3"] in shown
     warning = "warn: 8 or more workers of mail@app-1 (pid 411) crashed within the last minute"
     assert warning in done(qd("status")).splitlines()
     report(redis, workers=[idle], crashes=[now - 3.0])
@@ -172,10 +172,10 @@ def test_maintenance_is_shown_with_who_and_why(qd: Run) -> None:
 def test_a_silent_master_is_shown_and_its_workers_do_not_count(qd: Run, redis: Client) -> None:
     now = fill(redis)
     report(redis, seen_at=now - 192, workers=[{"slot": 0, "pid": 1}])
-    said = done(qd("status"))
-    assert "silent for 3m 1" in said
-    assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in said
-    assert "warn: no qd worker serves mail, where 2 jobs wait" in said
+    output = done(qd("status"))
+    assert "silent for 3m 1" in output
+    assert "warn: the master with pid 411 on app-1 has not reported for 3m 1" in output
+    assert "warn: no qd worker serves mail, where 2 jobs wait" in output
     redis.call("LPOP", "queues:mail")
     assert "warn: no qd worker serves mail, where 1 job waits\n" in done(qd("status"))
 
@@ -185,10 +185,10 @@ def test_ages_of_a_silent_master_refer_to_its_last_report(qd: Run, redis: Client
     busy = {"slot": 1, "pid": 415, "state": "busy", "job": "mail.welcome", "queue": "mail", "since": seen - 70}
     run = {"slot": 2, "pid": 416, "state": "busy", "entries": 3, "runs": 1, "run": "backup", "since": seen - 50}
     report(redis, seen_at=seen, booted_at=seen - 7200, workers=[busy], schedulers=[run])
-    said = rows(done(qd("status")))
-    assert ["mail", "app-1", "411", "2h", "1", "1", "silent", "for", "10m", "1"] in said
-    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "0"] in said
-    assert ["mail", "app-1", "416", "busy", "3", "backup", "50s"] in said
+    shown = rows(done(qd("status")))
+    assert ["mail", "app-1", "411", "2h", "1", "1", "silent", "for", "10m", "1"] in shown
+    assert ["mail", "app-1", "1", "415", "busy", "mail.welcome", "mail", "1m", "10s", "0"] in shown
+    assert ["mail", "app-1", "416", "busy", "3", "backup", "50s"] in shown
 
 
 def test_an_unreadable_report_does_not_hide_others(qd: Run, redis: Client) -> None:
@@ -238,12 +238,12 @@ def on_a_terminal(command: list[str], columns: int, shop: Project) -> tuple[int,
     ours, theirs = pty.openpty()
     program = warm.Popen(command, cwd=shop.root, env=shop.env(COLUMNS=str(columns)), stdout=theirs, stdin=theirs)
     os.close(theirs)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # a terminal whose other end is closed
         while chunk := os.read(ours, 4096):
-            said += chunk
+            output += chunk
     os.close(ours)
-    return program.wait(60), said.decode()
+    return program.wait(60), output.decode()
 
 
 # --- the schedule

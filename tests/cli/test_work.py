@@ -82,10 +82,10 @@ def test_laravels_arguments_are_accepted(work):
 
 
 def test_an_argument_that_names_a_connection_is_rejected_with_a_hint(work):
-    said = work("reports")
-    assert "'reports' names a connection" in said
-    assert "`qd work -c reports`" in said
-    assert "`qd work --queue=reports`" in said
+    error = work("reports")
+    assert "'reports' names a connection" in error
+    assert "`qd work -c reports`" in error
+    assert "`qd work --queue=reports`" in error
     assert work("-c", "reports", "high") == {"queues": ("high",)}
     assert work("--queue=reports") == {"queues": ("reports",)}
 
@@ -102,7 +102,7 @@ def test_two_different_connections_are_rejected(work):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["--timeout=soon"], "'--timeout': 'soon' is not a duration"),
         (["--memory=128"], "write '128M' for megabytes"),
@@ -112,5 +112,5 @@ def test_two_different_connections_are_rejected(work):
         (["--timeuot=5"], "--timeuot"),
     ],
 )
-def test_an_invalid_value_is_wrong_usage(words, says, work):
-    assert says in work(*words)
+def test_an_invalid_value_is_wrong_usage(words, expected, work):
+    assert expected in work(*words)

@@ -263,8 +263,8 @@ def test_every_difference_has_the_recorded_reason() -> None:
     for case in CASES:
         found = [reason(case, "croniter"), reason(case, "systemd")]
         assert "; ".join(filter(None, found)) == case.reasons
-    told = Counter(word for case in CASES for word in case.reasons.split("; ") if word)
-    assert set(told) == set(REASONS), "a reason that explains nothing"
+    counted = Counter(word for case in CASES for word in case.reasons.split("; ") if word)
+    assert set(counted) == set(REASONS), "a reason that explains nothing"
 
 
 def test_where_they_differ_qd_follows_debians_cron() -> None:

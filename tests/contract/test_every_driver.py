@@ -257,8 +257,8 @@ def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, ca
     assert queue.ack(last, [Count("B", read(last.member).uuid or "", "failed", "")]), "cancelled: it has no record"
     assert lost("B", queue.batches, failed_store(queue)) == 3
     assert retry_failed(*asked, Listeners()) == 2
-    said = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
-    assert [line.message for line in caplog.records if line.name == "qd.batches"] == [said]
+    message = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
+    assert [line.message for line in caplog.records if line.name == "qd.batches"] == [message]
     assert lost("B", queue.batches, failed_store(queue)) == 3, "jobs that were sent again are not lost"
     held = take(queue)
     count, first = read(held.member).failed_before
@@ -426,15 +426,15 @@ def test_identical_delayed_payloads_are_separate_jobs(tried: Tried) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_job_gets_the_data_that_was_sent(tried: Tried, text: str) -> None:
-    queue, said = tried.connect(), {"n": 1, "text": tried.fitting(TEXTS[text])}
-    payload = job_of("read", 1, text=said["text"])
+    queue, sent = tried.connect(), {"n": 1, "text": tried.fitting(TEXTS[text])}
+    payload = job_of("read", 1, text=sent["text"])
     queue.push("default", payload)
     held = take(queue)
-    assert json.loads(bytes(read(held.member).data)) == said
+    assert json.loads(bytes(read(held.member).data)) == sent
     assert original(held.member, held.start, held.length, held.before) == payload
     assert queue.release(held, Released(answered(held.member, held.mark)))
     again = take(queue)
-    assert json.loads(bytes(read(again.member).data)) == said
+    assert json.loads(bytes(read(again.member).data)) == sent
     assert queue.ack(again)
 
 

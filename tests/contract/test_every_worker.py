@@ -248,8 +248,10 @@ def test_a_worker_logs_the_gaps_of_its_connection_and_jobs_get_unicode_and_a_meg
     for n, text in texts.items():
         tried.push(n, job="read", text=text)
     work = tried.shop.work_off()
-    said = {match[1] for match in work.matches(r"connection\.unsupported connection=main what=(\w+) meaning=\"?\w+")}
-    assert said == tried.kind.limits
+    reported = {
+        match[1] for match in work.matches(r"connection\.unsupported connection=main what=(\w+) meaning=\"?\w+")
+    }
+    assert reported == tried.kind.limits
     for n, text in texts.items():
         (note,) = tried.shop.noted("E", n)
         assert note[2:4] == [hashlib.sha256(text.encode()).hexdigest(), str(len(text))]

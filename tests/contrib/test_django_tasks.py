@@ -97,7 +97,7 @@ def witness(shop: FrameworkProject) -> Witness:
     return Witness(shop)
 
 
-def said(shop: FrameworkProject, code: str) -> list[str]:
+def printed(shop: FrameworkProject, code: str) -> list[str]:
     """The words that `code` prints, in a process with Django set up and the tasks imported."""
     return shop.python(SETUP + code, DJANGO_SETTINGS_MODULE="shop.settings").stdout.split()
 
@@ -109,7 +109,7 @@ def work_off(shop: FrameworkProject, *words: str) -> Procs:
 
 
 def test_a_task_is_enqueued_and_run_and_its_result_found(shop: FrameworkProject, witness: Witness, redis: Client):
-    first, second, third = said(
+    first, second, third = printed(
         shop,
         "print(add.enqueue(1).id, aadd.enqueue(a=3, b=4).id, add.using(queue_name='mail').enqueue(5).id)",
     )
@@ -119,7 +119,7 @@ def test_a_task_is_enqueued_and_run_and_its_result_found(shop: FrameworkProject,
     work_off(shop)
     assert witness.starting("add") == ["add 1 2", "add 5 2"]
     assert witness.starting("aadd") == ["aadd 3 4"]
-    said(
+    printed(
         shop,
         f"""
 r = default_task_backend.get_result("{first}")
@@ -142,7 +142,7 @@ else:
 
 
 def test_refresh_updates_a_result_from_ready_to_its_end(shop: FrameworkProject, witness: Witness):
-    (id,) = said(
+    (id,) = printed(
         shop,
         """
 r = add.enqueue(5, b=6)
@@ -153,29 +153,29 @@ print(r.id)
 """,
     )
     work_off(shop)
-    assert said(shop, f"r = add.get_result('{id}'); r.refresh(); print(r.return_value['sum'])") == ["11"]
+    assert printed(shop, f"r = add.get_result('{id}'); r.refresh(); print(r.return_value['sum'])") == ["11"]
 
 
 def test_a_running_task_has_the_status_running(shop: FrameworkProject, witness: Witness):
     shop.allowed.add("go")
-    (id,) = said(shop, "print(waits.enqueue().id)")
+    (id,) = printed(shop, "print(waits.enqueue().id)")
     work = shop.start("manage.py", "qd", "work", "-w", "1")
     witness.wait("waits")
-    assert said(shop, f"r = waits.get_result('{id}'); print(r.status, r.attempts)") == ["RUNNING", "1"]
+    assert printed(shop, f"r = waits.get_result('{id}'); print(r.status, r.attempts)") == ["RUNNING", "1"]
     (shop.root / "go").touch()
     work.wait_line("job.done")
     work.stop()
 
 
 def test_a_failed_task_has_its_exception_class_and_traceback(shop: FrameworkProject, witness: Witness):
-    first, second = said(shop, "print(fails.enqueue('raises').id, fails.enqueue('returns').id)")
+    first, second = printed(shop, "print(fails.enqueue('raises').id, fails.enqueue('returns').id)")
     work = work_off(shop)
     # Django's log line has the traceback, and so has that of the job, which starts in the task's code.
     assert len(work.matches("shop.tasks.Broken: it is broken")) == 2
     assert not work.matches("NoneType: None")
     lines = work.lines[work.lines.index(work.matches("job.failed .*Broken")[0].string) :]
     assert "shop/tasks.py" in lines[2]
-    said(
+    printed(
         shop,
         f"""
 r = fails.get_result("{first}")
@@ -194,10 +194,10 @@ assert "Unsupported type" in r.errors[0].traceback
 def test_job_options_are_options_of_the_backend(shop_with, redis: Client):
     shop = shop_with('"tries": 3, "result_ttl": 60')
     witness = Witness(shop)
-    (id,) = said(shop, "print(fails.enqueue('raises').id)")
+    (id,) = printed(shop, "print(fails.enqueue('raises').id)")
     work_off(shop)
     assert len(witness.starting("fails")) == 3
-    assert said(shop, f"print(fails.get_result('{id}').attempts)") == ["3"]
+    assert printed(shop, f"print(fails.get_result('{id}').attempts)") == ["3"]
     assert 0 < redis.call("TTL", f"qd:job:{id}") <= 60
 
 
@@ -212,14 +212,14 @@ def test_qd_declared_lists_a_task_with_its_options(shop_with, redis: Client):
 
 
 def test_the_context_has_the_attempt_and_the_result(shop: FrameworkProject, witness: Witness):
-    (id,) = said(shop, "print(context.enqueue('word').id)")
+    (id,) = printed(shop, "print(context.enqueue('word').id)")
     work_off(shop)
     assert witness.starting("context") == [f"context 1 {id} RUNNING word"]
-    assert said(shop, f"print(context.get_result('{id}').return_value)") == ["1"]
+    assert printed(shop, f"print(context.get_result('{id}').return_value)") == ["1"]
 
 
 def test_signals_are_sent_in_the_process_of_the_event(shop: FrameworkProject, witness: Witness):
-    said(shop, "add.enqueue(1); fails.enqueue('raises')")
+    printed(shop, "add.enqueue(1); fails.enqueue('raises')")
     work_off(shop)
     assert witness.starting("signal") == [
         "signal enqueued QdBackend add READY",
@@ -232,7 +232,7 @@ def test_signals_are_sent_in_the_process_of_the_event(shop: FrameworkProject, wi
 
 
 def test_run_after_delays_and_aenqueue_sends(shop: FrameworkProject, witness: Witness, redis: Client):
-    said(
+    printed(
         shop,
         """
 import asyncio
@@ -252,7 +252,7 @@ asyncio.run(r.arefresh())
 def test_after_commit_of_the_backend_waits_for_the_commit(shop_with):
     shop = shop_with('"after_commit": True')
     shop.allowed.add("witness")
-    said(
+    printed(
         shop,
         """
 from django.db import transaction
@@ -275,7 +275,7 @@ assert add.get_result(r.id).status == TaskResultStatus.READY
 
 
 def test_unsupported_features_are_rejected_at_declaration(shop: FrameworkProject, witness: Witness):
-    said(
+    printed(
         shop,
         """
 b = default_task_backend
@@ -307,7 +307,7 @@ else:
 def test_without_result_ttl_there_are_no_results(shop_with, redis: Client):
     shop = shop_with('"result_ttl": 0')
     shop.allowed.add("witness")
-    said(
+    printed(
         shop,
         """
 assert not default_task_backend.supports_get_result

@@ -101,15 +101,15 @@ def test_the_console_block_shows_the_output_of_the_commands(shop: Project, redis
     ((_, raw),) = failed(redis)
     done = shop.qd(*shlex.split(listing)[2:])
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[0].split() == head.split()
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == head.split()
     # Everything except the ID and the time, which differ from the page.
-    id = said[1].split()[0]
+    id = lines[1].split()[0]
     assert (len(id), len(row.split()[0])) == (32, 32)
     assert read(raw).id == id
-    assert said[1].split()[1:7] == row.split()[1:7]
-    assert row.split()[7:8] == ["3"] == said[1].split()[7:8]
-    assert said[1].endswith((" ago", "just now"))
+    assert lines[1].split()[1:7] == row.split()[1:7]
+    assert row.split()[7:8] == ["3"] == lines[1].split()[7:8]
+    assert lines[1].endswith((" ago", "just now"))
     *words, short = shlex.split(show)[2:]
     assert len(short) == 4
     done = shop.qd(*words, id[:4])
@@ -201,12 +201,12 @@ def test_sentry_gets_one_report_of_a_permanently_failed_job(recipes_shop: Projec
     recipes_shop.python("from jobs import *; charge.dispatch(-1); charge.dispatch(1)")
     work = recipes_shop.work("payments", "-w", "1", "--stop-when-empty")
     work.ends_clean()
-    told = [json.loads(line) for line in witness.lines]
-    assert told == [
+    reported = [json.loads(line) for line in witness.lines]
+    assert reported == [
         ["init", "https://key@sentry.example.org/1"],
         ["job", "orders.charge"],
         ["queue", "payments"],
-        ["job", {"id": told[3][1]["id"], "attempt": 3}],
+        ["job", {"id": reported[3][1]["id"], "attempt": 3}],
         ["error", "ValueError('there is no such order')"],
         ["flush", 2],
     ]

@@ -72,18 +72,18 @@ def test_monitor_shows_one_job_as_on_the_page(project: Callable[..., Project], m
     first = max(i for i in range(pushed) if found[i] == wait)  # a beat may wake the worker before the push
     again = found.index(wait, pushed)
     block = PAGE.partition("<!-- recorded")[2].partition("| line |")[0]
-    told = [seen(line) for line in block.splitlines() if re.match(r" {4}\d+ ", line)]
-    assert found[first : again + 1] == told
+    expected = [seen(line) for line in block.splitlines() if re.match(r" {4}\d+ ", line)]
+    assert found[first : again + 1] == expected
 
 
 def recorded(monitor: Monitor) -> list[str]:
     """The lines about the job, without the beats of the keeper."""
     kept, beat = list[str](), False
-    for line, said in list(monitor.lines):
-        if said.startswith("client"):
-            beat = said == ONCE_A_MINUTE or not said.startswith(("client EVALSHA queues:", "client BLPOP"))
+    for line, call in list(monitor.lines):
+        if call.startswith("client"):
+            beat = call == ONCE_A_MINUTE or not call.startswith(("client EVALSHA queues:", "client BLPOP"))
         if not beat and re.match(r"\+?\d", line):
-            kept.append(said)
+            kept.append(call)
     return kept
 
 
@@ -91,11 +91,11 @@ def test_monitor_shows_a_beat_as_on_the_page(project: Callable[..., Project], mo
     """Not each beat renews and reports, so the lease is short enough for many that do both."""
     work = project(config='retry_after = "3s"\n').work("mail", "-w", "1")
     block = PAGE.partition("## The keeper's beat")[2].partition("| line |")[0]
-    told = [seen(line) for line in block.splitlines() if line.startswith("    ")]
+    expected = [seen(line) for line in block.splitlines() if line.startswith("    ")]
 
     def shown() -> bool:
         found = beats(monitor)
-        assert told in found, found
+        assert expected in found, found
         return True
 
     eventually(shown, 60)
@@ -105,11 +105,11 @@ def test_monitor_shows_a_beat_as_on_the_page(project: Callable[..., Project], mo
 def beats(monitor: Monitor) -> list[list[str]]:
     """Each script call of the keeper, with the commands that it ran inside the server."""
     found: list[list[str]] = []
-    for _, said in list(monitor.lines):
-        if said.startswith("client"):
+    for _, call in list(monitor.lines):
+        if call.startswith("client"):
             found.append([])
         if found:
-            found[-1].append(said)
+            found[-1].append(call)
     return [lines for lines in found if lines[0] == "client EVALSHA qd:restart"]
 
 

@@ -130,8 +130,8 @@ ROW = re.compile(r"^([a-z_]+(?:, [a-z_]+)*) {2,}\S", re.M)  # one or more names,
 
 def mapped(folder: Path) -> list[str]:
     """The names in the first column of a folder's docstring."""
-    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    return [name for row in ROW.findall(said) for name in row.split(", ")]
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    return [name for row in ROW.findall(docstring) for name in row.split(", ")]
 
 
 @pytest.mark.parametrize("folder", ["dispatch", "drivers", "drivers/database", "master", "scheduler"])

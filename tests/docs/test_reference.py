@@ -114,8 +114,8 @@ def test_messages_do_not_refer_to_pages_that_the_wheel_does_not_contain():
 def test_the_platforms_on_the_page_equal_those_of_the_package():
     page = (ROOT / "docs" / "getting-started.md").read_text()
     rows = re.findall(r"^\| (\w+) \| (?:production|development|dispatching)", page, re.MULTILINE)
-    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    systems = [each.rpartition(" :: ")[2] for each in said if each.startswith("Operating System")]
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    systems = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("Operating System")]
     assert rows == [name.replace("MacOS", "macOS") for name in systems]
 
 
@@ -252,14 +252,14 @@ def public(kind):
 
 def test_every_frequency_has_a_row():
     assert len(ROWS_SCHEDULE) > 40
-    said = set(re.findall(r"\w+(?=\()", " ".join(word for word, _ in ROWS_SCHEDULE)))
-    assert public(Days) | public(Frequencies) == said | ELSEWHERE
+    listed = set(re.findall(r"\w+(?=\()", " ".join(word for word, _ in ROWS_SCHEDULE)))
+    assert public(Days) | public(Frequencies) == listed | ELSEWHERE
 
 
 def test_every_other_method_has_a_row():
     table = PAGE_SCHEDULE[PAGE_SCHEDULE.index("## Every other word") : PAGE_SCHEDULE.index("## Beside Laravel's")]
-    said = set(re.findall(r"`(\w+)\(", table))
-    assert public(Scheduled) <= said
+    listed = set(re.findall(r"`(\w+)\(", table))
+    assert public(Scheduled) <= listed
     for word in Words.__annotations__:
         assert f"{word}=" in PAGE_SCHEDULE
 

@@ -237,8 +237,8 @@ def test_worker_and_operator_can_retry_failed_jobs_of_a_batch(
     batch = "app.batch(boom.using(result_ttl=60).bind())"
     id = shop.python(f"from jobs import app, boom\nprint({batch}.dispatch().id)").stdout.strip()
     shop.work_off()
-    said = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
-    assert said.stdout == "1\n"
+    result = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
+    assert result.stdout == "1\n"
     shop.work_off()
     for pattern in (r"`qd failed retry` and `forget` add `(.*?)`", r"retry jobs\s+of a batch it needs `(.*?)`"):
         redis.call("ACL", "SETUSER", "qd-operator", *re.findall(pattern, PAGE)[0].split())

@@ -227,7 +227,7 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     eventually(lambda: empty(app, gone, here, there), 30, what="queues and notes that are empty")
     work.stop()
     assert sorted(seen(witness, "begun")) == ["done 1", "fails 1", "released 1", "released 2"]
-    assert sorted(int(said.split()[0]) for said in seen(witness, "quick")) == [*range(MANY + 1)]
+    assert sorted(int(line.split()[0]) for line in seen(witness, "quick")) == [*range(MANY + 1)]
     assert not work.matches("lease_lost|lease.expired|job.requeued")
     queue = app.connections.get(None)
     assert queue.sizes(gone).failed == 1

@@ -151,13 +151,13 @@ def test_a_retry_with_sql_copies_killed_at_any_line_neither_loses_nor_doubles_jo
         database.execute(SCHEMA)
         for n in range(count):
             raw = make("fails", b'{"n":%d}' % n, created_at=1, uuid=f"u{n}").decode()
-            said = signed_off("ValueError: x", f"T.0.{n}.1")
+            result = signed_off("ValueError: x", f"T.0.{n}.1")
             row = (
                 f"u{n}",
                 "redis",
                 "default",
                 raw,
-                said,
+                result,
                 time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - 3600)),
             )
             database.execute("INSERT INTO failed_jobs VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)

@@ -41,17 +41,17 @@ def test_a_long_run_under_every_fault_loses_nothing(project: MakeProject, figure
             soak.run()
             soak.finish()
         finally:
-            told = page(soak, SEED)
-            (ROOT / "build/soak.md").write_text(told)
+            report = page(soak, SEED)
+            (ROOT / "build/soak.md").write_text(report)
             left = set(soak.client.keys()) if server.process else set()
             soak.close()
     if figures.strict:
-        (ROOT / "docs/soak.md").write_text(told)
+        (ROOT / "docs/soak.md").write_text(report)
     doubles = soak.tally.doubles()
     figures.add(lost=len(soak.tally.open(Counter())), doubles=len(doubles), jobs=len(soak.tally.kinds))
     assert not soak.odd
     assert not soak.tally.overlaps
-    assert not [double for double in doubles if not double.reason], told
+    assert not [double for double in doubles if not double.reason], report
     assert left <= {"queues:default:deaths"}
     does_not_grow(soak)
 
@@ -59,11 +59,11 @@ def test_a_long_run_under_every_fault_loses_nothing(project: MakeProject, figure
 def does_not_grow(soak: Soak) -> None:
     """Memory grows by less than 5 MB per hour, the number of files is stable, and Redis has only bounded keys."""
     for seat in soak.seats:
-        for role, told in by_role(s for s in soak.samples if s["seat"] == seat.name).items():
-            assert told["rss"] < 60, f"{seat.name} {role}: {told}"
-            assert told["fds"] < 60, f"{seat.name} {role}: {told}"
-            assert told.get("rss_hour", 0) < 5, f"{seat.name} {role}: {told}"
-            assert abs(told.get("fds_hour", 0)) < 20, f"{seat.name} {role}: {told}"
+        for role, growth in by_role(s for s in soak.samples if s["seat"] == seat.name).items():
+            assert growth["rss"] < 60, f"{seat.name} {role}: {growth}"
+            assert growth["fds"] < 60, f"{seat.name} {role}: {growth}"
+            assert growth.get("rss_hour", 0) < 5, f"{seat.name} {role}: {growth}"
+            assert abs(growth.get("fds_hour", 0)) < 20, f"{seat.name} {role}: {growth}"
     for _, sizes in soak.sizes:
         assert sizes.get("qd:masters", 0) <= 4, "reports of dead masters"
         assert sizes.get("queues:default:deaths", 0) <= DEATHS + 100, (

@@ -148,8 +148,8 @@ def settled(work: Procs) -> bool:
     """Whether the master reports as many workers as it wants, and they exist."""
     start = len(work.lines)
     work.signal(signal.SIGUSR1)
-    said = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", 5, start=start)
-    has, wanted = int(said[1]), int(said[2])
+    state = work.wait_line(r"master.state workers=(\d+) wanted=(\d+) paused=False", 5, start=start)
+    has, wanted = int(state[1]), int(state[2])
     return has == wanted == len(work.children("qd: worker"))
 
 

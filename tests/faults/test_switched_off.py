@@ -149,10 +149,10 @@ def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_without_the_mechanism_its_test_fails(mechanism: str, tmp_path: Path) -> None:
-    code, said = run(mechanism, [MECHANISMS[mechanism].test], tmp_path / "inner")
-    assert code == 1, said
-    assert "1 failed" in said, said
-    assert MECHANISMS[mechanism].fails_with in said, said
+    code, output = run(mechanism, [MECHANISMS[mechanism].test], tmp_path / "inner")
+    assert code == 1, output
+    assert "1 failed" in output, output
+    assert MECHANISMS[mechanism].fails_with in output, output
 
 
 QUICK = ("read before pop", "end with the master", "hand-back", "put back at no cost")
@@ -164,9 +164,9 @@ QUICK = ("read before pop", "end with the master", "hand-back", "put back at no 
 )
 def test_with_all_mechanisms_the_tests_pass(mechanisms: tuple[str, ...], tmp_path: Path) -> None:
     """This shows that the tests fail because of the mechanism, not because of the way they run here."""
-    code, said = run("nothing", [MECHANISMS[name].test for name in mechanisms], tmp_path / "inner")
-    assert code == 0, said
-    assert f"{len(mechanisms)} passed" in said, said
+    code, output = run("nothing", [MECHANISMS[name].test for name in mechanisms], tmp_path / "inner")
+    assert code == 0, output
+    assert f"{len(mechanisms)} passed" in output, output
 
 
 def test_the_page_names_all_mechanisms() -> None:

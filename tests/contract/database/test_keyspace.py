@@ -425,9 +425,9 @@ def test_a_replaced_file_is_reopened(tmp_path: Path, monkeypatch: Any) -> None:
     old, new = (
         DatabaseKeyspace(DatabaseConnection(f"sqlite:///{tmp_path}/{name}")) for name in ("jobs.sqlite", "new.sqlite")
     )
-    for space, said in ((old, "old"), (new, "new")):
+    for space, value in ((old, "old"), (new, "new")):
         migrate(space.connection, "jobs")
-        space.call("SET", "a", said)
+        space.call("SET", "a", value)
     new.close()
     assert old.call("GET", "a") == b"old"
     (tmp_path / "new.sqlite").rename(tmp_path / "jobs.sqlite")
@@ -443,11 +443,11 @@ def test_a_replaced_file_is_reopened(tmp_path: Path, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 def test_the_error_for_an_unreachable_server_hides_the_password(kind: str) -> None:
     link = DatabaseConnection(f"{kind}://shop:s3cretw0rd@127.0.0.1:9/db", connect_timeout=2, timeout=2)
-    with pytest.raises(Unreachable) as told:
+    with pytest.raises(Unreachable) as error:
         DatabaseKeyspace(link).call("GET", "a")
-    assert "s3cretw0rd" not in str(told.value)
-    assert "127.0.0.1:9/db" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "s3cretw0rd" not in str(error.value)
+    assert "127.0.0.1:9/db" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_error_for_missing_tables_names_qd_migrate(tmp_path: Any) -> None:
@@ -464,7 +464,7 @@ def test_within_sets_the_timeout_of_the_calls_inside_it(database: Stand) -> None
         assert space.connection.timeout == space.connection.connect_timeout == 25
         assert space.call("GET", "a") is None
     assert space.connection.timeout == before
-    told: list[float] = []
-    space.on_progress(told.append)
+    progress: list[float] = []
+    space.on_progress(progress.append)
     space.call("GET", "a")
-    assert told
+    assert progress

@@ -117,8 +117,15 @@ def table(url: str) -> Iterator[Table]:
 
 
 def job(n: int, **more: object) -> bytes:
-    said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
-    return json.dumps(said, separators=(",", ":")).encode()
+    fields = {
+        "job": "t",
+        "data": {"n": n},
+        "createdAt": 1795225685,
+        "id": f"id{n}",
+        "attempts": 0,
+        "delay": None,
+    } | more
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def from_php(n: int) -> bytes:
@@ -731,10 +738,10 @@ def test_a_deadlock_in_a_transaction_of_the_caller_is_also_an_operational_error(
     with Session(sent.engine) as session:
         joined = inside(queue, session)
         assert isinstance(joined, DatabaseQueue)
-        with pytest.raises(ServerBusy, match="run it again") as told:
+        with pytest.raises(ServerBusy, match="run it again") as error:
             joined.connection.query("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'Deadlock found'")
-    assert isinstance(told.value, sql.exc.OperationalError)
-    assert str(told.value.orig).startswith("(1213,")
+    assert isinstance(error.value, sql.exc.OperationalError)
+    assert str(error.value.orig).startswith("(1213,")
 
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
@@ -758,8 +765,8 @@ def test_a_push_that_times_out_on_the_auto_increment_lock_can_be_repeated(queue,
 
 def test_an_autocommit_session_is_rejected(sent, table):
     each = sent.engine.execution_options(isolation_level="AUTOCOMMIT")
-    told = pytest.raises(ConfigError, match="commits each statement by itself")
-    with Session(each) as session, told, sent.app.transaction(session):
+    rejected = pytest.raises(ConfigError, match="commits each statement by itself")
+    with Session(each) as session, rejected, sent.app.transaction(session):
         send(sent.app)
     assert table.rows() == []
     with sent.engine.connect() as connection, sent.app.transaction(connection):
@@ -770,8 +777,8 @@ def test_an_autocommit_session_is_rejected(sent, table):
 
 def test_a_transaction_of_another_database_is_rejected(sent, table):
     other = sql.create_engine("sqlite://")
-    told = pytest.raises(ConfigError, match="not in the database of connection")
-    with Session(other) as session, told, sent.app.transaction(session):
+    rejected = pytest.raises(ConfigError, match="not in the database of connection")
+    with Session(other) as session, rejected, sent.app.transaction(session):
         send(sent.app)
     other.dispose()
     assert table.rows() == []
@@ -780,8 +787,8 @@ def test_a_transaction_of_another_database_is_rejected(sent, table):
 def test_a_connection_without_a_database_and_a_wrong_session_are_rejected():
     app = Qd("redis://localhost:1")
     other = sql.create_engine("sqlite://")
-    told = pytest.raises(ConfigError, match=r"is not a database \(redis\).*after_commit")
-    with Session(other) as session, told, app.transaction(session):
+    rejected = pytest.raises(ConfigError, match=r"is not a database \(redis\).*after_commit")
+    with Session(other) as session, rejected, app.transaction(session):
         pass
     with pytest.raises(ConfigError, match="str is neither a Session nor"), app.transaction("x"):
         pass
@@ -825,7 +832,7 @@ def granted(kind: str) -> list[str]:
     return [line.strip().rstrip(";") for line in block.splitlines()]
 
 
-def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable[[str], object], said: str) -> None:
+def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable[[str], object], expected: str) -> None:
     """The check fails until all statements have run."""
     link = DatabaseConnection(owner)
     migrate(link, "jobs")
@@ -833,7 +840,7 @@ def each_is_needed(owner: str, worker: str, statements: list[str], run: Callable
     at = ConnectionSettings("db", driver="database", url=worker)
     assert len(statements) > 2
     for statement in statements:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             start_warnings(at, [], 1)
         run(statement)
     start_warnings(at, [], 1)
@@ -861,7 +868,10 @@ def test_workers_need_the_documented_grants_on_mariadb(mariadb: MariaDb, mariadb
     mariadb.run("CREATE USER worker")
     try:
         words = [statement.replace(" shop.", f" {database}.") for statement in granted("MySQL, MariaDB")]
-        worker, said = mariadb_url.replace("//root@", "//worker@"), "lacks a right|its user may see|refuses this user"
-        each_is_needed(mariadb_url, worker, words, mariadb.run, said)
+        worker, expected = (
+            mariadb_url.replace("//root@", "//worker@"),
+            "lacks a right|its user may see|refuses this user",
+        )
+        each_is_needed(mariadb_url, worker, words, mariadb.run, expected)
     finally:
         mariadb.run("DROP USER worker")

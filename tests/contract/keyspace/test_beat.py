@@ -166,9 +166,9 @@ def test_surplus_tokens_are_removed(queue, seen):
 @pytest.mark.leaves("qd:*")
 def test_a_report_is_stored_under_its_master_with_its_time(queue, seen):
     beat(queue, "a", report=json.dumps({"host": "h", "workers": []}))
-    (token, said) = seen.client.text("HGETALL", queue.settings.prefix + "qd:masters")
+    (token, stored) = seen.client.text("HGETALL", queue.settings.prefix + "qd:masters")
     assert token == "Tok3nTok3n"
-    report = json.loads(said)
+    report = json.loads(stored)
     assert report.pop("seen_at") == pytest.approx(seen.now(), abs=30)
     assert report == {"host": "h", "workers": []}
 

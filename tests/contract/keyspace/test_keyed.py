@@ -148,9 +148,9 @@ def test_a_keyed_job_rewritten_by_another_program_is_recognized(queue, seen):
     """A Laravel worker released it: keys in cjson's order, one more attempt."""
     queue.post([keyed(1), keyed(2, name="other")])
     for payload in seen.delayed("a"):
-        said = json.loads(payload)
-        said["attempts"] += 1
-        again = json.dumps(dict(sorted(said.items(), reverse=True)), separators=(",", ":")).replace("/", "\\/")
+        fields = json.loads(payload)
+        fields["attempts"] += 1
+        again = json.dumps(dict(sorted(fields.items(), reverse=True)), separators=(",", ":")).replace("/", "\\/")
         seen.call("RPUSH", "a", "", again)
         seen.call("ZREM", "a", "delayed", payload)
     assert queue.cancel_keyed("a", NAME) is True

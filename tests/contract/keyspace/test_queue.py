@@ -25,8 +25,15 @@ one_place = pytest.mark.parametrize("place", ONE, indirect=True)
 
 def job(n: int, **more: object) -> bytes:
     """A payload as Laravel pushes it, identified by its ID."""
-    said = {"job": "t", "data": {"n": n}, "createdAt": 1795225685, "id": f"id{n}", "attempts": 0, "delay": None} | more
-    return json.dumps(said, separators=(",", ":")).encode()
+    fields = {
+        "job": "t",
+        "data": {"n": n},
+        "createdAt": 1795225685,
+        "id": f"id{n}",
+        "attempts": 0,
+        "delay": None,
+    } | more
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def take(queue: RedisQueue, *queues: str) -> Reserved:

@@ -360,7 +360,7 @@ def test_a_plain_connection_to_a_tls_port_fails(tls, certificates, connect):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("http://h", "unknown kind of url 'http:'"),
         ("redis://h:port", "needs a number as port"),
@@ -373,8 +373,8 @@ def test_a_plain_connection_to_a_tls_port_fails(tls, certificates, connect):
         ("rediss://h?ssl_certfile=/nowhere/c", r"cannot be read \(ssl_certfile=/nowhere/c\)"),
     ],
 )
-def test_an_invalid_url_is_a_configuration_error(url, said):
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_an_invalid_url_is_a_configuration_error(url, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
         RedisConnection(url)
     assert "s3cret" not in str(caught.value)
 

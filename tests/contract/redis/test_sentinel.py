@@ -116,8 +116,8 @@ def test_each_credential_is_needed(guarded: Guarded, certificates: Certificates)
         ),
         (url(guarded, certificates).replace("rediss+", "redis+"), ConnectionLost, "no sentinel names"),
     ]
-    for text, kind, said in wrong:
-        with pytest.raises(kind, match=said) as raised:
+    for text, kind, expected in wrong:
+        with pytest.raises(kind, match=expected) as raised:
             asked(text)
         assert OF_SERVER not in str(raised.value)
         assert OF_SENTINEL not in str(raised.value)
@@ -167,8 +167,8 @@ def test_a_silent_sentinel_is_tried_last(sentinel: Sentinel) -> None:
 def test_a_server_that_is_not_a_primary_is_rejected(sentinel: Sentinel) -> None:
     """A sentinel that was cut off still names the old primary."""
     replica = next(node for node in sentinel.nodes if node is not sentinel.primary)
-    said = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
-    with FakeServer(always(said)) as stale:
+    reply = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode()
+    with FakeServer(always(reply)) as stale:
         wire = RedisConnection(before(sentinel, stale), connect_timeout=60.0, timeout=60.0)
         with pytest.raises(Unreachable, match="is a slave: no primary is there yet"):
             wire.call("PING")

@@ -165,9 +165,9 @@ def test_an_invalid_reply_is_a_lost_connection_and_the_next_call_works(
     small: Small, line: HttpConnection, act: Act
 ) -> None:
     small.acts += [act, replies(b"2")]
-    with pytest.raises(ConnectionLost, match=r"the connection to SQS at 127.0.0.1:.* broke") as told:
+    with pytest.raises(ConnectionLost, match=r"the connection to SQS at 127.0.0.1:.* broke") as error:
         ask(line, small.port)
-    assert not isinstance(told.value, Unreachable)
+    assert not isinstance(error.value, Unreachable)
     assert ask(line, small.port) == (200, b"2")
     assert len(small.requests) == 2, "nothing is sent twice"
 
@@ -193,13 +193,13 @@ def test_a_reply_that_is_not_from_sqs_is_an_error_of_the_server(small: Small, mo
         small.acts += [replies(page)]
         with pytest.raises(ConnectionLost, match="does not answer like SQS"):
             service.call("get_queue_url", QueueName="mail")
-    for page, said in (
+    for page, message in (
         (b"<p>f\xfcr Sie\ngesperrt", "403: <p>f\ufffdr Sie gesperrt"),
         (b'["no"]', '403: ["no"]'),
         (b"", "403"),
     ):
         small.acts += [replies(page, "403 Forbidden")]
-        with pytest.raises(ServerRefused, match=f"^{re.escape(said)}$"):
+        with pytest.raises(ServerRefused, match=f"^{re.escape(message)}$"):
             service.call("get_queue_url", QueueName="mail")
     service.close()
     assert len(small.requests) == 8, "boto3 must not retry by itself"

@@ -76,9 +76,9 @@ def test_batches_hold_ten_jobs_and_a_megabyte() -> None:
 
 
 def test_a_payload_that_is_too_large_is_an_error_and_the_others_are_sent(messages: SqsMessages) -> None:
-    said = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
-    assert [type(why) for why in said] == [type(None), TooLarge, NeverTaken, type(None)]
-    assert "1100000 bytes" in str(said[1])
+    errors = messages.send("mail", [(payload(1), 0), (b"x" * 1_100_000, 0), (b"\xff", 0), (payload(2), 0)])
+    assert [type(why) for why in errors] == [type(None), TooLarge, NeverTaken, type(None)]
+    assert "1100000 bytes" in str(errors[1])
     assert messages.counts("mail").ready == 2
 
 
@@ -94,27 +94,27 @@ def test_only_messages_that_failed_inside_sqs_are_sent_again(messages: SqsMessag
     busy = {"Id": "1", "Code": "InternalError", "SenderFault": False}
     wrong = {"Id": "2", "Code": "InvalidMessageContents", "SenderFault": True}
     requests = answers(messages, {"Failed": [busy, wrong]}, {"Failed": [busy]}, {})
-    said = messages.send("mail", [(payload(n), 0) for n in range(4)])
-    assert [type(why) for why in said] == [type(None), type(None), NeverTaken, type(None)]
+    errors = messages.send("mail", [(payload(n), 0) for n in range(4)])
+    assert [type(why) for why in errors] == [type(None), type(None), NeverTaken, type(None)]
     assert [[each["Id"] for each in one["Entries"]] for one in requests] == [["0", "1", "2", "3"], ["1"], ["1"]]
 
 
 def test_batches_before_a_rejected_request_count_as_sent(messages: SqsMessages) -> None:
     messages.url("mail")
     requests = answers(messages, {}, ServerBusy("slow down"))
-    said = messages.send("mail", [(payload(n), 0) for n in range(25)])
-    assert [type(why) for why in said] == [type(None)] * 10 + [ServerBusy] * 15
+    errors = messages.send("mail", [(payload(n), 0) for n in range(25)])
+    assert [type(why) for why in errors] == [type(None)] * 10 + [ServerBusy] * 15
     assert len(requests) == 2
     answers(messages, ServerRefused("InvalidMessageContents: #x"), {}, ConnectionLost("broke"))
-    said = messages.send("mail", [(payload(n), 0) for n in range(4)])
-    assert [type(why) for why in said] == [type(None)] * 2 + [ConnectionLost] * 2
+    errors = messages.send("mail", [(payload(n), 0) for n in range(4)])
+    assert [type(why) for why in errors] == [type(None)] * 2 + [ConnectionLost] * 2
 
 
 def test_a_message_missing_in_the_reply_does_not_count_as_sent(messages: SqsMessages) -> None:
     messages.url("mail")
     answers(messages, {"Successful": [{"Id": "0"}]})
-    said = messages.send("mail", [(payload(n), 0) for n in range(2)])
-    assert [type(why) for why in said] == [type(None), ConnectionLost]
+    errors = messages.send("mail", [(payload(n), 0) for n in range(2)])
+    assert [type(why) for why in errors] == [type(None), ConnectionLost]
 
 
 def test_a_message_that_keeps_failing_is_an_error(messages: SqsMessages) -> None:
@@ -191,8 +191,8 @@ def test_a_hung_server_is_a_lost_connection_and_a_missing_one_is_unreachable(mes
     messages.url("mail")
     messages.service.http.timeout = 0.3
     with sqs.suspended():
-        said = eventually(lambda: refusal(messages))
-    assert (type(said), "no answer in time" in str(said)) == (ConnectionLost, True)
+        error = eventually(lambda: refusal(messages))
+    assert (type(error), "no answer in time" in str(error)) == (ConnectionLost, True)
     gone = SqsMessages(Service(SqsUrl(f"{URL}http://127.0.0.1:1")))
     with pytest.raises(Unreachable, match=r"127.0.0.1:1 does not answer: connection refused"):
         gone.url("mail")
@@ -224,7 +224,7 @@ def test_missing_credentials_are_a_one_line_error(sqs: Sqs, monkeypatch: pytest.
 def test_error_codes_map_to_exception_classes(code: str, status: int, kind: type[Exception]) -> None:
     from botocore.exceptions import ClientError
 
-    said: Any = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    told = Service(SqsUrl("sqs://eu-west-1")).classified(ClientError(said, "ReceiveMessage"))
-    assert type(told) is kind
-    assert code in str(told)
+    reply: Any = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = Service(SqsUrl("sqs://eu-west-1")).classified(ClientError(reply, "ReceiveMessage"))
+    assert type(error) is kind
+    assert code in str(error)

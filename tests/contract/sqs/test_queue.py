@@ -152,10 +152,10 @@ def test_a_job_received_from_a_just_paused_queue_stays_there(connect: Open) -> N
 def test_each_rejected_job_is_reported_and_the_others_are_sent(connect: Open) -> None:
     queue, large = connect(token="", slot=0), make("large", b'"%s"' % (b"x" * 1_100_000), id="l1", created_at=1)
     jobs = [("mail", each, None) for each in (job(1), large, b"\xff", *[job(n) for n in range(2, 12)])]
-    with pytest.raises(TooLarge) as said:
+    with pytest.raises(TooLarge) as error:
         queue.push_many(jobs)
-    assert "did not accept 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(said.value)
-    assert "a payload of 1 bytes: SQS accepts only text" in str(said.value)
+    assert "did not accept 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(error.value)
+    assert "a payload of 1 bytes: SQS accepts only text" in str(error.value)
     assert queue.backend.messages.counts("mail").ready == 11
 
 
@@ -350,11 +350,11 @@ def test_a_job_that_sqs_never_accepts_fails_and_blocks_no_other(connect: Open) -
     eventually(lambda: not queue.outbox.forward_all(["mail"], unwanted) and queue.sizes("mail").ready == 1)
     assert number(take(queue, "mail")) == 2
     assert queue.space.call("EXISTS", *queue._keys("qd:unique:one")) == 0, "its lock is held"
-    (record,) = queue.space.call("HVALS", *queue._keys("queues:mail:failed"))
-    said = json.loads(record.partition(b"\n")[0])
-    assert (said["error"], said["job"], said["uuid"]) == ("NeverTaken", "quick", "u1")
-    assert "SQS accepts only text" in said["reason"]
-    assert record.partition(b"\n")[2] == never
+    (stored,) = queue.space.call("HVALS", *queue._keys("queues:mail:failed"))
+    record = json.loads(stored.partition(b"\n")[0])
+    assert (record["error"], record["job"], record["uuid"]) == ("NeverTaken", "quick", "u1")
+    assert "SQS accepts only text" in record["reason"]
+    assert stored.partition(b"\n")[2] == never
 
 
 def test_a_full_outbox_is_sent_in_time_slices(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,9 +402,9 @@ def test_a_missing_queue_does_not_block_others(connect: Open) -> None:
     queue = connect(options="&longest_delay=0")
     for name in ("nope", "mail"):
         queue.later(name, job(1), 0.001)
-    told = eventually(lambda: beat(queue).away)
-    assert dict(told).keys() == {"nope"}
-    assert "queue 'nope' does not exist" in dict(told)["nope"]
+    away = eventually(lambda: beat(queue).away)
+    assert dict(away).keys() == {"nope"}
+    assert "queue 'nope' does not exist" in dict(away)["nope"]
     eventually(lambda: beat(queue) and queue.sizes("mail").delayed == 0)
     held = queue.turn(None, ("nope", "mail")).reserved
     assert number(held) == 1

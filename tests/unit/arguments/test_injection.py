@@ -21,7 +21,7 @@ class Session:
     """Not a context manager itself."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.history: list[str] = []
 
 
 class Client(Session):
@@ -35,19 +35,19 @@ class Making:
     """A provider that records what happens to its sessions."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.history: list[str] = []
         self.made = 0
 
     def session(self) -> Iterator[Session]:
         self.made += 1
-        self.said.append("open")
+        self.history.append("open")
         try:
             yield Session()
         except BaseException as error:
-            self.said.append(f"error {error}")
+            self.history.append(f"error {error}")
             raise
         finally:
-            self.said.append("close")
+            self.history.append("close")
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def making(app: FakeQd) -> Making:
 def test_a_provided_parameter_is_not_sent_and_is_filled_in_by_run(app: FakeQd, making: Making):
     @app.job("count")
     def count(order_id: int, session: Session = provided()) -> tuple[int, type]:
-        making.said.append("run")
+        making.history.append("run")
         return order_id, type(session)
 
     count.dispatch(7)
     assert app.sent[0].read["data"] == {"order_id": 7}
-    assert making.said == []
+    assert making.history == []
     assert count.run(7) == (7, Session)
-    assert making.said == ["open", "run", "close"]
+    assert making.history == ["open", "run", "close"]
 
 
 def test_a_provided_parameter_without_a_default_can_be_in_any_position(app: FakeQd, making: Making):
@@ -104,7 +104,7 @@ def test_a_field_of_a_class_job_is_filled_in_for_handle_and_for_failed(app: Fake
     with pytest.raises(ValueError, match="no money"):
         Charge(order_id=7).run()
     assert [type(session) for session in seen] == [Session, Session]
-    assert making.said == ["open", "error no money", "close", "open", "close"]
+    assert making.history == ["open", "error no money", "close", "open", "close"]
 
 
 def test_concurrent_first_uses_of_a_job_are_safe(app: FakeQd, making: Making, monkeypatch: pytest.MonkeyPatch):
@@ -200,7 +200,7 @@ def test_a_returned_context_manager_is_entered(app: FakeQd, making: Making):
         return type(session)
 
     assert count.run() is Session
-    assert making.said == ["open", "close"]
+    assert making.history == ["open", "close"]
 
 
 def test_a_provider_is_called_once_per_run(app: FakeQd, making: Making):
@@ -245,7 +245,7 @@ def test_release_and_fail_are_errors_to_a_provider(app: FakeQd, making: Making):
 
     with suppress(Exception, Settled):
         count.run()
-    assert making.said == ["open", "error failed: by hand", "close"]
+    assert making.history == ["open", "error failed: by hand", "close"]
 
 
 def test_an_error_while_a_provider_closes_fails_a_successful_job(app: FakeQd):
@@ -286,15 +286,15 @@ def test_the_provider_of_an_async_job_closes_after_the_job(app: FakeQd, making: 
     @app.job("count")
     async def count(fails: bool, session: Session = provided()) -> None:
         await asyncio.sleep(0)
-        making.said.append("run")
+        making.history.append("run")
         if fails:
             raise ValueError("no")
 
     count.run(False)
-    assert making.said == ["open", "run", "close"]
+    assert making.history == ["open", "run", "close"]
     with pytest.raises(ValueError):
         count.run(True)
-    assert making.said[3:] == ["open", "run", "error no", "close"]
+    assert making.history[3:] == ["open", "run", "error no", "close"]
 
 
 def test_run_of_an_async_job_in_a_loop_opens_no_provider(app: FakeQd, making: Making):
@@ -306,7 +306,7 @@ def test_run_of_an_async_job_in_a_loop_opens_no_provider(app: FakeQd, making: Ma
 
     with pytest.raises(RuntimeError, match="await the plain call"):
         asyncio.run(inside())
-    assert making.said == []
+    assert making.history == []
 
 
 async def asynchronous() -> Session:
@@ -492,7 +492,7 @@ def test_loading_and_the_job_are_given_the_same_session(app: FakeQd, shelf: Shel
         return session
 
     assert [ship.run(order)] == shelf.asked
-    assert making.said == ["open", "close"]
+    assert making.history == ["open", "close"]
 
 
 def test_an_object_of_a_subclass_travels_as_the_declared_model(app: FakeQd, shelf: Shelf):

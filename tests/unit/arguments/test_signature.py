@@ -234,7 +234,7 @@ def test_subclasses_of_plain_types_travel_as_them():
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "expected"),
     [
         (int, "7", "expected int, got str"),
         (int, 7.5, "expected int, got float"),
@@ -259,11 +259,11 @@ def test_subclasses_of_plain_types_travel_as_them():
         (list[int], [1, "2"], "$[1]"),
     ],
 )
-def test_a_wrong_value_raises_at_the_caller_and_is_named(kind, value, says):
+def test_a_wrong_value_raises_at_the_caller_and_is_named(kind, value, expected):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_a_recursive_value_is_refused():
@@ -279,7 +279,7 @@ def test_the_argument_at_fault_is_named_among_others():
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "expected"),
     [
         ({1, 2}, "a set"),
         (b"abc", "a bytes"),
@@ -296,11 +296,11 @@ def test_the_argument_at_fault_is_named_among_others():
     ],
 )
 @pytest.mark.parametrize("kind", [Any, object, Any | None])
-def test_an_untyped_argument_that_would_change_is_refused(kind, value, says):
+def test_an_untyped_argument_that_would_change_is_refused(kind, value, expected):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
     assert "annotate the parameter" in str(error.value)
 
 
@@ -408,7 +408,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "expected"),
     [
         (Item, Special("x", extra=3), "a Special would arrive as an Item: send an Item, or declare Special"),
         (Item, Bare("x"), "a Bare would arrive as an Item"),
@@ -462,11 +462,11 @@ BERLIN = ZoneInfo("Europe/Berlin")
     ],
     ids=str,
 )
-def test_a_typed_argument_that_would_change_is_refused(kind, value, says):
+def test_a_typed_argument_that_would_change_is_refused(kind, value, expected):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +546,7 @@ def test_unknown_names_may_be_caused_by_a_deploy(data, message):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "expected"),
     [
         (b'{"to":7}', "argument 'to' is of the wrong type: expected str, got int"),
         (b'{"to":"a","copies":"7"}', "argument 'copies' is of the wrong type: expected int, got str"),
@@ -562,10 +562,10 @@ def test_unknown_names_may_be_caused_by_a_deploy(data, message):
         (b'{"to":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deep"),
     ],
 )
-def test_a_value_that_does_not_convert_is_named(data, says):
+def test_a_value_that_does_not_convert_is_named(data, expected):
     with pytest.raises(WrongType) as error:
         signature_of(welcome).decode(data)
-    assert says in str(error.value)
+    assert expected in str(error.value)
     assert len(str(error.value)) < 400
 
 

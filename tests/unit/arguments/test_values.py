@@ -213,7 +213,7 @@ def test_a_json_form_is_accepted_for_a_value(kind, value, arrives):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "expected"),
     [
         (
             Order,
@@ -248,16 +248,16 @@ def test_a_json_form_is_accepted_for_a_value(kind, value, arrives):
         (Path, Path("\udcff"), "not Unicode"),
     ],
 )
-def test_a_value_that_would_change_in_transit_is_refused(kind, value, says):
+def test_a_value_that_would_change_in_transit_is_refused(kind, value, expected):
     with pytest.raises(ArgumentError) as error:
         typed(kind).encode({"value": value})
     assert "job(): argument 'value' cannot be sent: " in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "says"),
+    ("kind", "text", "expected"),
     [
         (Order, '{"id":"x"}', "argument 'value' is of the wrong type: id: Input should be a valid integer"),
         (Order, "[1]", "argument 'value' is of the wrong type: input should be an object"),
@@ -267,10 +267,10 @@ def test_a_value_that_would_change_in_transit_is_refused(kind, value, says):
         (Order, '{"id":1.2345678901235e+18}', "may have cut off"),
     ],
 )
-def test_a_value_that_does_not_validate_on_the_worker_is_named_in_one_line(kind, text, says):
+def test_a_value_that_does_not_validate_on_the_worker_is_named_in_one_line(kind, text, expected):
     with pytest.raises(WrongType) as error:
         typed(kind).decode(b'{"value":%b}' % text.encode())
-    assert says in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -96,7 +96,7 @@ def test_each_value_knows_its_origin(write):
 
 @pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
 def test_every_option_is_read_from_its_flag_its_key_and_its_variable(row, write):
-    said = {
+    examples = {
         "span": "7s",
         "spans": "7s",
         "count": "7",
@@ -106,7 +106,7 @@ def test_every_option_is_read_from_its_flag_its_key_and_its_variable(row, write)
         "queues": "seven",
         "name": "seven",
     }
-    word = row.choices[-1] if row.choices else said[row.kind]
+    word = row.choices[-1] if row.choices else examples[row.kind]
     file = '[connections.seven]\nurl = "redis://h/0"\n[pools.seven]\n'
     write(file)
     wanted = row.read(word)
@@ -214,7 +214,7 @@ def test_known_urls_are_accepted(url, folder):
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "expected"),
     [
         ("localhost:6379", "unknown kind of url 'localhost:'"),
         ("reddis://u:secret@h/0", "unknown kind of url 'reddis:' (did you mean 'redis'?)"),
@@ -224,11 +224,11 @@ def test_known_urls_are_accepted(url, folder):
         ("secret", "not a url"),
     ],
 )
-def test_unknown_urls_are_refused_without_showing_them(url, says, folder):
-    said = refused(environ={"QD_REDIS_URL": url})
-    assert said.startswith("environment QD_REDIS_URL: ")
-    assert says in said
-    assert "secret" not in said
+def test_unknown_urls_are_refused_without_showing_them(url, expected, folder):
+    error = refused(environ={"QD_REDIS_URL": url})
+    assert error.startswith("environment QD_REDIS_URL: ")
+    assert expected in error
+    assert "secret" not in error
 
 
 # --- connections and pools -------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_a_lease_of_zero_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("[worker]\ntimout = 5\n", "unknown key 'timout' in qd.toml:2 [worker] (did you mean 'timeout'?)"),
         ("[pools.a]\n\nworkrs = 5\n", "unknown key 'workrs' in qd.toml:3 [pools.a] (did you mean 'workers'?)"),
@@ -341,9 +341,9 @@ def test_a_lease_of_zero_is_refused(write):
         ("[failed]\nmax_count = 0\n", "0 is too small (at least 1)"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_refused_with_the_line(text, says, write):
+def test_a_wrong_file_is_refused_with_the_line(text, expected, write):
     write(text)
-    assert says in refused()
+    assert expected in refused()
 
 
 def test_a_mistake_in_another_pool_is_found_too(write):

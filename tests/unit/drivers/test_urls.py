@@ -22,7 +22,7 @@ def test_a_url_names_region_account_and_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "expected"),
     [
         ("sqs://", "names a region"),
         ("sqs:///mail", "names a region"),
@@ -35,8 +35,8 @@ def test_a_url_names_region_account_and_options() -> None:
         ("sqs://eu-west-1?shared=maybe", "neither true nor false"),
     ],
 )
-def test_errors_in_an_sqs_url_are_reported(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as raised:
+def test_errors_in_an_sqs_url_are_reported(url: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as raised:
         SqsUrl(url)
     assert "secret" not in str(raised.value)
 

@@ -247,7 +247,7 @@ def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"attempts": 7}, "tenant returned 'attempts', a key that qd uses: rename it"),
         ({"tags": []}, "returned 'tags', a key that qd uses"),
@@ -258,7 +258,7 @@ def test_a_signed_payload_keeps_its_signature_with_what_hooks_add(app: FakeQd):
         (7, "returned 7, which is not a mapping"),
     ],
 )
-def test_a_forbidden_key_of_a_hook_is_refused_before_anything_is_sent(app: FakeQd, given: Any, said: str):
+def test_a_forbidden_key_of_a_hook_is_refused_before_anything_is_sent(app: FakeQd, given: Any, expected: str):
     def tenant(connection: str, queue: str, payload: Mapping[str, Any]) -> Any:
         return given
 
@@ -267,7 +267,7 @@ def test_a_forbidden_key_of_a_hook_is_refused_before_anything_is_sent(app: FakeQ
     @app.job("mail.welcome")
     def welcome() -> None: ...
 
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=expected):
         welcome.dispatch()
     assert app.sent == []
 
@@ -281,15 +281,15 @@ async def asynchronous(connection: str, queue: str, payload: Mapping[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    ("hook", "expected"),
     [
         (takes_two, r"takes_two cannot be called with \(connection, queue, payload\)"),
         (asynchronous, "asynchronous is async"),
         (7, "the payload hook 7 cannot be called"),
     ],
 )
-def test_a_hook_with_a_wrong_signature_is_refused(app: FakeQd, hook: Any, said: str):
-    with pytest.raises(DeclarationError, match=said):
+def test_a_hook_with_a_wrong_signature_is_refused(app: FakeQd, hook: Any, expected: str):
+    with pytest.raises(DeclarationError, match=expected):
         app.payload_hook(hook)
 
 

@@ -53,7 +53,7 @@ def test_a_value_is_parsed_as_the_type_of_its_option(name, written, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "says"),
+    ("name", "written", "expected"),
     [
         ("tries", -1, "whole number"),
         ("tries", True, "whole number"),
@@ -77,8 +77,8 @@ def test_a_value_is_parsed_as_the_type_of_its_option(name, written, value):
         ("queues", [], "an empty list of queues"),
     ],
 )
-def test_an_invalid_value_is_refused(name, written, says):
-    with pytest.raises(ValueError, match=says):
+def test_an_invalid_value_is_refused(name, written, expected):
+    with pytest.raises(ValueError, match=expected):
         WORK[name].read(written)
 
 
@@ -91,7 +91,7 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "expected"),
     [
         ({"trys": 5}, "unknown option 'trys' of a job \\(did you mean 'tries'"),
         ({"uniq": "x"}, "unknown option 'uniq' of a job"),
@@ -104,8 +104,8 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ({"queue": ""}, "option queue of a job: '' is not a name"),
     ],
 )
-def test_a_wrong_job_option_is_refused_by_name(given, says):
-    with pytest.raises(DeclarationError, match=says):
+def test_a_wrong_job_option_is_refused_by_name(given, expected):
+    with pytest.raises(DeclarationError, match=expected):
         JobOptions.read(given)
 
 

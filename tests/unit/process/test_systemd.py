@@ -55,20 +55,20 @@ def test_each_call_is_one_datagram(listener: tuple[Listener, Notifier]) -> None:
 def test_reloading_includes_the_timestamp(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
     assert notifier.reloading()
-    said = heard.next()
-    assert said is not None
-    assert said["RELOADING"] == "1"
-    assert int(said["MONOTONIC_USEC"]) > 0
+    message = heard.next()
+    assert message is not None
+    assert message["RELOADING"] == "1"
+    assert int(message["MONOTONIC_USEC"]) > 0
 
 
 def test_a_status_is_one_short_line(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
     assert notifier.status("two\nREADY=1 lines " + "x" * 10_000)
-    said = heard.next()
-    assert said is not None
-    assert list(said) == ["STATUS"]
-    assert said["STATUS"].startswith("two READY=1 lines xx")
-    assert len(said["STATUS"]) <= 500
+    message = heard.next()
+    assert message is not None
+    assert list(message) == ["STATUS"]
+    assert message["STATUS"].startswith("two READY=1 lines xx")
+    assert len(message["STATUS"]) <= 500
 
 
 def test_an_empty_status_sends_nothing(listener: tuple[Listener, Notifier]) -> None:
@@ -104,10 +104,10 @@ def test_a_full_queue_neither_blocks_nor_loses_the_newest_of_each(listener: tupl
     while heard.next():
         pass
     assert notifier.extend(1)
-    said = heard.next()
-    assert said is not None
-    assert "RELOADING" not in said  # the state after the message, so reloading has ended
-    assert (said["READY"], said["STATUS"], said["WATCHDOG"], said["EXTEND_TIMEOUT_USEC"]) == (
+    message = heard.next()
+    assert message is not None
+    assert "RELOADING" not in message  # the state after the message, so reloading has ended
+    assert (message["READY"], message["STATUS"], message["WATCHDOG"], message["EXTEND_TIMEOUT_USEC"]) == (
         "1",
         "last",
         "1",

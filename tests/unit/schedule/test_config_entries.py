@@ -28,13 +28,13 @@ class Shop:
 
         self.cleanup = cleanup
 
-    def said(self, text: str) -> config.Settings:
+    def configure(self, text: str) -> config.Settings:
         (self.folder / "qd.toml").write_text(f'[connections.redis]\nurl = "redis://h"\n[schedule]\n{text}')
         self.app.settings = config.load(self.folder / "qd.toml", environ={})
         return self.app.settings
 
     def only(self, text: str):
-        self.said(text)
+        self.configure(text)
         (entry,) = self.app.schedule.entries()
         return entry
 
@@ -71,7 +71,7 @@ def test_an_entry_can_be_a_job_with_arguments(shop):
 
 
 def test_an_entry_can_be_a_function_a_shell_line_or_a_command(shop):
-    shop.said(f"""
+    shop.configure(f"""
         entries.refill = {{call = "{__name__}:refill", every = "10s", on_every_host = true, in_background = true}}
         entries."du -s" = {{shell = "du -s *", every = 90, output_to = "/tmp/du", append = true, timeout = "5m"}}
         entries.forget = {{qd = "failed forget --older-than 30d", cron = "@weekly", even_in_maintenance_mode = true}}
@@ -86,23 +86,25 @@ def test_an_entry_can_be_a_function_a_shell_line_or_a_command(shop):
 
 def test_entries_of_the_code_come_first_and_no_two_have_one_name(shop):
     shop.app.schedule(refill).daily().name("refill")
-    shop.said("entries.refill = {shell = 'true', every = 1}")
+    shop.configure("entries.refill = {shell = 'true', every = 1}")
     with pytest.raises(
         DeclarationError, match=r"qd.toml:4 is wrong: .*test_config_entries.py:\d+ has the name 'refill'"
     ):
         shop.app.schedule.entries()
-    shop.said("entries.other = {shell = 'true', every = 1}")
+    shop.configure("entries.other = {shell = 'true', every = 1}")
     for _ in range(2):
         assert [entry.name for entry in shop.app.schedule.entries()] == ["refill", "other"]
 
 
 def test_entries_survive_serialization(shop):
-    found = shop.said("entries.a = {job = 'shop.cleanup', args = {days = 7}, environments = ['a', 'b'], every = 1}")
+    found = shop.configure(
+        "entries.a = {job = 'shop.cleanup', args = {days = 7}, environments = ['a', 'b'], every = 1}"
+    )
     assert config.from_json(config.to_json(found)) == found
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("[schedule.entries.a]\njob = 'x'\ncorn = '* * * * *'", "'corn' in qd.toml:6 [schedule.entries.a] (did you mean"),
         ("entries.a = {append_output_to = 'x'}", 'write output_to = "...", and append = true'),
@@ -118,25 +120,25 @@ def test_entries_survive_serialization(shop):
         ("[schedule.entries.a]\nargs = 7", "args in qd.toml:5 [schedule.entries.a]: 7 is not a table of arguments"),
     ],
 )  # fmt: skip
-def test_a_wrong_key_is_reported_with_its_line(shop, text, says):
+def test_a_wrong_key_is_reported_with_its_line(shop, text, expected):
     with pytest.raises(ConfigError) as error:
-        shop.said(text)
-    assert says in str(error.value)
+        shop.configure(text)
+    assert expected in str(error.value)
 
 
 def test_the_suggested_cron_expressions_match_the_builder_methods():
-    words = {word: says for word, says in ENTRY_WORDS.items() if "cron = " in says and " for " not in says}
+    words = {word: message for word, message in ENTRY_WORDS.items() if "cron = " in message and " for " not in message}
     assert len(words) > 10
-    for word, says in words.items():
+    for word, message in words.items():
         if word != "between":
-            assert getattr(Scheduled(CallTask(refill), "", ("", 0), {}), word)()._expression in says, word
+            assert getattr(Scheduled(CallTask(refill), "", ("", 0), {}), word)()._expression in message, word
 
 
 SHELL = "shell = 'ls'"
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "expected"),
     [
         ("every = 1", "nothing says what it runs: add job, call, shell or qd"),
         ("shell = 'ls', qd = 'declared', every = 1", "shell and qd both say what it runs"),
@@ -152,20 +154,20 @@ SHELL = "shell = 'ls'"
         (f"{SHELL}, every = 0.0105", "whole milliseconds"),
     ],
 )  # fmt: skip
-def test_contradicting_keys_are_found_without_the_app(shop, keys, says):
+def test_contradicting_keys_are_found_without_the_app(shop, keys, expected):
     from qd.schedule.declare import check
 
-    settings = shop.said(f"\n\nentries.a = {{{keys}}}")
+    settings = shop.configure(f"\n\nentries.a = {{{keys}}}")
     with pytest.raises(DeclarationError) as error:
         check(settings.schedule.entries[0], settings)
     assert "qd.toml:6" in str(error.value)
     assert "[schedule.entries.a]" in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "expected"),
     [
         ("job = 'shop.clean_up'", "no job is called 'shop.clean_up' (did you mean 'shop.cleanup'?)"),
         ("job = 'shop.cleanup'", "job 'shop.cleanup' needs days: write args = {days = ...}"),
@@ -177,12 +179,12 @@ def test_contradicting_keys_are_found_without_the_app(shop, keys, says):
         ("call = 'json:dumps'", "takes arguments"),
     ],
 )
-def test_keys_that_do_not_fit_the_app_are_refused(shop, keys, says):
-    shop.said(f"entries.a = {{{keys}, every = 1}}")
+def test_keys_that_do_not_fit_the_app_are_refused(shop, keys, expected):
+    shop.configure(f"entries.a = {{{keys}, every = 1}}")
     with pytest.raises(DeclarationError) as error:
         shop.app.schedule.entries()
     assert "qd.toml:4" in str(error.value)
-    assert says in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_pyproject_entries_are_read_from_tool_qd(shop):

@@ -271,8 +271,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_mistake_is_refused_at_the_declaration(app, case):
-    declare, said = BAD[case]
-    with pytest.raises(DeclarationError, match=said) as error:
+    declare, expected = BAD[case]
+    with pytest.raises(DeclarationError, match=expected) as error:
         declare(app)
     assert "\n" not in str(error.value)
     assert f"{__file__}:{declare.__code__.co_firstlineno}" in str(error.value)
@@ -292,9 +292,9 @@ LATE = {
 
 @pytest.mark.parametrize("case", LATE)
 def test_contradictions_are_refused_when_entries_are_read(app, case):
-    declare, said = LATE[case]
+    declare, expected = LATE[case]
     declare(app)
-    with pytest.raises(DeclarationError, match=said) as error:
+    with pytest.raises(DeclarationError, match=expected) as error:
         app.schedule.entries()
     assert f"{__file__}:{declare.__code__.co_firstlineno}" in str(error.value)
 
@@ -364,8 +364,8 @@ def test_jobs_that_no_scheduler_can_send_are_refused(app: FakeQd, report):
     @app.job
     def needs(month: int): ...
 
-    def refuse(what, said):
-        with pytest.raises(DeclarationError, match=said):
+    def refuse(what, expected):
+        with pytest.raises(DeclarationError, match=expected):
             app.schedule(what)
 
     refuse(needs, "is missing argument 'month'")
@@ -376,7 +376,7 @@ def test_jobs_that_no_scheduler_can_send_are_refused(app: FakeQd, report):
 
 
 def test_a_job_has_one_lock(app: FakeQd, report):
-    for what, said in [
+    for what, expected in [
         (app.chain(report.bind(), report.bind()), "a chain is several"),
         (report.using(unique="all").bind(), "its job has unique="),
         (report.using(key="a").bind(), "its job has key="),
@@ -384,7 +384,7 @@ def test_a_job_has_one_lock(app: FakeQd, report):
         app = FakeQd()
         app._registry.add(report._plan.declared)
         app.schedule(what).daily().without_overlapping()
-        with pytest.raises(DeclarationError, match=said):
+        with pytest.raises(DeclarationError, match=expected):
             app.schedule.entries()
 
 
