@@ -1,6 +1,6 @@
-"""What `make demo` runs: the gallery beside this file, a private server, two workers, and what they must do.
+"""What `make demo` runs: the gallery next to this file on a private server, with two workers, and checks of their work.
 
-Works in a temporary folder, leaves nothing behind, and exits 1 when something did not happen as it says.
+Works in a temporary folder, leaves nothing behind, and exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAY = 2.0
 
 
 class Workers:
-    """`qd work` in this folder, its log printed as it comes; of each traceback the gallery's own line is enough here."""
+    """`qd work` in this folder, its log printed as it comes; tracebacks are reduced to the gallery's own line."""
 
     def __init__(self) -> None:
         command = [*QD, "work", "--workers", "2", "--stop-timeout", "10"]
@@ -49,7 +49,7 @@ class Workers:
                     print(f"  | {self.log[-1]}", flush=True)
 
     def stop(self) -> int:
-        """TERM, and the exit code. SIGKILL if it does not obey; its children die with it."""
+        """Send TERM and return the exit code. SIGKILL if it does not exit; its children die with it."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -61,7 +61,7 @@ class Workers:
         return code
 
     def left(self) -> list[int]:
-        """Processes of its session that still live."""
+        """Processes of its session that are still alive."""
         return [pid for pid in psutil.pids() if session_of(pid) == self.process.pid]
 
     def logged(self, *words: str) -> bool:
@@ -70,13 +70,13 @@ class Workers:
 
 
 class Report:
-    """What was promised, and whether it was seen."""
+    """Prints each expected fact and whether it was observed."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[bool, str]] = []
 
     def expect(self, text: str, fact: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Note whether `fact` comes true within `seconds`; once something did not, nothing is waited for any more."""
+        """Print whether `fact` becomes true within `seconds`. After the first failure it no longer waits."""
         good = all(seen for seen, _ in self.rows)
         self.rows.append((waited(fact, seconds if good else 0), text))
 
@@ -110,7 +110,7 @@ def session_of(pid: int) -> int:
 
 
 def qd(*arguments: str) -> None:
-    """One `qd` command, shown with what it prints."""
+    """Run a `qd` command and print it with its output."""
     print(f"$ qd {' '.join(arguments)}", flush=True)
     done = subprocess.run([*QD, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     print("".join(f"  {line}\n" for line in done.stdout.splitlines()), end="", flush=True)
@@ -176,7 +176,7 @@ def work(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
 
 
 def sent_at() -> float:
-    """When the mail was written, 0 before."""
+    """When the mail was written; 0 if not yet."""
     return max((mail.stat().st_mtime for mail in Path("outbox").glob("*.eml")), default=0.0)
 
 
@@ -187,7 +187,7 @@ def stop(gallery: Any, pictures: Any, workers: Workers, report: Report) -> None:
     code = workers.stop()
     report.expect("the job that ran at TERM was finished", Path("pictures", "slow.pgm").exists, 0)
     report.expect("the job it sent waits in the queue", lambda: gallery.app.queue("gallery").size() == 1, 0)
-    report.expect(f"qd work ended with exit code {code} (0: asked to stop)", lambda: code == 0, 0)
+    report.expect(f"qd work ended with exit code {code} (0: stopped by a signal)", lambda: code == 0, 0)
     report.expect("no process of it was left", lambda: not workers.left(), 1)
 
 

@@ -1,6 +1,6 @@
 """The background work of a picture gallery: fetch pictures, scale them, write the page, send mail.
 
-Every job may run twice (delivery is at least once), so each writes its file aside and puts it in place in one step.
+Every job may run twice (delivery is at least once), so each writes a temporary file and renames it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PICTURES, THUMBS, OUTBOX, PAGE = Path("pictures"), Path("thumbs"), Path("outbox"
 
 @app.job("gallery.fetch", tries=3, backoff=[0.5, 2], timeout=2)
 def fetch(url: str) -> None:
-    """Download one picture, then have it scaled. A server that fails or hangs is asked again, three times in all."""
+    """Download one picture, then have it scaled. A server that fails or hangs is tried three times in all."""
     with urllib.request.urlopen(url, timeout=30) as reply:
         name = Path(urlsplit(url).path).name
         put(PICTURES / name, reply.read())
@@ -44,7 +44,7 @@ def send(to: str, subject: str, text: str = "") -> None:
 
 @app.job("gallery.page")
 class WritePage(Job[None]):
-    """A job as a class: its fields are its arguments, and failed() is called when it is given up."""
+    """A job as a class: its fields are its arguments, and failed() is called when it fails permanently."""
 
     title: str
     notify: str
@@ -60,7 +60,7 @@ class WritePage(Job[None]):
 
 
 def put(path: Path, content: bytes) -> None:
-    """The whole file or none of it."""
+    """Write the whole file or nothing."""
     path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f".{path.name}.{current_job().id}")
     aside.write_bytes(content)

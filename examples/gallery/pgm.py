@@ -1,4 +1,4 @@
-"""Grey pictures in the PGM format (P5, one byte a pixel): read, scale down, write. Pure."""
+"""Grey pictures in the PGM format (P5, one byte per pixel): read, scale down, write. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Picture(NamedTuple):
 
 
 def read(content: bytes) -> Picture:
-    """Raises ValueError when it is no such picture, or cut."""
+    """Raises ValueError if it is not such a picture or is truncated."""
     header = HEADER.match(content)
     if header is None:
-        raise ValueError(f"not a PGM picture of one byte a pixel: {content[:20]!r}")
+        raise ValueError(f"not a PGM picture of one byte per pixel: {content[:20]!r}")
     picture = Picture(int(header[1]), int(header[2]), content[header.end() :])
     if len(picture.pixels) != picture.width * picture.height:
-        raise ValueError(f"cut: {len(picture.pixels)} of {picture.width * picture.height} pixels")
+        raise ValueError(f"truncated: {len(picture.pixels)} of {picture.width * picture.height} pixels")
     return picture
 
 
@@ -30,7 +30,7 @@ def written(picture: Picture) -> bytes:
 
 
 def scaled(picture: Picture, width: int) -> Picture:
-    """At most `width` wide, each new pixel the mean of those it stands for."""
+    """Scale to at most `width`; each new pixel is the mean of the pixels it replaces."""
     step = max(1, -(-picture.width // width))
     rows = [row(picture, y, step) for y in range(0, picture.height - step + 1, step)]
     return Picture(len(rows[0]), len(rows), b"".join(rows))

@@ -16,7 +16,7 @@ SIDE = 240
 
 
 class PictureServer(ThreadingHTTPServer):
-    """Listens from its making on; port 0 is a free one. close() also ends the requests that hang."""
+    """Listens as soon as it is created; port 0 picks a free port. close() also ends the requests that hang."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent: the workers' log is the one to read."""
+        """Print nothing: the workers' log is what matters."""
 
 
 if __name__ == "__main__":

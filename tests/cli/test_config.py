@@ -268,7 +268,10 @@ def test_commented_out_settings_of_init_are_valid(folder):
 def test_init_overwrites_nothing(name, folder):
     (folder / name).write_text("mine")
     code, output = line("init")
-    assert (code, f"{name} already exists; nothing was written; run `qd init` in an empty folder" in output) == (2, True)
+    assert (code, f"{name} already exists; nothing was written; run `qd init` in an empty folder" in output) == (
+        2,
+        True,
+    )
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(name, "mine")]
 
 
@@ -365,8 +368,8 @@ def test_the_dockerfile_runs_qd_directly_in_exec_form(folder):
 
 def test_generated_files_install_what_the_connections_need(folder):
     (folder / "qd.toml").write_text(
-        '[qd]\napp = "shop:app"\ndefault = "main"\ncontrol = "beside"\n[connections.main]\nurl = "sqs://eu-west-1"\n'
-        '[connections.beside]\nurl = "sqlite:///beside.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
+        '[qd]\napp = "shop:app"\ndefault = "main"\ncontrol = "control"\n[connections.main]\nurl = "sqs://eu-west-1"\n'
+        '[connections.control]\nurl = "sqlite:///control.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
     )
     image = qd("init", "docker").stdout
     assert "RUN pip install --no-cache-dir --find-links . 'qd-worker[database,sqs]==" in image

@@ -307,9 +307,9 @@ from qd.cli import main
 
 modes = {"plain": os.devnull, "full": "/dev/full", "closed": None}
 
-def run(words, path, said):
+def run(words, path, stderr):
     sys.argv = ["qd", *words]
-    os.dup2(said, 2)
+    os.dup2(stderr, 2)
     if path is None:
         os.close(1)
         sys.stdout = None
@@ -318,12 +318,12 @@ def run(words, path, said):
     main.main()
 
 def ended(words, path):
-    heard, said = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
-            run(words, path, said)
+            run(words, path, writer)
         except SystemExit as leaving:
             code = leaving.code or 0
         except BaseException:
@@ -334,9 +334,9 @@ def ended(words, path):
         except OSError as error:
             code = 120  # as Python itself
         os._exit(code)
-    os.close(said)
-    text = b"".join(iter(lambda: os.read(heard, 4096), b""))
-    os.close(heard)
+    os.close(writer)
+    text = b"".join(iter(lambda: os.read(reader, 4096), b""))
+    os.close(reader)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text.decode()
 
 for name in main.COMMANDS:

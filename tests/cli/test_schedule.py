@@ -257,7 +257,7 @@ def test_a_run_without_a_recorded_end_is_shown(scheduled: Run, clean_redis: Clie
         clean_redis.call("HSET", "qd:ticks", "tidy", f"{int(field * 1000)} t m")
         return entry(document(scheduled("list", "--json")), "tidy")["unended_at"]
 
-    assert seen(tick - 1000.5) is None  # time of the first look, not a tick
+    assert seen(tick - 1000.5) is None  # time of the first check, not a tick
     assert seen(tick) == tick
     assert "end unknown: it runs, or died with its scheduler" in done(scheduled("list"))
     note(

@@ -153,9 +153,9 @@ class Shop(Project):
 
     def config(self, more: str = "") -> None:
         lines = [f"{key} = {json.dumps(value)}" for key, value in self.table.items()]
-        beside = f'[connections.control]\nurl = "{self.served.control}"\n' if self.served.control else ""
-        control = "control" if beside else NAME
-        head = f'[qd]\napp = "jobs:app"\ndefault = "{NAME}"\ncontrol = "{control}"\n\n{beside}'
+        section = f'[connections.control]\nurl = "{self.served.control}"\n' if self.served.control else ""
+        control = "control" if section else NAME
+        head = f'[qd]\napp = "jobs:app"\ndefault = "{NAME}"\ncontrol = "{control}"\n\n{section}'
         (self.root / "qd.toml").write_text(f"{head}\n[connections.{NAME}]\n" + "\n".join([*lines, "", more]))
 
     def env(self, **more: str) -> dict[str, str]:

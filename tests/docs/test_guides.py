@@ -69,7 +69,7 @@ def test_every_command_prints_what_the_page_shows(project: Callable[..., Project
             work.stop(signal.SIGINT)
         done = one.qd(*words[1:])
         assert done.returncode == (2 if "subject=Hi" in words else 0), f"{command}: {done.stdout}{done.stderr}"
-        assert re.search(shown(lines), done.stdout + done.stderr), f"{command} said {done.stdout}{done.stderr}"
+        assert re.search(shown(lines), done.stdout + done.stderr), f"{command} printed {done.stdout}{done.stderr}"
         seen += 1
         if words[1:] == ["restart", "--rolling"]:
             assert work is not None
@@ -177,13 +177,13 @@ def test_the_django_project_of_the_page_works(django_shop: FrameworkProject):
 
 
 PAGE_RECIPES = sample_program((ROOT / "docs" / "recipes.md").read_text())
-TOLD = """
+NOTES = """
 
 @app.on(WorkerStopping)
 def note(event: WorkerStopping) -> None:
     import json
     with open("witness", "a") as file:
-        for what, value in sentry_sdk.told:
+        for what, value in sentry_sdk.reported:
             print(json.dumps([what, value], default=repr), file=file)
 """
 
@@ -191,7 +191,7 @@ def note(event: WorkerStopping) -> None:
 @pytest.fixture
 def recipes_shop(project: MakeProject, monkeypatch) -> Project:
     monkeypatch.setenv("PYTHONPATH", str(STANDINS))
-    return project(jobs=PAGE_RECIPES + TOLD)
+    return project(jobs=PAGE_RECIPES + NOTES)
 
 
 @pytest.mark.usefixtures("clean_redis")

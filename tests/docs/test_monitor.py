@@ -1,4 +1,4 @@
-"""docs/monitor.md: MONITOR shows what the page says for one job, and the table has every key."""
+"""docs/monitor.md: MONITOR shows the calls on the page for one job, and the table has every key."""
 
 from __future__ import annotations
 

@@ -55,11 +55,11 @@ def test_the_worker_user_has_the_rights_of_the_scripts():
         "ends_left.lua",
         "outbox.lua",
         "delivery_turn.lua",
-    )  # for a cluster, and for the control connection of beanstalkd and SQS, as the page says
+    )  # for a cluster, and for the control connection of beanstalkd and SQS, as on the page
     texts = [path.read_text() for path in folder.glob("*.lua") if path.name not in (*operators, *elsewhere)]
     called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert len(called) > 15
-    called.remove("set")  # for unique jobs and locks, as the page says
+    called.remove("set")  # for unique jobs and locks, as on the page
     assert called <= {rule[1:] for rule in USERS["qd-worker"] if rule.startswith("+")}
 
 

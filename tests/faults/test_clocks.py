@@ -132,14 +132,14 @@ def test_setting_the_clock_does_not_change_timeouts(
     work = host.work("-w", "2")
     for step in (-30.0, HOUR):
         (n,) = ledger.push(job="stuck", how=how)
-        (beside,) = ledger.push(seconds=1.0)
+        (quick,) = ledger.push(seconds=1.0)
         began = ledger.wait_start(n)
         host.set(step)
         ended = eventually(lambda: gone(began.pid), 20, every=0.002, what="no worker over its timeout")  # noqa: B023
         over = ended - began.at - 2.0
         assert over > -0.1, "ended too early"
         assert not figures.strict or over < 0.5
-        ledger.wait_end(beside)
+        ledger.wait_end(quick)
         work.wait_line("job.failed .*job=stuck", count=len(ledger.pushed) // 2)
         host.set(0.0)
     assert not work.matches(r"lease[._]|silent")

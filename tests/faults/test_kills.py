@@ -174,15 +174,15 @@ def lease_end(redis: Client) -> float:
 )
 @pytest.mark.leaves("qd:masters")  # of the lost host, for an hour
 @pytest.mark.parametrize(
-    ("lease", "by", "beside"),
+    ("lease", "by", "waiting"),
     [(2, "name", True), (2, "boot", True), (2, "ns", True), (4, "name", False)],
     ids=["another name", "another boot", "another namespace", "started afterwards"],
 )
 def test_another_host_takes_over_when_the_lease_has_expired(
-    lease: int, by: str, beside: bool, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
+    lease: int, by: str, waiting: bool, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     shop.config(f'retry_after = "{lease}s"\n')
-    other = work_on_another_host(shop, "-w", "1", "--sleep", "0.2", by=by) if beside else None
+    other = work_on_another_host(shop, "-w", "1", "--sleep", "0.2", by=by) if waiting else None
     if other:
         other.signal(signal.SIGUSR2)  # its keeper runs, its worker reserves nothing yet
         other.wait_line("master.paused")
@@ -204,7 +204,7 @@ def test_another_host_takes_over_when_the_lease_has_expired(
     other.wait_line("lease.expired jobs=1")
     other.stop()
     ledger.conserve()
-    figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=[late], p99=1.5 if beside else 2.5)
+    figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=[late], p99=1.5 if waiting else 2.5)
 
 
 # --- jobs that kill their master

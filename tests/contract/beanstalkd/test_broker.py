@@ -1,4 +1,4 @@
-"""The backend of beanstalkd by itself: many puts in one piece, and what the server says to each."""
+"""The beanstalkd backend: pipelined puts with one answer each, draining servers, and waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bodies(server: Server) -> Iterator[bytes]:
 
 
 def test_each_put_of_many_has_its_own_answer() -> None:
-    """In order, over several pieces, with those in the middle that the server never takes."""
+    """In order, across several writes, with jobs in the middle that the server never accepts."""
     installed()
     jobs = [b"%d" % number for number in range(2 * MANY + 5)]
     jobs[7], jobs[MANY - 1], jobs[MANY + 1] = b"x" * 3000, b"x" * 3000, b"y" * 1500
@@ -40,8 +40,8 @@ def test_each_put_of_many_has_its_own_answer() -> None:
         assert list(bodies(server)) == [body for body in jobs if len(body) <= 2000]
 
 
-def test_a_server_that_drains_takes_none_and_says_so() -> None:
-    """And the connection goes on: what it has is worked off."""
+def test_a_draining_server_rejects_puts_and_still_delivers() -> None:
+    """The connection stays usable, and jobs already queued can be reserved and deleted."""
     installed()
     with Server() as server, talking(server) as backend:
         assert backend.send("q", [(b"before", 0.0)]) == [None]
@@ -59,11 +59,11 @@ def test_a_server_that_drains_takes_none_and_says_so() -> None:
         assert backend.deleted(wait=True) == [("q", delivery.id)]
 
 
-def test_a_wait_may_last_longer_than_an_answer(beanstalkd: Server) -> None:
-    """The time for the answer begins when the server's wait is over, also where no descriptor can end the wait."""
+def test_a_wait_may_last_longer_than_the_answer_timeout(beanstalkd: Server) -> None:
+    """The answer timeout starts when the server's wait is over, even if no descriptor can end the wait."""
     with talking(beanstalkd) as backend:
         backend.patience(5.0, 2.5)
         assert backend.reserve(["q"], 3.0) is None
-        assert backend.connection.life == 1, "the connection was given up"
+        assert backend.connection.life == 1, "the connection was replaced"
         assert backend.send("q", [(b"1", 0.0)]) == [None]
-        assert backend.connection.life == 1, "the connection was given up"
+        assert backend.connection.life == 1, "the connection was replaced"

@@ -1,4 +1,4 @@
-"""A turn on beanstalkd: what is done is deleted with the look for the next job, and acked by the step that leases that."""
+"""A turn on beanstalkd: one write deletes the finished job and reserves the next, whose lease also acks the finished one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:at:
 
 @pytest.fixture
 def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[Open]:
-    """connect(slot): a connection of its own."""
+    """connect(slot): a new connection; closed at the end."""
     path, opened = tmp_path / "qd.toml", list[BrokerKeeperQueue]()
     path.write_text(
         f'[qd]\ndefault = "tubes"\ncontrol = "redis"\n[connections.redis]\nurl = "{server.url}"\n'
@@ -52,7 +52,7 @@ def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def queue(connect: Open) -> BrokerKeeperQueue:
-    """With jobs 1 to 3 in `mail`, the first of them in hand."""
+    """A connection with jobs 1 to 3 in `mail`."""
     found = connect(1)
     found.push_many([("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
     return found
@@ -72,14 +72,14 @@ def broken(*_: Any) -> Any:
 
 
 def rest(queue: BrokerKeeperQueue, done: Reserved | None) -> list[int | None]:
-    """The jobs that come yet, each acked."""
+    """The numbers of the remaining jobs; each is acked with the next turn."""
     found = list[int | None]()
     while (done := queue.turn(done, ("mail",)).reserved) is not None:
         found.append(number(done))
     return found
 
 
-def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
+def test_a_turn_writes_once_to_beanstalkd_and_leaves_no_note(
     queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, written = queue.turn(None, ("mail",)).reserved, list[bytes]()
@@ -99,10 +99,10 @@ def test_a_turn_writes_once_to_beanstalkd_and_keeps_no_note(
     assert rest(queue, turn.reserved) == [3]
 
 
-def test_a_worker_that_dies_with_its_job_deleted_and_not_acked_loses_nothing(
+def test_a_job_deleted_and_not_acked_by_a_killed_worker_runs_again(
     queue: BrokerKeeperQueue, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs again, as each that ended and was not acked: from where its lease stands."""
+    """The keeper restores it from its lease, as any job that ended without an ack."""
     first = queue.turn(None, ("mail",)).reserved
     assert first is not None
     with monkeypatch.context() as patched:
@@ -117,7 +117,7 @@ def test_a_worker_that_dies_with_its_job_deleted_and_not_acked_loses_nothing(
     assert redis.call("EXISTS", ENDED) == 0
 
 
-def test_a_step_that_broke_before_it_was_done_is_made_good(
+def test_a_step_that_was_not_executed_is_repeated(
     queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queue.turn(None, ("mail",)).reserved
@@ -133,7 +133,7 @@ def test_a_step_that_broke_before_it_was_done_is_made_good(
     assert redis.call("EXISTS", ENDED) == 0
 
 
-def test_a_step_whose_reply_was_lost_has_deleted_the_right_one(
+def test_a_step_with_a_lost_reply_has_acked_the_right_job(
     queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, run = queue.turn(None, ("mail",)).reserved, queue.space.run
@@ -151,15 +151,15 @@ def test_a_step_whose_reply_was_lost_has_deleted_the_right_one(
     assert rest(queue, second) == [3]
 
 
-def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
+def test_a_job_put_back_by_a_broken_connection_is_acked_and_deleted(
     queue: BrokerKeeperQueue, connect: Open, beanstalkd: Beanstalkd
 ) -> None:
-    """It broke while the job ran, and another worker is given that job as well."""
+    """The connection broke while the job ran, so beanstalkd offers the job to another worker."""
     other, first = connect(2), queue.turn(None, ("mail",)).reserved
     connection_of(queue).close()
     eventually(lambda: other.backend.counts("mail").ready == 3)
     second = other.turn(None, ("mail",)).reserved
-    assert number(second) == 2, "the first is in hand: it was put back"
+    assert number(second) == 2, "the first is leased: it was put back"
     turn = queue.turn(first, ("mail",))
     assert (turn.acked, number(turn.reserved)) == (True, 3)
     assert rest(other, second) == []
@@ -169,22 +169,22 @@ def test_what_the_connection_does_not_hold_any_more_is_acked_and_deleted(
 
 
 def left_with_a_delivery(queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """beanstalkd has handed out job 1, and the control connection breaks before the worker has leased it."""
+    """beanstalkd has delivered job 1, and the control connection breaks before the worker has leased it."""
     with monkeypatch.context() as patched:
         patched.setattr(queue.space, "run", broken)
         with pytest.raises(ConnectionLost):
             queue.turn(None, ("mail",))
 
 
-def test_a_delivery_that_was_reserved_too_long_ago_is_not_run_once_more(
+def test_a_delivery_past_its_time_to_run_is_not_run_twice(
     connect: Open, beanstalkd: Beanstalkd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile beanstalkd has handed it to another worker, who has run it."""
+    """Meanwhile beanstalkd has delivered it to another worker, which has run it."""
     late, other = connect(1), connect(2)
     with beanstalkd.client() as client:
         client.use("mail")
         client.put(make("quick", b'{"n":1}', created_at=1), ttr=1)
-    late.turn(None, ("other",))  # it asks which queues are paused
+    late.turn(None, ("other",))  # reads which queues are paused
     left_with_a_delivery(late, monkeypatch)
     job = other.turn(None, ("mail",)).reserved  # its time to run has passed already on a slow machine
     if job is None:
@@ -196,7 +196,7 @@ def test_a_delivery_that_was_reserved_too_long_ago_is_not_run_once_more(
     assert rest(late, None) == []
 
 
-def test_a_delivery_whose_connection_broke_is_not_run_once_more(
+def test_a_delivery_on_a_broken_connection_is_not_run_twice(
     queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = connect(2)
@@ -209,10 +209,10 @@ def test_a_delivery_whose_connection_broke_is_not_run_once_more(
     assert rest(queue, None) == []
 
 
-def test_a_delivery_that_is_still_reserved_is_kept_while_the_control_connection_is_away(
+def test_a_reserved_delivery_is_kept_while_the_control_connection_is_unreachable(
     queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not go back: to beanstalkd that would be an attempt."""
+    """Releasing it would count as an attempt in beanstalkd."""
     queue.turn(None, ("other",))
     left_with_a_delivery(queue, monkeypatch)
     monkeypatch.setattr(broker_queue, "SURELY", -1.0)

@@ -1,5 +1,5 @@
-"""A server that rejects calls: full, read-only, without disk, busy. Nothing changes, the error says why, and calls work
-afterwards."""
+"""A server that rejects calls: full, read-only, without disk, busy. Nothing changes, the error names the cause, and calls
+work afterwards."""
 
 from __future__ import annotations
 

@@ -416,13 +416,13 @@ def test_a_missing_queue_does_not_block_others(connect: Open) -> None:
 
 def test_a_job_is_acked_before_the_next_one_is_requested(connect: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request may take long, and a worker that is killed meanwhile has finished its job."""
-    queue, beside, owned = connect(), connect(2), list[bytes | None]()
+    queue, other, owned = connect(), connect(2), list[bytes | None]()
     queue.push("mail", job(1))
     held = take(queue, "mail")
     look = queue.backend.reserve
 
     def looked(queues: Sequence[str], seconds: float, wake: int = -1) -> Delivery | None:
-        owned.append(beside.owned("mail", queue.owner))
+        owned.append(other.owned("mail", queue.owner))
         return look(queues, seconds, wake)
 
     monkeypatch.setattr(queue.backend, "reserve", looked)

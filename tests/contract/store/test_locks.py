@@ -155,13 +155,13 @@ def test_a_newcomer_does_not_take_a_reserved_time_slot(
     monkeypatch.setattr(locks, "LATE", 60.0)
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
-    rate.start(store, "told", "m")
+    rate.start(store, "reserved", "m")
     beside.call("DEL", "app_qd:rate:{x}:starts")  # a window later
     now = int(store.now() * 1e6)
-    beside.call("ZADD", "app_qd:rate:{x}:turns", now, "told")
-    beside.call("ZADD", "app_qd:rate:{x}:due", now, "told")
+    beside.call("ZADD", "app_qd:rate:{x}:turns", now, "reserved")
+    beside.call("ZADD", "app_qd:rate:{x}:due", now, "reserved")
     assert rate.start(store, "newcomer", "m").wait > 0
-    assert rate.start(store, "told", "m").wait == 0
+    assert rate.start(store, "reserved", "m").wait == 0
 
 
 @LEAVES

@@ -50,13 +50,13 @@ def test_using_overrides_computed_options(app: FakeQd):
         order_id: int
 
         def tags(self) -> list[str]:
-            return ["worked out"]
+            return ["computed"]
 
         def handle(self) -> None: ...
 
-    Charge(order_id=7).using(tags=["said"], delay=5).dispatch()
+    Charge(order_id=7).using(tags=["given"], delay=5).dispatch()
     Charge(order_id=7).using(delay=5).dispatch()
-    assert [(sent.read["tags"], sent.delay) for sent in app.sent] == [(["said"], 5), (["worked out"], 5)]
+    assert [(sent.read["tags"], sent.delay) for sent in app.sent] == [(["given"], 5), (["computed"], 5)]
 
 
 def test_a_field_named_like_an_option_is_an_argument(app: FakeQd):

@@ -357,7 +357,7 @@ def test_the_tables_of_the_page_are_correct(zone: str) -> None:
     page = (ROOT / "docs" / "schedule-clock.md").read_text()
     _, _, section = page.partition(f"\n### {zone}\n")
     assert clock_table(zone) in section.partition("\n### ")[0], (
-        f"python -m tests.support.pages says:\n{clock_table(zone)}"
+        f"python -m tests.support.pages prints:\n{clock_table(zone)}"
     )
 
 
