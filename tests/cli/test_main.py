@@ -102,8 +102,8 @@ def test_every_command_and_option_has_a_help_text() -> None:
 
 def test_no_summary_in_a_list_of_commands_is_cut_off_in_80_columns() -> None:
     for group in ([], *([name] for name, one in named() if isinstance(one, click.Group))):
-        said = CliRunner().invoke(main.command, [*group, "--help"], terminal_width=78).stdout
-        commands = said.partition("Commands:\n")[2].partition("\n\n")[0]
+        output = CliRunner().invoke(main.command, [*group, "--help"], terminal_width=78).stdout
+        commands = output.partition("Commands:\n")[2].partition("\n\n")[0]
         assert commands, group
         assert "..." not in commands.replace("QUEUE...", ""), commands
 

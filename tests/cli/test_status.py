@@ -75,9 +75,9 @@ def test_masters_and_workers_are_listed(qd: Run, redis: Client) -> None:
 
 def test_a_master_without_a_pool_is_shown_in_pool_default_as_in_its_log(qd: Run, redis: Client) -> None:
     report(redis, pool="", workers=[{"slot": 0, "pid": 414, "state": "waiting", "done": 3}])
-    said = rows(done(qd("status")))
-    assert ["default", "app-1", "411"] in [line[:3] for line in said]
-    assert ["default", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in said
+    shown = rows(done(qd("status")))
+    assert ["default", "app-1", "411"] in [line[:3] for line in shown]
+    assert ["default", "app-1", "0", "414", "waiting", "-", "-", "-", "3"] in shown
     assert document(qd("status", "--json"))["masters"][0]["pool"] == ""
 
 
