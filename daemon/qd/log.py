@@ -205,6 +205,12 @@ def cut(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+def encodable(text: str) -> str:
+    """Replace lone surrogates by \\udNNN, because UTF-8 and JSON cannot carry them. Texts of user code may have some, for
+    example from a file name."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def escaped(text: str) -> str:
     """Replace unprintable characters (control characters, text direction marks) by \\xNN, for log lines and tables."""
     if text.isprintable():

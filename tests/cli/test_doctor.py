@@ -468,6 +468,11 @@ def test_an_unknown_name_at_the_head(shop: Project, redis: Client) -> None:
     assert doctor(shop).bad() == []
 
 
+def test_an_unknown_name_that_is_very_long_is_cut(shop: Project, redis: Client) -> None:
+    push_raw(redis, make("x" * 100_000, b"{}", created_at=just_now()))
+    assert "xxx... (100000 characters)' at its head is not a job" in doctor(shop).line("queue default").value
+
+
 def test_an_unknown_name_among_the_delayed(shop: Project, redis: Client) -> None:
     redis.call("ZADD", "queues:default:delayed", 2_000_000_000, make("mail.welcom", b"{}", created_at=1))
     found = doctor(shop)

@@ -62,6 +62,10 @@ def check(url: str) -> None:
 
 
 def check_file(parts: SplitResult) -> None:
+    if parts.netloc:
+        raise ConfigError(
+            f"a SQLite url names a file and no host: write three slashes, sqlite:///{parts.netloc}{parts.path}"
+        )
     path = parts.path.removeprefix("/")
     if not path or path == ":memory:":
         raise ConfigError("an in-memory SQLite database is private to one connection: name a file, sqlite:///qd.sqlite")

@@ -11,6 +11,7 @@ import msgspec
 
 from qd.options.kinds import span_text
 from qd.options.tables import JobOptions
+from qd.payload.format import LONGEST_TIME
 
 if TYPE_CHECKING:
     from qd.options.tables import WorkOptions
@@ -58,7 +59,7 @@ def limits_of(payload: Payload, declared: JobOptions | None, worker: WorkOptions
     job = declared or _NO_OPTIONS
     return JobLimits(
         tries=_first(payload.maxTries, job.tries, worker.tries),
-        timeout=max(0.0, _first(payload.timeout, job.timeout, worker.timeout)),
+        timeout=min(max(0.0, _first(payload.timeout, job.timeout, worker.timeout)), LONGEST_TIME),
         backoff=_first(payload.backoffs, job.backoff, worker.backoff) or (0.0,),
         max_exceptions=_first(payload.maxExceptions, job.max_exceptions, None),
         retry_until=_retry_until(payload, job.retry_for),

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from qd.errors import Malformed
 
-LONGEST_TIME = 100 * 365 * 86400.0  # seconds: longer times overflow on the server
+LONGEST_TIME = 100 * 365 * 86400.0  # seconds: longer times overflow on the server and in a timer
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from qd.payload.format import (
     FAILURES,
+    LONGEST_TIME,
     NOTHING,
     ChainedJob,
     Payload,
@@ -41,7 +42,8 @@ def sent_again(raw: bytes, now: float, failed_at: float | None = None) -> bytes:
     if payload.createdAt is not None:
         times["createdAt"] = b"%d" % now
         if payload.retryUntil:
-            times["retryUntil"] = b"%d" % -(-(now + max(0.0, payload.retryUntil - payload.createdAt)) // 1)
+            length = min(max(0.0, payload.retryUntil - payload.createdAt), LONGEST_TIME)
+            times["retryUntil"] = b"%d" % -(-(now + length) // 1)
     count, first = payload.failed_before
     failures = b""
     if failed_at is not None and (count or payload.failures is NOTHING):  # else the key is another program's

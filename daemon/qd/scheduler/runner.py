@@ -34,7 +34,7 @@ from setproctitle import setproctitle
 from qd import events
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.log import JobRecords, Log, WaitingLogWriter, cut
+from qd.log import JobRecords, Log, WaitingLogWriter, cut, encodable
 from qd.process import fork, proc
 from qd.process.exit_codes import signal_name
 from qd.redaction import redact
@@ -212,12 +212,8 @@ class RunRecord:
 
 def encoded(outcome: Outcome) -> bytes:
     """User texts may contain surrogates, which JSON cannot (from a file name, for example)."""
-    plain = {"error": plain_text(outcome.error), "trace": outcome.trace and plain_text(outcome.trace)}
+    plain = {"error": encodable(outcome.error), "trace": outcome.trace and encodable(outcome.trace)}
     return msgspec.json.encode(msgspec.structs.replace(outcome, **plain))
-
-
-def plain_text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Runner:
@@ -302,7 +298,7 @@ class Runner:
             error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_in_copy(raised)
-            error, trace = plain_text(short(raised)), full(raised, self.log)
+            error, trace = short(raised), full(raised, self.log)
         return Outcome(time.monotonic() - began, code, error, trace)
 
     def _act(self) -> tuple[int | None, str]:

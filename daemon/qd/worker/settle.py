@@ -23,7 +23,7 @@ from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Effect, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
-from qd.log import Log, cut
+from qd.log import Log, cut, encodable
 from qd.payload.format import Payload, read, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
 from qd.payload.rewrite import as_pushed
@@ -223,7 +223,7 @@ def short(error: BaseException) -> str:
 def words_of(error: BaseException) -> str:
     """The text of the error, redacted and cut; also if its own __str__ raises."""
     try:
-        return cut(redact(str(error)), LONGEST)
+        return cut(encodable(redact(str(error))), LONGEST)
     except Exception:
         return f"({type(error).__name__} has no printable text)"
 
@@ -233,6 +233,7 @@ def full(error: BaseException, log: Log) -> str | None:
     text = redact(trimmed(error, whole=log.debugs) or "\n".join(getattr(error, "__notes__", ()))) or None
     if text is None:
         return None
+    text = encodable(text)
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]
 
 

@@ -46,6 +46,10 @@ URLS = [
     ('url = "mysql://h/"', "the url names no database"),
     ('url = "mysql://127.0.0.1:1/x?foo=1"', "unexpected keyword argument 'foo'"),
     ('url = "sqlite://"', "an in-memory SQLite database is private to one connection"),
+    (
+        'url = "sqlite://jobs.sqlite"',
+        "a SQLite url names a file and no host: write three slashes, sqlite:///jobs.sqlite",
+    ),
     ('url = "sqlite:////nowhere/x.sqlite"', "the folder /nowhere of this SQLite file does not exist"),
     ('url = "sqlite:///x.sqlite?mode=ro"', "unknown option 'mode' in a SQLite url"),
     ('driver = "redis"\nurl = "sqs://eu-west-1"', "driver 'redis' does not match a url of kind 'sqs:'"),

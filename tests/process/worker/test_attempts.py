@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.support.payloads import push_laravel
+from tests.support.payloads import failed, push, push_laravel
 from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
 from tests.support.redis import FAILED, Client
@@ -25,6 +25,10 @@ def fails() -> None:
 @app.job("fails.twice", tries=2)
 def fails_twice() -> None:
     fails()
+
+@app.job("surrogate", result_ttl=60)
+def surrogate() -> None:
+    raise ValueError("no file caf\\udce9")
 
 @app.job("third")
 def third() -> None:
@@ -52,6 +56,17 @@ def waits() -> None:
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
     return project(jobs=FAILING)
+
+
+@FAILED
+def test_an_error_text_with_a_lone_surrogate_is_stored_and_kills_no_worker(shop: Project, redis: Client) -> None:
+    push(redis, "surrogate")
+    work = shop.work_off()
+    work.wait_line(r"job.failed.* attempt=1 .*no file caf")
+    assert not work.matches("worker.died")
+    ((record, _),) = failed(redis)
+    assert (record["error"], record["reason"]) == ("ValueError", r"no file caf\udce9")
+    assert r"ValueError: no file caf\udce9" in record["trace"]
 
 
 def delays(work: Procs) -> list[float]:

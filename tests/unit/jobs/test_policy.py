@@ -69,6 +69,11 @@ def test_a_negative_timeout_means_no_timeout():
     assert limits_of(payload(timeout=-1), None, WORKER).timeout == 0.0
 
 
+def test_a_timeout_beyond_a_century_is_cut_to_one():
+    """A timer cannot be set to it: each attempt failed before it began, and the job was retried at once."""
+    assert limits_of(payload(timeout=2**53), None, WORKER).timeout == 100 * 365 * 86400.0
+
+
 def test_a_declared_retry_period_begins_when_the_job_was_due():
     declared = JobOptions(retry_for=100.0)
     assert limits_of(payload(createdAt=NOW), declared, WORKER).retry_until == NOW + 100

@@ -27,6 +27,12 @@ def link(number: int = 1, relations: Relations | None = None, **more: Any) -> Ch
     return ChainedJob("q", 0.0, raw.decode())
 
 
+@pytest.mark.parametrize(("created_at", "until"), [("0", "1e300"), ("-1e308", "1e308")])
+def test_a_time_to_retry_of_more_than_a_century_is_cut_to_one(created_at: str, until: str) -> None:
+    failed = b'{"job":"a","createdAt":%b,"retryUntil":%b}' % (created_at.encode(), until.encode())
+    assert read(sent_again(failed, 1000)).retryUntil == 1000 + 100 * 365 * 86400
+
+
 def test_the_remaining_chain_is_written_into_the_next_payload():
     rest, catch = (link(2), link(3)), (link(4),)
     raw = chained_payload(link(), 1_795_000_000, rest, catch)

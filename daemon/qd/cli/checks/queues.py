@@ -18,6 +18,7 @@ from qd.cli.state import QueueLine, State, full, is_object_job, overdue_of
 from qd.cli.state import of_php as state_of_php
 from qd.drivers.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused
+from qd.log import cut
 from qd.options.kinds import did_you_mean
 from qd.payload.format import read
 from qd.process import proc
@@ -113,7 +114,7 @@ def judged(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) 
     for name, place in names.items():
         if app is not None and app._registry.get(name) is None:
             near = did_you_mean(name, app._registry.names())
-            fact = f"'{name}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
+            fact = f"'{cut(name)}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
             yield fail(what, fact, "deploy the code that declares it, or name its module in imports = of [qd]")
     yield from of_php(queue, sample)
 
