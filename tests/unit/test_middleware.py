@@ -145,7 +145,7 @@ def test_a_place_taken_during_an_alarm_is_given_back(monkeypatch: pytest.MonkeyP
     freed: list[str] = []
 
     def ring(job: RunningJob, ask: object) -> float:
-        raise JobTimeout("the job ran longer than its timeout")
+        raise JobTimeout("ran longer than its timeout of 1s")
 
     def update(job: RunningJob, update: object, otherwise: str) -> bool:
         freed.append(job.id)

@@ -17,12 +17,13 @@ from types import FrameType
 from typing import TypeVar
 
 from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
+from qd.options.kinds import span_text
 from qd.process.scoreboard import Fails, Slot, W, Why, now
 from qd.process.shield import in_main_thread, shield
 
 T = TypeVar("T")
 ENDS: dict[int, tuple[type[EndJob], str]] = {
-    Why.TIMEOUT: (JobTimeout, "the job ran longer than its timeout"),
+    Why.TIMEOUT: (JobTimeout, "ran longer than its timeout"),
     Why.INTERRUPT: (JobInterrupted, "the worker stops"),
     Why.LEASE: (LeaseLost, "the reservation is gone"),
     Why.CANCEL: (JobCancelled, "the job was cancelled"),
@@ -39,6 +40,7 @@ class Alarm:
         self.ended_by: EndJob | None = None
         self._slot, self._inside, self._pid = slot, False, os.getpid()
         self._deadline = 0  # a copy of the word in the slot, which a job could overwrite
+        self._seconds = 0.0  # the limit of what runs now
         self._lost = False  # a checkpoint of the job has found its lease lost
 
     def open(self) -> None:
@@ -50,6 +52,7 @@ class Alarm:
             self.open()
         self.ended_by, self._lost, shield.overdue = None, False, None
         result: object = MISSING
+        self._seconds = seconds
         self._deadline = now() + int(seconds * 1e9) if seconds else 0
         if seconds:
             self._slot[W.DEADLINE] = self._deadline
@@ -101,7 +104,7 @@ class Alarm:
         kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
         if not self._inside:
             return
-        self.ended_by = kind(text)
+        self.ended_by = kind(f"{text} of {span_text(self._seconds)}" if kind is JobTimeout else text)
         if shield.depth:
             shield.overdue = self._raise
         else:

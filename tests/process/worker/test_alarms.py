@@ -230,7 +230,7 @@ def test_a_job_that_takes_the_timer_is_ended_at_its_timeout_and_not_before(proje
     work = ready(shop)
     push(redis, "timer")
     (line,) = witness.wait("timer")
-    work.wait_line("job.failed.*ran longer than its timeout")
+    work.wait_line("job.failed.*JobTimeout: ran longer than its timeout of 1s")
     work.stop()
     _, kind, took = line.split()
     assert (kind, float(took) > 0.98) == ("JobTimeout", True), "its clock starts a little after the deadline's"
