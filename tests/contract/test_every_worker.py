@@ -79,7 +79,7 @@ def test_the_job_of_a_killed_worker_runs_again(tried: Tried, figures: Figures) -
 
 
 @pytest.mark.fault(
-    "61", "kill -9 of master and workers, and a new start", "what they had in hand runs again (from the start)"
+    "61", "kill -9 of master and workers, and a new start", "their unfinished jobs run again (from the start)"
 )
 def test_the_job_of_a_killed_tree_runs_again(tried: Tried, figures: Figures) -> None:
     tried.shop.lease()

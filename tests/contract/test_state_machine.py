@@ -20,8 +20,8 @@ from tests.support.servers.redis import Server
 
 @pytest.mark.fault(
     "32",
-    "a model of the queue's protocol beside the real one: three workers, a keeper, killed masters, a PHP worker",
-    "each job in one place, counted right, with one owner; a question whose answer changes meanwhile is answered right",
+    "a model of the queue's protocol next to the real one: three workers, a keeper, killed masters, a PHP worker",
+    "each job in one place, counted right, with one owner; a query concurrent with a change returns a correct answer",
 )
 @pytest.mark.xdist_group("invariants")
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_a_batch_is_counted_exactly_if_its_worker_is_killed_at_any_line(
 @pytest.mark.fault(
     "42a",
     "the same, and the last job fails",
-    "it stands in the failed store once and in the batch once; catch and finally sent once",
+    "it is in the failed store once and in the batch once; catch and finally sent once",
 )
 def test_a_failure_is_counted_exactly_if_its_worker_is_killed_at_any_line(
     app: Qd, step: Any, sweep: Sweep, figures: Figures, redis: Client
@@ -151,7 +151,7 @@ def test_a_failure_is_counted_exactly_if_its_worker_is_killed_at_any_line(
 @pytest.mark.fault(
     "43",
     "kill -9 at lines of qd between the first step of a chain and its end",
-    "each step runs, and is sent once",
+    "each step runs and is sent once",
 )
 def test_each_step_of_a_chain_is_sent_once_if_its_worker_is_killed_at_any_line(
     app: Qd, step: Any, sweep: Sweep, figures: Figures

@@ -87,7 +87,7 @@ def redis_clock(client: Client) -> float:
 
 CLOCKS = pytest.mark.fault(
     "33",
-    "hosts whose clocks are an hour apart; clocks set by -30 s and by +1 h while jobs run; 5,000 jobs due at one moment",
+    "hosts whose clocks are an hour apart; clocks set by -30 s and by +1 h while jobs run; 5,000 jobs due at the same time",
     "no job is taken over while it runs, none starts early, timeouts are kept (times: how late a due job starts)",
 )
 

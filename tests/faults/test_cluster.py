@@ -53,7 +53,7 @@ def require_full_coverage(node: Server, whole: str) -> None:
 @pytest.mark.fault(
     "45",
     "a node of a cluster is killed, and comes back; meanwhile a worker dies and another master starts",
-    "its jobs wait, those of the other nodes go on at once; each of them ran once",
+    "its jobs wait, jobs on the other nodes continue at once; each job ran once",
 )
 def test_the_queues_of_other_nodes_are_still_served(
     partial_cluster: Cluster, project: MakeProject, figures: Figures
@@ -171,8 +171,8 @@ def kill(work: Procs, whom: str) -> None:
 
 @pytest.mark.fault(
     "45a",
-    "a node of a cluster is away when jobs of it end in all workers; then workers, keeper or master are killed",
-    "workers run the jobs of other nodes after a second; the answers are given when the node is back: 0 lost, 0 doubled",
+    "a node of a cluster is unreachable when its jobs end in all workers; then workers, keeper or master are killed",
+    "workers run jobs of other nodes after a second; the answers are applied when the node is back: 0 lost, 0 doubled",
 )
 @pytest.mark.parametrize(
     "whom",
@@ -276,8 +276,8 @@ def queues(cluster: Cluster) -> tuple[str, str, str]:
 
 @pytest.mark.fault(
     "44",
-    "kill -9 at lines of qd while the end of a job does something on other nodes of a cluster (chain, batch, lock)",
-    "each is sent once, counts are exact, the lock is free",
+    "kill -9 at lines of qd while the end of a job has effects on other nodes of a cluster (chain, batch, lock)",
+    "each job is sent once, counts are exact, the lock is free",
 )
 @pytest.mark.parametrize("every", [997, pytest.param(29, marks=pytest.mark.slow)])
 def test_effects_on_other_nodes_are_applied_once_if_their_worker_is_killed_at_any_line(

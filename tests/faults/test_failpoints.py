@@ -35,7 +35,7 @@ def back_after(ledger: Ledger, failing: Failing) -> float:
 @pytest.mark.fault(
     "4",
     "kill -9, and a reset connection, at each of seven points in the life of a job",
-    "all is back at once, found by the owner's mark and not by the lease; twice only when killed between end and ack",
+    "each job is back at once, found by its owner and not by its lease; twice only if killed between end and ack",
 )
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("point", POINTS)
@@ -55,8 +55,8 @@ def test_a_failure_at_any_point_loses_no_job(
 
 @pytest.mark.fault(
     "4a",
-    "the reserving call of a killed worker reaches Redis late, when its death is settled",
-    "the next worker in its place finds the job (times: from its first look)",
+    "the reserving call of a killed worker reaches Redis after the worker's death was handled",
+    "the next worker in its slot finds the job (times: from its first poll)",
 )
 @pytest.mark.parametrize("polled", [False, True], ids=["a new successor", "a successor that polled before"])
 def test_a_late_reservation_of_a_dead_worker_is_found_by_its_successor(

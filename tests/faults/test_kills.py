@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 
 
 @pytest.mark.fault(
-    "2", "kill -9 of a worker in a lone job", "counted as a crash and not as an attempt; one line says it"
+    "2", "kill -9 of a worker in a lone job", "counted as a crash and not as an attempt; one log line reports it"
 )
 def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures) -> None:
     work = start()
@@ -66,7 +66,7 @@ def storm(work: Procs, ledger: Ledger, count: int, every: float) -> None:
 
 
 @pytest.mark.fault(
-    "1", "kill -9 of a random worker every 200 ms", "twice only what was in hand at a kill; four workers again"
+    "1", "kill -9 of a random worker every 200 ms", "only jobs running at a kill run twice; four workers again"
 )
 @pytest.mark.parametrize(
     "count", [pytest.param(500, id="500 jobs"), pytest.param(10_000, id="10,000 jobs", marks=pytest.mark.slow)]
@@ -98,8 +98,8 @@ def living(process: psutil.Process) -> bool:
 
 @pytest.mark.fault(
     "5",
-    "kill -9 of the master alone: workers idle, in a job asleep, in C, in a subprocess",
-    "its workers are gone within 100 ms; the next master gives their jobs back (times: from its start)",
+    "kill -9 of the master alone: workers idle, in a job that sleeps, in C, in a subprocess",
+    "its workers are gone within 100 ms; the next master requeues their jobs (times: from its start)",
 )
 @pytest.mark.parametrize("how", ["idle", "sleep", "hold", "sub"])
 def test_no_worker_outlives_its_master_and_the_next_requeues_its_jobs(
@@ -136,7 +136,7 @@ def logged(work: Procs, pattern: str) -> list[float]:
 @pytest.mark.fault(
     "6",
     "kill -9 of master and workers at once, amid 200 jobs",
-    "the next one works within a second and gives the interrupted jobs back (times: from its start)",
+    "the next one works within a second and requeues the interrupted jobs (times: from its start)",
 )
 def test_the_jobs_of_a_killed_process_tree_run_again_after_a_restart(
     start: Start, ledger: Ledger, figures: Figures
@@ -169,8 +169,8 @@ def lease_end(redis: Client) -> float:
 
 @pytest.mark.fault(
     "7",
-    "kill -9 of a whole host; another host waits beside it, or is started then",
-    "its job is taken over when the lease has run out, and not earlier (times: from there)",
+    "kill -9 of a whole host; another host is already waiting, or is started then",
+    "its job is reclaimed when the lease has expired, and not earlier (times: from there)",
 )
 @pytest.mark.leaves("qd:masters")  # of the lost host, for an hour
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def answered_too_late(ledger: Ledger) -> set[int]:
 @pytest.mark.fault(
     "12",
     "a job that kills its master, or the whole program, each time; it is started again",
-    "started three times exactly, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
+    "started exactly three times, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
 )
 @pytest.mark.parametrize("how", ["parent", "everything"])
 def test_a_job_that_kills_its_master_fails_after_max_crashes(

@@ -36,7 +36,7 @@ def large(text: str) -> None:
 ROW = pytest.mark.fault(
     "25",
     "payloads of 1, 16 and 50 MB; one of 30 (or 500) MB over the limit; 10,000 equal ones; names in any script",
-    "their worker takes at most three times the payload, the master nothing; what is too large is kept unread",
+    "their worker uses at most three times the payload, the master nothing; payloads that are too large are stored unread",
 )
 
 

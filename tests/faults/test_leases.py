@@ -43,7 +43,7 @@ def each_ran_once(ledger: Ledger, *works: Procs) -> None:
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.fault(
     "8",
-    "jobs that run for many times retry_after, asleep, computing and in C, on two hosts",
+    "jobs that run for many times retry_after, sleeping, computing and in C, on two hosts",
     "each runs once; one call renews all leases of a host, however many workers it has",
 )
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def client(own: Server) -> Iterator[Client]:
 
 @pytest.mark.fault(
     "8a",
-    "Redis away for many times retry_after, gone or not answering, while two hosts run jobs",
-    "no job runs twice: those that ended are acked, those that run are renewed before anybody may take them",
+    "Redis unreachable for many times retry_after, gone or not answering, while two hosts run jobs",
+    "no job runs twice: finished jobs are acked, and leases of running jobs are renewed before they can be reclaimed",
 )
 @pytest.mark.parametrize(
     ("lease", "away", "how"),

@@ -55,8 +55,8 @@ def shop(project: MakeProject) -> Project:
 @FAILED
 @pytest.mark.fault(
     "3",
-    "a job that takes all the memory of its group (40 MB beyond qd itself), again and again",
-    "the kernel ends its worker, never the master; the record says out of memory; the next job runs at once",
+    "a job that uses all the memory of its cgroup (40 MB beyond qd itself), repeatedly",
+    "the kernel kills its worker, never the master; the failed record names out of memory; the next job runs at once",
 )
 @pytest.mark.parametrize("how", ["heap", "file"])
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_the_kernel_kills_the_worker_and_not_its_master(
 
 @FAILED
 @pytest.mark.fault(
-    "3 limit", "a job that asks for more than its own memory limit (RLIMIT_AS)", "a MemoryError as any other error"
+    "3 limit",
+    "a job that asks for more than its own memory limit (RLIMIT_AS)",
+    "a MemoryError, handled as any other error",
 )
 def test_a_memory_limit_set_by_the_job_is_a_memory_error(
     shop: Project, ledger: Ledger, figures: Figures, redis: Client
@@ -109,9 +111,9 @@ def test_a_memory_limit_set_by_the_job_is_a_memory_error(
 @pytest.mark.leaves("queues:*:deaths")
 @pytest.mark.fault(
     "22",
-    "no more processes can be had (pids.max), and workers die; then there is room again",
-    "it serves with the workers it has, tries ever more slowly, says so once a try, and is at full strength again "
-    "(times: from the room to the last worker)",
+    "no more processes can be forked (pids.max), and workers die; then they can again",
+    "the master serves with the workers it has, backs off, logs each attempt once, and reaches full strength again "
+    "(times: from the raised limit to the last worker)",
 )
 @pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])
 def test_without_new_processes_the_remaining_workers_serve(
@@ -172,8 +174,8 @@ def leak(n: int) -> None:
 @pytest.mark.fault(
     "23",
     "jobs that fork 500 processes, open 5,000 files or leak 20 MB, ten of each",
-    "what they started goes with them; the leaking worker is replaced; the master grows by nothing; neighbours go on "
-    "(times: of the jobs beside them)",
+    "their child processes end with them; the leaking worker is replaced; the master does not grow; other jobs run "
+    "(times: of the other jobs)",
 )
 def test_resources_wasted_by_jobs_are_recovered(project: MakeProject, redis: Client, figures: Figures) -> None:
     shop = project(jobs=WASTEFUL)

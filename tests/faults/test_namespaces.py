@@ -41,8 +41,8 @@ def shop(project: MakeProject) -> Project:
 
 @pytest.mark.fault(
     "20",
-    "it is PID 1 of a container, and its jobs leave processes behind",
-    "no zombie is left, no stranger's end counts as a worker's, TERM ends it with 0 (times: the stop)",
+    "qd is PID 1 of a container, and its jobs leave processes behind",
+    "no zombie is left, the exit of an orphan does not count as a worker's, TERM ends it with 0 (times: the stop)",
 )
 def test_as_pid_1_it_reaps_foreign_processes_and_handles_term(shop: Project, ledger: Ledger, figures: Figures) -> None:
     work = shop.work("-w", "2", within=processes.new_namespace())
@@ -92,8 +92,8 @@ def at_rest(work: Procs, asked: int) -> bool:
 
 @pytest.mark.fault(
     "21",
-    "process numbers are given out again at once: strangers get those of dead workers, keepers, templates and masters",
-    "no stranger is ever signalled, nor taken for what it is not",
+    "pids are reused at once: unrelated processes get the pids of dead workers, keepers, templates and masters",
+    "no unrelated process is signaled or mistaken for one of qd's",
 )
 def test_a_process_that_reuses_a_pid_is_not_touched(
     shop: Project, ledger: Ledger, figures: Figures, crowd: Bystanders

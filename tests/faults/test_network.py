@@ -89,8 +89,8 @@ def ends_well(work: Procs, ledger: Ledger, figures: Figures, **limits: Any) -> N
 
 SILENCE = pytest.mark.fault(
     "29",
-    "a reply swallowed by the network, no side told: of a wait, a reserve, an ack, a renewal",
-    "seen after 5 s without an answer (a renewal: 2 s); what was reserved is found again within a second",
+    "a reply swallowed by the network without an error: of a wait, a reserve, an ack, a renewal",
+    "detected after 5 s without an answer (a renewal: 2 s); the reserved job is found within a second",
 )
 
 
@@ -147,7 +147,9 @@ def test_a_swallowed_renewal_loses_no_lease(work: Procs, ledger: Ledger, proxy: 
 
 
 @pytest.mark.fault(
-    "29b", "a reserving call held up on the way until its worker has gone on", "it takes no job away and ends no lease"
+    "29b",
+    "a reserving call delayed on the network until its worker has moved on",
+    "it reserves no job and ends no lease",
 )
 @pytest.mark.parametrize("work", [2], indirect=True)
 def test_a_late_call_reserves_nothing(work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures) -> None:
@@ -172,7 +174,9 @@ def test_a_late_call_reserves_nothing(work: Procs, ledger: Ledger, proxy: Proxy,
 
 
 @pytest.mark.fault(
-    "29c", "a reply lost on the way, and then the server away for a second", "the worker asks what is its own first"
+    "29c",
+    "a reply lost on the network, and then the server unreachable for a second",
+    "the worker first queries what it holds",
 )
 def test_a_lost_reply_followed_by_an_outage_loses_no_job(
     work: Procs, ledger: Ledger, proxy: Proxy, figures: Figures
@@ -220,7 +224,7 @@ def cut(work: Procs, ledger: Ledger, proxy: Proxy, what: str, step: int) -> int:
 
 @pytest.mark.fault(
     "30",
-    "the reply to a reserve, an ack, a release or a bury cut at any byte",
+    "the reply to a reserve, an ack, a release or a bury truncated at any byte",
     "the next reply belongs to the next call",
 )
 @pytest.mark.parametrize("what", ["reserve", "ack", "release", "bury"])

@@ -81,8 +81,8 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.mark.fault(
     "34",
-    "stdout and stderr a pipe that nobody reads, or whose reader died, or on a full disk; a job prints 10 MB into it",
-    "jobs go on, leases are renewed on time, exit 0 on TERM; the log says how many lines it dropped",
+    "stdout and stderr on a pipe never read, on one whose reader died, or on a full disk; a job prints 10 MB into it",
+    "jobs continue, leases are renewed on time, exit 0 on TERM; the log reports how many lines it dropped",
 )
 @pytest.mark.parametrize("kind", ["full", "gone", "disk"])
 def test_jobs_continue_if_the_output_cannot_be_written(
@@ -128,8 +128,8 @@ STORE = ("queues:default:failed", "queues:default:failed_at")
 
 @pytest.mark.fault(
     "35",
-    "1,000 failing jobs while the failed store takes no record for 2 s",
-    "no job is answered before its failure is kept: kept and still waiting are 1,000 at any moment; said once a worker",
+    "1,000 failing jobs while the failed store accepts no record for 2 s",
+    "no job is acked before its failure is stored: stored and waiting are always 1,000; each worker logs it once",
 )
 def test_no_failure_is_lost_while_the_failed_store_rejects_records(
     shop: Project, ledger: Ledger, redis: Client, figures: Figures

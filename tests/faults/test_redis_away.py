@@ -142,7 +142,7 @@ except ConnectionLost as error:
 
 @pytest.mark.fault(
     "14",
-    "Redis away while jobs run, longer than their leases",
+    "Redis unreachable while jobs run, longer than their leases",
     "acks wait and are sent; a push fails with a named error; under 2 % of a CPU; one line each way",
 )
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def spent(work: Procs) -> float:
 @pytest.mark.fault(
     "16c",
     "Redis killed; back, it loads for 3 s before it serves (LOADING)",
-    "waited out as an outage; one line each way",
+    "treated as an outage; one line each way",
 )
 def test_jobs_continue_after_a_server_has_loaded_its_data(
     shop: Project, ledger: Ledger, own: Server, client: Client, figures: Figures
@@ -236,8 +236,8 @@ def note_refusal(client: Client, replies: list[str]) -> str:
 
 @pytest.mark.fault(
     "27b",
-    "Redis cannot write its append-only file any more (disk full), then it can",
-    "a push fails saying so; acks wait and are sent; one line each way",
+    "Redis cannot write its append-only file (disk full), then it can again",
+    "a push fails with this reason; acks wait and are sent; one line each way",
 )
 @pytest.mark.parametrize("fsync", ["no"])  # with always the server would exit
 def test_jobs_continue_after_a_full_disk_has_space_again(

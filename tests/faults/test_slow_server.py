@@ -50,7 +50,7 @@ def late(client: Client) -> None:
 @pytest.mark.fault(
     "28",
     "Redis holds all clients for 3 s, hangs for 5 s, answers 0.2 s late; jobs are stuck meanwhile",
-    "stuck jobs are killed on time all the same (times: after their timeout); retry_after being 10 s, no lease is lost",
+    "stuck jobs are still killed on time (times: after their timeout); with retry_after = 10 s no lease is lost",
 )
 @pytest.mark.parametrize("act", [asleep, paused, late])
 def test_timeouts_work_without_a_server(

@@ -76,8 +76,8 @@ def test_a_stop_shorter_than_the_lease_has_no_effect(
 @pytest.mark.fault(
     "9a",
     "SIGSTOP of the keeper, the master, all of a host for 3 x retry_after, another host waiting",
-    "the other host may take over; what ran twice for it is named in the log (lease_lost); nobody is killed or robbed "
-    "by a view that is out of date",
+    "the other host may take over; jobs that ran twice are logged (lease_lost); nothing is killed or reclaimed "
+    "on stale information",
 )
 @pytest.mark.parametrize(
     ("what", "lease"),
@@ -99,7 +99,7 @@ def test_a_stop_longer_than_the_lease_loses_nothing_and_logs_double_runs(
 @pytest.mark.fault(
     "9b",
     "SIGSTOP of everything on two hosts for longer than retry_after, then SIGCONT: a suspended machine",
-    "nothing runs twice: who comes back first renews and leaves the others time for it",
+    "nothing runs twice: the first host to resume renews its leases and leaves the other time to do so",
 )
 def test_after_all_hosts_were_stopped_no_host_takes_jobs_of_another(
     shop: Project, start: Start, ledger: Ledger, figures: Figures
@@ -125,8 +125,8 @@ def test_after_all_hosts_were_stopped_no_host_takes_jobs_of_another(
 
 @pytest.mark.fault(
     "36",
-    "SIGSTOP of a worker in a job for half of its timeout, and for ever",
-    "in time it goes on; else it is killed once, 0.5 s after its timeout at the latest (times), and the job runs again",
+    "SIGSTOP of a worker in a job for half of its timeout, and forever",
+    "if resumed in time, it continues; else it is killed once, at most 0.5 s after its timeout (times), and the job reruns",
 )
 @pytest.mark.parametrize("in_time", [True, False], ids=["half", "for ever"])
 def test_a_stopped_worker_is_killed_after_its_timeout_and_not_before(

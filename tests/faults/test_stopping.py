@@ -67,7 +67,7 @@ WAYS = {"term": term, "deadline": term, "twice": twice, "then_kill": then_kill, 
 @pytest.mark.fault(
     "17",
     "stopped under load again and again: TERM, INT, QUIT, a deadline, a second TERM, TERM then KILL, all processes at once",
-    "what runs ends, or is handed back with its attempt; no stop takes 5 s, no process is left (times: each stop)",
+    "running jobs end, or are handed back with their attempt; no stop takes 5 s, no process is left (times: each stop)",
 )
 @pytest.mark.parametrize(
     "cycles", [pytest.param(10, id="10 times"), pytest.param(200, id="200 times", marks=pytest.mark.slow)]
@@ -120,7 +120,7 @@ STORM = (
 @pytest.mark.fault(
     "18",
     "10,000 mixed signals at 2,000 a second to the master while workers are killed",
-    "every job is done, no child's end is missed, the number of workers is right again, and TERM ends it with 0",
+    "every job is done, no child's exit is missed, the number of workers is restored, and TERM ends it with 0",
 )
 def test_a_storm_of_signals_has_no_lasting_effect(start: Start, ledger: Ledger, figures: Figures) -> None:
     draw = random.Random(18)

@@ -27,27 +27,27 @@ MECHANISMS = {
         "assert 2 == 1",
     ),
     "reclaim only when long connected": Named(
-        "only a keeper that has been connected for a while takes leases for expired",
+        "only a keeper that has been connected for a while treats leases as expired",
         "faults/test_mechanisms.py::test_no_lease_is_reclaimed_right_after_an_outage",
         "match='lease'",
     ),
     "owner mark": Named(
-        "a reservation says in Redis whose it is",
+        "a reservation in Redis names its owner",
         "process/master/test_deaths.py::test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again",
         "2 x 'start' in the witness file",
     ),
     "read before pop": Named(
-        "a payload is read and reserved before it is taken from the list",
+        "a payload is read and reserved before it is removed from the list",
         "contract/redis/test_refusals.py::test_a_key_of_the_wrong_type_is_an_error_and_loses_no_job[reserved]",
         "'id2'",
     ),
     "ask after a broken call": Named(
-        "a worker whose call broke asks what is its own before it takes another job",
+        "a worker whose call broke queries what it holds before it reserves another job",
         "faults/test_network.py::test_a_swallowed_reply_is_detected_and_its_job_found[reserve]",
         "start 1 of job",
     ),
     "one job a worker": Named(
-        "a call that comes late takes no second job for a worker that has one",
+        "a late call reserves no second job for a worker that holds one",
         "faults/test_network.py::test_a_late_call_reserves_nothing[2]",
         "assert 2 <= 1",
     ),
@@ -63,55 +63,55 @@ MECHANISMS = {
         "no stuck worker",
     ),
     "end of the group": Named(
-        "what a job has started in its session ends with it",
+        "processes that a job started in its session end with it",
         "process/master/test_deaths.py::test_what_a_killed_job_has_started_goes_with_it",
         "no subprocess left",
     ),
     "end of what left the group": Named(
-        "if the job is killed, also what has made a session of its own, before the job runs again",
+        "if the job is killed, so are its processes in new sessions, before the job runs again",
         "process/master/test_leftovers.py"
         "::test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_again[kill -9]",
         "again 2",
     ),
     "pid namespace": Named(
-        "a master in another container is not judged by pids of this one",
+        "a master in another container is not looked up by pids of this one",
         "process/master/test_containers.py::test_a_master_in_a_container_and_one_outside_leave_each_other_s_jobs_alone"
         "[the container's job]",
         "assert 2 == 1",
     ),
     "signs of life": Named(
-        "a worker that gives no sign of life between two jobs is killed and replaced",
+        "a worker without a heartbeat between two jobs is killed and replaced",
         "process/master/test_heartbeats.py::test_a_worker_that_is_stuck_between_two_jobs_is_killed_and_its_stack_is_logged",
         "stopped answering",
     ),
     "a slower and slower start": Named(
-        "workers that die again and again before any job are replaced ever more slowly",
+        "workers that keep dying before any job are replaced ever more slowly",
         "process/master/test_starts.py"
         "::test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_slowly",
         "worker.crash_loop",
     ),
     "hand-back": Named(
-        "what the stop's deadline ends keeps its attempt",
+        "a job ended by the stop timeout keeps its attempt",
         "faults/test_mechanisms.py::test_a_job_ended_at_the_stop_timeout_is_handed_back_with_its_attempt",
         '"attempts":0',
     ),
     "worker first for the OOM killer": Named(
-        "the kernel, out of memory, takes a worker and not the master",
+        "the kernel, out of memory, kills a worker and not the master",
         "faults/test_mechanisms.py::test_the_kernel_prefers_to_kill_a_worker_over_the_master",
         "assert False",
     ),
     "a lock is its job's": Named(
-        "the job of a killed worker has its own lock again, and nobody else passes",
+        "the job of a killed worker gets its lock again, and no other job does",
         "process/worker/test_middleware_locks.py::test_a_killed_job_has_its_own_lock_again",
         "2 x 'killed 1'",
     ),
     "a window that slides": Named(
-        "a rate holds in any window, wherever it begins",
+        "a rate holds in any window, wherever it starts",
         "process/worker/test_middleware_locks.py::test_never_over_the_rate_in_any_window_of_the_servers_clock",
         ">= (0.5 - 1e-06)",
     ),
     "put back at no cost": Named(
-        "a job that middleware puts back keeps its attempt",
+        "a job released by middleware keeps its attempt",
         "process/worker/test_middleware.py::test_a_release_by_middleware_costs_no_attempt_and_says_why",
         "attempt 1",
     ),

@@ -125,7 +125,7 @@ SHOWING = [
 @pytest.mark.fault(
     "40",
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
-    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+    "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_no_secret_is_seen_in_log_titles_errors_failed_store_or_any_key(
     shop: Project, redis: Client, format: str
@@ -252,7 +252,7 @@ COMMANDS += [
 @pytest.mark.fault(
     "40",
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
-    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+    "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
     project: MakeProject, redis: Client, format: str

@@ -297,7 +297,7 @@ EVIL = (
 @pytest.mark.fault(
     "40",
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
-    "none runs that should not; each is refused with a reason; no right too many is needed; no secret is seen anywhere",
+    "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_nothing_in_a_payload_is_imported_unpickled_or_evaluated(
     shop: Project, witness: Witness, redis: Client, tmp_path: Path
