@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-told: list[tuple[str, object]] = []
+reported: list[tuple[str, object]] = []
 
 
 class Scope:
     def set_tag(self, key: str, value: object) -> None:
-        told.append((key, value))
+        reported.append((key, value))
 
     def set_context(self, key: str, value: Mapping[str, object]) -> None:
-        told.append((key, dict(value)))
+        reported.append((key, dict(value)))
 
 
 def init(dsn: str | None = None) -> None:
-    told.append(("init", dsn))
+    reported.append(("init", dsn))
 
 
 def capture_exception(error: BaseException | None = None) -> str | None:
-    told.append(("error", error))
+    reported.append(("error", error))
     return None
 
 
 def flush(timeout: float | None = None) -> None:
-    told.append(("flush", timeout))
+    reported.append(("flush", timeout))
 
 
 @contextmanager
