@@ -163,7 +163,7 @@ class ForegroundWorker(Worker):
             self._leave_when_empty()
 
     def _leave_when_empty(self) -> bool:
-        reason = self.emptiness.reason(True, self.jobs, self.work.stop_when_empty, self.work.stop_when_empty_for)
+        reason = self.emptiness.reason(True, self.jobs, self.work, held=bool(self.shut_queues.shut))
         if reason is not None:
             self._leave(reason)
         return reason is not None

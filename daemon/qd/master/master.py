@@ -27,6 +27,7 @@ from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
 from qd.master.status import Liveness, StatusDisplay, counted, dump
 from qd.master.watchdog import Watchdog
+from qd.options.tables import WorkOptions
 from qd.process import proc, systemd
 from qd.process.channels import Imported
 from qd.process.exit_codes import Exit
@@ -118,7 +119,8 @@ class Master:
     def _stop_when_empty(self) -> None:
         state, plan = self.state, self.state.plan
         empty = state.children.all_found_nothing()
-        reason = self.emptiness.reason(empty, state.jobs_done, plan.work.stop_when_empty, plan.work.stop_when_empty_for)
+        held = state.board.header(H.DOWN) != 0 and not plan.work.force
+        reason = self.emptiness.reason(empty, state.jobs_done, plan.work, held=held)
         if reason is not None:
             shutdown.begin(state, reason, Exit.OK)
 
@@ -212,15 +214,16 @@ class Emptiness:
         self._since: float | None = None
         self._jobs = 0
 
-    def reason(self, empty: bool, jobs: int, at_once: bool, seconds: float) -> str | None:
+    def reason(self, empty: bool, jobs: int, work: WorkOptions, *, held: bool) -> str | None:
         """Why to stop now, or None. empty: no worker finds a job now. jobs: the number done so far; a job may have been
-        done between two calls."""
-        now = time.monotonic()
+        done between two calls. held: maintenance mode shuts queues."""
+        now, at_once, seconds = time.monotonic(), work.stop_when_empty, work.stop_when_empty_for
         if jobs != self._jobs:
             self._jobs, self._since = jobs, None
         self._since = (self._since or now) if empty else None
         if self._since is None or not (at_once or seconds):
             return None
+        empty_or_held = "empty or held by maintenance mode" if held else "empty"
         if at_once:
-            return "the queues are empty"
-        return f"the queues were empty for {seconds:g} s" if now - self._since >= seconds else None
+            return f"the queues are {empty_or_held}"
+        return f"the queues were {empty_or_held} for {seconds:g} s" if now - self._since >= seconds else None

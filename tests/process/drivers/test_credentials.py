@@ -109,6 +109,7 @@ def test_without_the_app_a_command_is_refused(shop: Project) -> None:
         ("'me', 'secret-0123\\udc80'", "returns a password that UTF-8 cannot encode"),
         ("'me', b'secret-0123'", "returns an object of type bytes as password"),
         ("int('secret-0123')", "raises ValueError ("),
+        ("exit('secret-0123')", "raises SystemExit ("),
     ],
 )
 def test_a_provider_that_fails_is_one_line(shop: Project, answer: str, said: str) -> None:

@@ -267,11 +267,15 @@ def test_stop_when_empty_leaves_what_is_shut(shop: Project, witness: Witness, re
     done(shop, "down", "--allow", "high")
     push(redis, "quick", {"n": 1})
     push(redis, "quick", {"n": 2}, "high")
-    shop.work("default", "-w", workers, "--stop-when-empty").ends_clean()
+    work = shop.work("default", "-w", workers, "--stop-when-empty")
+    work.ends_clean()
+    assert work.matches('stopping reason="the queues are empty or held by maintenance mode"')
     assert not witness.lines
     shop.work("default", "high", "-w", workers, "--stop-when-empty").ends_clean()
     assert numbers(witness) == [2]
-    shop.work("default", "-w", workers, "--stop-when-empty", "--force").ends_clean()
+    work = shop.work("default", "-w", workers, "--stop-when-empty", "--force")
+    work.ends_clean()
+    assert work.matches('stopping reason="the queues are empty"')
     assert numbers(witness) == [1, 2]
     done(shop, "up")
 

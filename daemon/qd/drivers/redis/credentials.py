@@ -34,7 +34,7 @@ class Login(NamedTuple):
             return self.user, self.password
         try:
             return _credentials(_getter(find(self.provider))())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = str(error) if isinstance(error, _Unfit | ConfigError) else f"raises {_where(error)}"
             raise Unusable(f"no credentials for Redis at {place}: '{self.provider}' {why}") from None
 
@@ -69,7 +69,7 @@ def find(name: str) -> object:
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"does not import: {_where(error)}") from None
     for part in path.split("."):
         found = getattr(found, part, None)
