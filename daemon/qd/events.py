@@ -235,7 +235,7 @@ class WorkerStarting(Event, frozen=True):
 
 
 class WorkerInterrupted(Event, frozen=True):
-    """The worker was asked to stop. Emitted once, as soon as it runs no job."""
+    """The worker was requested to stop. Emitted once, as soon as it runs no job."""
 
 
 class WorkerStopping(Event, frozen=True):

@@ -170,4 +170,4 @@ class ForegroundWorker(Worker):
 
     def _leave(self, reason: str) -> None:
         self.log.info("worker.stopping", reason=reason)
-        self.asked_to_stop = True
+        self.stop_requested = True

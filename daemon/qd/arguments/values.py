@@ -315,7 +315,7 @@ def _dict_of(key_check: Check | None, check: Check | None) -> Check:
 
 
 def _one_of(parts: Sequence[Any], inner: Sequence[Check | None]) -> Check | None:
-    """The check for a union: `plain` if a member is untyped, or that of the only member beside None. Otherwise None."""
+    """The check for a union: `plain` if a member is untyped, or that of the only member other than None. Otherwise None."""
     if plain in inner:
         return plain
     checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]

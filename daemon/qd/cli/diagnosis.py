@@ -153,7 +153,7 @@ def replaced(gone: MasterReport, state: State) -> bool:
 
 @dataclass(frozen=True)
 class Untaken:
-    """Why no worker takes the ready jobs. kind: that of a Reason, "" if it is no reason by itself."""
+    """Why no worker takes the ready jobs. kind: of a Reason; "" if this alone is not one."""
 
     kind: str
     fact: str

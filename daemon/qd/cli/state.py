@@ -55,7 +55,7 @@ class Partly:
             return otherwise
 
     def found(self, space: Any, find: Callable[[], list[str]]) -> list[str]:
-        """Names searched on all nodes; those of the nodes that answer."""
+        """Search names on all nodes. Returns the names of the nodes that answer."""
         if hasattr(space, "skips"):
             space.skips = True
         names = find()

@@ -1,7 +1,7 @@
 """app.chain(first, second, third, catch=sorry): each job is sent once the one before it has succeeded.
 
-The payload of the first job carries those of the others as text, and each job passes on the rest. So a chain exists only in
-the one job of it that is waiting, running or failed. Members are checked here for chains and batches.
+The payload of the first job carries the payloads of the others as text, and each job passes on the rest. So a chain
+exists only in the one job of it that is waiting, running or failed. Members are checked here for chains and batches.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     payload -> declared? -> limits -> arguments -> listeners, middleware, function -> its effects, one after the other
     error -> retried immediately, up to its tries -> failed(), listeners -> raised by dispatch()
 
-The rules are those of the worker (jobs/policy.py). All threads of an app share its unique locks, batches and results, which
+The rules are the worker's (jobs/policy.py). All threads of an app share its unique locks, batches and results, which
 are in memory.
 """
 

@@ -70,7 +70,7 @@ class RunningJob:
         mark: Identifies this attempt; "" in run().
         payload: The bytes of the payload; b"" in run().
         timeout: Seconds the attempt may take; 0: unlimited.
-        stopping: True once the worker was asked to stop: save a checkpoint and return.
+        stopping: True once the worker is stopping: save a checkpoint and return.
         relations: Lock, key, chain and batch of the job; None for a plain job.
         outcome: What release() or fail() decided, even if the job's code swallows the exception they raise.
         skipped: The job was not run because its batch was cancelled.
@@ -242,7 +242,7 @@ def leave() -> None:
 
 
 def set_stopping() -> None:
-    """Let the current job see that the worker was asked to stop. Called from a signal handler."""
+    """Let the current job see that the worker is stopping. Called from a signal handler."""
     if _of_process is not None:
         _of_process.stopping = True
 

@@ -134,7 +134,7 @@ class DeadWorkers:
             return ()
 
     def _note(self, slot: Slot) -> bytes:
-        """How the worker died, for the record of the job if it fails: `told` is text, `death` is for programs."""
+        """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
         stack = self._reported[slot.number].get("stack") or None
         text = death_text(slot) + (f"\n{stack}" if stack else "")
         return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()

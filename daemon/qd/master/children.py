@@ -128,7 +128,7 @@ class Death:
 
     @property
     def fell_idle(self) -> bool:
-        """It died by itself soon after it was ready, without having had a job."""
+        """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
         return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
 

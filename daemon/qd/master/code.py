@@ -7,7 +7,7 @@
 
 A reload forks a new template next to the old one. Once it has imported the app, workers are replaced one by one, new
 before old. If it fails or hangs, it is killed and nothing changes. Without preload a template only checks that the new
-code imports, and each new worker imports it by itself.
+code imports, and each new worker imports it itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MasterPlan:
 
     work: WorkOptions
     template: Callable[[ChildContext, Any], int]  # the stream of its orders
-    fresh: Callable[[ChildContext, Assignment], int]  # a worker or scheduler that imports the app by itself
+    fresh: Callable[[ChildContext, Assignment], int]  # a worker or scheduler that imports the app itself
     keeper: Callable[[ChildContext, Any, str, tuple[str, ...]], int]  # stream, settings, queues of earlier settings
 
     @property

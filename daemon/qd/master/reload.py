@@ -143,7 +143,7 @@ class Reload:
 
     def refuse(self, why: str) -> None:
         """Give up the coming code; the old one continues."""
-        self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code goes on")
+        self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code continues")
         self._undo()
         self.state.notifier.ready("")
 

@@ -11,7 +11,7 @@ from qd.master.state import State, StopClock
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import H, Verdict, Why
 
-BIRTH = 1.0  # seconds after the request to stop in which a child that is just starting leaves by itself
+BIRTH = 1.0  # seconds after the request to stop within which a child that is just starting exits without a kill
 
 
 def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> None:

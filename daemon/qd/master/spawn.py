@@ -42,7 +42,7 @@ class Forker:
             orders.child_end.close()
 
     def fresh(self, code: AppImport, assignment: Assignment) -> int:
-        """Fork a worker or scheduler that imports the app by itself. Returns its pid. Raises OSError."""
+        """Fork a worker or scheduler that imports the app itself. Returns its pid. Raises OSError."""
         return fork(
             self._cleaned(lambda: code.plan.fresh(self._context(assignment.role.word, code.number), assignment))
         )

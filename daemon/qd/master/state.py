@@ -29,7 +29,7 @@ EXTEND = 2.0  # seconds between two requests to systemd for more time
 class StopClock:
     code: Exit
     timeout: float  # seconds, 0: no limit
-    linger: float  # monotonic moment before which the program does not leave by itself
+    linger: float  # monotonic moment before which the program does not exit, unless a signal stops it
     signalled: bool  # requested by a signal
     began: float = field(init=False)
     keeper_dismissed: bool = False

@@ -196,7 +196,8 @@ class WorkOptions:
 
     @property
     def runs_schedule(self) -> bool:
-        """Whether a scheduler runs if there are entries: not if the program ends by itself or works in the foreground."""
+        """Whether a scheduler runs if there are entries: not if the program ends when its jobs are done, or runs in the
+        foreground."""
         ends_by_itself = self.once or self.stop_when_empty or self.stop_when_empty_for > 0
         return self.only_schedule or not (self.no_schedule or ends_by_itself or not self.workers)
 

@@ -36,7 +36,7 @@ DEFAULTS = {field.name: field.default for field in fields(EntrySettings)}
 
 
 class Schedule:
-    """The entries of an app in declaration order, followed by those of the file."""
+    """The entries of an app in declaration order, followed by the entries of the file."""
 
     def __init__(self, settings: Callable[[], Settings], registry: Registry, call: MakeCall) -> None:
         self._settings, self._registry, self._call = settings, registry, call

@@ -196,7 +196,7 @@ def _comes(fields: list[str]) -> bool:
 
 
 def _is_valid(place: int, field: str) -> bool:
-    """Whether this field is valid by itself."""
+    """Whether this field is valid on its own."""
     fields = ["*"] * 6
     fields[place] = field
     return _comes(fields)

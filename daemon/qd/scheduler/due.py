@@ -28,7 +28,7 @@ class Due(NamedTuple):
     """A tick to take, unix ms.
 
     runs: False if it is only skipped. missed: number of missed ticks, including this one if it does not run; MOST means
-    that or more. answer: of the user's filters; None if they were not asked, "" if it runs, else why not.
+    that or more. answer: of the user's filters; None: not evaluated yet, "": it runs, else why not.
     """
 
     at: int

@@ -25,7 +25,7 @@ from qd.schedule.entry import Entry, JobTask
 
 T = TypeVar("T")
 SECONDS = 5.0  # that a filter, a listener or a payload hook may take
-AGAIN = 1.0  # seconds between two interruptions of code that goes on after the first
+AGAIN = 1.0  # seconds between two interruptions of code that continues after the first
 
 
 class TooLong(EndJob):

@@ -159,7 +159,7 @@ def due_again(claim: TickClaim, answered: Due | None) -> None:
 
 
 def refusal(filters: Sequence[Filter], tick: float, guard: Guard) -> str:
-    """Why these filters, asked in order, reject the tick, or ""."""
+    """Why these filters, evaluated in order, reject the tick, or ""."""
     if not filters:
         return ""
     try:

@@ -137,7 +137,7 @@ class TickTaker:
             claim.after = self._after(claim)
 
     def why_not(self, claim: TickClaim) -> str:
-        """Why this tick does not run, "" if it does. Does not ask the user's own filters (see filters.py)."""
+        """Why this tick does not run, "" if it does. Does not evaluate the user's own filters (see filters.py)."""
         entry, flags = claim.entry, self.flags
         if flags.pauses and (note := pause_of(flags.pauses, entry.name)):
             return f"paused{by_and_why(note)}"
@@ -277,7 +277,7 @@ class RunQueue:
             self._lanes.append(Lane(line[0].state.connection, line, at=at))
 
     def _join(self, run: TickClaim) -> bool:
-        """Add a run whose filters were asked to the line of its tick. Returns whether there is one."""
+        """Add a run whose filters are evaluated to the line of its tick. Returns whether that line exists."""
         if run.due.answer is None or run.entry.background:
             return False
         lane = next((lane for lane in self._of(run.state.connection) if lane.at == run.due.at), None)

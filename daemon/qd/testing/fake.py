@@ -37,7 +37,7 @@ from qd.testing.queue import MemoryLocks, Waiting
 class Dispatched:
     """A job that was dispatched. arguments: by name, as the worker would get them, without defaults. id: of its handle.
 
-    options: those of the declaration and using(); durations in seconds, a datetime unchanged.
+    options: from the declaration and using(); durations in seconds, a datetime unchanged.
     """
 
     arguments: dict[str, Any]

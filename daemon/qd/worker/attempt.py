@@ -214,7 +214,7 @@ class Attempts:
         )
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
-        """The limits of the payload, else those of the declaration, which are computed once."""
+        """The limits of the payload, else of the declaration, which are computed once."""
         if payload.has_limits or declared.options.retry_for is not None:
             return limits_of(payload, declared.options, self.work)
         found = self._declared_limits.get(declared.name)

@@ -86,7 +86,7 @@ def modules_in(folder: str) -> Iterator[str]:
 
 
 LOOK = 500  # ms between two checks of --reload
-Complete = Callable[[Qd], Settings]  # completes the settings with those of the app
+Complete = Callable[[Qd], Settings]  # completes the settings from the app
 # The body of a worker or scheduler, as boot.serve. The last argument is called while it waits.
 Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
 ServeFor = Callable[[Qd], Serve]  # imports only the body that the app needs
@@ -232,7 +232,7 @@ def fork_one(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, 
 def run_fresh(
     context: ChildContext, assignment: Assignment, settings: Settings, complete: Complete, serve_for: ServeFor
 ) -> int:
-    """A worker or scheduler without a template: imports the app by itself."""
+    """A worker or scheduler without a template: imports the app itself."""
     boot.own_stdin()
     began = time.time_ns()
     app = imported(settings, complete, context.log)

@@ -79,7 +79,7 @@ class Worker:
         self.lease_ns = int(settings.connection(self.work.connection).retry_after * 1e9)
         self.between = between
         self.paused = assignment.paused
-        self.asked_to_stop = self.descriptors_lost = False
+        self.stop_requested = self.descriptors_lost = False
         self.once_over = False  # --once has ended without a job
         self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
@@ -136,7 +136,7 @@ class Worker:
         self._beat()
         if self.mailbox.arrived:
             self._read_signals()
-        if self.asked_to_stop:
+        if self.stop_requested:
             return StopReason.SIGNAL
         if self.alarm.raised or self.descriptors_lost:
             return StopReason.RAISED
@@ -146,8 +146,8 @@ class Worker:
 
     def _read_signals(self) -> None:
         came = set(self.mailbox.read())
-        if signal.SIGTERM in came and not self.asked_to_stop:
-            self.asked_to_stop = True
+        if signal.SIGTERM in came and not self.stop_requested:
+            self.stop_requested = True
             self.events.emit(events.WorkerInterrupted)
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
@@ -183,7 +183,7 @@ class Worker:
     def _idle_once(self) -> None:
         """--once in maintenance ends after --sleep without a job: a supervisor must not restart it in a tight loop."""
         until = time.monotonic() + self.work.sleep
-        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+        while not self.stop_requested and (left := until - time.monotonic()) > 0:
             self._idle(left)
         self.once_over = True
 
@@ -230,7 +230,7 @@ class Worker:
             reason = "a job closed this worker's file descriptors; the worker is being replaced"
             self.log.warning("worker.descriptors_closed", reason=reason)
         if self.mailbox.repair() and self.board.header(H.STOP_AT):
-            self.asked_to_stop = True  # the signal may have been lost
+            self.stop_requested = True  # the signal may have been lost
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
         self.settlement.settle(held, outcome, (now() - self._began) / 1e9)
@@ -241,7 +241,7 @@ class Worker:
         """Sleep for --rest seconds and handle signals; only one that stops the worker ends the sleep early."""
         self.settlement.flush()
         until = time.monotonic() + self.work.rest
-        while not self.asked_to_stop and (left := until - time.monotonic()) > 0:
+        while not self.stop_requested and (left := until - time.monotonic()) > 0:
             self.mailbox.peek(left)
             self._after_wait()
 
@@ -284,7 +284,7 @@ class Worker:
     def _wait_once(self) -> None:
         """--once waits at most --sleep for its job; a token without a job does not end the wait."""
         until, job = time.monotonic() + self.work.sleep, None
-        while job is None and not self.asked_to_stop and time.monotonic() < until:
+        while job is None and not self.stop_requested and time.monotonic() < until:
             self._wait()
             job = self._take()
         if job is not None:
@@ -311,7 +311,7 @@ JITTER = 0.2  # how much --max-jobs and --max-time differ between workers, so th
 
 
 class ExitConditions:
-    """Why a worker leaves by itself after a job: memory, number of jobs, age (Laravel 13, Worker.php)."""
+    """Why a worker leaves after a job, without a request: memory, number of jobs, age (Laravel 13, Worker.php)."""
 
     def __init__(self, work: WorkOptions, slot: Slot) -> None:
         self.work, self.slot = work, slot

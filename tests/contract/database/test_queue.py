@@ -765,7 +765,7 @@ def test_a_push_that_times_out_on_the_auto_increment_lock_can_be_repeated(queue,
 
 def test_an_autocommit_session_is_rejected(sent, table):
     each = sent.engine.execution_options(isolation_level="AUTOCOMMIT")
-    rejected = pytest.raises(ConfigError, match="commits each statement by itself")
+    rejected = pytest.raises(ConfigError, match="commits each statement separately")
     with Session(each) as session, rejected, sent.app.transaction(session):
         send(sent.app)
     assert table.rows() == []

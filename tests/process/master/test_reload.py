@@ -201,7 +201,7 @@ def test_the_old_code_stays_when_the_new(
     before = {worker.pid for worker in work.children("qd: worker")}
     shop.jobs(BAD[bad])
     work.signal(signal.SIGHUP)
-    work.wait_line("master.reload_refused.*the old code goes on")
+    work.wait_line("master.reload_refused.*the old code continues")
     said(redis, witness, "one")
     assert before <= {worker.pid for worker in work.children("qd: worker")}
     if not flags:  # without preload there is no old code to start a worker with
@@ -243,7 +243,7 @@ def test_code_that_hangs_at_import_is_given_up(
         replaced(work)
         assert not work.matches("reload_refused")
     (shop.root / "over").touch()
-    work.wait_line(r"master.reload_refused.*longer than \d+ s.*the old code goes on", 60)  # or five times the first
+    work.wait_line(r"master.reload_refused.*longer than \d+ s.*the old code continues", 60)  # or five times the first
     eventually(lambda: len(work.children()) == (3 if flags else 4), what="nothing left of the new code")
     said(redis, witness, "one")
     work.stop()

@@ -195,7 +195,7 @@ class Minute:
         self.scheduler, self.report = scheduler, report
         self._mailbox = Mailbox()
         self._until = time.monotonic() + seconds + GRACE
-        self._asked_to_stop = False
+        self._stop_requested = False
 
     def work(self) -> None:
         """Until all is decided and has ended, or a signal stops it."""
@@ -220,9 +220,9 @@ class Minute:
         for number in self._mailbox.read():
             if number not in STOPPING:
                 continue
-            if self._asked_to_stop:
+            if self._stop_requested:
                 self.scheduler.end()
-            self._asked_to_stop = True
+            self._stop_requested = True
             self._stop(f"this command was stopped ({signal.Signals(number).name})")
 
     def _stop(self, why: str) -> None:

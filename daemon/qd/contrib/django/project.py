@@ -89,8 +89,8 @@ def install(app: Qd) -> None:
 
 @contextmanager
 def around_load() -> Iterator[None]:
-    """Set up Django before the app imports its modules, then import those of the installed apps. Raises ConfigError, and
-    what the imports raise."""
+    """Set up Django before the app imports its modules, then import the job modules of the installed apps. Raises
+    ConfigError, and what the imports raise."""
     import django
     from django.apps import apps
 

@@ -127,7 +127,7 @@ class Outbox:
                     return
 
     def _next(self, names: Sequence[str], done: Sequence[bytes]) -> list[bytes]:
-        """The payloads to send now. done: those of the last call that were sent."""
+        """The payloads to send now. done: payloads of the last call that were sent."""
         if self._pid != os.getpid():  # a forked process is another sender
             self._pid, self._sender = os.getpid(), own_name()
         ms = round(2000 * (1 + self.backend.timeout))

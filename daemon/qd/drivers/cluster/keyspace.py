@@ -47,7 +47,7 @@ class ClusterKeyspace(ClusterClient):
         return PLANS[script.name](self, script, names, args)
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Each by itself; errors are exceptions in the list. Raises ConnectionLost if a server is unreachable."""
+        """Each step separately; errors are exceptions in the list. Raises ConnectionLost if a server is unreachable."""
         simple = [place for place, call in enumerate(calls) if not self._is_planned(*call[:2])]
         replies: list[Any] = [None] * len(calls)
         found = self.exchange([item(self, *calls[place][:3]) for place in simple])

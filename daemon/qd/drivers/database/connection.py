@@ -1,7 +1,7 @@
 """One connection to a database, through SQLAlchemy: what redis/connection.py is for Redis.
 
 No call is ever repeated without the caller's knowledge, every wait is bounded, and every error is one of qd's, without a
-password. Forks and threads do not share a connection. It commits each statement by itself, except inside `transaction()`.
+password. Forks and threads do not share a connection. It commits each statement separately, except inside `transaction()`.
 
 PostgreSQL notifies a waiter of a push (LISTEN); the other databases are polled in growing pauses. A PHP producer sends no
 notification and a pooler may lose one, so a waiter on PostgreSQL also checks once a second.

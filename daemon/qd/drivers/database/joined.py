@@ -101,7 +101,7 @@ def joined(connections: Connections, session: Any, name: str | None) -> Iterator
     same_place(queue, connection)
     if commits_each(connection):
         raise ConfigError(
-            f"the session for connection '{queue.settings.name}' commits each statement by itself (AUTOCOMMIT): it has no"
+            f"the session for connection '{queue.settings.name}' commits each statement separately (AUTOCOMMIT): it has no"
             " transaction to send in"
         )
     with connections.lent(queue.settings.name, inside(queue, session)):

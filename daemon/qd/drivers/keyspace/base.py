@@ -96,7 +96,7 @@ class Keyspace(Protocol):
         """One step on these names."""
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Many steps in one round trip, each by itself. Errors are exceptions in the list."""
+        """Many steps in one round trip, each atomic, not all together. Errors are exceptions in the list."""
 
     def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
         """Start run_many(); call the result for the replies. A server that can work meanwhile does, and other calls may come

@@ -120,7 +120,7 @@ PLACES = (keys.lock(""), keys.slots(""))  # beginnings of the names of places
 
 
 def effect_args(effects: Sequence[Effect], prefix: str) -> tuple[list[str], list[Arg]]:
-    """Keys (without the prefix) and arguments for effects.lua, to append to those of the script that answers the job.
+    """Keys (without the prefix) and arguments of effects.lua, which follow those of the answer's script.
 
     An effect on a key of another kind, which only another program can have put into the payload, is logged and skipped:
     otherwise the server would refuse the answer forever.

@@ -5,8 +5,8 @@ delete    DeleteMessage
 renew     ChangeMessageVisibility, by the keeper
 send      SendMessageBatch, ten at a time
 
-qd never repeats a call: a broken call may have been executed, and its effect shows by itself. SQS delivers a message that
-was received and lost again when its lease is over.
+qd never repeats a call: a broken call may have been executed, and its effect shows at the next call. SQS delivers a
+message that was received and lost again when its lease is over.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class HttpConnection(Patience):
         self._wake = -1
 
     def trust(self, ca: str | None) -> None:
-        """ca: a file with certificates to trust besides those of the system."""
+        """ca: a file with certificates to trust in addition to the system's."""
         self._ca = ca
 
     def exchange(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 15 * 86400  # seconds a text is kept: the longest that SQS may keep a message, and a day
-LONGEST = 6 * 3600.0  # seconds a message is hidden; SQS allows twelve hours, including those of the attempt
+LONGEST = 6 * 3600.0  # seconds a message is hidden; SQS allows twelve hours, including the attempt
 FEW, WORDS = 10, 200  # refused jobs named in an error, and characters of each reason
 RARELY, OFTEN = 30.0, 3.0  # seconds between two counts of waiting jobs by a keeper: the lease, within these bounds
 RECLAIM = 100  # leases a beat ends per queue, at most

@@ -123,7 +123,7 @@ local function cancelled()
   return table.concat(running, ' ')
 end
 
--- The leases of all queues first, each queue by itself: keys of a wrong type in one queue are reported, and cost no lease in
+-- The leases of all queues first, each queue separately: keys of a wrong type in one queue are reported, and cost no lease in
 -- another.
 local failure
 for i = 5, #KEYS, 6 do
