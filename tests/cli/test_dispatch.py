@@ -208,8 +208,12 @@ def test_a_job_that_does_not_match_its_declaration_is_not_sent(
         ("app = 1 / 0\n", "ZeroDivisionError"),
         ("raise SystemExit(0)\napp = 1\n", "SystemExit"),
         ("app = 1\ndef f(:\n", "does not import: SyntaxError: invalid syntax ({root}/jobs.py:2)\n"),
+        (
+            "from qd import Qd\napp = Qd()\n@app.job('g', tries='many')\ndef g() -> None: ...\n",
+            "qd: option tries of job 'g': 'many' is not a whole number, 0 or more ({root}/jobs.py:3)\n",
+        ),
     ],
-    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax"],
+    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax", "declaration"],
 )
 def test_an_app_that_fails_to_import_prints_one_line_and_exits_with_78(
     project: Projects, source: str, expected: str

@@ -4,7 +4,6 @@ to: settings, connections, the app. Imported by every command, so nothing slow i
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import threading
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qd.cli import output
-from qd.errors import ConfigError, ConnectionLost, QdError
+from qd.errors import ConfigError, ConnectionLost, DeclarationError, QdError
 from qd.options import kinds
 from qd.process.exit_codes import Exit
 
@@ -258,9 +257,13 @@ def app_of(found: Settings) -> Qd:
 
 @contextmanager
 def _user_code(problem: str) -> Iterator[None]:
-    """Raises ConfigError for what the app's modules raise, but qd's own errors unchanged."""
+    """Raises ConfigError for what the app's modules raise, but qd's own errors as they are, with the line."""
     try:
         yield
+    except DeclarationError as error:
+        from qd.worker.template import user_line
+
+        raise DeclarationError(f"{error}{user_line(error)}") from error
     except QdError:
         raise
     except (Exception, SystemExit) as error:
@@ -271,12 +274,9 @@ def _described(error: BaseException) -> str:
     """The error, and the line of user code that raised it."""
     if isinstance(error, SyntaxError) and error.filename:  # its file has no frame yet
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
-    from traceback import extract_tb
+    from qd.worker.template import user_line
 
-    others = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
-    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {error}{user_line(error)}"
 
 
 def pool_names() -> list[str]:

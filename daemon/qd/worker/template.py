@@ -10,6 +10,7 @@ Watch, for --reload: the template, or without one each idle worker, checks twice
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import socket
@@ -22,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module, invalidate_caches
 from pathlib import Path
+from traceback import extract_tb
 
 from setproctitle import setproctitle
 
@@ -143,7 +145,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         log.error("app.refused", reason=str(error))
         return Exit.CONFIG
     except QdError as error:
-        log.error("app.import_failed", app=settings.app, error=str(error))
+        log.error("app.import_failed", app=settings.app, error=f"{error}{user_line(error)}")
     except BaseException as error:
         log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error, log))
     return Exit.IMPORT
@@ -158,6 +160,13 @@ def may_start(app: Qd, log: Log) -> bool:
         log.error("connection.refused", connection=app.settings.work.connection, reason=str(error))
         return False
     return True
+
+
+def user_line(error: BaseException) -> str:
+    """The last line outside qd that led to the error: " (/srv/shop/jobs.py:12)", "" if there is none."""
+    others = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def load_app(settings: Settings) -> Qd:

@@ -96,6 +96,17 @@ def test_a_failed_import_is_logged_in_json_too(shop: Project) -> None:
         ]
 
 
+def test_a_declaration_that_is_refused_is_logged_with_its_line(shop: Project) -> None:
+    shop.jobs("@app.job('g', tries='many')\ndef g() -> None: ...\n")
+    line = next(n for n, text in enumerate((shop.root / "jobs.py").read_text().splitlines(), 1) if "many" in text)
+    for more in ((), ("--no-preload",)):
+        work = shop.work("--log-format", "json", *more)
+        work.ends_clean(code=3)
+        (failed,) = [one for one in documents(work) if one["event"] == "app.import_failed"]
+        fact = "option tries of job 'g': 'many' is not a whole number, 0 or more"
+        assert failed["error"] == f"{fact} ({shop.root}/jobs.py:{line})"
+
+
 @FAILED
 @pytest.mark.parametrize("level", ["info", "debug"])
 def test_a_traceback_has_the_frames_of_qd_at_debug_level_only(shop: Project, redis: Client, level: str) -> None:
