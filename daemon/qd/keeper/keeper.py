@@ -12,7 +12,6 @@ when the master closes its order stream.
 from __future__ import annotations
 
 import os
-import random
 import select
 import socket
 import time
@@ -99,11 +98,7 @@ class Keeper:
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
         self._renewed_at = 0.0
-        self._away_since: float | None = None
-        self._logged_away = False
-        self._server = queue.settings.driver  # its name in the log
-        self.server_health = ServerHealth(log, self._server)
-        self._delay = 0.0
+        self.server_health = ServerHealth(log, queue.settings.driver)
         self._server_now = self._reported_at = 0.0
         self.restarts = Restarts(context, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
@@ -120,7 +115,7 @@ class Keeper:
                 self.dead_workers.handle(orders.read())
             self.board.keeper_is_alive()
             deadline = self._turn()
-            self.embedded.look(away=self._away_since is not None or self.control.is_away)
+            self.embedded.look(away=self.server_health.is_away or self.control.is_away)
         if orders.dismissed:  # else the master was killed: the next one needs its report
             self._leave()
         return 0
@@ -148,7 +143,7 @@ class Keeper:
             except ControlAway:
                 pass
             except ConnectionLost:
-                if not self.server_health.are_away:
+                if not self.server_health.partly_away:
                     raise
 
     def _check_gap(self) -> None:
@@ -258,26 +253,16 @@ class Keeper:
     # -- away and back
 
     def _lost(self, error: QdError) -> float:
-        at = time.monotonic()
-        if self._away_since is None:
-            self._away_since, self._delay = at, 0.05
+        """Returns the seconds until the next try."""
         if error.server is not None:
             self.control.lost(error)
-        elif not self._logged_away:
-            self._logged_away = True
-            self.log.warning(f"{self._server}.away", error=str(error))
         self._connected_at = 0.0
-        self._delay = min(1.0, self._delay * 2)
-        return self._delay * random.uniform(0.5, 1.0)
+        return self.server_health.lost(error)
 
     def _back(self) -> None:
-        at = time.monotonic()
-        if self._away_since is not None:
-            if self._logged_away:  # it may be another server than before
-                place = self.queue.kept[0].place if self.queue.settings.driver in WITH_KEYSPACE else None
-                self.log.info(f"{self._server}.back", after=at - self._away_since, at=place)
-            self._away_since, self._logged_away = None, False
-        self._connected_at = self._connected_at or at
+        has_place = self.queue.settings.driver in WITH_KEYSPACE
+        self.server_health.back(lambda: self.queue.kept[0].place if has_place else None)
+        self._connected_at = self._connected_at or time.monotonic()
 
     def _leave(self) -> None:
         """Settle the last dead workers, then delete the own report. Jobs that cannot be settled return by their leases."""
@@ -291,7 +276,7 @@ class Keeper:
                     self.control.forget(self.context.token)
                 return
             except (ConnectionLost, ServerRefused):
-                if self._away_since is not None or self.control.is_away:
+                if self.server_health.is_away or self.control.is_away:
                     return  # it was unreachable before: the leases return the jobs
                 time.sleep(0.05)
         os._exit(0)

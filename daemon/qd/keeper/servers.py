@@ -1,20 +1,22 @@
 """The servers as the keeper finds them.
 
 Permissions      workers take no job until the user of their connection may also make every call that answers for it
-ServerHealth     logs unreachable nodes of a cluster and refused queues once, and once when they are back
+ServerHealth     logs an unreachable server, an unreachable node of a cluster or a refused queue once, and once when it is
+                 back; the growing delay between two tries
 EmbeddedServer   restarts a killed server of `url = "embedded:"`, whose append-only file has kept the jobs. A server that
                  `qd embedded stop` has stopped stays down. A lock in its folder prevents a second server.
 """
 
 from __future__ import annotations
 
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from qd.drivers.base import KeeperConnector
-from qd.errors import ConfigError, ConnectionLost
+from qd.errors import ConfigError, ConnectionLost, QdError
 from qd.log import Log
 from qd.process.scoreboard import H, Scoreboard
 
@@ -73,17 +75,49 @@ def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
         raise last
 
 
+FIRST_DELAY, LONGEST_DELAY = 0.1, 1.0  # seconds between two tries of an unreachable server
+
+
 class ServerHealth:
+    """The server of the jobs, as a whole (lost, back) and its nodes or queues (update)."""
+
     def __init__(self, log: Log, server: str) -> None:
         """server: its name in the log."""
         self.log, self.server = log, server
         self.what = "node" if server == "redis" else "queue"
         self._since: dict[str, float] = {}
+        self._away_since: float | None = None
+        self._logged = False
+        self._delay = 0.0
 
     @property
-    def are_away(self) -> bool:
-        """Whether some were unreachable at the last beat."""
+    def is_away(self) -> bool:
+        """Whether the last beat failed."""
+        return self._away_since is not None
+
+    @property
+    def partly_away(self) -> bool:
+        """Whether nodes or queues were unreachable at the last beat."""
         return bool(self._since)
+
+    def lost(self, error: QdError) -> float:
+        """Note a failed beat. Returns the seconds until the next try. An error that names another server, the control
+        connection's, is logged by control_connection.py."""
+        if self._away_since is None:
+            self._away_since, self._delay = time.monotonic(), FIRST_DELAY
+        else:
+            self._delay = min(LONGEST_DELAY, self._delay * 2)
+        if error.server is None and not self._logged:
+            self._logged = True
+            self.log.warning(f"{self.server}.away", error=str(error))
+        return self._delay * random.uniform(0.5, 1.0)
+
+    def back(self, place: Callable[[], str | None]) -> None:
+        """Note a successful beat. place: the address of the server, which may be another one than before."""
+        if self._away_since is not None:
+            if self._logged:
+                self.log.info(f"{self.server}.back", after=time.monotonic() - self._away_since, at=place())
+            self._away_since, self._logged = None, False
 
     def update(self, away: Sequence[tuple[str, str]]) -> None:
         """away: the nodes or queues that failed in the last beat, with the error."""
