@@ -31,9 +31,9 @@ from tests.contract.kinds import (  # noqa: F401  fixtures
     shared_durable_redis,
 )
 from tests.contract.spaces import (  # noqa: F401  fixtures
-    beside,
     database,
     mariadb_space,
+    observer,
     postgres_space,
     sqlite_space,
     stand,

@@ -43,7 +43,7 @@ class Stand:
             self.opened.pop().close()
 
 
-class Beside:
+class Observer:
     """A separate client of the same keyspace."""
 
     def __init__(self, space: Keyspace) -> None:
@@ -113,7 +113,7 @@ def standing(name: str, request: pytest.FixtureRequest) -> Iterator[Stand]:
         emptied(url)
     yield found
     allowed = [pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args]
-    left = [name for name in Beside(found.open()).names() if not any(fnmatch(name, pattern) for pattern in allowed)]
+    left = [name for name in Observer(found.open()).names() if not any(fnmatch(name, pattern) for pattern in allowed)]
     found.close()
     assert not left, f"names left in {name}: {left}"
 
@@ -131,5 +131,5 @@ def store(stand: Stand) -> KeyspaceStore:
 
 
 @pytest.fixture
-def beside(stand: Stand) -> Beside:
-    return Beside(stand.open())
+def observer(stand: Stand) -> Observer:
+    return Observer(stand.open())

@@ -17,7 +17,7 @@ from qd.drivers.keyspace.base import Keyspace, script
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ServerRefused
 from qd.options.kinds import QUEUE_SUFFIXES
-from tests.contract.spaces import Beside, Stand
+from tests.contract.spaces import Observer, Stand
 from tests.support.servers.redis import Server
 
 Line = tuple[Any, ...]
@@ -35,7 +35,7 @@ class Both:
 
     def clear(self) -> None:
         for space in (self.redis, self.database):
-            for name in Beside(space).names():
+            for name in Observer(space).names():
                 space.call("DEL", name)
 
     def ask(self, line: Line) -> Any:
@@ -46,8 +46,8 @@ class Both:
 
     def agree(self) -> None:
         """Check that both have the same contents."""
-        names = Beside(self.redis).names()
-        assert Beside(self.database).names() == names
+        names = Observer(self.redis).names()
+        assert Observer(self.database).names() == names
         for name in names:
             for line in contents(self.redis.call("TYPE", name), name):
                 self.ask(line)
@@ -405,9 +405,9 @@ def story() -> Iterator[Line]:
     yield "ZADD", RESERVED, "1", held(second)
     beat = ["qd:restart", "qd:down", "qd:masters", CANCEL, READY, RESERVED, DELAYED, NOTIFY, OWNERS, PAUSED]
     yield "step", "beat", beat, ["T", '{"a":1}', 300, 1, 2**40, 100, 100, 1]
-    for who in ("T/1", "T/2", "T/3"):
-        yield "step", "lock_take", MUTEX, [who, 300_000, 1, 0, 10**9, 300_000, 3_600_000]
-        yield "step", "admit", RATE, [who, "m", 2, 10**9, 10**9, 10**9, -1]
+    for owner in ("T/1", "T/2", "T/3"):
+        yield "step", "lock_take", MUTEX, [owner, 300_000, 1, 0, 10**9, 300_000, 3_600_000]
+        yield "step", "admit", RATE, [owner, "m", 2, 10**9, 10**9, 10**9, -1]
         yield "step", "strike", ["qd:errors:x", "qd:rest:x"], ["m", 3, 10**9, 300_000]
     yield "step", "lock_give", [MUTEX[0], *MUTEX[2:]], ["T/1", 300_000]
 

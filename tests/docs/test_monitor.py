@@ -44,9 +44,9 @@ class Monitor:
 def seen(line: str) -> str:
     """`lua LPOP queues:mail`: the first argument that is a key replaces the rest."""
     words = re.findall(r'"((?:[^"\\]|\\.)*)"', line)
-    who = "lua" if re.search(r"\[\d+ lua\]|^ *\d* *lua ", line) else "client"
+    caller = "lua" if re.search(r"\[\d+ lua\]|^ *\d* *lua ", line) else "client"
     key = next((word for word in words[1:] if word.startswith(("queues:", "qd:"))), "")
-    return " ".join([who, *words[:1], key]).rstrip()
+    return " ".join([caller, *words[:1], key]).rstrip()
 
 
 @pytest.fixture

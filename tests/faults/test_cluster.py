@@ -156,15 +156,15 @@ def jobs(app: Qd) -> Any:
     return ends, after, quick
 
 
-def kill(work: Procs, whom: str) -> None:
-    if whom == "workers":
+def kill(work: Procs, victim: str) -> None:
+    if victim == "workers":
         for number in range(len(HOWS)):
             work.child(f"worker {number}").kill()
         work.wait_line("worker.died", count=len(HOWS))
-    elif whom == "keeper":
+    elif victim == "keeper":
         work.child("keeper").kill()
         work.wait_line("keeper.died")
-    elif whom == "master":
+    elif victim == "master":
         work.kill()
         eventually(lambda: not work.session(), 20, what="the end of the master and its children")
 
@@ -175,8 +175,12 @@ def kill(work: Procs, whom: str) -> None:
     "workers run jobs of other nodes after a second; the answers are applied when the node is back: 0 lost, 0 doubled",
 )
 @pytest.mark.parametrize(
-    "whom",
-    ["workers", "master", *[pytest.param(whom, marks=pytest.mark.slow) for whom in ("nobody", "keeper", "hung node")]],
+    "victim",
+    [
+        "workers",
+        "master",
+        *[pytest.param(victim, marks=pytest.mark.slow) for victim in ("none", "keeper", "hung node")],
+    ],
 )
 def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     partial_cluster: Cluster,
@@ -184,7 +188,7 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     jobs: Any,
     project: MakeProject,
     figures: Figures,
-    whom: str,
+    victim: str,
 ) -> None:
     cluster, (ends, after, quick) = partial_cluster, jobs
     found = {cluster.node_of(f"queues:{{{name}}}").port: name for name in "abcdefghijklmnop"}
@@ -203,7 +207,7 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     eventually(lambda: len(seen(witness, "begun")) == len(HOWS), 30, what="a job in each worker")
     assert dead.process is not None
     process = dead.process
-    if whom == "hung node":
+    if victim == "hung node":
         process.send_signal(signal.SIGSTOP)
     else:
         dead.kill()
@@ -211,14 +215,14 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     app.dispatch(*[quick.using(queue=(here, there)[n % 2]).bind(n) for n in range(MANY)])
     eventually(lambda: len(seen(witness, "quick")) == MANY, 30, what="the jobs of the other nodes")
     work.wait_line("job.answer_left", count=len(HOWS))
-    kill(work, whom)
-    if whom == "master":
+    kill(work, victim)
+    if victim == "master":
         work = shop.work("-w", str(len(HOWS)), gone, here, there)
         work.wait_line("master.ready")
     quick.using(queue=there, delay=LEASE).dispatch(MANY)
     eventually(lambda: len(seen(witness, "quick")) == MANY + 1, 30, what="a job later")
     assert len(seen(witness, "begun")) == len(HOWS)
-    if whom == "hung node":
+    if victim == "hung node":
         process.send_signal(signal.SIGCONT)
     else:
         dead.start()

@@ -67,7 +67,7 @@ def test_a_limit_is_declared_once(app: FakeQd):
         app.limit("stripe", 50, per=60)
 
 
-def test_a_limit_that_nobody_declared_is_named_with_those_that_are_known(app: FakeQd):
+def test_a_limit_that_is_not_declared_is_reported_with_the_known_ones(app: FakeQd):
     app.limit("stripe", 100, per=60)
 
     @app.job("x", middleware=[RateLimited("strip")])

@@ -535,15 +535,15 @@ def test_a_keeper_applies_a_left_answer_once_the_node_is_back(
     assert [call(queue, "HGET", f"queues:{a}:owners", worker.owner) for worker, _ in left] == [None] * 3
 
 
-@pytest.mark.parametrize("who", ["the keeper of dead workers", "the worker itself"])
+@pytest.mark.parametrize("actor", ["the keeper of dead workers", "the worker itself"])
 def test_a_job_with_a_left_answer_is_neither_requeued_nor_run(
-    connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]], who: str
+    connect: Connect, queue: ClusterQueue, three: list[str], left: list[tuple[ClusterQueue, Reserved]], actor: str
 ) -> None:
     a, b, _ = three
     keeper = connect(9, "K33p3rK33p3r")
     beat_without_notes(keeper, a, b)
     for worker, _ in left:
-        if who == "the worker itself":
+        if actor == "the worker itself":
             queue.push(b, job(9))
             found = worked(worker, a, b)
             assert found.queue == b

@@ -60,7 +60,7 @@ def run_concurrently(url: str, code: str, number: int = 2) -> list[str]:
         "stderr": subprocess.PIPE,
         "text": True,
     }
-    started: list[Any] = [subprocess.Popen([*command, str(who)], env=env, **pipes) for who in range(number)]
+    started: list[Any] = [subprocess.Popen([*command, str(index)], env=env, **pipes) for index in range(number)]
     try:
         for each in started:
             assert each.stdout.readline() == "ready\n", each.communicate(timeout=20)

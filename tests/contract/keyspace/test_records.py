@@ -16,7 +16,7 @@ from qd.payload.build import make
 from qd.store import masters
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Wanted
-from tests.contract.spaces import Beside
+from tests.contract.spaces import Observer
 
 pytestmark = pytest.mark.leaves("app_qd:batch:*", "app_queues:*")
 
@@ -37,7 +37,7 @@ def keep(store: KeyspaceStore, queue: str, number: int) -> None:
     script("adopt").call(store.space, names, f"r{number}", json.dumps(line), payload(f"u{number}"))
 
 
-def test_failed_jobs_are_read_in_pages_retried_and_forgotten(store: KeyspaceStore, beside: Beside) -> None:
+def test_failed_jobs_are_read_in_pages_retried_and_forgotten(store: KeyspaceStore, observer: Observer) -> None:
     found = FailedStore(store)
     for queue, number in [*(("a", number) for number in range(7)), ("b", 8), ("a", 3)]:  # r3 exists already
         keep(store, queue, number)
@@ -54,19 +54,19 @@ def test_failed_jobs_are_read_in_pages_retried_and_forgotten(store: KeyspaceStor
     some = [record for record in records if record.id in ("r1", "r2")]
     assert found.retry("a", some, store.now()) == [None, None]
     assert found.retry("a", some, store.now()) == ["", ""]
-    assert beside.call("LLEN", "app_queues:a") == 2
+    assert observer.call("LLEN", "app_queues:a") == 2
     assert found.gone("a", {"u1": "r1", "u3": "r3"}) == {"u1"}
     found.forget("a", [record for record in records if record.queue == "a"])
     found.forget("b", [record for record in records if record.queue == "b"])
     assert found.count(["a", "b"]) == 0
-    assert [name for name in beside.names() if "failed" in name] == []
+    assert [name for name in observer.names() if "failed" in name] == []
 
 
-def test_a_stored_value_is_taken_once(store: KeyspaceStore, beside: Beside) -> None:
+def test_a_stored_value_is_taken_once(store: KeyspaceStore, observer: Observer) -> None:
     store.put("qd:batch:taken", b"value")
     assert store.take("qd:batch:taken") == b"value"
     assert store.take("qd:batch:taken") is None
-    assert beside.names() == []
+    assert observer.names() == []
 
 
 def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None:
@@ -88,7 +88,7 @@ def test_a_batch_is_created_extended_and_cancelled(store: KeyspaceStore) -> None
     assert batches.state("C") is None
 
 
-def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, beside: Beside) -> None:
+def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, observer: Observer) -> None:
     ticks = KeptTicks(store.space, "app_")
     now = int(store.now() * 1000)
     plain = Claim("", "e1", b"", b"one", now - 1000)
@@ -98,7 +98,7 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, beside: 
         (False, True)
     ]
     assert [each.found for each in ticks.take([plain, sends])] == [b"one", b"two"]
-    assert beside.call("LRANGE", "app_queues:a", 0, -1) == [b"job"]
+    assert observer.call("LRANGE", "app_queues:a", 0, -1) == [b"job"]
     assert ticks.read(["e1", "e2", "e3"]) == [b"one", b"two", b""]
     assert ticks.strange("a") == ""
     at, fields = 0, dict[str, bytes]()
@@ -109,13 +109,13 @@ def test_ticks_are_taken_once_and_their_jobs_sent(store: KeyspaceStore, beside: 
             break
     assert fields == {"e1": b"one", "e2": b"two"}
     ticks.forget(["e1", "e2"])
-    beside.call("SET", "app_qd:ticks", "spoilt")
+    observer.call("SET", "app_qd:ticks", "spoilt")
     assert "app_qd:ticks is a string and not a hash" in ticks.strange("a")
     assert ticks.take([plain])[0].refused is not None
-    beside.call("DEL", "app_qd:ticks")
+    observer.call("DEL", "app_qd:ticks")
 
 
-def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, beside: Beside) -> None:
+def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, observer: Observer) -> None:
     queue = KeyspaceQueue(ConnectionSettings("any", prefix="app_"), store.space)
     both = [Outgoing("a", payload(id), lock="order:7", owner=id, hold=60) for id in ("u1", "u2")]
     assert queue.post([*both, Outgoing("a", payload("u3"), delay=30)]) == [None, "u1", None]
@@ -128,4 +128,4 @@ def test_unique_and_keyed_jobs_are_sent_once(store: KeyspaceStore, beside: Besid
     assert queue.cancel_keyed("a", "late")
     assert not queue.cancel_keyed("a", "late")
     assert masters.queues_found(store) == ["a"]
-    beside.call("DEL", "app_" + keys.unique("order:7"))
+    observer.call("DEL", "app_" + keys.unique("order:7"))

@@ -12,7 +12,7 @@ from qd.drivers.redis.connection import RedisConnection
 from qd.store import locks
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Lease, Mutex, Places, Rate, Strikes
-from tests.contract.spaces import Beside, Stand
+from tests.contract.spaces import Observer, Stand
 from tests.support.servers.redis import Server, free_port
 from tests.support.waiting import eventually
 
@@ -62,15 +62,15 @@ def test_the_owner_can_acquire_it_again_and_its_earlier_attempt_frees_nothing(st
     assert lock.free(store, "a", "second attempt")
 
 
-def test_a_lock_that_is_not_freed_expires(store: KeyspaceStore, beside: Beside):
+def test_a_lock_that_is_not_freed_expires(store: KeyspaceStore, observer: Observer):
     lock = Places("qd:lock:x", 1, 0.05)
     assert lock.take(store, "a", "a1") == 0
-    assert beside.call("PTTL", "app_qd:lock:x") <= 50
+    assert observer.call("PTTL", "app_qd:lock:x") <= 50
     eventually(lambda: lock.take(store, "b", "b1") == 0, what="the lock to expire")
     lock.free(store, "b", "b1")
 
 
-def test_one_place_expires_while_others_are_held(store: KeyspaceStore, beside: Beside):
+def test_one_place_expires_while_others_are_held(store: KeyspaceStore, observer: Observer):
     assert Places("qd:slots:x", 2, 60).take(store, "long", "1") == 0
     short = Places("qd:slots:x", 2, 1.5)
     assert short.take(store, "short", "1") == 0
@@ -79,7 +79,7 @@ def test_one_place_expires_while_others_are_held(store: KeyspaceStore, beside: B
     assert short.take(store, "fourth", "1") <= 1.5
     Places("qd:slots:x", 2, 60).free(store, "long", "1")
     short.free(store, "third", "1")
-    eventually(lambda: beside.names() == [], what="the keys to expire")
+    eventually(lambda: observer.names() == [], what="the keys to expire")
 
 
 def test_concurrent_holders_never_exceed_the_limit(store: KeyspaceStore, stand: Stand):
@@ -126,7 +126,7 @@ def test_never_more_starts_than_the_rate_in_any_window(store: KeyspaceStore, sta
 
 
 @LEAVES
-def test_each_waiter_gets_a_time_slot_in_order_of_arrival(store: KeyspaceStore, beside: Beside):
+def test_each_waiter_gets_a_time_slot_in_order_of_arrival(store: KeyspaceStore, observer: Observer):
     rate = Rate("x", 2, 240)
     assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
     slots = [rate.start(store, f"{n}", "m") for n in range(2, 8)]
@@ -134,78 +134,78 @@ def test_each_waiter_gets_a_time_slot_in_order_of_arrival(store: KeyspaceStore, 
     assert windows == [1, 1, 2, 2, 3, 3]
     again = [rate.start(store, f"{n}", "m") for n in range(2, 8)]  # a repeated request keeps its slot
     assert [round(answer.wait / 240) for answer in again] == windows
-    assert beside.call("PTTL", "app_qd:rate:{x}:turns") > 0
+    assert observer.call("PTTL", "app_qd:rate:{x}:turns") > 0
 
 
 @LEAVES
-def test_an_unused_time_slot_goes_to_the_next_waiter(store: KeyspaceStore, beside: Beside):
+def test_an_unused_time_slot_goes_to_the_next_waiter(store: KeyspaceStore, observer: Observer):
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     gone, behind = rate.start(store, "gone", "m"), rate.start(store, "behind", "m")
     assert round(behind.at - gone.at) == 60
-    beside.call("ZADD", "app_qd:rate:{x}:due", 1, "gone")  # its slot is long past
+    observer.call("ZADD", "app_qd:rate:{x}:due", 1, "gone")  # its slot is long past
     assert rate.start(store, "behind", "m").at == gone.at
-    assert beside.text("ZRANGE", "app_qd:rate:{x}:turns", 0, -1) == ["behind"]
+    assert observer.text("ZRANGE", "app_qd:rate:{x}:turns", 0, -1) == ["behind"]
 
 
 @LEAVES
 def test_a_newcomer_does_not_take_a_reserved_time_slot(
-    store: KeyspaceStore, beside: Beside, monkeypatch: pytest.MonkeyPatch
+    store: KeyspaceStore, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(locks, "LATE", 60.0)
     rate = Rate("x", 1, 60)
     assert rate.start(store, "first", "m").wait == 0
     rate.start(store, "reserved", "m")
-    beside.call("DEL", "app_qd:rate:{x}:starts")  # a window later
+    observer.call("DEL", "app_qd:rate:{x}:starts")  # a window later
     now = int(store.now() * 1e6)
-    beside.call("ZADD", "app_qd:rate:{x}:turns", now, "reserved")
-    beside.call("ZADD", "app_qd:rate:{x}:due", now, "reserved")
+    observer.call("ZADD", "app_qd:rate:{x}:turns", now, "reserved")
+    observer.call("ZADD", "app_qd:rate:{x}:due", now, "reserved")
     assert rate.start(store, "newcomer", "m").wait > 0
     assert rate.start(store, "reserved", "m").wait == 0
 
 
 @LEAVES
-def test_a_clock_set_back_blocks_a_rate_for_one_window_at_most(store: KeyspaceStore, beside: Beside):
+def test_a_clock_set_back_blocks_a_rate_for_one_window_at_most(store: KeyspaceStore, observer: Observer):
     rate, quick = Rate("x", 2, 60), Rate("x", 2, 0.1)
     assert [rate.start(store, f"{n}", "m").wait for n in range(2)] == [0, 0]
     rate.start(store, "third", "m")
-    two_hours_ahead(beside)
+    two_hours_ahead(observer)
     assert 30 < rate.start(store, "third", "m").wait <= 60  # the order and the rate are kept
     assert 30 < rate.start(store, "fourth", "m").wait <= 60
-    assert all(beside.call("PTTL", f"app_qd:rate:{{x}}:{each}") <= 130_000 for each in ("starts", "turns", "due"))
+    assert all(observer.call("PTTL", f"app_qd:rate:{{x}}:{each}") <= 130_000 for each in ("starts", "turns", "due"))
     for owner in ("third", "fourth"):
         rate.leave(store, owner)
-    two_hours_ahead(beside)
+    two_hours_ahead(observer)
     eventually(lambda: quick.left(store) == 2, 20)  # also if it is only read
 
 
-def two_hours_ahead(beside: Beside) -> None:
+def two_hours_ahead(observer: Observer) -> None:
     """Change a window as if the server's clock had been set back by two hours."""
     ahead = 7200
     for each in ("starts", "turns", "due"):
         key = f"app_qd:rate:{{x}}:{each}"
-        for member in beside.call("ZRANGE", key, 0, -1):
-            score = float(beside.call("ZSCORE", key, member)) + ahead * 1_000_000
-            beside.call("ZADD", key, f"{score:.0f}", member)
-        beside.call("PEXPIRE", key, beside.call("PTTL", key) + ahead * 1000)
+        for member in observer.call("ZRANGE", key, 0, -1):
+            score = float(observer.call("ZSCORE", key, member)) + ahead * 1_000_000
+            observer.call("ZADD", key, f"{score:.0f}", member)
+        observer.call("PEXPIRE", key, observer.call("PTTL", key) + ahead * 1000)
 
 
 @LEAVES
-def test_two_rates_with_one_name_do_not_delete_each_others_starts(store: KeyspaceStore, beside: Beside):
+def test_two_rates_with_one_name_do_not_delete_each_others_starts(store: KeyspaceStore, observer: Observer):
     """This happens during a deploy that changes a rate."""
     long, short = Rate("x", 5, 600), Rate("x", 5, 0.05)
     assert [long.start(store, f"{n}", "m").wait for n in range(5)] == [0] * 5
     eventually(lambda: not short.start(store, "short", "m", 0).wait, 20)
     assert long.start(store, "sixth", "m").wait > 500
     assert long.left(store) == 0
-    assert 600_000 < beside.call("PTTL", "app_qd:rate:{x}:starts") <= 1_200_000
-    oldest = beside.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0)
+    assert 600_000 < observer.call("PTTL", "app_qd:rate:{x}:starts") <= 1_200_000
+    oldest = observer.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0)
     assert oldest
-    beside.call("PEXPIRE", "app_qd:rate:{x}:starts", 150)  # the longer one was not used for twenty minutes
+    observer.call("PEXPIRE", "app_qd:rate:{x}:starts", 150)  # the longer one was not used for twenty minutes
 
     def forgotten() -> bool:
         short.start(store, "short", "m", 0)
-        return bool(beside.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0) != oldest)
+        return bool(observer.call("ZRANGE", "app_qd:rate:{x}:starts", 0, 0) != oldest)
 
     eventually(forgotten, 20)
 
@@ -220,7 +220,7 @@ def test_a_wait_is_at_most_a_quarter_of_an_hour(store: KeyspaceStore):
 
 
 @LEAVES
-def test_a_raised_limit_applies_to_waiters(store: KeyspaceStore, beside: Beside):
+def test_a_raised_limit_applies_to_waiters(store: KeyspaceStore, observer: Observer):
     for n in range(4):
         Rate("x", 1, 60).start(store, f"{n}", "m")
     raised = Rate("x", 10, 60)
@@ -230,21 +230,21 @@ def test_a_raised_limit_applies_to_waiters(store: KeyspaceStore, beside: Beside)
 # -- circuit breakers
 
 
-def test_too_many_errors_within_the_window_open_the_circuit(store: KeyspaceStore, beside: Beside):
+def test_too_many_errors_within_the_window_open_the_circuit(store: KeyspaceStore, observer: Observer):
     strikes = Strikes("x", 3, within=60, wait=30)
     assert strikes.resting(store) == 0
     assert [strikes.count(store, "m") for _ in range(3)] == [False, False, True]
     assert 0 < strikes.resting(store) <= 30
-    assert beside.call("EXISTS", "app_qd:errors:x") == 0
-    beside.call("DEL", "app_qd:rest:x")
+    assert observer.call("EXISTS", "app_qd:errors:x") == 0
+    observer.call("DEL", "app_qd:rest:x")
 
 
-def test_errors_far_apart_do_not_open_the_circuit(store: KeyspaceStore, beside: Beside):
+def test_errors_far_apart_do_not_open_the_circuit(store: KeyspaceStore, observer: Observer):
     strikes = Strikes("x", 2, within=0.05, wait=30)
     assert not strikes.count(store, "m")
-    eventually(lambda: beside.call("EXISTS", "app_qd:errors:x") == 0, what="the first error to expire")
+    eventually(lambda: observer.call("EXISTS", "app_qd:errors:x") == 0, what="the first error to expire")
     assert not strikes.count(store, "m")
-    beside.call("DEL", "app_qd:errors:x")
+    observer.call("DEL", "app_qd:errors:x")
 
 
 # --- leases and locks
