@@ -68,31 +68,6 @@ class DeadWorkers:
         self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
         slot[W.STATE] = SlotState.SETTLED
 
-    def _check_again(self, number: int, generation: int, until: float) -> None:
-        """A busy server may execute a dead worker's last reserve after the first check: check again for LATE seconds."""
-        over = time.monotonic() > until
-        self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
-        if over:
-            del self._late[number]
-
-    def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
-        def acts(queue: str) -> None:
-            self._alive()
-            act(queue)
-
-        each_of(queues, acts)
-
-    def _move_late(self, queue: str, number: int, generation: int) -> None:
-        owner = f"{self.context.token}/{number}"
-        member = self.queue.owned(queue, owner)
-        if member is None:
-            return
-        mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
-        if not mark or split_mark(mark).generation > generation:
-            return  # reserved by its successor
-        if self.queue.give_back(queue, owner, member, Released(member)):
-            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
-
     def _kill_leftovers(self, slot: Slot) -> None:
         """The worker's group was killed with it. Kill processes that have left the group before the job runs again."""
         if not slot[W.JOB_AT]:
@@ -125,6 +100,12 @@ class DeadWorkers:
             event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
         )
 
+    def _note(self, slot: Slot) -> bytes:
+        """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
+        stack = self._reported[slot.number].get("stack") or None
+        text = death_text(slot) + (f"\n{stack}" if stack else "")
+        return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
+
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
         """Effects that free the places which the dead worker's job still has."""
         try:
@@ -133,11 +114,30 @@ class DeadWorkers:
         except (Malformed, ServerRefused, ConfigError):
             return ()
 
-    def _note(self, slot: Slot) -> bytes:
-        """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
-        stack = self._reported[slot.number].get("stack") or None
-        text = death_text(slot) + (f"\n{stack}" if stack else "")
-        return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
+    def _check_again(self, number: int, generation: int, until: float) -> None:
+        """A busy server may execute a dead worker's last reserve after the first check: check again for LATE seconds."""
+        over = time.monotonic() > until
+        self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
+        if over:
+            del self._late[number]
+
+    def _move_late(self, queue: str, number: int, generation: int) -> None:
+        owner = f"{self.context.token}/{number}"
+        member = self.queue.owned(queue, owner)
+        if member is None:
+            return
+        mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
+        if not mark or split_mark(mark).generation > generation:
+            return  # reserved by its successor
+        if self.queue.give_back(queue, owner, member, Released(member)):
+            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
+
+    def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
+        def acts(queue: str) -> None:
+            self._alive()
+            act(queue)
+
+        each_of(queues, acts)
 
     # -- masters that died on this host
 
