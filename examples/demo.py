@@ -143,8 +143,9 @@ def main() -> int:
 
 
 def move_in(folder: Path) -> None:
-    """Work in a copy of the gallery, whatever server the environment names."""
-    shutil.copytree(GALLERY, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    """Work in a copy of the gallery, whatever server the environment names, without the results of runs by hand."""
+    ignore = shutil.ignore_patterns("__pycache__", ".*", "pictures", "thumbs", "outbox", "index.html")
+    shutil.copytree(GALLERY, folder, dirs_exist_ok=True, ignore=ignore)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     for name in [name for name in os.environ if name.startswith("QD_") or name == "REDIS_URL"]:

@@ -212,8 +212,12 @@ def test_a_job_that_does_not_match_its_declaration_is_not_sent(
             "from qd import Qd\napp = Qd()\n@app.job('g', tries='many')\ndef g() -> None: ...\n",
             "qd: option tries of job 'g': 'many' is not a whole number, 0 or more ({root}/jobs.py:3)\n",
         ),
+        (
+            "from qd import Qd\napp = Qd()\n" + "@app.job('g')\ndef g() -> None: ...\n" * 2,
+            "at {root}/jobs.py:3 and at {root}/jobs.py:5; rename one\n",
+        ),
     ],
-    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax", "declaration"],
+    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax", "declaration", "twice"],
 )
 def test_an_app_that_fails_to_import_prints_one_line_and_exits_with_78(
     project: Projects, source: str, expected: str

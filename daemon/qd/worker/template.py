@@ -163,10 +163,12 @@ def may_start(app: Qd, log: Log) -> bool:
 
 
 def user_line(error: BaseException) -> str:
-    """The last line outside qd that led to the error: " (/srv/shop/jobs.py:12)", "" if there is none."""
+    """The last line outside qd that led to the error: " (/srv/shop/jobs.py:12)". "" if there is none, or the error names
+    it."""
     others = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f" ({line})" if line and line not in str(error) else ""
 
 
 def load_app(settings: Settings) -> Qd:
