@@ -101,6 +101,7 @@ class AppImport:
     forked_ns: int = field(default_factory=time.monotonic_ns)
     took: float = 0.0
     unanswered: int = 0  # rounds of orders after which no worker was born
+    reported_slow: bool = False
 
 
 class AppImports:
@@ -133,6 +134,14 @@ class AppImports:
         if coming is None or coming.imported or self.serving is None:
             return False
         return time.monotonic() - coming.forked_at > self.patience
+
+    def slow(self, now: float) -> AppImport | None:
+        """The first import, once, if it takes longer than PATIENCE: until it ends, the log has no line at all."""
+        coming = self.coming
+        if coming is None or coming.imported or self.serving is not None or coming.reported_slow or not coming.pid:
+            return None
+        coming.reported_slow = now - coming.forked_at > PATIENCE
+        return coming if coming.reported_slow else None
 
     def give_up(self) -> None:
         if self.coming is not None:

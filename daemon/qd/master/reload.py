@@ -98,6 +98,9 @@ class Reload:
             self.begin(self._first)
         if self.codes.hangs():
             self.refuse(f"its import takes longer than {self.codes.patience:.0f} s")
+        if (slow := self.codes.slow(time.monotonic())) is not None:
+            hint = f"the app is being imported or its servers checked; `kill -USR1 {slow.pid}` logs where it waits"
+            self.log.warning("template.slow", pid=slow.pid, seconds=PATIENCE, hint=hint)
         self._replace_workers()
         self._revive_template()
 

@@ -9,10 +9,12 @@ Watch, for --reload: the template, or without one each idle worker, checks twice
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
 import select
+import signal
 import socket
 import sys
 import sysconfig
@@ -102,11 +104,13 @@ def run(
     boot.own_stdin()
     setproctitle("qd: template" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     began = time.time_ns()
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # where a slow import waits
     app = imported(settings, complete, context.log)
     if isinstance(app, Exit):
         return int(app)
     if not may_start(app, context.log):
         return int(Exit.CONFIG)
+    faulthandler.unregister(signal.SIGUSR1)
     serve, found = serve_for(app), obstacles()
     report(context, app, code, found)
     if found:

@@ -177,3 +177,24 @@ def test_a_library_that_hangs_in_the_fork_does_not_hold_up_a_stop(project: MakeP
     work.stop()
     for file in shop.root.glob("hangs.*"):
         file.unlink()
+
+
+# -- an app that hangs at import
+
+SOON = """
+import qd.master.code
+from qd.cli.main import main
+qd.master.code.PATIENCE = 0.5
+main()
+"""
+
+
+def test_an_import_that_hangs_at_the_start_is_logged_and_shows_its_stack_on_usr1(project: MakeProject) -> None:
+    shop = project(jobs="import time\ndef waits_for_a_lock():\n    time.sleep(1000)\nwaits_for_a_lock()\n")
+    work = Procs([sys.executable, "-c", SOON, "work"], cwd=shop.root, env=shop.env())
+    shop.started.append(work)
+    work.wait_line("template.slow")
+    (match,) = work.matches(r"template\.slow pid=(\d+)")
+    os.kill(int(match[1]), signal.SIGUSR1)
+    work.wait_line("in waits_for_a_lock")
+    work.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qd.master.children import SPAWN_PATIENCE, Children
+from qd.master.code import PATIENCE
 from qd.process.scoreboard import Scoreboard, SlotState, W
 from tests.support.masters import MakeRig, Rig
 
@@ -132,6 +133,20 @@ def test_a_failed_fork_of_the_template_is_retried(make_rig: MakeRig) -> None:
     assert rig.reload.imported(coming), "it is the first one, and serves"
     rig.turn(SOON)
     assert len(rig.orders(coming)) == 1
+
+
+def test_a_first_import_that_takes_long_is_logged_once(make_rig: MakeRig) -> None:
+    rig = make_rig(no_preload=False)
+    rig.state.codes.serving = None  # as at the start
+    rig.reload.begin(rig.state.plan)
+    coming = rig.state.codes.coming
+    assert coming is not None
+    coming.forked_at = rig.at
+    rig.turn(PATIENCE - 1.0)
+    assert rig.logged("template.slow", "pid") == []
+    for _ in range(3):
+        rig.turn(PATIENCE)
+    assert rig.logged("template.slow", "pid") == [str(coming.pid)]
 
 
 def test_a_template_that_leaves_two_orders_unanswered_is_killed_and_replaced(make_rig: MakeRig) -> None:
