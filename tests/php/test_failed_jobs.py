@@ -49,9 +49,9 @@ def rows(table: Path) -> list[dict[str, Any]]:
 
 
 def listed(shop: Project) -> list[dict[str, Any]]:
-    said = shop.qd("failed", "list", "--json")
-    assert (said.returncode, said.stderr) == (0, "")
-    found: list[dict[str, Any]] = json.loads(said.stdout)
+    done = shop.qd("failed", "list", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
@@ -93,9 +93,9 @@ def test_a_job_retried_by_artisan_is_not_retried_again_by_qd(
 ) -> None:
     fail(shop, 2)
     laravel.artisan("queue:retry", rows(table)[0]["uuid"], database=table)
-    said = shop.qd("failed", "retry", "--all")
-    assert (said.returncode, said.stdout) == (1, "1 job sent again\n")
-    assert "retried or forgotten with artisan" in said.stderr
+    done = shop.qd("failed", "retry", "--all")
+    assert (done.returncode, done.stdout) == (1, "1 job sent again\n")
+    assert "retried or forgotten with artisan" in done.stderr
     assert len(waiting(redis)) == 2
     assert rows(table) == []
     assert len({read(payload).uuid for payload in waiting(redis)}) == 2
@@ -141,8 +141,8 @@ def test_an_unreachable_database_loses_no_job_and_is_logged_once(shop: Project, 
     work.ends_clean()
     assert len(work.matches("failed.not_copied")) == 1
     assert redis.call("HLEN", f"{PREFIX}queues:default:failed") == 3
-    said = shop.qd("failed", "list", "--json")
-    assert (said.returncode, said.stderr, len(json.loads(said.stdout))) == (0, "", 3)
+    done = shop.qd("failed", "list", "--json")
+    assert (done.returncode, done.stderr, len(json.loads(done.stdout))) == (0, "", 3)
     assert shop.qd("failed", "retry", "--all").returncode == 69
     table.rmdir()
     table.with_suffix(".away").rename(table)

@@ -98,11 +98,11 @@ def ours(calls: list[Call]) -> str:
 
 @pytest.mark.parametrize("number", range(len(WORDS)), ids=[f"{word}{arguments}" for word, arguments in WORDS])
 def test_each_frequency_and_each_pair_has_laravels_expression(number: int):
-    said = laravels()
+    expected = laravels()
     here = [place for place, calls in enumerate(CHAINS) if calls[0] == WORDS[number]]
     assert len(here) == len(WORDS) + 1
     for place in here:
-        assert ours(CHAINS[place]) == said[place], CHAINS[place]
+        assert ours(CHAINS[place]) == expected[place], CHAINS[place]
 
 
 def test_the_last_day_of_the_month_is_computed_for_each_month():

@@ -387,8 +387,8 @@ def test_keyed_jobs_can_be_changed_after_laravel_has_moved_them_to_ready(
     laravel.push({"queue": "q", "count": 20})  # jobs of PHP, ahead of those it moves
     laravel.worker("q", max_jobs=1).ends_clean()
     assert (redis("ZCARD", delayed), redis("LLEN", ready)) == (0, 24)
-    said = shop.python(ASK, **laravel.qd_env).stdout.strip()
-    assert said == "[True, True, True, True, True, False] True True"
+    answers = shop.python(ASK, **laravel.qd_env).stdout.strip()
+    assert answers == "[True, True, True, True, True, False] True True"
     work = shop.work("q", "-w", "2", **laravel.qd_env)
     laravel.wait_ran(2, name="remind")
     eventually(lambda: redis("HLEN", f"{PREFIX}queues:q:keyed") == 2, 20)  # the moved and the new job

@@ -71,9 +71,9 @@ class Failpoint:
             self.file.unlink()
         except FileNotFoundError:
             return
-        told = self.file.with_suffix(".new")
-        told.write_text(repr(time.monotonic()))
-        told.rename(self.file.with_suffix(".hit"))
+        file = self.file.with_suffix(".new")
+        file.write_text(repr(time.monotonic()))
+        file.rename(self.file.with_suffix(".hit"))
         if self.action == "kill9":
             os.kill(os.getpid(), signal.SIGKILL)
         reset(self.wire)
@@ -149,10 +149,10 @@ class Failing:
 
     def hit(self) -> float:
         """Wait for the fault, and return its monotonic second."""
-        told = self.file.with_suffix(".hit")
-        eventually(told.exists, what=f"{self.what} to be reached")
-        at = float(told.read_text())
-        told.unlink()
+        file = self.file.with_suffix(".hit")
+        eventually(file.exists, what=f"{self.what} to be reached")
+        at = float(file.read_text())
+        file.unlink()
         return at
 
 
@@ -198,9 +198,9 @@ class LineCounter:
         return self._trace
 
     def _tell(self, suffix: str, text: str) -> None:
-        told = self.file.with_suffix(".new")
-        told.write_text(text)
-        told.rename(self.file.with_suffix(suffix))
+        file = self.file.with_suffix(".new")
+        file.write_text(text)
+        file.rename(self.file.with_suffix(suffix))
 
 
 class LineKill:
@@ -225,7 +225,7 @@ class LineKill:
     def met(self) -> tuple[str, str]:
         """Wait for ("hit", the line), or ("all", the number of lines)."""
 
-        def told() -> tuple[str, str] | None:
+        def reached() -> tuple[str, str] | None:
             for suffix in ("hit", "all"):
                 path = self.file.with_suffix("." + suffix)
                 if path.exists():
@@ -234,7 +234,7 @@ class LineKill:
                     return suffix, text
             return None
 
-        return eventually(told, 20, what="the line to be reached")
+        return eventually(reached, 20, what="the line to be reached")
 
 
 HOME = str(Path(qd.__file__).parent) + os.sep
@@ -256,8 +256,8 @@ class Killer:
             return None
         place = f"{name.removeprefix(HOME)}:{frame.f_lineno}"
         if event == "line" and frame.f_lineno % self.each == 0 and place not in self.seen:
-            with self.file.open("a") as told:
-                told.write(place + "\n")
+            with self.file.open("a") as lines:
+                lines.write(place + "\n")
             os.kill(os.getpid(), signal.SIGKILL)
         return self
 

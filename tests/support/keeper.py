@@ -44,7 +44,7 @@ def beat(
     reply = script("beat").call(queue.connection, [queue.settings.prefix + name for name in names], *args)
     stamp, restart, down, due, more, reclaimed, waiting, cancelled, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]
-    told = [item.decode() for item in lost]
+    ids = [item.decode() for item in lost]
     return Beat(
         float(stamp),
         restart.decode(),
@@ -54,7 +54,7 @@ def beat(
         reclaimed,
         waits,
         cancelled.decode().split(),
-        told,
+        ids,
     )
 
 

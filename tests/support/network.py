@@ -133,7 +133,7 @@ class Link:
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, socket.socket(socket.AF_UNIX)
-        self.asked, self.told = hiredis.Reader(), hiredis.Reader()
+        self.asked, self.replies = hiredis.Reader(), hiredis.Reader()
         self.faults: deque[Fault | None] = deque()  # of the commands whose replies are pending
         self.passed = 0  # bytes passed of the current reply
         self.deaf = False  # replies are dropped
@@ -184,9 +184,9 @@ class Link:
             if not self._may_pass():
                 self._pass(data[:at])
                 return self._strike()
-            self.told.feed(data[at : at + 1])
+            self.replies.feed(data[at : at + 1])
             self.passed += 1
-            if self.told.gets() is not False:
+            if self.replies.gets() is not False:
                 self._reply_ends()
         self._pass(data)
         return True

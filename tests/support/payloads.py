@@ -58,16 +58,16 @@ def push_laravel(
 
 
 def store_failed_job(
-    redis: Client, id: str, *, queue: str = "mail", at: float | None = None, raw: bytes | None = None, **said: Any
+    redis: Client, id: str, *, queue: str = "mail", at: float | None = None, raw: bytes | None = None, **fields: Any
 ) -> bytes:
-    """Store a failed job with this id. at: default now; said: fields that replace the usual ones. Returns its payload."""
+    """Store a failed job with this id. at: default now; fields: they replace the default ones. Returns its payload."""
     at = time.time() if at is None else at
-    job = said.get("job", "mail.welcome")
+    job = fields.get("job", "mail.welcome")
     if raw is None:
         raw = make(job, json.dumps({"to": id}).encode(), uuid=f"uuid-{id}", id=f"job-{id}", created_at=int(at))
         raw = raw.replace(b'"attempts":0', b'"attempts":3,"rsv":"T.0.1.-"')
     line: dict[str, Any] = {"id": id, "uuid": f"uuid-{id}", "queue": queue, "job": job, "error": "ValueError"}
-    line |= {"reason": "no such user", "attempts": 3, "crashes": 0, "failed_at": round(at, 3), "trace": None} | said
+    line |= {"reason": "no such user", "attempts": 3, "crashes": 0, "failed_at": round(at, 3), "trace": None} | fields
     redis.call("HSET", f"queues:{queue}:failed", id, json.dumps(line).encode() + b"\n" + raw)
     redis.call("ZADD", f"queues:{queue}:failed_at", repr(at), id)
     return raw

@@ -92,10 +92,10 @@ class Report:
             item.user_properties.append(("fault", {"row": str(row), "what": what, "holds": holds, "slow": slow}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        told: dict[str, Any] = dict(report.user_properties)
-        if "fault" not in told or (report.when != "call" and report.passed):
+        properties: dict[str, Any] = dict(report.user_properties)
+        if "fault" not in properties or (report.when != "call" and report.passed):
             return
-        seen = {"outcome": report.outcome, **told["fault"], **told.get("figures", {})}
+        seen = {"outcome": report.outcome, **properties["fault"], **properties.get("figures", {})}
         self.rows.setdefault(seen["row"], {})[report.nodeid] = seen
 
     @pytest.hookimpl(trylast=True)

@@ -125,7 +125,7 @@ import jobs
 def say(entry, **more):
     print(json.dumps({"entry": entry.name, **more}), flush=True)
 
-def told(ended):
+def report(ended):
     for each in ended:
         say(each.entry, code=each.code, error=each.error, runtime=each.runtime, tick=each.tick)
 
@@ -142,12 +142,12 @@ for word in sys.argv[1:]:
         say(entry, waits=why)
     else:
         runs.start(entry, 1700000000.0)
-told(runs.reap())
+report(runs.reap())
 runs.overlaps.renew()
 while runs.alive:
     if signal.SIGTERM in mailbox.wait(min(runs.due_in, 1.0)):
-        told(runs.end())
-    told(runs.reap())
+        report(runs.end())
+    report(runs.reap())
     runs.overlaps.renew()
 """
 

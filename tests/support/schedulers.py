@@ -34,7 +34,7 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Told:
+class Ticks:
     """The tick that is being decided, as passed to its filter."""
 
     def __init__(self) -> None:
@@ -46,20 +46,20 @@ class Told:
 
 
 def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
-    app, told = Qd(), Told()
+    app, ticks = Qd(), Ticks()
     app.settings = load(code={"url": url}, environ={})
-    knows = (Filter(told.passes, ""),)
+    knows = (Filter(ticks.passes, ""),)
 
     @app.job("tick")
     def tick(entry: int) -> None: ...
 
     @app.payload_hook
-    def says(connection: str, queue: str, payload: Mapping[str, Any]) -> Mapping[str, object]:
-        return {"tick": told.tick}
+    def add_tick(connection: str, queue: str, payload: Mapping[str, Any]) -> Mapping[str, object]:
+        return {"tick": ticks.tick}
 
     def ran(name: str) -> None:
         with Client(url.removeprefix("unix://")) as redis:
-            redis.call("RPUSH", f"ran:{name}", told.tick)
+            redis.call("RPUSH", f"ran:{name}", ticks.tick)
 
     entries = list[Entry]()
     for n in range(count):

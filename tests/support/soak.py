@@ -340,7 +340,7 @@ from qd import QdError
 
 first, seed, rate = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 draw = random.Random(seed)
-told = open(f"pushed.{first}", "w", buffering=1)
+log = open(f"pushed.{first}", "w", buffering=1)
 began, sent = time.monotonic(), 0
 
 def send(n):
@@ -356,9 +356,9 @@ def send(n):
         call = getattr(jobs, kind).bind(n)
     try:
         (handle,) = jobs.app.dispatch(call)
-        told.write(f"P {n} {kind} {handle.id}\\n")
+        log.write(f"P {n} {kind} {handle.id}\\n")
     except QdError as error:
-        told.write(f"U {n} {kind} {type(error).__name__}\\n")
+        log.write(f"U {n} {kind} {type(error).__name__}\\n")
 
 while not os.path.exists("enough"):
     while sent < (time.monotonic() - began) * rate:

@@ -36,8 +36,8 @@ def head(soak: Soak, seed: int) -> str:
 def version(seat: Seat) -> str:
     folder = Path(seat.path).parent if seat.path else ROOT
     asked = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    return f"{said or 'of no known revision'}" + ("" if seat.path or seat.name == "new" else ", the same code")
+    revision = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{revision or 'of no known revision'}" + ("" if seat.path or seat.name == "new" else ", the same code")
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -77,10 +77,12 @@ def processes(soak: Soak) -> str:
     names = ["process", "count", "maximum memory", "maximum files", "longest life", "memory per hour", "files per hour"]
     rows = []
     for seat in soak.seats:
-        for role, told in tally.by_role(s for s in soak.samples if s["seat"] == seat.name).items():
-            hour = [f"{told['rss_hour']:+.2f} MB", f"{told['fds_hour']:+.2f}"] if "rss_hour" in told else ["", ""]
-            seen = [f"{told['rss']:.1f} MB", f"{told['fds']:.0f}", f"{told['life']:.0f} s"]
-            rows.append([f"{seat.name} {role}", f"{told['processes']:.0f}", *seen, *hour])
+        for role, figures in tally.by_role(s for s in soak.samples if s["seat"] == seat.name).items():
+            hour = (
+                [f"{figures['rss_hour']:+.2f} MB", f"{figures['fds_hour']:+.2f}"] if "rss_hour" in figures else ["", ""]
+            )
+            seen = [f"{figures['rss']:.1f} MB", f"{figures['fds']:.0f}", f"{figures['life']:.0f} s"]
+            rows.append([f"{seat.name} {role}", f"{figures['processes']:.0f}", *seen, *hour])
     return "## Memory and files\n\n" + table(names, rows)
 
 
@@ -109,5 +111,5 @@ READING = """## How to read it
 
 def log(soak: Soak) -> str:
     odd = "".join(f"- {line}\n" for line in soak.odd)
-    said = "## Log events\n\n" + table(["event", "lines"], soak.events.most_common()) + (f"\n{odd}" if odd else "")
-    return said + "\n" + READING
+    section = "## Log events\n\n" + table(["event", "lines"], soak.events.most_common()) + (f"\n{odd}" if odd else "")
+    return section + "\n" + READING

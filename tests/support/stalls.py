@@ -74,7 +74,7 @@ class Tracer:
                 stops.left -= 1
                 seconds = self.random.choice(SECONDS)
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                told = f"-- {time.strftime('%H:%M:%S')} {seconds} s before {where}\n"
-                os.write(2, told.encode())  # sys.stderr may belong to a command that runs in this process
+                heading = f"-- {time.strftime('%H:%M:%S')} {seconds} s before {where}\n"
+                os.write(2, heading.encode())  # sys.stderr may belong to a command that runs in this process
                 time.sleep(seconds)
         return self.line

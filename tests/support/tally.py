@@ -199,14 +199,14 @@ def by_role(samples: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
         every = [sample for life in of_pid.values() for sample in life]
         longest = max(of_pid.values(), key=lambda life: float(life[-1]["age"]))
         steady = [sample for sample in longest if sample["age"] > LEAVE_OUT]
-        told = {
+        figures = {
             "processes": float(len(of_pid)),
             "rss": max(sample["rss"] for sample in every) / 1e6,
             "fds": float(max(sample["fds"] for sample in every)),
             "life": float(longest[-1]["age"]),
         }
         if steady and steady[-1]["age"] - steady[0]["age"] > LONG:
-            told["rss_hour"] = slope([(s["age"] / 3600, s["rss"] / 1e6) for s in steady])
-            told["fds_hour"] = slope([(s["age"] / 3600, float(s["fds"])) for s in steady])
-        found[role] = told
+            figures["rss_hour"] = slope([(s["age"] / 3600, s["rss"] / 1e6) for s in steady])
+            figures["fds_hour"] = slope([(s["age"] / 3600, float(s["fds"])) for s in steady])
+        found[role] = figures
     return found

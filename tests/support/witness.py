@@ -104,6 +104,6 @@ class JobsOnlyProject:
         self.project.python(f"from jobs import *\n{textwrap.dedent(code)}\napp.connections.close_all()")
 
     def empty(self) -> bool:
-        said = json.loads(self.project.quick("status", "--json").stdout)
-        rows = [row for row in said.get("queues", []) if row["connection"] == self.connection]
+        status = json.loads(self.project.quick("status", "--json").stdout)
+        rows = [row for row in status.get("queues", []) if row["connection"] == self.connection]
         return all(row["ready"] + row["delayed"] + row["reserved"] == 0 for row in rows)

@@ -22,7 +22,7 @@ OWN = '[connections.own]\ndriver = "mine"\n'
 LOG = re.compile(r"^\S+ \S+ (ERROR|WARNING) .*$", re.MULTILINE)
 
 
-def said_by(shop: Project, *words: str, **env: str) -> str:
+def error_of(shop: Project, *words: str, **env: str) -> str:
     """What `qd work` is refused with: exit 78, and one line that is no warning of something else."""
     done = shop.qd("work", *words, seconds=60.0, **env)
     assert done.returncode == 78, done.stderr
@@ -78,16 +78,16 @@ def connect(shop: Project, table: str, control: str = AWAY) -> None:
     (shop.root / "qd.toml").write_text(text)
 
 
-@pytest.mark.parametrize(("table", "said"), URLS, ids=[said[:40] for _, said in URLS])
-def test_mistakes_in_the_file_are_reported(shop: Project, table: str, said: str) -> None:
+@pytest.mark.parametrize(("table", "error"), URLS, ids=[error[:40] for _, error in URLS])
+def test_mistakes_in_the_file_are_reported(shop: Project, table: str, error: str) -> None:
     connect(shop, table)
-    assert said in said_by(shop, "-w", "1")
+    assert error in error_of(shop, "-w", "1")
 
 
 def test_a_connection_that_is_not_there_is_refused_with_those_that_are(shop: Project) -> None:
     connect(shop, 'driver = "null"')
-    assert "unknown connection 'y' (flag --connection) (known: control, x)" in said_by(shop, "-c", "y")
-    assert "(environment QD_CONNECTION) (known: control, x)" in said_by(shop, QD_CONNECTION="y")
+    assert "unknown connection 'y' (flag --connection) (known: control, x)" in error_of(shop, "-c", "y")
+    assert "(environment QD_CONNECTION) (known: control, x)" in error_of(shop, QD_CONNECTION="y")
     done = shop.quick("status", "-c", "y")
     assert (done.exit_code, "known: control, x" in done.stderr) == (78, True)
 
@@ -108,14 +108,14 @@ def test_what_keeps_nothing_is_no_control_connection(shop: Project) -> None:
     text = (shop.root / "qd.toml").read_text()
     for control in ("x", "own"):
         (shop.root / "qd.toml").write_text(text.replace('control = "control"', f'control = "{control}"') + OWN)
-        assert f"connection '{control}' (" in said_by(shop, "-c", "control")
+        assert f"connection '{control}' (" in error_of(shop, "-c", "control")
         assert shop.quick("status").exit_code == 78
 
 
 def test_the_variable_names_the_default_connection(shop: Project) -> None:
     connect(shop, 'driver = "redis"')
     (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace('default = "x"\n', ""))
-    assert "`qd work` on connection 'y' (null)" in said_by(
+    assert "`qd work` on connection 'y' (null)" in error_of(
         shop, QD_CONNECTION="y", QD_CONFIG=str(two(shop.root / "qd.toml"))
     )
 
@@ -146,9 +146,9 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
         f'raise ModuleNotFoundError("No module named {library!r}", name={library!r})\n'
     )
     path = f"{missing}:{shop.env()['PYTHONPATH']}"
-    said = said_by(shop, "-w", "1", PYTHONPATH=path)
-    assert f"pip install 'qd-worker[{extra}]'" in said
-    assert library in said.lower()
+    error = error_of(shop, "-w", "1", PYTHONPATH=path)
+    assert f"pip install 'qd-worker[{extra}]'" in error
+    assert library in error.lower()
 
 
 def test_every_library_of_an_extra_is_known() -> None:
@@ -170,38 +170,38 @@ def test_another_module_that_is_missing_is_no_extra(tmp_path: Path) -> None:
 
 def test_a_wrong_password_is_refused_at_the_start(shop: Project, redis: Client, server: Server) -> None:
     connect(shop, f'url = "redis://nobody:secret99@127.0.0.1:{server.port}/0"')
-    said = said_by(shop, "-w", "1")
-    assert "connection.refused" in said
-    assert "WRONGPASS" in said
-    assert "secret99" not in said
+    error = error_of(shop, "-w", "1")
+    assert "connection.refused" in error
+    assert "WRONGPASS" in error
+    assert "secret99" not in error
     connect(shop, f'url = "{AWAY}"', control=f"redis://nobody:secret99@127.0.0.1:{server.port}/0")
-    assert "WRONGPASS" in said_by(shop, "-w", "1")  # though the connection that is worked on is away
+    assert "WRONGPASS" in error_of(shop, "-w", "1")  # though the connection that is worked on is away
 
 
 def test_a_right_that_is_missing_is_named_at_the_start(shop: Project, redis: Client, server: Server) -> None:
     redis.call("ACL", "SETUSER", "few", "on", ">secret99", "~*", "+@all", "-hset", "-zadd")
     try:
         connect(shop, f'url = "redis://few:secret99@127.0.0.1:{server.port}/0"')
-        said = said_by(shop, "-w", "1")
-        assert "user 'few' of connection 'x' may not call HSET ZADD: `qd doctor` says" in said
+        error = error_of(shop, "-w", "1")
+        assert "user 'few' of connection 'x' may not call HSET ZADD: `qd doctor` says" in error
     finally:
         redis.call("ACL", "DELUSER", "few")
 
 
 def test_a_name_that_no_sentinel_knows_is_refused_at_the_start(shop: Project, sentinel: Sentinel) -> None:
     connect(shop, f'url = "{sentinel.url.replace("/qd/", "/shop/")}"')
-    assert "knows no primary called 'shop' (known: qd)" in said_by(shop, "-w", "1")
+    assert "knows no primary called 'shop' (known: qd)" in error_of(shop, "-w", "1")
 
 
 def test_a_table_that_is_not_there_is_refused_with_the_command_that_makes_it(shop: Project) -> None:
     connect(shop, 'url = "sqlite:///x.sqlite"')
-    assert "run `qd migrate`" in said_by(shop, "-w", "1")
+    assert "run `qd migrate`" in error_of(shop, "-w", "1")
 
 
 def test_a_queue_that_is_not_there_is_refused(shop: Project, sqs: Any, server: Server) -> None:
     connect(shop, f'url = "{sqs.url}"', server.url)
-    said = said_by(shop, "-w", "1", "nothere", **sqs.env)
-    assert "nothere" in said
+    error = error_of(shop, "-w", "1", "nothere", **sqs.env)
+    assert "nothere" in error
 
 
 def test_a_server_that_is_away_is_waited_for(shop: Project) -> None:
@@ -216,9 +216,9 @@ def test_a_server_that_is_away_is_waited_for(shop: Project) -> None:
 
 def test_no_message_contains_a_secret(shop: Project) -> None:
     connect(shop, 'url = "redis+sentinel://me:of-the-server@s1,s2/shop?sentinel_pasword=of-the-sentinels"')
-    said = said_by(shop, "-w", "1")
-    assert "did you mean 'sentinel_password'" in said
-    assert not re.search("of-the-server|of-the-sentinels", said)
+    error = error_of(shop, "-w", "1")
+    assert "did you mean 'sentinel_password'" in error
+    assert not re.search("of-the-server|of-the-sentinels", error)
 
 
 def test_a_connection_opens_nothing_until_it_is_used(shop: Project) -> None:

@@ -41,24 +41,24 @@ KILLED = """
 from qd.drivers.beanstalkd.broker import Beanstalkd
 from qd.drivers.broker.queue import BrokerQueue
 
-def once_killed(owner, name, before, whatever=False):
+def once_killed(owner, name, before, always=False):
     whole = getattr(owner, name)
     def body(self, *words, **more):
-        said = None if before else whole(self, *words, **more)
+        result = None if before else whole(self, *words, **more)
         try:
-            if "qd: worker" in open(f"/proc/{os.getpid()}/cmdline").read() and (before or said or whatever):
+            if "qd: worker" in open(f"/proc/{os.getpid()}/cmdline").read() and (before or result or always):
                 os.unlink("kill")
                 os.kill(os.getpid(), 9)
         except FileNotFoundError:
             pass
-        return whole(self, *words, **more) if before else said
+        return whole(self, *words, **more) if before else result
     setattr(owner, name, body)
 """
 POINTS = {
     "reserved, not leased": "once_killed(Beanstalkd, 'reserve', before=False)",
     "leased, not begun": "once_killed(Beanstalkd, 'keep_reserved', before=True)",
     "answered, not deleted": "once_killed(Beanstalkd, 'delete', before=True)",
-    "deleted, and not known": "once_killed(Beanstalkd, 'delete', before=False, whatever=True)",
+    "deleted, and not known": "once_killed(Beanstalkd, 'delete', before=False, always=True)",
     "put back, not sent on": "once_killed(Beanstalkd, 'send', before=True)",
     "sent on, not taken out": "once_killed(Beanstalkd, 'send', before=False)",
 }
@@ -273,9 +273,9 @@ def test_a_forgetful_server_and_buried_jobs_are_logged_at_the_start(
         work = shop.project.work_off()
         assert work.matches("connection.warning .*has no binlog: jobs are lost when it stops")
         assert work.matches("connection.warning .*tube 'default' has a job that another program has buried")
-        said = " ".join(shop.project.qd("doctor").stdout.split())
-        assert "has no binlog" in said
-        assert "has buried" in said
+        output = " ".join(shop.project.qd("doctor").stdout.split())
+        assert "has no binlog" in output
+        assert "has buried" in output
 
 
 def wrong(shop: Shop, server: Server, what: str) -> list[str]:
@@ -303,8 +303,8 @@ def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, server: Server, what
     queues = wrong(shop, server, what)
     work = shop.project.work("-w", "1", *queues)
     work.ends_clean(code=78)
-    said = [line for line in work.lines if WRONG[what] in line]
-    assert len(said) == 1, work.tail()
+    lines = [line for line in work.lines if WRONG[what] in line]
+    assert len(lines) == 1, work.tail()
 
 
 def test_a_server_that_is_not_beanstalkd_is_reported(shop: Shop, server: Server) -> None:

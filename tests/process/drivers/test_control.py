@@ -178,7 +178,7 @@ def steered(request: pytest.FixtureRequest, project: MakeProject, tmp_path: Path
     return found
 
 
-def said(steered: Project, *words: str) -> str:
+def output_of(steered: Project, *words: str) -> str:
     done = steered.quick(*words)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -200,22 +200,22 @@ def test_without_its_tables_nothing_starts(steered: Project) -> None:
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.leaves("queues:mail*")
 def test_a_fleet_is_steered_from_a_database(steered: Project, redis: Client) -> None:
-    assert "made table qd_names" in said(steered, "migrate")
+    assert "made table qd_names" in output_of(steered, "migrate")
     work = steered.work("mail", "-w", "1")
     work.wait_line("master.ready")
-    eventually(lambda: "1 master" in said(steered, "health"), 20, what="a report in the database")
+    eventually(lambda: "1 master" in output_of(steered, "health"), 20, what="a report in the database")
     steered.python("import jobs; jobs.hello.dispatch(1); jobs.breaks.dispatch()")
     work.wait_line("job.failed")
     eventually(lambda: steered_ran(steered) == ["1"], 20)
-    assert "breaks" in said(steered, "failed", "list")
+    assert "breaks" in output_of(steered, "failed", "list")
     eventually((steered.root / "ticked").exists, 20, what="a tick that was taken in the database")
 
-    said(steered, "down", "--reason", "upgrade")
-    assert "upgrade" in said(steered, "status")
-    said(steered, "up")
-    said(steered, "schedule", "pause", "jobs.tick")
-    said(steered, "schedule", "resume", "jobs.tick")
-    said(steered, "restart")
+    output_of(steered, "down", "--reason", "upgrade")
+    assert "upgrade" in output_of(steered, "status")
+    output_of(steered, "up")
+    output_of(steered, "schedule", "pause", "jobs.tick")
+    output_of(steered, "schedule", "resume", "jobs.tick")
+    output_of(steered, "restart")
     assert work.wait() == 0
     assert redis.text("KEYS", "qd:*") == []
-    said(steered, "failed", "forget", "--all")
+    output_of(steered, "failed", "forget", "--all")

@@ -103,7 +103,7 @@ def test_without_the_app_a_command_is_refused(shop: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "error"),
     [
         ("None", "returns None instead of (user, password)"),
         ("'me', 'secret-0123\\udc80'", "returns a password that UTF-8 cannot encode"),
@@ -112,16 +112,16 @@ def test_without_the_app_a_command_is_refused(shop: Project) -> None:
         ("exit('secret-0123')", "raises SystemExit ("),
     ],
 )
-def test_a_provider_that_fails_is_one_line(shop: Project, answer: str, said: str) -> None:
+def test_a_provider_that_fails_is_one_line(shop: Project, answer: str, error: str) -> None:
     broken = PROVIDER.replace('"default", Path(__file__).with_name("word").read_text()', answer)
     (shop.root / "aws.py").write_text(broken)
     for words, code in (["status"], 69), (["work", "-w", "1"], 78):
         done = shop.qd(*words)
         assert done.returncode == code
-        assert said in done.stderr
+        assert error in done.stderr
         assert "Traceback" not in done.stderr
         assert "secret-0123" not in done.stderr + done.stdout
-        assert len([line for line in done.stderr.splitlines() if said in line]) == 1
+        assert len([line for line in done.stderr.splitlines() if error in line]) == 1
 
 
 @pytest.mark.parametrize("shop", ["in the file"], indirect=True)

@@ -76,7 +76,7 @@ def starter(root: Path) -> subprocess.Popen[str]:
     )
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def url_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -95,7 +95,7 @@ def servers_of(root: Path) -> list[int]:
 
 def test_starters_at_once_share_one_server(root):
     starters = [starter(root) for _ in range(5)]
-    urls = {said(one) for one in starters}
+    urls = {url_of(one) for one in starters}
     assert len(urls) == 1
     assert servers_of(root) == [pid_of(root)]
     for one in starters:
@@ -104,7 +104,7 @@ def test_starters_at_once_share_one_server(root):
 
 def test_server_outlives_the_process_that_started_it(root):
     one = starter(root)
-    url, pid = said(one), pid_of(root)
+    url, pid = url_of(one), pid_of(root)
     assert os.getsid(pid) != one.pid
     end(one)
     assert asked(url, "PING") == "PONG"

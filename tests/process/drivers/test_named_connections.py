@@ -73,9 +73,9 @@ def test_status_shows_what_it_can_where_one_part_is_away(shop: Project, second: 
     assert (away.exit_code, away.stdout) == (69, "")  # the first part is the control connection
     (shop.root / "qd.toml").write_text((shop.root / "qd.toml").read_text().replace("[qd]", '[qd]\ncontrol = "second"'))
     done = shop.quick("status", "--json")
-    said = json.loads(done.stdout)
-    assert (done.exit_code, [line["connection"] for line in said["queues"]]) == (69, ["second"])
-    assert "connection refused" in said["away"]["first"]
+    status = json.loads(done.stdout)
+    assert (done.exit_code, [line["connection"] for line in status["queues"]]) == (69, ["second"])
+    assert "connection refused" in status["away"]["first"]
     assert "the queues of connection first are unknown: Redis at 127.0.0.1:1/0" in done.stderr
     health = shop.quick("health")
     assert (health.exit_code, health.stdout) == (69, "")

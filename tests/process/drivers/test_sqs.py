@@ -190,9 +190,9 @@ WRONG: dict[str, tuple[Callable[[Shop], dict[str, str]], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_one_line_at_the_start(shop: Shop, what: str) -> None:
-    make, says = WRONG[what]
+    make, message = WRONG[what]
     work = refused(shop, **make(shop))
-    assert work.matches(says)
+    assert work.matches(message)
     assert not work.matches("testing-secret")
 
 

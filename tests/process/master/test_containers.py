@@ -70,9 +70,9 @@ def test_a_master_in_a_container_and_one_outside_leave_each_other_s_jobs_alone(
     witness.wait("end")
     assert len(witness.starting("start")) == len(witness.starting("end")) == 1
     assert not first.matches("requeued|lease") + second.matches("requeued|lease")
-    inside, beside = (first, second) if inside_first else (second, first)
+    inside, outside = (first, second) if inside_first else (second, first)
     stop_inside(inside)
-    beside.stop()
+    outside.stop()
 
 
 HOLD = json.dumps({"id": "held", "job": "quick", "data": {"n": 9}, "attempts": 1, "rsv": "Elsewhere0.0.1.1"})

@@ -29,8 +29,8 @@ def test_a_failed_job_is_gone_where_nothing_is_kept(project: MakeProject, redis:
     work = shop.work_off()
     assert len(work.matches(r"job\.failed .*job=fails .*kept=no")) == 1
     assert work.matches(r"job\.malformed .*kept=no")
-    said = shop.qd("failed", "list")
-    assert (said.returncode, said.stdout) == (0, "")
+    listed = shop.qd("failed", "list")
+    assert (listed.returncode, listed.stdout) == (0, "")
 
 
 @pytest.mark.leaves("queues:default:failed", "queues:default:failed_at")

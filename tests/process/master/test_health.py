@@ -72,7 +72,7 @@ def impatient(shop: Project, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told(shop: Project, *words: str) -> tuple[int, str]:
+def health(shop: Project, *words: str) -> tuple[int, str]:
     found = impatient(shop, "health", *words)
     assert found.stderr == ""
     return found.returncode, found.stdout
@@ -96,17 +96,17 @@ def test_health_is_ok_while_jobs_run_and_reports_a_stopped_worker(project: Make,
     shop = project(jobs=DYING)
     work = shop.work("-w", "1")
     work.wait_line("master.ready")  # it sends CONT to who has just come
-    eventually(lambda: told(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
+    eventually(lambda: health(shop)[1].startswith("ok: 1 master with 1 worker,"), 20, what="a master that reports")
     push(clean_redis, "ok", count=3)
-    eventually(lambda: "0 jobs ready" in told(shop)[1], 20, what="work that is done")
+    eventually(lambda: "0 jobs ready" in health(shop)[1], 20, what="work that is done")
     (worker,) = waiting(work)
     worker.suspend()
     push(clean_redis, "ok")
-    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 60, every=0.5, what="a reason")
-    assert "stopped answering" in said or "nothing taken for" in said
+    _, output = eventually(lambda: (found := health(shop))[0] == 1 and found, 60, every=0.5, what="a reason")
+    assert "stopped answering" in output or "nothing taken for" in output
     with suppress(psutil.NoSuchProcess):  # a master that has missed it for longer ends it
         worker.resume()
-    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
+    eventually(lambda: health(shop)[0] == 0, 20, every=0.2, what="well again")
     work.stop()
 
 
@@ -116,8 +116,8 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
     shop.allowed.add("calm")
     work = shop.work("-w", "1", "--max-crashes", "1000")
     push(clean_redis, "die")
-    told_how = "workers crashed in the last 30s; see `worker.died` in its log"
-    eventually(lambda: told_how in told(shop)[1], 60, every=0.2, what="the reason")
+    reason = "workers crashed in the last 30s; see `worker.died` in its log"
+    eventually(lambda: reason in health(shop)[1], 60, every=0.2, what="the reason")
     work.wait_line("worker.died", count=5)
     (shop.root / "calm").touch()
     eventually(lambda: clean_redis.call("EXISTS", "queues:default", "queues:default:reserved") == 0, 20)
@@ -127,12 +127,12 @@ def test_workers_that_crash_in_a_row_are_a_reason(project: Make, clean_redis: Cl
 def test_a_killed_master_is_missed_until_its_successor_is_there(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=DYING)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
+    eventually(lambda: "1 master " in health(shop)[1], 20, what="a master that reports")
     work.kill()
-    _, said = eventually(lambda: (found := told(shop))[0] == 1 and found, 60, every=0.2, what="a reason")
-    assert "its keeper has not reported for" in said
+    _, output = eventually(lambda: (found := health(shop))[0] == 1 and found, 60, every=0.2, what="a reason")
+    assert "its keeper has not reported for" in output
     again = shop.work("-w", "1")
-    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
+    eventually(lambda: health(shop)[0] == 0, 20, every=0.2, what="well again")
     again.stop()
 
 
@@ -145,18 +145,18 @@ def test_health_status_and_doctor_report_a_master_that_hangs_while_its_keeper_li
     work.wait_line("master.ready")  # it sends CONT to who has just come
     push(clean_redis, "wait")
     eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
-    eventually(lambda: told(shop)[0] == 0, 20, what="a master that reports")
+    eventually(lambda: health(shop)[0] == 0, 20, what="a master that reports")
     stopped = (work.pid, work.child("qd: worker").pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    said = eventually(lambda: (found := told(shop))[0] == 1 and found[1], 60, every=0.5, what="a reason")
-    assert re.search(rf"\(pid {work.pid}\): the master has not answered for [\d.]+s", said)
-    assert f"kill -9 {work.pid} on " in said
+    output = eventually(lambda: (found := health(shop))[0] == 1 and found[1], 60, every=0.5, what="a reason")
+    assert re.search(rf"\(pid {work.pid}\): the master has not answered for [\d.]+s", output)
+    assert f"kill -9 {work.pid} on " in output
     assert re.search(r" hangs for [\d.]+s ", impatient(shop, "status").stdout)
     assert re.search(rf"pid {work.pid} has not answered for [\d.]+s", impatient(shop, "doctor").stdout)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: told(shop)[0] == 0, 20, every=0.2, what="well again")
+    eventually(lambda: health(shop)[0] == 0, 20, every=0.2, what="well again")
     (shop.root / "calm").touch()
     work.stop()
 
@@ -164,12 +164,12 @@ def test_health_status_and_doctor_report_a_master_that_hangs_while_its_keeper_li
 def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: Client) -> None:
     shop = project(jobs=DYING)
     work = shop.work("-w", "1")
-    eventually(lambda: "1 master " in told(shop)[1], 20, what="a master that reports")
+    eventually(lambda: "1 master " in health(shop)[1], 20, what="a master that reports")
     work.signal(signal.SIGUSR2)
     work.wait_line("paused")
     push(clean_redis, "ok")
     eventually(lambda: " paused " in shop.qd("status").stdout, 20, what="a report of the pause")
-    assert told(shop)[0] == 0
+    assert health(shop)[0] == 0
     work.signal(signal.SIGCONT)
     eventually(lambda: clean_redis.call("LLEN", "queues:default") == 0, 20, what="work that is done")
     work.stop()
@@ -177,18 +177,20 @@ def test_a_program_paused_by_a_signal_is_not_stuck(project: Make, clean_redis: C
 
 def test_live_is_yes_while_redis_is_away_and_no_when_the_master_hangs_or_is_gone(project: Make) -> None:
     shop = project(jobs=DYING, url=f"redis://127.0.0.1:{free_port()}/0")
-    assert told(shop, "--live")[0] == 1
+    assert health(shop, "--live")[0] == 1
     work = shop.work("-w", "1")
     work.wait_line("redis.away")
-    eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
+    eventually(lambda: health(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     assert shop.qd("health").returncode == 69
     os.kill(work.pid, signal.SIGSTOP)
-    said = eventually(lambda: (found := told(shop, "--live"))[0] == 1 and found[1], 60, every=0.5, what="a hanging one")
-    assert re.search(rf"default \(pid {work.pid}\): the master has not reported for [\d.]+s", said)
+    output = eventually(
+        lambda: (found := health(shop, "--live"))[0] == 1 and found[1], 60, every=0.5, what="a hanging one"
+    )
+    assert re.search(rf"default \(pid {work.pid}\): the master has not reported for [\d.]+s", output)
     os.kill(work.pid, signal.SIGCONT)
-    eventually(lambda: told(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
+    eventually(lambda: health(shop, "--live")[0] == 0, 20, every=0.2, what="a master that lives")
     work.stop()
-    assert told(shop, "--live")[0] == 1
+    assert health(shop, "--live")[0] == 1
 
 
 # -- the liveness file
@@ -205,13 +207,13 @@ def test_the_file_has_the_pid_and_the_workers_and_is_deleted_at_a_clean_end(proj
     work.wait_line("master.ready")
     file = shop.run / "qd" / f"mail.{work.pid}.live"
 
-    def said() -> dict[str, Any]:
+    def ready() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text())
         return found if found["ready"] else {}
 
-    told = eventually(said, what="a sign of a ready master")
-    assert told.pop("keeper_silent_s") < 20
-    assert told == {"pid": work.pid, "start": proc.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
+    state = eventually(ready, what="a sign of a ready master")
+    assert state.pop("keeper_silent_s") < 20
+    assert state == {"pid": work.pid, "start": proc.start_time(work.pid), "pool": "mail", "workers": 2, "ready": True}
     assert (shop.run / "qd").stat().st_mode & 0o777 == 0o700
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.stat().st_mtime_ns
@@ -288,11 +290,11 @@ def report(redis: Client) -> dict[str, Any]:
 
 
 def comes(redis: Client, field: str, wanted: Callable[[Any], object], seconds: float = 20.0) -> Any:
-    """What the report says in `field`, once it is as wanted."""
+    """Return the report's value of `field` once it satisfies `wanted`."""
 
     def found() -> list[Any] | None:
-        said = report(redis)[field]
-        return [said] if wanted(said) else None
+        value = report(redis)[field]
+        return [value] if wanted(value) else None
 
     return eventually(found, seconds, what=field)[0]
 

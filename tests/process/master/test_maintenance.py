@@ -186,9 +186,9 @@ def test_a_second_down_takes_the_place_of_the_first_on_every_host(
     all_down(work)
     push(redis, "quick", {"n": 1}, "a")
     witness.wait("quick")
-    said = done(shop, "down", "--allow", "b")
-    assert "it was already on by" in said
-    assert 'but for a: "first"; this replaces it' in said
+    output = done(shop, "down", "--allow", "b")
+    assert "it was already on by" in output
+    assert 'but for a: "first"; this replaces it' in output
     push(redis, "quick", {"n": 2}, "b")
     witness.wait("quick", 2)
     push(redis, "quick", {"n": 3}, "a")
@@ -330,7 +330,7 @@ def test_laravels_key_shuts_every_queue_if_it_is_configured(project: MakeProject
     assert "Laravel's own still holds (illuminate:foundation:down" in shop.qd("up").stderr
     redis.call("DEL", KEY)
     witness.wait("quick")
-    assert "Laravel" not in eventually(lambda: said if "Laravel" not in (said := done(shop, "status")) else "", 20)
+    assert "Laravel" not in eventually(lambda: output if "Laravel" not in (output := done(shop, "status")) else "", 20)
     work.stop()
 
 

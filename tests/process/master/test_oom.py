@@ -44,10 +44,10 @@ def test_twenty_times_it_is_the_worker_and_the_record_says_why(project: MakeProj
             work = shop.work("-w", "1", "--max-crashes", "20")
         work.wait_line("master.ready")
 
-        def beside() -> set[int]:
+        def others_running() -> set[int]:
             return {p.pid for p in work.session() if "qd: worker" not in titled(p)}
 
-        others = eventually(lambda: len(beside()) == 3 and beside(), what="master, template, keeper")
+        others = eventually(lambda: len(others_running()) == 3 and others_running(), what="master, template, keeper")
         push(redis, "hungry")
         work.wait_line("job.failed .*job=hungry", 120)
         assert len(witness.starting("hungry")) == 20

@@ -45,7 +45,7 @@ def ready(shop: Project, *arguments: str, **env: str) -> Procs:
     return work
 
 
-def said(redis: Client, witness: Witness, name: str) -> None:
+def runs_version(redis: Client, witness: Witness, name: str) -> None:
     """The next job is run by the version of that name."""
     before = len(witness.starting("say"))
     push(redis, "say", {"n": before})
@@ -67,13 +67,13 @@ def replaced(work: Procs) -> None:
 @PRELOADS
 def test_hup_runs_the_new_code(shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]) -> None:
     work = ready(shop, "-w", "2", *flags)
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     for name in ("two", "three"):
         shop.jobs(version(name))
         start = len(work.lines)
         work.signal(signal.SIGHUP)
         work.wait_line("master.reloaded workers=2", start=start)
-        said(redis, witness, name)
+        runs_version(redis, witness, name)
     work.stop()
     assert not work.matches("ERROR|WARN")
 
@@ -81,12 +81,12 @@ def test_hup_runs_the_new_code(shop: Project, witness: Witness, redis: Client, f
 @RESTARTED
 def test_restart_rolling_runs_the_new_code_in_the_same_master(shop: Project, witness: Witness, redis: Client) -> None:
     work = ready(shop, "-w", "2")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     shop.jobs(version("two"))
     assert shop.qd("restart", "--rolling").returncode == 0
     work.wait_line("master.reloading why=.*rolling")
     work.wait_line("master.reloaded workers=2")
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     work.stop()
     assert len(work.matches("master.reloading")) == 1
 
@@ -123,7 +123,7 @@ def test_under_load_no_job_is_lost_and_there_are_never_fewer_workers(
         start = len(work.lines)
         work.signal(signal.SIGHUP)
         work.wait_line(f"master.reloaded workers={workers}", start=start)
-    said(redis, witness, "three")
+    runs_version(redis, witness, "three")
     work.stop()
     serving = 0
     for number, line in enumerate(witness.starting("worker")[:-workers]):
@@ -167,12 +167,12 @@ def test_a_current_link_that_points_elsewhere_is_followed(
     work = Procs(command, cwd=link if how == "PWD" else shop.root, env=shop.env(**env))
     shop.started.append(work)
     work.wait_line("master.ready")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     for number, name in enumerate(("two", "three"), 1):
         release(name)
         work.signal(signal.SIGHUP)
         work.wait_line("master.reloaded", count=number)
-        said(redis, witness, name)
+        runs_version(redis, witness, name)
         shutil.rmtree(shop.root / "releases" / "one", ignore_errors=True)  # old releases are thrown away
     work.stop()
     assert not work.matches("ERROR|WARN")
@@ -202,15 +202,15 @@ def test_the_old_code_stays_when_the_new(
     shop.jobs(BAD[bad])
     work.signal(signal.SIGHUP)
     work.wait_line("master.reload_refused.*the old code continues")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     assert before <= {worker.pid for worker in work.children("qd: worker")}
     if not flags:  # without preload there is no old code to start a worker with
         replaced(work)
-        said(redis, witness, "one")
+        runs_version(redis, witness, "one")
     shop.jobs(version("two"))
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded")
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     work.stop()
 
 
@@ -238,14 +238,14 @@ def test_code_that_hangs_at_import_is_given_up(
     shop.jobs("print('hangs', flush=True)\nimport time\napp = time.sleep(1000)\n")
     work.signal(signal.SIGHUP)
     eventually(lambda: "hangs" in work.output, 20)
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     if not flags:
         replaced(work)
         assert not work.matches("reload_refused")
     (shop.root / "over").touch()
     work.wait_line(r"master.reload_refused.*longer than \d+ s.*the old code continues", 60)  # or five times the first
     eventually(lambda: len(work.children()) == (3 if flags else 4), what="nothing left of the new code")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     work.stop()
 
 
@@ -283,7 +283,7 @@ def test_an_invalid_configuration_changes_nothing(shop: Project, witness: Witnes
     shop.config(bad)
     work.signal(signal.SIGHUP)
     work.wait_line("master.reload_refused.*(qd.toml|start it again)")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     assert {child.pid for child in work.children()} == before
     shop.config()
     work.signal(signal.SIGHUP)
@@ -325,12 +325,12 @@ def test_the_file_of_variables_is_read_again(
     shop.jobs(JOBS + MODE)
     file.write_text("# one\nMODE='one'\nQD_WORKERS=1\nQD_SLEEP=60\n")
     work = ready(shop, *flags, QD_ENV_FILE="shop.env", MODE="zero")
-    said(redis, witness, "oneone")
+    runs_version(redis, witness, "oneone")
 
     file.write_text("MODE=two\nQD_WORKERS=3\n")
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded workers=3")
-    said(redis, witness, "twotwo")
+    runs_version(redis, witness, "twotwo")
 
     file.write_text("MODE=three\nsecret\n")
     work.signal(signal.SIGHUP)
@@ -344,12 +344,12 @@ def test_the_file_of_variables_is_read_again(
     for worker in waiting(work, 3):
         worker.kill()
         work.wait_line(f"worker.died .*pid={worker.pid} ")
-    said(redis, witness, "twotwo")
+    runs_version(redis, witness, "twotwo")
 
     file.write_text("QD_WORKERS=1\n")
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded workers=1")
-    said(redis, witness, "zerozero")
+    runs_version(redis, witness, "zerozero")
     work.stop()
 
 
@@ -424,20 +424,20 @@ def test_reload_runs_new_code_when_a_file_changes(
 ) -> None:
     shop.allowed.add("more.py")
     work = ready(shop, "-w", "1", "--reload", *flags)
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     shop.jobs(version("two"))
     work.wait_line("master.reloaded")
     assert work.matches("master.reloading why=.*changed.*jobs.py")
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     start = len(work.lines)
     shop.jobs(version("bad", "import more\n"))
     (shop.root / "more.py").write_text("def broken(:\n")
     work.wait_line("master.reload_refused", start=start)
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     start = len(work.lines)
     (shop.root / "more.py").write_text("")
     work.wait_line("master.reloaded", start=start)
-    said(redis, witness, "bad")
+    runs_version(redis, witness, "bad")
     work.stop()
 
 
@@ -464,24 +464,24 @@ def test_an_import_that_leaves_something_running_is_warned_of_and_not_preloaded(
     work = ready(shop, "-w", "2")
     (line,) = work.matches("app.imported")
     assert named in line.string
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     eventually(lambda: not work.children("template"), what="no template of such code")
     shop.jobs(version("two", more))
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded")
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     shop.jobs(version("three"))
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded", count=2)
-    said(redis, witness, "three")
+    runs_version(redis, witness, "three")
     assert work.children("template")
     shop.jobs(version("four", more))
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded", count=3)
-    said(redis, witness, "four")
+    runs_version(redis, witness, "four")
     eventually(lambda: not work.children("template"), what="an end of the template of the code before")
     replaced(work)
-    said(redis, witness, "four")
+    runs_version(redis, witness, "four")
     assert not work.matches("template.died")
     work.stop()
 
@@ -497,7 +497,7 @@ def test_a_killed_template_is_replaced(shop: Project, witness: Witness, redis: C
     work.wait_line("master.reloaded")
     assert work.child("template").pid != template.pid
     replaced(work)
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     work.stop()
 
 
@@ -513,11 +513,11 @@ def test_a_killed_template_is_replaced_once_the_project_is_good_again(
     work.child("template").kill()
     work.wait_line("template.died")
     work.wait_line("master.reload_refused")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     shop.jobs(version("two"))
     shop.config()
     work.wait_line("master.reloaded", 20)
-    said(redis, witness, "two")
+    runs_version(redis, witness, "two")
     work.stop()
 
 
@@ -541,6 +541,6 @@ def test_the_first_import_prefers_modules_next_to_the_file(shop: Project, witnes
     elsewhere.mkdir()
     (elsewhere / "jobs.py").write_text("raise RuntimeError('the wrong one')\n")
     work = ready(shop, "-w", "1", PYTHONPATH=f"{shop.env()['PYTHONPATH']}{os.pathsep}{elsewhere}")
-    said(redis, witness, "one")
+    runs_version(redis, witness, "one")
     work.stop()
     shutil.rmtree(elsewhere)

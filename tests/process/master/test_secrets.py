@@ -310,8 +310,8 @@ def test_running_as_root_is_logged_in_one_line(project: MakeProject) -> None:
     shop = project(jobs=JOBS)
     for container in {proc.in_container(), True}:
         work = shop.work_off(**({"container": "podman"} if container else {}))
-        told = [line for line in work.all_lines if "master.is_root" in line]
-        assert len(told) == (os.geteuid() == 0)
-        for line in told:
+        warnings = [line for line in work.all_lines if "master.is_root" in line]
+        assert len(warnings) == (os.geteuid() == 0)
+        for line in warnings:
             level = "INFO" if container else "WARN"
             assert re.search(rf"{level}.* master.is_root hint=.*user= in supervisord, User= in systemd", line)

@@ -51,7 +51,7 @@ def start(shop: Deployed, tmp_path: Path) -> Iterator[Start]:
         supervisord.__exit__()
 
 
-def said(shop: Deployed, line: str, seconds: float = 15.0) -> None:
+def wait_for(shop: Deployed, line: str, seconds: float = 15.0) -> None:
     eventually(lambda: line in ran(shop.root), seconds, what=f"{line!r} from a job")
 
 
@@ -69,7 +69,7 @@ def test_file_as_shipped_runs_jobs_and_stops_clean(start: Start, shop: Deployed,
     supervisord = start()
     supervisord.started()
     push(redis, "note", {"text": "a"})
-    said(shop, "note a 1")
+    wait_for(shop, "note a 1")
     assert supervisord.ctl("stop", "qd").returncode == 0
     assert "stopped: qd (exit status 0)" in supervisord.log
     assert supervisord.troubles() == []
@@ -81,14 +81,14 @@ def test_qd_restart_brings_new_code_by_a_respawn(start: Start, shop: Deployed, r
     supervisord = start()
     first = supervisord.started()
     push(redis, "note", {"text": "a"})
-    said(shop, "note a 1")
+    wait_for(shop, "note a 1")
     shop.release("2")
     done = shop.qd("restart")
     assert done.returncode == 0, done.stderr
     second = supervisord.started(2)
     assert first.pid != second.pid
     push(redis, "note", {"text": "b"})
-    said(shop, "note b 2")
+    wait_for(shop, "note b 2")
     assert "exited: qd (exit status 0; expected)" in supervisord.log
     assert supervisord.troubles() == []
 
@@ -97,7 +97,7 @@ def test_reload_runs_the_new_release_in_the_same_program(start: Start, shop: Dep
     supervisord = start()
     supervisord.started()
     push(redis, "note", {"text": "a"})
-    said(shop, "note a 1")
+    wait_for(shop, "note a 1")
     shop.release("2")
     assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
 
@@ -110,7 +110,7 @@ def test_jobs_run_in_the_folder_of_the_release_also_after_a_reload(start: Start,
     supervisord = start()  # its own PWD, which qd inherits, is another folder
     supervisord.started()
     push(redis, "where", {})
-    said(shop, f"where {shop.root}/releases/1")
+    wait_for(shop, f"where {shop.root}/releases/1")
     shop.release("2")
     assert supervisord.ctl("signal", "HUP", "qd").returncode == 0
 
@@ -154,7 +154,7 @@ def test_memory_exit_of_the_whole_program_is_respawned(start: Start, shop: Deplo
     supervisord.started(2)
     assert "exited: qd (exit status 12;" in supervisord.log
     push(redis, "note", {"text": "after"})
-    said(shop, "note after 1")
+    wait_for(shop, "note after 1")
     assert supervisord.troubles() == []
 
 
@@ -162,7 +162,7 @@ def test_killed_master_leaves_no_orphan_and_its_job_runs_again(start: Start, sho
     supervisord = start()
     master = supervisord.started()
     push(redis, "wait", {"text": "a"})
-    said(shop, "begin a 1")
+    wait_for(shop, "begin a 1")
     family = [master, *master.children(recursive=True)]
     assert len(family) > 1
     master.kill()
@@ -170,7 +170,7 @@ def test_killed_master_leaves_no_orphan_and_its_job_runs_again(start: Start, sho
     assert psutil.wait_procs(family, timeout=5)[1] == []
     eventually(lambda: ran(shop.root).count("begin a 1") == 2, 20, what="the job once more")
     (shop.root / "go-a").touch()
-    said(shop, "end a 1")
+    wait_for(shop, "end a 1")
     assert ran(shop.root).count("end a 1") == 1
     assert len(supervisord.starts()) == 2
 
@@ -179,7 +179,7 @@ def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Clien
     supervisord = start()
     supervisord.started()
     push(redis, "note", {"text": "a"})
-    said(shop, "note a 1")
+    wait_for(shop, "note a 1")
     for _ in range(2):  # set, not toggled
         assert supervisord.ctl("signal", "USR2", "qd").returncode == 0
     eventually(lambda: paused(redis, ""), 20, what="a master that reports a pause")
@@ -187,7 +187,7 @@ def test_usr2_pauses_and_cont_resumes(start: Start, shop: Deployed, redis: Clien
     assert paused(redis, "")
     assert redis.call("LLEN", "queues:default") == 1
     assert supervisord.ctl("signal", "CONT", "qd").returncode == 0
-    said(shop, "note b 1")
+    wait_for(shop, "note b 1")
     eventually(lambda: not paused(redis, ""), 20, what="a master that reports no pause")
 
 
@@ -195,7 +195,7 @@ def test_stop_with_stopasgroup_lets_the_current_job_finish(start: Start, shop: D
     supervisord = start(stopasgroup="true")
     supervisord.started()
     push(redis, "wait", {"text": "a"})
-    said(shop, "begin a 1")
+    wait_for(shop, "begin a 1")
     stop = supervisord.begin("stop", "qd")
     eventually(lambda: "STOPPING" in supervisord.ctl("status", "qd").stdout, 20, what="STOPPING")
     (shop.root / "go-a").touch()
@@ -212,7 +212,7 @@ def test_stop_hands_an_unfinished_job_back_before_supervisord_kills(
     supervisord = start("--stop-timeout", "1")
     supervisord.started()
     push(redis, "wait", {"text": "a"})
-    said(shop, "begin a 1")
+    wait_for(shop, "begin a 1")
     assert supervisord.ctl("stop", "qd").returncode == 0
     assert "stopped: qd (exit status 0)" in supervisord.log
     assert supervisord.troubles() == []
@@ -224,7 +224,7 @@ def test_one_term_while_qd_stops_by_itself_lets_the_job_finish(start: Start, sho
     supervisord = start()
     supervisord.started()
     push(redis, "wait", {"text": "a"})
-    said(shop, "begin a 1")
+    wait_for(shop, "begin a 1")
     assert shop.qd("restart").returncode == 0
     eventually(lambda: "master.stopping" in shop.log(), 20, what="a master that drains")
     began = time.monotonic()
@@ -258,7 +258,7 @@ def test_redis_away_at_the_start_is_waited_for(start: Start, shop: Deployed) -> 
         late.start()
         with late.client() as redis:
             push(redis, "note", {"text": "a"})
-            said(shop, "note a 1", 30)
+            wait_for(shop, "note a 1", 30)
             # An ack whose answer is missed would hold up the end until the stop's deadline.
             eventually(lambda: len(idle(program)) == 2, what="workers that know of the ack")
         assert len(supervisord.starts()) == 1

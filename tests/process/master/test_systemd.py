@@ -89,7 +89,7 @@ class Pool:
             what=f"restart {count} of {self.unit}",
         )
 
-    def said(self, line: str, seconds: float = 15.0) -> None:
+    def wait_for(self, line: str, seconds: float = 15.0) -> None:
         eventually(lambda: line in ran(self.home), seconds, what=f"{line!r} from a job of {self.name}")
 
 
@@ -165,7 +165,7 @@ def test_start_returns_when_workers_are_ready_and_they_run_jobs(pool: Pool, redi
     assert len(pool.rig.pids(pool.unit)) >= 3  # the master and two workers
     assert "2" in pool.show("StatusText")
     push(redis, "note", {"text": "a"}, "main")
-    pool.said("note a 1")
+    pool.wait_for("note a 1")
     assert pool.show("NRestarts") == "0"
 
 
@@ -180,7 +180,7 @@ def test_log_lines_arrive_in_the_journal_one_by_one(pool: Pool) -> None:
 @instance("plain")
 def test_reload_runs_the_new_release_and_the_unit_stays_up(pool: Pool, shop: Deployed, redis: Client) -> None:
     push(redis, "note", {"text": "a"}, "plain")
-    pool.said("note a 1")
+    pool.wait_for("note a 1")
     master = pool.show("MainPID")
     shop.release("2")
     try:
@@ -193,7 +193,7 @@ def test_reload_runs_the_new_release_and_the_unit_stays_up(pool: Pool, shop: Dep
         eventually(new_code, 20, every=0.2, what="a job run by the new release")
         eventually(lambda: pool.state() == "active", 20, what="the end of the reload")
         push(redis, "where", {}, "plain")
-        pool.said("where /srv/shop/releases/2")
+        pool.wait_for("where /srv/shop/releases/2")
         assert (pool.show("MainPID"), pool.show("NRestarts"), pool.show("Result")) == (master, "0", "success")
     finally:
         shop.back_to("1")
@@ -207,7 +207,7 @@ def test_stuck_master_is_ended_by_the_watchdog_and_replaced(pool: Pool, redis: C
     assert "Watchdog timeout" in pool.rig.journal(pool.unit)
     assert not set(family) & set(pool.rig.pids(pool.unit))
     push(redis, "note", {"text": "a"}, "watched")
-    pool.said("note a 1")
+    pool.wait_for("note a 1")
 
 
 @instance("pinged")
@@ -235,13 +235,13 @@ def test_cont_resumes(pool: Pool, redis: Client) -> None:
     eventually(lambda: paused(redis, "paused"), 20, what="a master that reports a pause")
     push(redis, "note", {"text": "b"}, "paused")
     pool.rig.systemctl("kill", "-s", "CONT", "--kill-whom=main", pool.unit)
-    pool.said("note b 1")
+    pool.wait_for("note b 1")
 
 
 @instance("killed")
 def test_killed_master_is_replaced_and_its_job_runs_again(pool: Pool, redis: Client) -> None:
     push(redis, "wait", {"text": "a"}, "killed")
-    pool.said("begin a 1")
+    pool.wait_for("begin a 1")
     family = pool.rig.pids(pool.unit)
     pool.rig.systemctl("kill", "-s", "KILL", "--kill-whom=main", pool.unit)
     pool.restarted(1)
@@ -249,14 +249,14 @@ def test_killed_master_is_replaced_and_its_job_runs_again(pool: Pool, redis: Cli
     assert not [pid for pid in family if pool.rig.path(f"/proc/{pid}").exists()]
     eventually(lambda: ran(pool.home).count("begin a 1") == 2, 20, what="the job once more")
     (pool.home / "go-a").touch()
-    pool.said("end a 1")
+    pool.wait_for("end a 1")
 
 
 @instance("seen")
 def test_a_master_whose_processes_cannot_be_seen_is_not_taken_for_dead(pool: Pool, redis: Client) -> None:
     """Both share host, boot and pid namespace; only what their units hide from each other keeps one from asking."""
     push(redis, "wait", {"text": "long"}, "seen")
-    pool.said("begin long 1")
+    pool.wait_for("begin long 1")
     other = Pool(pool.rig, "unseen")
     pool.rig.systemctl("start", other.unit)
     try:
@@ -268,7 +268,7 @@ def test_a_master_whose_processes_cannot_be_seen_is_not_taken_for_dead(pool: Poo
         eventually(lambda: "note short 1" in ran(pool.home) + ran(other.home), 20, what="a job of one of them")
         wait_for_reports(redis, 1.5)  # the second has looked for dead masters since
         (pool.home / "go-long").touch()
-        pool.said("end long 1")
+        pool.wait_for("end long 1")
         assert not [line for line in ran(pool.home) + ran(other.home) if line.startswith("begin")][1:]
         assert "requeued" not in pool.rig.journal(other.unit)
     finally:
@@ -285,7 +285,7 @@ def of_the_host(redis: Client) -> list[dict[str, Any]] | None:
 @instance("drain")
 def test_drain_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, redis: Client) -> None:
     push(redis, "wait", {"text": "a"}, "drain")
-    pool.said("begin a 1")
+    pool.wait_for("begin a 1")
     pool.rig.systemctl("stop", "--no-block", pool.unit)
     eventually(lambda: pool.state() == "deactivating", 20)
     asked = time.monotonic()
@@ -349,7 +349,7 @@ def test_stuck_and_killed_masters_of_a_scheduler_leave_nothing_and_are_replaced(
 
 @instance("timed-drain")
 def test_a_run_that_outlasts_the_stop_timeout_asks_for_more_time(pool: Pool, rig: deployment.SystemdRig) -> None:
-    pool.said("begin hold 1")
+    pool.wait_for("begin hold 1")
     rig.systemctl("stop", "--no-block", pool.unit)
     eventually(lambda: pool.state() == "deactivating", 20)
     asked = time.monotonic()
@@ -410,8 +410,8 @@ def test_the_probe_of_the_page_finds_the_sign_of_life_of_a_unit(pool: Pool) -> N
     probe = [*user, "/srv/shop/current/.venv/bin/qd", "health", "--live"]
     eventually(lambda: pool.rig.run(*probe).stdout == "ok: 1 master here\n", 20, every=0.2, what="a sign of life")
     pool.rig.systemctl("stop", pool.unit)
-    said = pool.rig.run(*probe)
-    assert (said.returncode, "no master runs here" in said.stdout) == (1, True)
+    probed = pool.rig.run(*probe)
+    assert (probed.returncode, "no master runs here" in probed.stdout) == (1, True)
 
 
 @instance("plain")
@@ -419,16 +419,16 @@ def test_doctor_judges_loaded_units_with_their_drop_ins(pool: Pool) -> None:
     folder, file = pool.rig.path(f"/run/systemd/system/{pool.unit}.d"), "/srv/shop/current/qd.toml"
     what = ["/srv/shop/current/.venv/bin/qd", "doctor", "--json", "--config", file]
 
-    def told() -> tuple[str, str]:
+    def status_of_unit() -> tuple[str, str]:
         checks = json.loads(pool.rig.run("env", "HOME=/root", *what).stdout)["checks"]
         return next((each["sign"], each["value"]) for each in checks if each["what"] == pool.unit)
 
-    assert told() == ("ok", "Restart=always, KillMode=mixed")
+    assert status_of_unit() == ("ok", "Restart=always, KillMode=mixed")
     folder.mkdir()
     (folder / "mine.conf").write_text("[Service]\nKillMode=control-group\n")
     pool.rig.systemctl("daemon-reload")
-    sign, said = told()
-    assert (sign, said.startswith("KillMode=control-group: a stop sends TERM to every process")) == ("fail", True)
+    sign, message = status_of_unit()
+    assert (sign, message.startswith("KillMode=control-group: a stop sends TERM to every process")) == ("fail", True)
     (folder / "mine.conf").unlink()
     pool.rig.systemctl("daemon-reload")
-    assert told()[0] == "ok"
+    assert status_of_unit()[0] == "ok"

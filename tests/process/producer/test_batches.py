@@ -25,10 +25,10 @@ def part(n: int, fails: bool = False) -> None:
     if fails and not os.path.exists("mended"):
         raise ValueError("this part does not work")
 
-@app.job("told")
-def told(what: str) -> None:
+@app.job("called")
+def called(what: str) -> None:
     batch = app.current_batch().look()
-    note("told", what, batch.total, batch.pending, batch.failed)
+    note("called", what, batch.total, batch.pending, batch.failed)
 
 @app.job("more")
 def more(depth: int) -> None:
@@ -44,7 +44,7 @@ def wanted(n: int) -> None:
 def watch() -> None:
     note("watch", app.current_batch().cancelled)
 
-CALLED = {"then": told.bind("then"), "catch": told.bind("catch"), "finally_": told.bind("finally")}
+CALLED = {"then": called.bind("then"), "catch": called.bind("catch"), "finally_": called.bind("finally")}
 """
 )
 KILLED = """
@@ -94,10 +94,10 @@ def test_then_and_finally_follow_when_all_have_succeeded(shop: Project, witness:
     id = send(shop, "app.batch(*[part.bind(n) for n in range(20)], name='import', **CALLED).dispatch()")
     assert ask(shop, id, LOOK) == "import 20 20 0 0 False False"
     work = shop.work("-w", "4")
-    witness.wait("told then")
-    witness.wait("told finally")
+    witness.wait("called then")
+    witness.wait("called finally")
     assert sorted(witness.starting("part")) == sorted(f"part {n}" for n in range(20))
-    assert sorted(witness.starting("told")) == ["told finally 20 0 0", "told then 20 0 0"]
+    assert sorted(witness.starting("called")) == ["called finally 20 0 0", "called then 20 0 0"]
     assert ask(shop, id, LOOK) == "import 20 0 0 100 True False"
     work.stop()
 
@@ -105,7 +105,7 @@ def test_then_and_finally_follow_when_all_have_succeeded(shop: Project, witness:
 def test_a_failure_cancels_and_what_runs_can_see_it(shop: Project, witness: Witness) -> None:
     id = send(shop, "app.batch(part.bind(1, True), watch.bind(), **CALLED).dispatch()")
     shop.work_off()
-    assert witness.lines == ["part 1", "watch True", "told catch 2 0 1", "told finally 2 0 1"]
+    assert witness.lines == ["part 1", "watch True", "called catch 2 0 1", "called finally 2 0 1"]
     assert ask(shop, id, LOOK) == "2 0 1 100 True True"
 
 
@@ -140,7 +140,7 @@ def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness)
 def test_failures_that_are_allowed_do_not(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(part.bind(1, True), watch.bind(), allow_failures=True, **CALLED).dispatch()")
     shop.work_off()
-    assert witness.lines == ["part 1", "watch False", "told catch 2 0 1", "told finally 2 0 1"]
+    assert witness.lines == ["part 1", "watch False", "called catch 2 0 1", "called finally 2 0 1"]
 
 
 def test_then_comes_when_what_has_failed_is_retried_with_success(
@@ -149,17 +149,17 @@ def test_then_comes_when_what_has_failed_is_retried_with_success(
     send(shop, "app.batch(part.bind(1, True), part.bind(2), allow_failures=True, **CALLED).dispatch()")
     shop.work_off()
     retry(shop, redis)
-    assert witness.lines[-2:] == ["part 1", "told then 2 0 0"]
-    assert len(witness.starting("told")) == 3
+    assert witness.lines[-2:] == ["part 1", "called then 2 0 0"]
+    assert len(witness.starting("called")) == 3
 
 
 def test_jobs_add_jobs_from_inside(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(more.bind(3), **CALLED).dispatch()")
     work = shop.work("-w", "4")
-    witness.wait("told then")
-    witness.wait("told finally")
+    witness.wait("called then")
+    witness.wait("called finally")
     assert len(witness.starting("more")) == 15
-    assert sorted(witness.starting("told")) == ["told finally 15 0 0", "told then 15 0 0"]
+    assert sorted(witness.starting("called")) == ["called finally 15 0 0", "called then 15 0 0"]
     work.stop()
 
 
@@ -171,14 +171,14 @@ def test_a_job_that_is_killed_while_it_adds_adds_again_and_the_batch_ends(shop: 
     shop.work_off()
     assert ask(shop, id, LOOK) == "6 0 0 100 True False"
     assert sorted(witness.starting("part")) == ["part 0", "part 0", "part 1", "part 1", "part 2"]
-    assert sorted(witness.starting("told")) == ["told finally 6 0 0", "told then 6 0 0"]
+    assert sorted(witness.starting("called")) == ["called finally 6 0 0", "called then 6 0 0"]
 
 
 def test_a_batch_is_cancelled_by_hand(shop: Project, witness: Witness) -> None:
-    id = send(shop, "app.batch(watch.bind(), finally_=told.bind('finally')).dispatch()")
+    id = send(shop, "app.batch(watch.bind(), finally_=called.bind('finally')).dispatch()")
     assert ask(shop, id, "batch.cancel(), batch.cancel(), batch.cancelled") == "True False True"
     shop.work_off()
-    assert witness.lines == ["watch True", "told finally 1 0 0"]
+    assert witness.lines == ["watch True", "called finally 1 0 0"]
 
 
 def test_jobs_that_are_not_wanted_any_more_are_skipped_and_then_is_not_sent(shop: Project, witness: Witness) -> None:
@@ -186,7 +186,7 @@ def test_jobs_that_are_not_wanted_any_more_are_skipped_and_then_is_not_sent(shop
         shop, "app.batch(wanted.bind(1), part.bind(1, True), wanted.bind(2), wanted.bind(3), **CALLED).dispatch()"
     )
     shop.work_off()
-    assert witness.lines == ["wanted 1", "part 1", "told catch 4 0 1", "told finally 4 0 1"]
+    assert witness.lines == ["wanted 1", "part 1", "called catch 4 0 1", "called finally 4 0 1"]
     assert ask(shop, id, LOOK) == "4 0 1 100 True True"
 
 
@@ -194,52 +194,54 @@ def test_a_skipped_job_is_missed_when_the_failed_one_is_retried(shop: Project, w
     send(shop, "app.batch(part.bind(1, True), wanted.bind(2), **CALLED).dispatch()")
     shop.work_off()
     retry(shop, redis)
-    assert witness.lines == ["part 1", "told catch 2 0 1", "told finally 2 0 1", "part 1"]
+    assert witness.lines == ["part 1", "called catch 2 0 1", "called finally 2 0 1", "part 1"]
 
 
 def test_all_that_has_failed_of_a_batch_is_retried(shop: Project, witness: Witness, redis: Client) -> None:
     parts = "part.bind(1, True), part.using(queue='other').bind(2, True), part.bind(3), watch.bind()"
-    id = send(shop, f"app.batch({parts}, then=told.bind('then')).dispatch()")
+    id = send(shop, f"app.batch({parts}, then=called.bind('then')).dispatch()")
     shop.python("from jobs import *\npart.dispatch(9, True)")  # of no batch
     shop.work_off("default", "other")
     assert ask(shop, id, LOOK) == "4 0 2 100 True True"
     (shop.root / "mended").touch()
     shop.allowed.add("mended")
-    hears = "app.on(JobRetryRequested)((told := []).append) and batch"
-    said = f"({hears}).retry_failed(), batch.cancelled, batch.retry_failed(), *sorted(event.queue for event in told)"
-    assert ask(shop, id, said) == "2 False 0 default other"
+    hears = "app.on(JobRetryRequested)((retries := []).append) and batch"
+    attempts = (
+        f"({hears}).retry_failed(), batch.cancelled, batch.retry_failed(), *sorted(event.queue for event in retries)"
+    )
+    assert ask(shop, id, attempts) == "2 False 0 default other"
     assert [record["job"] for record, _ in failed(redis)] == ["part"]
     shop.work_off("default", "other")
-    assert sorted(witness.lines[-3:]) == ["part 1", "part 2", "told then 4 0 0"]
+    assert sorted(witness.lines[-3:]) == ["part 1", "part 2", "called then 4 0 0"]
 
 
 @pytest.mark.parametrize("way", ["command", "handle"])
 def test_a_batch_whose_failed_job_was_forgotten_says_that_it_cannot_succeed(
     shop: Project, witness: Witness, redis: Client, way: str
 ) -> None:
-    id = send(shop, "app.batch(part.bind(1, True), part.bind(2, True), then=told.bind('then')).dispatch()")
+    id = send(shop, "app.batch(part.bind(1, True), part.bind(2, True), then=called.bind('then')).dispatch()")
     shop.work_off()
     (first, _), _ = failed(redis)
     assert shop.qd("failed", "forget", first["id"]).returncode == 0
-    said = f"batch {id}: 1 of its failed jobs cannot be retried, their records are gone: `then` will not run\n"
+    warning = f"batch {id}: 1 of its failed jobs cannot be retried, their records are gone: `then` will not run\n"
     if way == "command":
         done = shop.qd("failed", "retry", "--all")
-        assert (done.stdout, done.stderr) == ("1 job sent again\n", f"qd: {said}")
+        assert (done.stdout, done.stderr) == ("1 job sent again\n", f"qd: {warning}")
     else:
         done = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
-        assert (done.stdout, done.stderr) == ("1\n", said)
+        assert (done.stdout, done.stderr) == ("1\n", warning)
     assert ask(shop, id, "batch.dropped") == "1"
     (shop.root / "mended").touch()
     shop.allowed.add("mended")
     shop.work_off()
     assert ask(shop, id, "batch.dropped, batch.failed, batch.pending") == "1 1 0"
-    assert "told then" not in " ".join(witness.lines)
+    assert "called then" not in " ".join(witness.lines)
 
 
 def test_a_batch_of_nothing_has_succeeded(shop: Project, witness: Witness) -> None:
     send(shop, "app.batch(**CALLED).dispatch()")
     shop.work_off()
-    assert witness.lines == ["told then 0 0 0", "told finally 0 0 0"]
+    assert witness.lines == ["called then 0 0 0", "called finally 0 0 0"]
 
 
 def test_a_batch_waits_for_the_commit(shop: Project, redis: Client) -> None:
@@ -282,18 +284,18 @@ def test_all_of_it_runs_here_and_now(shop: Project, witness: Witness) -> None:
 def test_a_job_without_a_batch_gets_an_error(shop: Project) -> None:
     shop.python("from jobs import *\ntold.dispatch('x')")
     work = shop.work_off()
-    work.wait_line("job.failed.*UnknownBatch: job 'told' belongs to no batch")
+    work.wait_line("job.failed.*UnknownBatch: job 'called' belongs to no batch")
 
 
 def test_two_thousand_jobs_are_counted_exactly(shop: Project, witness: Witness) -> None:
     calls = "*[part.bind(n, n % 100 == 7) for n in range(2000)]"
     id = send(shop, f"app.batch({calls}, allow_failures=True, **CALLED).dispatch()")
     work = shop.work("-w", "4", "--log-level", "warning")
-    eventually(lambda: witness.starting("told finally"), 60, every=0.2)
+    eventually(lambda: witness.starting("called finally"), 60, every=0.2)
     assert ask(shop, id, LOOK) == "2000 0 20 100 True False"
     assert len(witness.starting("part")) == 2000
     work.stop()
-    assert sorted(line.split()[1] for line in witness.starting("told")) == ["catch", "finally"]
+    assert sorted(line.split()[1] for line in witness.starting("called")) == ["catch", "finally"]
 
 
 def test_a_waiting_job_that_is_cancelled_has_failed(shop: Project, witness: Witness, redis: Client) -> None:
@@ -302,7 +304,7 @@ def test_a_waiting_job_that_is_cancelled_has_failed(shop: Project, witness: Witn
     assert shop.qd("cancel", json.loads(waiting)["id"]).returncode == 0
     assert ask(shop, id, LOOK) == "2 1 1 50 False True"
     shop.work_off()
-    assert sorted(witness.lines) == ["part 2", "told catch 2 0 1", "told finally 2 0 1"]
+    assert sorted(witness.lines) == ["part 2", "called catch 2 0 1", "called finally 2 0 1"]
 
 
 def test_a_cancelled_batch_has_no_then_whatever_the_middleware_around_returns(shop: Project, witness: Witness) -> None:
@@ -311,4 +313,4 @@ def test_a_cancelled_batch_has_no_then_whatever_the_middleware_around_returns(sh
     code = "app.batch(*[wanted.bind(n) for n in range(2)], **CALLED).dispatch().cancel()"
     shop.python(f"from jobs import *\n{code}")
     shop.work_off()
-    assert witness.lines == ["told finally 2 0 0"]
+    assert witness.lines == ["called finally 2 0 0"]

@@ -67,7 +67,7 @@ from jobs import app, remind
 
 which = int(os.environ["WHICH"])
 choice = random.Random(which)
-said = []
+outcomes = []
 for n in range(120):
     key = f"k{choice.randrange(6)}"
     keyed = app.keyed(remind, key)
@@ -75,13 +75,13 @@ for n in range(120):
         case 0 | 1 | 2:
             id = f"{which}.{n}" + choice.choice(["", "r"])
             remind.using(key=key, delay=choice.choice([0, 0.003, 0.02, 600])).dispatch(key, id)
-            said.append(["sent", key, id])
+            outcomes.append(["sent", key, id])
         case 3:
             keyed.reschedule(choice.choice([0, 0.01, 600]))
         case _:
             due = keyed.due()
-            said.append(["cancelled" if keyed.cancel() else "not there", key, ""])
-print(json.dumps(said))
+            outcomes.append(["cancelled" if keyed.cancel() else "not there", key, ""])
+print(json.dumps(outcomes))
 """
 
 
@@ -109,15 +109,15 @@ def test_answers_are_true_while_workers_run_and_producers_move_and_cancel(projec
     work = shop.work("-w", "2")
     work.wait_line("master.ready")
     with ThreadPoolExecutor(3) as threads:
-        told = list(threads.map(lambda which: shop.python(PRODUCE, WHICH=str(which)).stdout, range(3)))
-    said = [line for text in told for line in json.loads(text)]
+        outputs = list(threads.map(lambda which: shop.python(PRODUCE, WHICH=str(which)).stdout, range(3)))
+    outcomes = [line for text in outputs for line in json.loads(text)]
     eventually(lambda: quiet(redis), 20)
-    sent = {id for what, _, id in said if what == "sent"}
+    sent = {id for what, _, id in outcomes if what == "sent"}
     times = Counter(line.split()[2] for line in witness.starting("ran"))
     waiting = counts(redis)[0]
     assert set(times) <= sent
     assert {id: count for id, count in times.items() if count != (2 if id.endswith("r") else 1)} == {}
-    cancelled = sum(what == "cancelled" for what, _, _ in said)
+    cancelled = sum(what == "cancelled" for what, _, _ in outcomes)
     assert len(times) + cancelled + waiting <= len(sent)
     assert times  # how many is a matter of speed: the rest was replaced while it waited
     assert cancelled > 3
@@ -135,11 +135,11 @@ def test_a_lock_is_freed_however_the_job_ends_and_kept_while_it_is_tried_again(
     witness = Witness(shop)
     send = """
         from jobs import charge
-        print(*[charge.dispatch(order, how).id for order, how in {said}])
+        print(*[charge.dispatch(order, how).id for order, how in {orders}])
     """
 
-    def ids(*said: tuple[int, str]) -> list[str]:
-        return shop.python(send.format(said=said)).stdout.split()
+    def ids(*orders: tuple[int, str]) -> list[str]:
+        return shop.python(send.format(orders=orders)).stdout.split()
 
     first = ids((1, "well"), (2, "badly"), (3, "killed"))
     assert ids((1, "well"), (2, "badly"), (3, "killed")) == first
@@ -265,8 +265,8 @@ def test_middleware_and_listeners_see_the_values_that_the_function_gets(
     push_laravel(redis, "looked", {**given, "note": "fails"})
     shop.work_off()
     when = "datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.timezone.utc)"
-    said = [f"{{'line': Line(sku='a'), 'when': {when}, 'note': '{note}'}}" for note in ("none", "fails")]
+    fields = [f"{{'line': Line(sku='a'), 'when': {when}, 'note': '{note}'}}" for note in ("none", "fails")]
     expected = [
-        line for arguments in said for line in ("made a", f"JobProcessing {arguments}", f"middleware {arguments}")
+        line for arguments in fields for line in ("made a", f"JobProcessing {arguments}", f"middleware {arguments}")
     ]
-    assert witness.lines == [*expected, f"JobFailed {said[1]}"]
+    assert witness.lines == [*expected, f"JobFailed {fields[1]}"]

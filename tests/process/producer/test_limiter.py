@@ -32,13 +32,13 @@ from qd import Qd
 from qd.store.locks import Rate
 starts, start = [], Rate.start
 
-def told(self, *about):
+def noted(self, *about):
     answer = start(self, *about)
     if not answer.wait:
         starts.append(answer.at)
     return answer
 
-Rate.start = told
+Rate.start = noted
 limiter = Qd().limiter("stripe", 10, per=0.4)
 for _ in range(15):
     assert limiter.acquire()

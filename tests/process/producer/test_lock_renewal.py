@@ -47,7 +47,7 @@ def test_a_listener_may_do_with_the_lock_what_it_likes(app: Qd, redis: Client, h
     heard: list[str] = []
 
     @app.on(events.LockLost)
-    def told(event: events.LockLost) -> None:
+    def on_lost(event: events.LockLost) -> None:
         assert shield.depth == 0
         for each in (lock.extend, lock.release):
             with pytest.raises(LockError):
@@ -81,7 +81,7 @@ def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis
     heard, enough = threading.Event(), threading.Event()
 
     @app.on(events.LockLost)
-    def told(event: events.LockLost) -> None:
+    def on_lost(event: events.LockLost) -> None:
         heard.set()
         enough.wait(30)
 
@@ -97,8 +97,8 @@ def test_a_listener_that_takes_long_costs_the_other_locks_nothing(app: Qd, redis
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
 def test_a_loss_that_two_threads_find_at_once_is_reported_once(app: Qd, monkeypatch: pytest.MonkeyPatch):
-    told: list[events.LockLost] = []
-    app.on(events.LockLost)(told.append)
+    reported: list[events.LockLost] = []
+    app.on(events.LockLost)(reported.append)
     lock, meet = app.lock("report", ttl=30), threading.Barrier(2)
     assert lock.acquire()
     hold = lock._mine("look")
@@ -116,7 +116,7 @@ def test_a_loss_that_two_threads_find_at_once_is_reported_once(app: Qd, monkeypa
     hold.lose()
     with pytest.raises(LockLost):
         lock.release()
-    assert [event.token for event in told] == [hold.token]
+    assert [event.token for event in reported] == [hold.token]
 
 
 # -- servers
@@ -197,8 +197,8 @@ def test_a_taking_that_is_heard_of_too_late_is_made_again(app: Qd, redis: Client
 def test_a_giving_back_whose_answer_was_lost_is_no_loss(server: Server, redis: Client, how: str):
     with Proxy(server.socket) as proxy:
         app = Qd(proxy.url)
-        told: list[events.LockLost] = []
-        app.on(events.LockLost)(told.append)
+        reported: list[events.LockLost] = []
+        app.on(events.LockLost)(reported.append)
         with app.lock("report", ttl=30):
             pass  # the scripts are known
         lock = app.lock("report", ttl=30)
@@ -208,7 +208,7 @@ def test_a_giving_back_whose_answer_was_lost_is_no_loss(server: Server, redis: C
         assert fault.done.is_set()
         assert not lock.lost
         assert not lock.held
-        assert told == []
+        assert reported == []
         assert redis.call("EXISTS", "qd:mutex:{report}") == 0
         app.connections.close_all()
 
@@ -272,9 +272,9 @@ def test_connections_that_are_closed_by_two_at_once_are_closed(app: Qd, redis: C
 
 @pytest.fixture
 def lost(app: Qd) -> list[events.LockLost]:
-    told: list[events.LockLost] = []
-    app.on(events.LockLost)(told.append)
-    return told
+    reported: list[events.LockLost] = []
+    app.on(events.LockLost)(reported.append)
+    return reported
 
 
 @pytest.mark.leaves("qd:mutex:{*}:fence", "qd:mutex:{*}:wake:*")
@@ -329,11 +329,11 @@ def test_an_error_of_the_block_goes_before_a_lost_lock(app: Qd, redis: Client, l
 def test_a_lock_whose_server_stays_away_is_lost_when_its_ttl_is_over(lost_with: Callable[[Qd], list]):
     with Server() as own:
         app = Qd(own.url)
-        told = lost_with(app)
+        reported = lost_with(app)
         lock = app.lock("report", ttl=0.5, renew=True)
         assert lock.acquire()
         own.kill()
-        eventually(lambda: told)
+        eventually(lambda: reported)
         assert lock.lost
         with pytest.raises(ConnectionLost):
             lock.release()
@@ -342,9 +342,9 @@ def test_a_lock_whose_server_stays_away_is_lost_when_its_ttl_is_over(lost_with: 
 @pytest.fixture
 def lost_with() -> Callable[[Qd], list]:
     def listening(app: Qd) -> list:
-        told: list[events.LockLost] = []
-        app.on(events.LockLost)(told.append)
-        return told
+        reported: list[events.LockLost] = []
+        app.on(events.LockLost)(reported.append)
+        return reported
 
     return listening
 

@@ -306,7 +306,7 @@ def test_a_cancelled_task_leaves_the_line_and_gives_back_what_it_was_handed(app:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda app: app.lock("", ttl=30), "the name of a lock is ''"),
         (lambda app: app.lock(7, ttl=30), "the name of a lock is 7: give a text"),
@@ -322,8 +322,8 @@ def test_a_cancelled_task_leaves_the_line_and_gives_back_what_it_was_handed(app:
         (lambda app: app.lock("a", ttl=1).acquire(timeout="x"), "the lock 'a': timeout: 'x'"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd], Lock], says: str):
-    with pytest.raises(TypeError, match=says) as caught:
+def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd], Lock], message: str):
+    with pytest.raises(TypeError, match=message) as caught:
         make(app)
     assert "\n" not in str(caught.value)
 

@@ -58,7 +58,7 @@ def fails(why: str) -> None:
 def steps() -> None:
     job = current_job()
     job.progress(12.5)
-    note("told")
+    note("called")
     while not Path("go").exists():
         time.sleep(0.01)
     Path("go").unlink()
@@ -176,14 +176,14 @@ def test_an_async_job_has_a_result_and_can_be_waited_for(shop: Project, jobs: Jo
 UNFIT = [("object", "JSON cannot carry what the job returned"), ("nan", "not a JSON number"), ("long", "max_payload")]
 
 
-@pytest.mark.parametrize(("what", "told"), UNFIT)
+@pytest.mark.parametrize(("what", "error"), UNFIT)
 def test_a_result_that_cannot_be_stored_is_reported_and_harms_nothing(
-    shop: Project, jobs: Jobs, what: str, told: str
+    shop: Project, jobs: Jobs, what: str, error: str
 ) -> None:
     handle = jobs.odd.dispatch(what)
     work = shop.work_off()
     assert handle.status() == "done"
-    with pytest.raises(NoResult, match=f"job {handle.id} has succeeded, and its result is not kept: .*{told}"):
+    with pytest.raises(NoResult, match=f"job {handle.id} has succeeded, and its result is not kept: .*{error}"):
         handle.result(1)
     assert not work.matches("job.failed")
 
@@ -283,7 +283,7 @@ def test_progress(shop: Project, jobs: Jobs) -> None:
     witness, handle = Witness(shop), jobs.steps.dispatch()
     assert handle.progress() is None
     work = ready(shop)
-    witness.wait("told")
+    witness.wait("called")
     assert (handle.progress(), handle.status()) == (12.5, "running")
     (shop.root / "go").touch()
     handle.result(10)
@@ -359,11 +359,11 @@ def test_a_ready_job_that_workers_take_has_run_or_was_cancelled_and_never_both(
     handles = jobs.app.dispatch(*[quick.bind(n) for n in range(400)])
     work = ready(shop, "--rest", "0.1", workers=2)  # who cancels is faster than they are, also on a busy machine
     witness.wait("quick")
-    said = {n: handle.cancel() for n, handle in reversed(list(enumerate(handles)))}
+    dropped = {n: handle.cancel() for n, handle in reversed(list(enumerate(handles)))}
     eventually(lambda: all(handle.status() in ("done", "failed") for handle in handles), 30)
     work.stop()
     ran = {int(line.split()[1]) for line in witness.starting("quick")}
-    assert {n for n, dropped in said.items() if not dropped} == ran
+    assert {n for n, was_dropped in dropped.items() if not was_dropped} == ran
     assert {n for n, handle in enumerate(handles) if handle.status() == "done"} == ran
     assert 0 < len(ran) < 400
 

@@ -103,7 +103,7 @@ def run(shop: Project, *words: str) -> Procs:
     return procs
 
 
-def said(shop: Project) -> Any:
+def outcome(shop: Project) -> Any:
     done = shop.qd("schedule", "run", "--json")
     return json.loads(done.stdout)
 
@@ -122,8 +122,8 @@ def test_it_runs_what_is_due_and_leaves(project: MakeProject, redis: Client) -> 
     done = shop.qd("schedule", "run")
     assert (done.returncode, sorted(witness.lines)) == (0, ["call", "shell"]), done.stderr
     (payload,) = redis.text("LRANGE", "queues:reports", "0", "-1")
-    told = [line for line in done.stdout.splitlines() if line.startswith(("done", "sent"))]
-    assert sorted(line.partition(",")[0] for line in told) == [
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("done", "sent"))]
+    assert sorted(line.partition(",")[0] for line in lines) == [
         "done call", "done qd", "done shell", f"sent job: job {json.loads(payload)['id']}",
     ]  # fmt: skip
     again = shop.qd("schedule", "run")
@@ -175,8 +175,8 @@ def test_with_json_stdout_is_one_document(project: MakeProject) -> None:
 @pytest.mark.usefixtures("early")
 def test_what_the_app_logs_is_on_stderr_from_a_warning_on(project: MakeProject) -> None:
     shop, _ = shop_of(project, LOGS)
-    said = shop.qd("schedule", "run").stderr
-    assert ("all but one" in said, "all is well" in said) == (True, False)
+    error = shop.qd("schedule", "run").stderr
+    assert ("all but one" in error, "all is well" in error) == (True, False)
     tried = shop.qd("schedule", "test", "logs").stderr
     assert ("all but one" in tried, "all is well" in tried) == (True, True)
 
@@ -196,7 +196,7 @@ def test_it_tells_why_an_entry_did_not_run(project: MakeProject) -> None:
     assert why["elsewhere"] == "off here: only moon, QD_ENV is not set"
     assert (why["held"].startswith("paused by "), why["held"].endswith("disk full")) == (True, True)
     assert witness.lines == ["yes"]
-    skipped = {one["entry"]: one["reason"] for one in said(shop)["skipped"]}
+    skipped = {one["entry"]: one["reason"] for one in outcome(shop)["skipped"]}
     assert skipped["ran"].startswith("taken by ")
     assert skipped["held"].startswith("taken by ")
 
@@ -215,7 +215,7 @@ def test_skipped_entries_are_listed_only_with_the_reason_option(project: MakePro
 def test_maintenance_mode_is_a_reason(project: MakeProject, redis: Client) -> None:
     shop, witness = shop_of(project, 'app.schedule(lambda: note("no")).every_minute().name("a")\n')
     shop.qd("down", "--reason", "upgrade")
-    (skip,) = said(shop)["skipped"]
+    (skip,) = outcome(shop)["skipped"]
     assert (skip["entry"], "maintenance mode" in skip["reason"], "upgrade" in skip["reason"]) == ("a", True, True)
     assert not witness.lines
 

@@ -95,8 +95,8 @@ def test_nothing_that_a_filter_does_ends_or_holds_up_the_scheduler(project: Make
     assert {line.split()[1] for line in witness.starting("ran")} == {str(first)}
     assert first in [each.pid for each in work.children("qd: scheduler")]  # a fork has its title for a moment
     work.stop()
-    told = [match[0] for match in work.matches(r"schedule.sent entry=\S+ .*at=\S+")]
-    sent = [(line.split("entry=")[1].split()[0], line.split(" at=")[1].split()[0]) for line in told]
+    lines = [match[0] for match in work.matches(r"schedule.sent entry=\S+ .*at=\S+")]
+    sent = [(line.split("entry=")[1].split()[0], line.split(" at=")[1].split()[0]) for line in lines]
     assert len(set(sent)) == len(sent) == len(ready_payloads(redis))
     assert not work.matches("scheduler.died|schedule.failed")
 

@@ -79,9 +79,9 @@ def test_however_a_run_fails_it_is_reported_once_and_the_scheduler_lives(drive: 
     driven = drive("".join(f"{source}\nadd('{name}', {name})\n" for name, (source, _, _) in FAILURES.items()))
     work = driven.run(*FAILURES)
     for name, (_, code, error) in FAILURES.items():
-        said = last_reports(work)[name]
-        assert said["code"] == code, said
-        assert said["error"].startswith(error), said
+        reported = last_reports(work)[name]
+        assert reported["code"] == code, reported
+        assert reported["error"].startswith(error), reported
         *steps, last = driven.lines(name)
         assert steps == ["Starting 1700000000.0", "before", "after", "on_failure"]
         assert last.encode("utf-8", "backslashreplace").decode().startswith(f"Failed {code} {error}")

@@ -397,8 +397,8 @@ def test_what_runs_is_ended_at_the_stop_deadline_with_all_that_it_started(
         scheduler(work).suspend()
     work.signal(signal.SIGTERM)
     work.ends_clean()
-    told = 'scheduler.ended .* reason="stop deadline" .*run=backup' if stands_still else "schedule.failed entry=backup"
-    assert work.matches(told)
+    event = 'scheduler.ended .* reason="stop deadline" .*run=backup' if stands_still else "schedule.failed entry=backup"
+    assert work.matches(event)
     eventually(lambda: not [pid for pid in (runner, sleeper) if psutil.pid_exists(pid)], what="an end of both")
     assert not witness.starting("end")
 
@@ -427,12 +427,12 @@ def test_it_takes_no_jobs_and_reports_no_queue(project: MakeProject, redis: Clie
     work = scheduled(shop, "--pool", "night")
     witness.wait("beat")
     reports = lambda: [json.loads(raw) for raw in redis.hash("qd:masters").values()]  # noqa: E731
-    (told,) = eventually(
+    (reported,) = eventually(
         lambda: [one for one in reports() if [each["entries"] for each in one["schedulers"]] == [1]], what="a report"
     )
-    assert (told["pool"], told["queues"], told["workers"]) == ("night", [], [])
-    (told,) = told["schedulers"]
-    assert (told["pid"], told["entries"]) == (scheduler(work).pid, 1)
+    assert (reported["pool"], reported["queues"], reported["workers"]) == ("night", [], [])
+    (reported,) = reported["schedulers"]
+    assert (reported["pid"], reported["entries"]) == (scheduler(work).pid, 1)
     assert titled(psutil.Process(work.pid)).startswith("qd: master [night] scheduler")
     work.signal(signal.SIGTERM)
     work.wait_line("master.stopping .*deadline=3")

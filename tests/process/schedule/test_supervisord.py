@@ -107,5 +107,7 @@ def test_killed_master_leaves_nothing_running_and_is_started_again(
     assert psutil.wait_procs(family, timeout=5)[1] == []
     more(shop)
     reports = lambda: [json.loads(raw)["schedulers"] for raw in redis.hash("qd:masters").values()]  # noqa: E731
-    eventually(lambda: [[told["entries"] for told in one] for one in reports()] == [[2]], 20, what="its report alone")
+    eventually(
+        lambda: [[report["entries"] for report in one] for one in reports()] == [[2]], 20, what="its report alone"
+    )
     (shop.root / "go-hold").touch()

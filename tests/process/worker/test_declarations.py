@@ -204,7 +204,7 @@ def test_a_model_that_does_not_validate_fails_the_job_at_once_naming_the_paramet
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "expected"),
     [
         ("", ["open", "run Session", "commit"]),
         ("raise", ["open", "run Session", "rollback ValueError"] * 2),
@@ -212,11 +212,11 @@ def test_a_model_that_does_not_validate_fails_the_job_at_once_naming_the_paramet
     ],
 )
 def test_what_is_provided_is_closed_when_the_job_has_ended_and_sees_its_error(
-    shop: Project, witness: Witness, redis: Client, how: str, said: list[str]
+    shop: Project, witness: Witness, redis: Client, how: str, expected: list[str]
 ) -> None:
     push(redis, "count", how=how)
     shop.work_off()
-    assert witness.lines == said
+    assert witness.lines == expected
     assert [record["error"] for record, _ in failed(redis)] == ["ValueError"] * (how == "raise")
 
 

@@ -43,17 +43,17 @@ def good() -> None:
 def typed(number: int) -> None:
     note("typed", "runs")
 
-class Told(Job[None]):
+class WithFailedHook(Job[None]):
     def failed(self, error: BaseException) -> None:
         note(type(self).__name__.lower(), "failed()")
 
 @app.job("bad", tries=2)
-class Bad(Told):
+class Bad(WithFailedHook):
     def handle(self) -> None:
         raise ValueError
 
 @app.job("late", tries=2, timeout=0.5)
-class Late(Told):
+class Late(WithFailedHook):
     def handle(self) -> None:
         time.sleep(60)
 
@@ -71,7 +71,7 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=EVENTS)
 
 
-def told(witness: Witness, job: str) -> list[str]:
+def events_of(witness: Witness, job: str) -> list[str]:
     return [line.split()[1] for line in witness.lines if line.split()[0] == job]
 
 
@@ -90,18 +90,18 @@ def test_events_come_in_laravels_order(shop: Project, witness: Witness, redis: C
         push_laravel(redis, job)
     shop.program = GENTLE
     shop.work_off("--tries", "3")
-    assert told(witness, "good") == SUCCESS
-    assert told(witness, "bad") == [*THROWS, *THROWS_LAST]
+    assert events_of(witness, "good") == SUCCESS
+    assert events_of(witness, "bad") == [*THROWS, *THROWS_LAST]
     # A worker outlives a timeout for as long as it takes to answer: the job is not left to its lease.
-    assert told(witness, "late") == [
+    assert events_of(witness, "late") == [
         *(*TIMEOUT, "JobReleasedAfterException", "JobAttempted"),
         *(*TIMEOUT_LAST, "JobAttempted"),
     ]
     by_hand = ["JobPopped", "JobProcessing", "JobReleased", "JobAttempted"]
-    assert told(witness, "back") == [*by_hand, *[word for word in THROWS_LAST if word != "failed()"]]
+    assert events_of(witness, "back") == [*by_hand, *[word for word in THROWS_LAST if word != "failed()"]]
     assert witness.starting("error good") == ["error good None"]
     assert [line.split("(")[0] for line in witness.starting("error late")] == ["error late JobTimeout"] * 2
-    workers = [word for word in told(witness, "-") if word in ("WorkerStarting", "WorkerStopping")]
+    workers = [word for word in events_of(witness, "-") if word in ("WorkerStarting", "WorkerStopping")]
     assert workers == ["WorkerStarting", "WorkerStopping"] * 3  # one that raised JobTimeout takes no further job
 
 
@@ -110,13 +110,13 @@ def test_a_job_over_its_limit_fires_the_same_events_as_in_laravel(
 ) -> None:
     push_laravel(redis, "bad", maxTries=1, attempts=1)
     shop.work_off()
-    assert told(witness, "bad") == OVER_ITS_LIMIT
+    assert events_of(witness, "bad") == OVER_ITS_LIMIT
 
 
 def test_arguments_that_do_not_fit_are_an_attempt_that_failed(shop: Project, witness: Witness, redis: Client) -> None:
     push(redis, "typed", number="seven")
     shop.work_off()
-    assert told(witness, "typed") == [word for word in THROWS_LAST if word != "failed()"]
+    assert events_of(witness, "typed") == [word for word in THROWS_LAST if word != "failed()"]
 
 
 def test_a_worker_tells_its_own_life(shop: Project, witness: Witness, redis: Client) -> None:

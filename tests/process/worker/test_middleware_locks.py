@@ -29,7 +29,7 @@ from qd.store.locks import Rate
 
 app.limit("stripe", 5, per=0.5)
 
-def told(start):
+def noted(start):
     def noting(self, store, owner, mark):
         answer = start(self, store, owner, mark)
         if not answer.wait:
@@ -37,7 +37,7 @@ def told(start):
         return answer
     return noting
 
-Rate.start = told(Rate.start)
+Rate.start = noted(Rate.start)
 
 def busy(n):
     note("in", n, time.monotonic_ns(), os.getpid())

@@ -26,7 +26,7 @@ from qd import Job
 from qd.events import JobFailed
 
 @app.on(JobFailed)
-def told(event: JobFailed) -> None:
+def listener(event: JobFailed) -> None:
     note("listener", event.job.name)
 
 @app.job("hooked", tries=3)

@@ -216,8 +216,8 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logg
     figures.add(back=[time.monotonic() - float(began) - 1], p99=0.5)
     took = work.wait_line(r"job.killed .*signal 9 .*reason=timeout .*job=a?stuck .*took=([\d.]+)")[1]
     assert float(took) >= 1.3
-    said = "it ran longer than its timeout and was killed: its worker ended with signal 9"
-    work.wait_line(f"job.failed .*job=a?stuck .*attempt=1 .*{said}")
+    message = "it ran longer than its timeout and was killed: its worker ended with signal 9"
+    work.wait_line(f"job.failed .*job=a?stuck .*attempt=1 .*{message}")
     assert witness.wait("quick")[0].split()[2] != pid
     ((record, _),) = failed(redis)
     assert (record["error"], record["attempts"]) == ("JobTimeout", 1)

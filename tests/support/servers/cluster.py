@@ -88,8 +88,8 @@ class Cluster(Started):
 
     def _known(self, node: Server) -> str:
         """Which node owns which slots since which epoch, according to this node. The next move must have a newer epoch."""
-        said = self._ask(node, "CLUSTER", "NODES").decode().replace("myself,", "").splitlines()
-        return "\n".join(sorted(" ".join((words := line.split())[:1] + words[6:7] + words[8:]) for line in said))
+        lines = self._ask(node, "CLUSTER", "NODES").decode().replace("myself,", "").splitlines()
+        return "\n".join(sorted(" ".join((words := line.split())[:1] + words[6:7] + words[8:]) for line in lines))
 
     def _has(self, node: Server, slot: int) -> bool:
         found = self._ask(node, "CLUSTER", "SLOTS")
@@ -122,6 +122,8 @@ class Cluster(Started):
 
 def knows_all(node: Server) -> bool:
     with node.client() as client:
-        said = client.text("CLUSTER", "INFO")
+        state = client.text("CLUSTER", "INFO")
         linked = [line.split()[7] for line in client.text("CLUSTER", "NODES").splitlines()]
-    return "cluster_state:ok" in said and f"cluster_slots_ok:{SLOTS}" in said and linked == ["connected"] * len(SHARES)
+    return (
+        "cluster_state:ok" in state and f"cluster_slots_ok:{SLOTS}" in state and linked == ["connected"] * len(SHARES)
+    )

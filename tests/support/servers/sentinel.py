@@ -70,8 +70,8 @@ class Watcher(Running):
     def sees(self) -> tuple[str, int, int]:
         """The flags of the primary, the number of its live replicas, and of the other live sentinels."""
         with self.client() as client:
-            said = client.text("SENTINEL", "MASTER", SERVICE)
-            facts = dict(zip(said[::2], said[1::2], strict=True))
+            reply = client.text("SENTINEL", "MASTER", SERVICE)
+            facts = dict(zip(reply[::2], reply[1::2], strict=True))
             counts = [
                 sum("down" not in flags and "disconnected" not in flags for flags in flags_of(client, word))
                 for word in ("REPLICAS", "SENTINELS")
