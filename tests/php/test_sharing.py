@@ -223,7 +223,7 @@ def test_ten_signals_during_ten_thousand_jobs_neither_lose_nor_double_jobs(
 @pytest.mark.usefixtures("clean_redis")
 @pytest.mark.fault(
     "8b",
-    "jobs that run for many times retry_after beside a Laravel worker that polls their queue",
+    "jobs that run for many times retry_after next to a Laravel worker that polls their queue",
     "each runs once; the Laravel worker finds nothing to take",
 )
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)], ids=["8 s", "60 s"])

@@ -14,7 +14,7 @@ life=${1:?}
 case $life in outer | joined | inner) shift ;; *) exec unshare --mount --propagation private sh "$0" outer "$@" ;; esac
 
 named_v1() { grep -q ':name=systemd:' /proc/self/cgroup; }
-mount_cgroups() { # into folder $1: v1's named hierarchy with v2 beside it, or v2 alone
+mount_cgroups() { # into folder $1: v1's named hierarchy together with v2, or v2 alone
     if named_v1; then
         mkdir -p "$1/systemd" "$1/unified"
         mount -t cgroup -o none,name=systemd cgroup "$1/systemd"

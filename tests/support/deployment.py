@@ -2,7 +2,7 @@
 
     releases/1/{qd.toml, jobs.py, .venv/bin/qd}     current -> releases/1
 
-The project is below a folder that stands for /srv/shop. Its jobs, and the functions of its schedule (SCHEDULE), write what
+The project is below a folder that represents /srv/shop. Its jobs, and the functions of its schedule (SCHEDULE), write what
 happens to them into the file `ran`, one line each, and wait for files that the test makes. supervisord runs in the
 foreground with a socket in a temporary folder; systemd runs as PID 1 in its own namespaces (boot_systemd.sh).
 """

@@ -48,7 +48,7 @@ function optional_int(string $name): ?int
     return setting($name) === '' ? null : (int) setting($name);
 }
 
-/** Queues in the tubes of the beanstalkd that RIG_BEANSTALKD says, as host:port. */
+/** Queues in the tubes of the beanstalkd named by RIG_BEANSTALKD, as host:port. */
 function with_beanstalkd(Container $app, Manager $capsule): void
 {
     require_once 'Pheanstalk/autoload.php';
@@ -112,7 +112,7 @@ function redis(Container $app): RedisManager
     ]);
 }
 
-/** Queues in the table jobs of the database that RIG_DATABASES says as JSON, as in config/database.php. */
+/** Queues in the table jobs of the database described by RIG_DATABASES as JSON, as in config/database.php. */
 function with_database(Container $app, Manager $capsule): void
 {
     require_once 'Illuminate/Database/autoload.php';

@@ -23,7 +23,7 @@ LOG = re.compile(r"^\S+ \S+ (ERROR|WARNING) .*$", re.MULTILINE)
 
 
 def error_of(shop: Project, *words: str, **env: str) -> str:
-    """What `qd work` is refused with: exit 78, and one line that is no warning of something else."""
+    """Return the only error line of `qd work`, which exits with 78."""
     done = shop.qd("work", *words, seconds=60.0, **env)
     assert done.returncode == 78, done.stderr
     assert "Traceback" not in done.stderr
@@ -32,7 +32,7 @@ def error_of(shop: Project, *words: str, **env: str) -> str:
     return lines[0]
 
 
-# -- known before anything is asked. connection x, and what is said of it
+# -- mistakes found before qd connects: connection x, and the error
 
 URLS = [
     ('url = "reddis://h/0"', "unknown kind of url 'reddis:' (did you mean 'redis'"),
@@ -165,7 +165,7 @@ def test_another_module_that_is_missing_is_no_extra(tmp_path: Path) -> None:
         loaded("qd.drivers.nothing:open_queue")
 
 
-# -- what the server says
+# -- errors of the server
 
 
 def test_a_wrong_password_is_refused_at_the_start(shop: Project, redis: Client, server: Server) -> None:

@@ -264,7 +264,7 @@ def test_a_job_that_the_server_finds_too_large_is_one_line(
 def test_a_forgetful_server_and_buried_jobs_are_logged_at_the_start(
     project: MakeProject, server: Server, clean_redis: object
 ) -> None:
-    """A server that forgets, and jobs that nobody will run."""
+    """A server without a binlog, and buried jobs that no worker will run."""
     with Beanstalkd(binlog=False) as forgetful:
         shop = Shop(project(jobs=JOBS), forgetful.url, server.url)
         with forgetful.client() as client:

@@ -63,7 +63,7 @@ def pid_of(root: Path) -> int:
 
 
 def starter(root: Path) -> subprocess.Popen[str]:
-    """A process that wants the server, says its url, and waits for its end."""
+    """Start a process that needs the server, prints its URL, and waits for the end of its input."""
     code = "import sys; from pathlib import Path; from qd.drivers import embedded\n"
     code += "print(embedded.resolve('embedded:', Path(sys.argv[1])), flush=True); sys.stdin.read()"
     return warm.Popen(

@@ -115,7 +115,7 @@ def test_a_driver_of_the_apps_own_is_worked_on(project: MakeProject, redis: Clie
     work = shop.work("-w", workers, "-c", "own")
     witness.wait("quick 1")
     if workers == "1":
-        witness.wait("quick 2")  # by the scheduler, which runs beside workers only
+        witness.wait("quick 2")  # by the scheduler, which runs only where workers run
     eventually(lambda: not redis.call("ZCARD", "queues:default:reserved"), what="the ack")
     work.stop()
     assert shop.qd("pause", "default", "-c", "own").returncode == 0

@@ -132,7 +132,7 @@ def test_gaps_of_a_connection_are_logged_at_the_start_and_an_outage_once(shop: S
     shop.sqs.kill()
     work.wait_line("sqs.away", 40)
     assert shop.project.quick("restart", "--rolling").exit_code == 0
-    work.wait_line("master.reloaded", 40)  # what stands in the control connection is heard
+    work.wait_line("master.reloaded", 40)  # the master still reads orders from the control connection
     shop.sqs.start()
     client = shop.sqs.client()
     client.create_queue(QueueName="mail")
@@ -141,7 +141,7 @@ def test_gaps_of_a_connection_are_logged_at_the_start_and_an_outage_once(shop: S
     shop.python('step.dispatch("after it")')
     eventually(lambda: shop.notes() == ["after it"], 40)
     work.stop()
-    assert len(work.matches("sqs.away error=")) == 1  # a queue that was not made anew yet may be told beside
+    assert len(work.matches("sqs.away error=")) == 1  # a queue that does not exist yet may be logged as well
 
 
 def test_ticks_of_the_schedule_send_their_jobs_to_sqs(shop: Shop) -> None:

@@ -38,7 +38,7 @@ def contained(shop: Project, *arguments: str) -> Procs:
 
 
 def stop_inside(work: Procs) -> None:
-    """TERM to the master, which unshare stands before."""
+    """Send TERM to the master, which is a child of unshare."""
     (master,) = psutil.Process(work.pid).children()
     master.send_signal(signal.SIGTERM)
     work.ends_clean()

@@ -104,11 +104,11 @@ def test_kill_9_in_a_job_costs_a_crash_and_no_attempt_and_the_job_runs_again(
 
 @FAILED
 def test_two_workers_of_one_slot_never_make_the_same_mark(shop: Project, witness: Witness, redis: Client) -> None:
-    """What is kept under a mark (how its worker died) would be told of another job."""
+    """Otherwise the note under a mark (how its worker died) would be reported for another job."""
     work = shop.work("-w", "1", "--max-crashes", "8")
     push(redis, "die", how="kill")
     work.wait_line("job.failed")
-    assert redis.call("HLEN", "queues:default:deaths") == 7  # the eighth was told with the job's failure
+    assert redis.call("HLEN", "queues:default:deaths") == 7  # the eighth is in the record of the failed job
     work.stop()
 
 
@@ -159,7 +159,7 @@ def test_poison_kills_max_crashes_workers_and_is_failed_with_how_they_died(
     figures.add(back=[time.monotonic() - began], p99=6.0 if how == "cpu" else 3.0)
     work.wait_line("job.failed .*job=die.*max_crashes", 40)
     assert witness.starting("die") == ["die 1"] * 3
-    work.wait_line("worker.died .*job=die", count=3)  # said by the master, and the line before by another
+    work.wait_line("worker.died .*job=die", count=3)  # the master logs it, another process the line before
     died = [match.string for match in work.matches("worker.died .*job=die")]
     assert [POISON[how] in line.replace('\\"', '"') for line in died] == [True] * 3
     ((record, raw),) = failed(redis)
@@ -443,7 +443,7 @@ def fork_and_hang() -> None:
 @pytest.mark.fault(
     "11 forks",
     "a job that forks: a multiprocessing pool, a child ended by a signal, a bare fork that comes back from the job",
-    "the job is done once, by its own worker, which goes on",
+    "the job is done once, by its own worker, which continues",
 )
 def test_a_copy_of_the_worker_that_comes_back_from_the_job_harms_nothing(project: MakeProject, redis: Client) -> None:
     shop = project(jobs=FORKS)

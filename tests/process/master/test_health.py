@@ -231,7 +231,7 @@ def test_a_master_that_hangs_grows_old_and_a_dead_ones_file_is_taken_away(projec
     work.wait_line("master.ready")
     (file,) = eventually(lambda: [f for f in signs(shop) if f.suffix == ".live"], what="a sign")
     work.signal(signal.SIGSTOP)
-    eventually(lambda: psutil.Process(work.pid).status() == psutil.STATUS_STOPPED, what="that it stands still")
+    eventually(lambda: psutil.Process(work.pid).status() == psutil.STATUS_STOPPED, what="a stopped master")
     os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 11))
     (found,) = liveness.read_all(environ)
     assert (found.pid, found.pool, found.hangs) == (work.pid, "", True)
@@ -336,7 +336,7 @@ def test_the_report_has_the_last_eight_of_nine_crashes(project: MakeProject, red
     work = ready(shop)
     push(redis, "die", count=3)  # three crashes each, then it is failed
     work.wait_line("job.failed", count=3)
-    work.wait_line(r"worker\.died", count=9)  # the keeper, which says the other, may be the faster one
+    work.wait_line(r"worker\.died", count=9)  # the keeper logs job.failed and may be faster
     assert len(work.matches(r"worker\.died")) == 9
     crashes = comes(redis, "crashes", lambda crashes: len(crashes) == 8)
     assert crashes == sorted(crashes)

@@ -155,7 +155,7 @@ def test_no_worker_is_killed_as_silent_while_redis_does_not_answer(
         work.stop()
 
 
-# `qd` with less patience for a worker that was asked for: a template that stands still is waited for twice as long.
+# `qd` with less patience for a requested worker: the master waits twice as long for a template that is stopped.
 HASTY = """
 import sys
 from qd.cli.main import main

@@ -62,7 +62,7 @@ def ticks() -> int:
 
 
 def start_of(pid: int) -> int:
-    """In ticks since the boot, as the kernel says it: psutil's moments are of a boot rounded to whole seconds."""
+    """Return ticks since the boot, from the kernel: psutil adds a boot time rounded to whole seconds."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -81,7 +81,7 @@ def test_what_a_killed_job_started_in_another_session_is_gone_before_it_runs_aga
     work = shop.work("-w", "1", "--timeout", "1s" if how == "timeout" else "0")
     push(redis, "daemon")
     daemon = psutil.Process(int(witness.wait("daemon")[0].split()[1]))
-    # Starts of processes are told in ticks of 10 ms: what was started in the tick in which the job began counts as its own.
+    # The kernel reports start times in ticks of 10 ms: a process started in the tick of the job's start counts as the job's.
     eventually(lambda: ticks() - start_of(daemon.pid) > 2, what="another tick")
     push(redis, "session")
     pid = int(witness.wait("start")[0].split()[1])

@@ -82,7 +82,7 @@ def test_every_host_finishes_running_jobs_and_holds_the_others_until_up(
     witness.wait("end")
     wait_for_beat(redis)
     assert not witness.starting("quick")
-    eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 0)  # the end was told, too
+    eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 0)  # the server has the end of the job, too
     assert redis.call("LLEN", "queues:default") == 50
     assert '"a migration"' in done(shop, "status")
     done(shop, "up")
@@ -453,7 +453,7 @@ app.schedule(backup, every=0.2).without_overlapping()
 def test_the_line_that_waits_until_nothing_runs_waits_for_a_run_of_the_schedule(
     project: MakeProject, redis: Client
 ) -> None:
-    """As it stands in the docs, one look of it."""
+    """Runs the check of the loop in the docs, once per call."""
     program("jq")
     (line,) = re.findall(r"until (qd status --json \| jq -e '.*' > /dev/null); do", PAGE.read_text())
 

@@ -36,7 +36,7 @@ def paced() -> None:
 
 
 def test_pause_is_exact_when_the_command_returns(shop: Project, witness: Witness, redis: Client) -> None:
-    """Under load: after the command has returned no further job begins, and resume goes on with all of them."""
+    """Under load: after the command has returned no further job begins; resume runs all of them."""
     shop.allowed.add("fast")
     shop.jobs(PACED)
     work = idle(shop, "--log-level", "warning", workers=2)

@@ -46,7 +46,7 @@ def ready(shop: Project, *arguments: str, **env: str) -> Procs:
 
 
 def runs_version(redis: Client, witness: Witness, name: str) -> None:
-    """The next job is run by the version of that name."""
+    """Check that the version of that name runs the next job."""
     before = len(witness.starting("say"))
     push(redis, "say", {"n": before})
     witness.wait("say", before + 1)
@@ -230,7 +230,7 @@ main()
 def test_code_that_hangs_at_import_is_given_up(
     shop: Project, witness: Witness, redis: Client, flags: tuple[str, ...]
 ) -> None:
-    """Not before the test says that its time may be over: another worker comes within, however long that takes."""
+    """The time does not run out before the test allows it: another worker starts first, however long that takes."""
     shop.allowed.add("over")
     work = Procs([sys.executable, "-c", IMPATIENT, "work", "-w", "2", *flags], cwd=shop.root, env=shop.env())
     shop.started.append(work)

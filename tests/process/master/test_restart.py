@@ -224,8 +224,10 @@ def test_a_stamp_ahead_of_the_servers_clock_restarts_no_new_master(
     witness.wait("quick")
     wait_for_reports(redis, 1.5)
     assert work.process.poll() is None
-    assert len(work.matches("restart.ahead")) == 2, "it is said once by each keeper"
+    assert len(work.matches("restart.ahead")) == 2, "each keeper logs it once"
     assert not work.matches("master.reloading")
-    redis.call("SET", "qd:restart", f"{ahead + 1}.000000")  # a change is somebody's order, whatever its clock says
+    redis.call(
+        "SET", "qd:restart", f"{ahead + 1}.000000"
+    )  # a changed value is a new order, whatever clock it came from
     work.wait_line("master.stopping reason=.qd restart")
     work.ends_clean(code=0)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 STOPPED = pytest.mark.fault(
     "17 ways",
     "TERM in a job, a burst of signals, a second TERM, a job that swallows its interruption",
-    "the job in hand ends; at the second TERM it is handed back with its attempt restored; exit code 0",
+    "the running job ends; at the second TERM it is handed back with its attempt restored; exit code 0",
 )
 
 
@@ -165,7 +165,9 @@ def test_usr2_pauses_and_cont_resumes_and_both_set_rather_than_toggle(shop: Proj
     eventually(lambda: len(work.children("paused")) == 2, what="paused workers titled so")
     work.wait_line("master.paused")
     shop.qd("dispatch", "quick")
-    eventually(lambda: shop.qd("status", "--json").stdout.count('"state": "idle"') == 2, what="a report that says so")
+    eventually(
+        lambda: shop.qd("status", "--json").stdout.count('"state": "idle"') == 2, what="a report with two idle workers"
+    )
     assert not witness.lines
     work.signal(signal.SIGCONT)
     work.signal(signal.SIGCONT)
@@ -288,7 +290,7 @@ def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
     shop.qd("dispatch", "stuck")
     pid = int(str(eventually(lambda: work.output and work.output[0])).split()[1])
     os.kill(pid, signal.SIGUSR1)
-    work.wait_line(r'^  File ".*jobs.py", line \d+ in stuck')  # that of a killed job stands further to the right
+    work.wait_line(r'^  File ".*jobs.py", line \d+ in stuck')  # the stack of a killed job is indented further
     work.stop()
     shop.qd("clear", "default")
 

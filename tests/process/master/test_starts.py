@@ -47,7 +47,7 @@ def test_workers_that_die_again_and_again_before_any_job_are_replaced_ever_more_
     push(redis, "quick")
     witness.wait("quick")
     start = len(work.lines)
-    (shop.root / "mended").unlink()  # and the count begins anew
+    (shop.root / "mended").unlink()  # and the count starts again at zero
     work.wait_line(r"worker.crash_loop .*deaths=2 retry_in=0.200", start=start)
     work.stop()
 
@@ -98,7 +98,7 @@ def test_a_start_without_a_process_to_be_had_is_tried_again(project: MakeProject
 
 
 def work_of(lines: list[str]) -> int:
-    """How many workers are wanted, as the log says it."""
+    """Return the number of wanted workers according to the log."""
     return max((int(line.rpartition("workers=")[2]) for line in lines if "master.resized" in line), default=0)
 
 

@@ -56,7 +56,7 @@ def wait_for(shop: Deployed, line: str, seconds: float = 15.0) -> None:
 
 
 def new_release_runs(shop: Deployed, redis: Client, line: str, job: str, **data: object) -> None:
-    """A job that is pushed again and again is run by the new release, and says so by this line."""
+    """A job that is pushed again and again is run by the new release, which the line shows."""
 
     def runs() -> bool:
         push(redis, job, data)

@@ -221,7 +221,7 @@ def test_master_that_only_waits_pings_the_watchdog(pool: Pool) -> None:
 def test_stop_while_paused_takes_no_further_job_and_succeeds(pool: Pool, redis: Client) -> None:
     pool.rig.systemctl("kill", "-s", "USR2", pool.unit)  # to every process of the unit, as systemctl does unasked
     eventually(lambda: paused(redis, "paused"), 20, what="a master that reports a pause")
-    eventually(lambda: "paused" in pool.show("StatusText"), 20, what="a status line that says so")
+    eventually(lambda: "paused" in pool.show("StatusText"), 20, what="a status line with the pause")
     push(redis, "note", {"text": "a"}, "paused")
     pool.rig.systemctl("stop", pool.unit)  # TERM, and at once CONT
     assert (pool.state(), pool.show("Result")) == ("inactive", "success")
@@ -405,7 +405,7 @@ def test_rig_leaves_the_machine_as_it_was(rig: deployment.SystemdRig) -> None:
 
 @instance("plain")
 def test_the_probe_of_the_page_finds_the_sign_of_life_of_a_unit(pool: Pool) -> None:
-    """setpriv stands for the page's sudo, which is not there."""
+    """setpriv replaces the sudo of the page, which the rig does not have."""
     user = ["setpriv", "--reuid=shop", "--clear-groups", "env", f"RUNTIME_DIRECTORY=/run/qd/{pool.name}"]
     probe = [*user, "/srv/shop/current/.venv/bin/qd", "health", "--live"]
     eventually(lambda: pool.rig.run(*probe).stdout == "ok: 1 master here\n", 20, every=0.2, what="a sign of life")

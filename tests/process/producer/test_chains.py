@@ -114,7 +114,7 @@ def test_a_chain_waits_for_the_commit(shop: Project, redis: Client) -> None:
 
 @pytest.mark.leaves("qd:batch:*")
 def test_links_and_callbacks_are_signed_when_they_are_made(shop: Project, witness: Witness) -> None:
-    """Their moments, and what is tied to them, are written anew by workers and by the server: that is not signed."""
+    """Workers and the server rewrite times, and the fields that depend on them: these are not signed."""
     shop.config('[signing]\nkeys = ["k1:0123456789abcdef0123456789abcdef"]\nrequire = true\n')
     code = "app.chain(step.bind('a'), step.bind('b'), step.bind('c')).dispatch()"
     then = "app.batch(step.bind('d'), then=step.using(retry_for=60).bind('e')).dispatch()"

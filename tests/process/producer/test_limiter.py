@@ -60,7 +60,7 @@ def test_a_limit_that_is_reached_refuses_at_once(app: Qd, redis: Client):
     assert [limiter.try_acquire() for _ in range(4)] == [True, True, True, False]
     assert limiter.left() == 0
     assert not limiter.acquire(timeout=30)  # at once: its turn would come later than that
-    assert redis.call("EXISTS", TURNS) == 0  # and nobody is held up by who did not wait
+    assert redis.call("EXISTS", TURNS) == 0  # a caller that did not wait delays no other
     assert redis.call("ZCARD", STARTS) == 3
     assert repr(limiter) == "<limiter 'stripe' 3 per 60 s>"
 

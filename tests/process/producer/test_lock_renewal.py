@@ -449,7 +449,7 @@ def test_a_server_that_never_answered_is_reported_at_once_and_one_that_stays_unr
 
         def left_alone(self: Mutex, *about: Any) -> None:
             waits.append(self)
-            own.kill()  # it stands in line, and has heard of the server
+            own.kill()  # it is in the queue of the lock, and the server has answered
             wait(self, *about)
 
         monkeypatch.setattr(Mutex, "wait", left_alone)
@@ -477,7 +477,7 @@ class Naive:
         return bool(self.redis.call("SET", KEY, self.token, "NX", "PX", round(seconds * 1000)) == b"OK")
 
     def plain_del(self) -> Iterator[None]:
-        """Broken: it deletes whatever stands there."""
+        """Broken: it deletes the key, whatever its value is."""
         self.redis.call("DEL", KEY)
         yield
 

@@ -47,7 +47,7 @@ for _ in range(25):
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits asks after twenty seconds by itself, and counts as there for a minute: also if this process stands still."""
+    """A waiter asks again after twenty seconds and counts as present for a minute, even if this process is suspended."""
     monkeypatch.setattr("qd.locks.waiting.THERE", 60.0)
     monkeypatch.setattr("qd.store.locks.THERE", 60.0)
 

@@ -283,7 +283,7 @@ def test_a_pytest_that_is_killed_leaves_no_server_and_no_worker(shop: UserProjec
         shop.command(), cwd=shop.root, env=shop.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     try:
-        eventually((shop.root / "ready.txt").exists, 60, what="a worker beside the test")
+        eventually((shop.root / "ready.txt").exists, 60, what="a worker while the test runs")
         children = psutil.Process(pytest_run.pid).children(recursive=True)
         assert len(children) >= 6  # two shells, two readers, the server, the master and its own
     finally:

@@ -226,7 +226,7 @@ def test_a_failed_job_that_is_retried_waits_again(
     monkeypatch.setattr(results, "LOOK", 0.05)
     handle = jobs.fails.dispatch("out of paper")
     shop.work_off()
-    redis.call("DEL", f"qd:job:{handle.id}")  # expired; what the failed store knows is still told
+    redis.call("DEL", f"qd:job:{handle.id}")  # expired; the failed store still has the failure
     with pytest.raises(JobFailedError, match="ValueError: out of paper"):
         handle.result(10)
     assert handle.status() == "failed"
@@ -239,7 +239,7 @@ def test_a_failed_job_that_is_retried_waits_again(
     with pytest.raises(JobFailedError, match="ValueError: out of paper"):
         handle.result(1)
     assert shop.qd("failed", "retry", "--all").returncode == 0
-    assert handle.status() == "ready"  # and not what the record of its last end said
+    assert handle.status() == "ready"  # and not the status in the record of its last end
     assert handle.cancel() is True
 
 
@@ -287,7 +287,7 @@ def test_progress(shop: Project, jobs: Jobs) -> None:
     assert (handle.progress(), handle.status()) == (12.5, "running")
     (shop.root / "go").touch()
     handle.result(10)
-    assert handle.progress() == 100, "it said 50 last, and is done"
+    assert handle.progress() == 100, "its last progress was 50, and it is done"
     work.stop()
 
 

@@ -21,11 +21,11 @@ JOBS = """
 @app.job("night")
 def night(name: str) -> None: ...
 
-def beside() -> None: ...
+def other() -> None: ...
 
 berlin = {"timezone": "Europe/Berlin"}
 app.schedule(night.bind("time"), cron="30 2 * * *", name="time", **berlin)
-app.schedule(beside, cron="0 30 2 * * *", name="time of a function", **berlin)
+app.schedule(other, cron="0 30 2 * * *", name="time of a function", **berlin)
 app.schedule(night.bind("beat"), cron="*/30 * * * *", name="beat", **berlin)
 app.schedule(night.bind("hour"), cron="*/30 2 * * *", name="beat of one hour", **berlin)
 """

@@ -1,5 +1,5 @@
-"""Filters of the user's own are asked in a process of their own: what they do there ends nothing, and holds up nobody. What
-listeners do in the scheduler itself costs no lease."""
+"""The filters of the user run in a separate process: they can neither end nor delay the scheduler. Listeners run in the
+scheduler itself and cost no lease."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ def test_an_entry_whose_lease_is_refused_is_logged_once_and_the_others_continue(
     app: Qd, report: Any, redis: Client, open_host: Open
 ) -> None:
     app.schedule(lambda: None, every=0.2, name="alone").without_overlapping()
-    app.schedule(lambda: None, every=0.2, name="beside")
+    app.schedule(lambda: None, every=0.2, name="other")
     redis.call("RPUSH", "qd:overlap:alone", "x")
     host = open_host()
-    host.turns(lambda: count(host, "schedule.skipped", "alone") >= 3 and count(host, "schedule.done", "beside") >= 3)
+    host.turns(lambda: count(host, "schedule.skipped", "alone") >= 3 and count(host, "schedule.done", "other") >= 3)
     (line,) = host.logged("schedule.refused")
     assert "entry=alone" in line
     assert "qd:overlap:alone" in line

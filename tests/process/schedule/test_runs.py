@@ -110,7 +110,7 @@ def test_what_a_run_prints_goes_into_its_file(drive: Drive):
     text = "from a hook\nfrom python\nfrom its child\nand its stderr\n"
     assert (driven.root / "new.txt").read_text() == text
     assert (driven.root / "more.txt").read_text() == "yesterday\nwhy\nmore\n"
-    assert last_reports(work)["more"]["error"] == "exit code 4: more"  # the file says no more which of them was stderr
+    assert last_reports(work)["more"]["error"] == "exit code 4: more"  # the file does not show which of them was stderr
     refused = f"its output cannot be written to {driven.root}/nowhere/at/all.txt: No such file or directory"
     assert last_reports(work)["folder"]["error"] == refused
     assert driven.lines("folder")[1:] == ["before", "after", "on_failure", f"Failed None {refused}"]
@@ -134,7 +134,9 @@ def test_a_run_writes_to_a_pipe_as_fast_as_it_is_read_and_a_pipe_without_a_reade
         work = driven.start("unread", "read")
         work.wait_line("schedule.failed entry=unread")
         os.set_blocking(reader, True)
-        assert select.select([reader], [], [], 20)[0], "no run writes"  # before one does, a read says the end
+        assert select.select([reader], [], [], 20)[0], (
+            "no run writes"
+        )  # before a run writes, a read returns the end of the file
         assert b"".join(iter(lambda: os.read(reader, 65536), b"")) == bytes(300000) + b"\nover\n"
     finally:
         os.close(reader)

@@ -87,7 +87,7 @@ def ticks_of(work: Procs, event: str = "schedule.started") -> list[str]:
     return [match[1] for match in work.matches(rf"{event} entry=\S+ at=(\S+)")]
 
 
-# -- beside workers
+# -- together with workers
 
 
 def test_qd_work_runs_one_scheduler_that_does_not_count_as_a_worker(project: MakeProject, redis: Client) -> None:
@@ -273,7 +273,7 @@ def test_killed_master_takes_scheduler_and_runs_with_it(project: MakeProject) ->
     work.kill()
     _, left = psutil.wait_procs([each for each in family if each.pid != sleeper], timeout=5)
     assert not left
-    assert psutil.pid_exists(sleeper)  # nobody was there to end it
+    assert psutil.pid_exists(sleeper)  # no process was left to end it
     later = scheduled(shop)
     eventually(lambda: not psutil.pid_exists(sleeper), what="an end of what the dead one's run had started")
     later.stop()
@@ -290,7 +290,7 @@ def test_pause_and_resume(project: MakeProject) -> None:
     work.signal(signal.SIGUSR2)
     work.wait_line("master.paused")
     eventually(lambda: "paused" in titled(scheduler(work)), what="a paused scheduler")
-    there = len(witness.lines)  # the title says so only when nothing runs
+    there = len(witness.lines)  # the title shows the pause only when nothing runs
     old = scheduler(work)
     old.kill()  # the next one starts paused
     new = scheduler(work, but=old.pid)

@@ -28,7 +28,7 @@ ROW_24 = pytest.mark.fault(
     "each is kept once, byte for byte; no worker dies; those behind them run; no line of the log is long or forged",
 )
 ROW_25 = pytest.mark.fault("25", "10,000 equal payloads; names in any script", "each is a job of its own")
-LONGEST_LINE = 500  # bytes; a traceback stands in lines of its own
+LONGEST_LINE = 500  # bytes; a traceback has lines of its own
 
 TYPED = (
     JOBS
@@ -126,7 +126,7 @@ def bounded(work: Procs) -> None:
         assert line.isprintable(), repr(line)
 
 
-# -- what nobody here can run
+# -- jobs that no worker here can run
 
 
 @FAILED
@@ -183,7 +183,7 @@ def test_a_job_that_is_known_after_a_deploy_runs(project: MakeProject, redis: Cl
 
 
 def waiting_payloads(redis: Client) -> list[bytes]:
-    """Ready and delayed. One may move between the two calls, or be in hand."""
+    """Return ready and delayed payloads. A job may move between the two calls, or be reserved."""
     ready, delayed = (
         redis.call("LRANGE", "queues:default", 0, -1),
         redis.call("ZRANGE", "queues:default:delayed", 0, -1),

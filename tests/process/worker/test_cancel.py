@@ -107,7 +107,7 @@ def test_a_job_that_does_not_hear_is_killed_and_dropped(
 def test_a_cancelled_job_whose_worker_is_killed_is_not_run_again(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
-    """Before the keeper's next beat: nobody has told it yet."""
+    """The worker dies before the keeper's next beat, so the keeper does not know of the cancellation."""
     work = ready(shop)
     push(redis, "sleeps", how="in C")
     witness.wait("start")
@@ -125,7 +125,7 @@ def test_a_cancelled_job_whose_worker_is_killed_is_not_run_again(
 
 
 def test_a_cancelled_job_that_is_handed_back_is_not_run_again(shop: Project, witness: Witness, redis: Client) -> None:
-    """Its master is told to stop at once, and another one takes what it gives back."""
+    """The master stops at once, and another master reserves the job that it hands back."""
     work = ready(shop, "--stop-timeout", "0.1s")
     push(redis, "sleeps", how="in C")
     witness.wait("start")

@@ -189,7 +189,9 @@ def test_the_next_attempt_sees_what_this_one_saved_whatever_ended_it(
 def test_an_interrupted_job_saves_its_place_and_is_handed_back_with_it(
     shop: Project, witness: Witness, redis: Client, name: str
 ) -> None:
-    work = ready(shop, "--stop-timeout", "5s" if name == "careful" else "1s")  # it is told a fifth of it before the end
+    work = ready(
+        shop, "--stop-timeout", "5s" if name == "careful" else "1s"
+    )  # qd warns it a fifth of that before the end
     push(redis, name)
     witness.wait("saw")
     if name == "rude":
@@ -376,7 +378,7 @@ def test_while_the_server_is_away_it_is_remembered_and_goes_with_the_answer(
 
 
 def test_replies_that_are_lost_cost_no_job_its_ack(project: MakeProject, server: Server, redis: Client) -> None:
-    """A checkpoint whose reply is lost was done: the ack is for what stands there, and the job runs once."""
+    """A checkpoint whose reply is lost was stored: the ack matches the stored payload, and the job runs once."""
     with Proxy(server.socket) as proxy:
         shop = project(jobs=AWAY, url=proxy.url)
         witness = Witness(shop)

@@ -112,6 +112,6 @@ def test_more_descriptors_than_select_takes(shop: Project, witness: Witness, red
         "ZADD", "queues:default:delayed", int(time.time()), make("quick", b"{}", created_at=0)
     )  # the keeper moves it
     witness.wait("quick")
-    work.wait_line("job.done")  # said by the worker
+    work.wait_line("job.done")  # logged by the worker
     work.stop()
     assert not work.matches("keeper.died|WARN|ERROR")

@@ -59,7 +59,7 @@ def test_no_workers_keeps_the_lease_and_leaves_at_an_empty_queue(
     witness.wait("start")
     ends: Callable[[], float] = lambda: float(redis.text("ZRANGE", RESERVED, 0, -1, "WITHSCORES")[1])  # noqa: E731
     first = ends()
-    eventually(lambda: ends() > first + 2, what="a lease that goes on")
+    eventually(lambda: ends() > first + 2, what="a renewed lease")
     (shop.root / "go").touch()
     work.ends_clean()
     assert witness.starting("end")

@@ -192,7 +192,7 @@ def test_one_that_finds_another_running_can_be_dropped(shop: Project, redis: Cli
 
 @pytest.mark.leaves("queues:default:deaths")
 def test_a_killed_job_has_its_own_lock_again(shop: Project, redis: Client, witness: Witness):
-    """The lock of the one that was killed is there for a minute and more; nobody but itself may pass meanwhile."""
+    """The lock of the killed job remains for over a minute; until then only that job may acquire it."""
     shop.allowed.add("go")
     work = ready(shop, workers=2)
     push(redis, "killed", n=1)
@@ -306,7 +306,7 @@ def test_a_crashed_job_that_is_cancelled_while_it_waits_frees_its_lock(shop: Pro
 
 def test_a_job_that_is_handed_back_gives_its_lock_back(shop: Project, redis: Client, witness: Witness):
     shop.allowed.add("go")
-    work = ready(shop, "--stop-timeout", "4")  # it is told 0.8 s before
+    work = ready(shop, "--stop-timeout", "4")  # qd warns it 0.8 s before
     push(redis, "killed", n=1)
     witness.wait("killed")
     work.stop()

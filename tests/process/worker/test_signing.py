@@ -165,7 +165,7 @@ def test_the_object_jobs_of_php_stay_where_they_are(shop: Project, witness: Witn
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_a_whole_payload_can_be_pushed_again(shop: Project, witness: Witness, redis: Client) -> None:
-    """A signature says who made it, not how often it may run: said in SECURITY.md."""
+    """A signature proves who made the payload, not how often it may run; see SECURITY.md."""
     push_raw(redis, signed(NEW, 1), signed(NEW, 1))
     shop.work_off()
     assert witness.lines == ["hooked 1 1"] * 2

@@ -63,7 +63,7 @@ def lock():
     thread = threading.Thread(target=kept.acquire)
     thread.start()
     thread.join()
-    kept.acquire()  # nobody is left to release it
+    kept.acquire()  # no thread is left to release it
 
 def ignored():
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -157,7 +157,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-# What the job's own code sees; and what has to be killed, with the function that stands in the stack that is told.
+# Jobs that see the timeout themselves; and jobs that have to be killed, with the function in the logged stack.
 SOFT = ["asleep", "busy", "regex", "fifo", "child", "lock", "awaited"]
 HARD = {
     "shell": "shell",
@@ -224,7 +224,7 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logg
     if HARD[how]:
         work.wait_line(f"^    .* in {HARD[how]}$")  # the stack of the stuck line
         assert f" in {HARD[how]}" in record["trace"]
-        assert "/qd/worker/" not in record["trace"], "what led to the job is told, too"
+        assert "/qd/worker/" not in record["trace"], "the trace has frames of qd, too"
     else:
         work.wait_line("job.killed .*stack=.none .it was stopped, or had blocked every signal")
     assert len(witness.starting("start")) == 1
@@ -244,7 +244,7 @@ def test_a_master_that_was_suspended_meanwhile_logs_the_stack_too(
     eventually(lambda: time.monotonic() > began + 1.6, what="a job that is long over its time")
     master.resume()
     work.wait_line("job.failed .*job=stuck")
-    work.wait_line("^    .* in mutex$")  # said by the master, and the line before by the keeper
+    work.wait_line("^    .* in mutex$")  # the master logs it, the keeper the line before
     work.stop()
 
 
@@ -457,7 +457,7 @@ def test_a_job_is_interrupted_before_the_stop_deadline_and_handed_back(
 ) -> None:
     shop = project(jobs=STOPS)
     witness = Witness(shop)
-    work = ready(shop, "--stop-timeout", "4s")  # it is told 0.8 s before
+    work = ready(shop, "--stop-timeout", "4s")  # qd warns it 0.8 s before
     push(redis, name)
     witness.wait("start")
     began = time.monotonic()

@@ -138,7 +138,7 @@ class Running(Started):
         first = psutil.Process(self.process.pid)
         with suppress(psutil.NoSuchProcess):
             first.suspend()
-            eventually(lambda: first.status() in HALTED, 20, what=f"{self.name} that stands still")
+            eventually(lambda: first.status() in HALTED, 20, what=f"{self.name} that is suspended")
         return [first, *first.children(recursive=True)]
 
     def _begin(self) -> None:
