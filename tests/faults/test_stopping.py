@@ -77,7 +77,7 @@ def test_starts_and_stops_under_load_neither_lose_nor_double_jobs(
 ) -> None:
     draw, stops = random.Random(17), []
     for name in islice(cycle(WAYS), cycles):
-        work = shop.work("-w", "2", "--stop-timeout", "0.5s" if name == "deadline" else "25s")
+        work = shop.work("-w", "2", "--max-crashes", "1000", "--stop-timeout", "0.5s" if name == "deadline" else "25s")
         for seconds in draw.choices([0.001, 0.02, 0.3, 1.0], [20, 10, 2, 1], k=15):
             ledger.push(seconds=seconds)
         work.wait_line("job.done", 60)
@@ -91,7 +91,7 @@ def test_starts_and_stops_under_load_neither_lose_nor_double_jobs(
         stops.append(time.monotonic() - began)
         assert got == code, f"{name}: exit code {got}\n{work.tail()}"
         eventually(lambda: not in_session(work.pid), 20, what=f"no process, no zombie left after {name}")  # noqa: B023
-    shop.work("-w", "4", "--stop-when-empty").ends_clean(seconds=60)
+    shop.work("-w", "4", "--max-crashes", "1000", "--stop-when-empty").ends_clean(seconds=60)
     assert not figures.strict or max(stops) < 5
     assert {note.attempt for note in ledger.ends()} == {1}, "a stop cost an attempt"
     ledger.conserve(doubles=ledger.in_flight())
