@@ -134,7 +134,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
         (SCRIPTS, script_without("turn", "redis.pcall('HSET', KEYS[i + 4], owner, text)", "0")),
     ],
     "end with the master": [("qd.process.proc", replaced("set_pdeathsig", never(True)))],
-    "hard kill": [("qd.master.watchdog", replaced("Watchdog.end", never(None)))],
+    "hard kill": [("qd.master.watchdog", replaced("Watchdog.check", never(None)))],
     "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"      redis.call('LPOP', ready)\n{FRESH}"))],
     "reclaim only when long connected": [("qd.keeper.keeper", replaced("Keeper._reclaims_until", never(1e12)))],
     "hand-back": [("qd.keeper.dead_workers", replaced("DeadWorkers._move", as_a_crash))],
