@@ -118,8 +118,17 @@ class Settler:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
         self._buried: tuple[dict[str, object], bytes] | None = None
 
+    def answer(
+        self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]
+    ) -> bool:
+        """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
+        if isinstance(outcome, Back):
+            return self.give_back(job, outcome, unsaved, effects)
+        if isinstance(outcome, Failed):
+            return self.bury(job, outcome, unsaved, effects)
+        return self.queue.ack(job, effects)
+
     def give_back(self, job: Reserved, back: Back, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
-        """unsaved: a checkpoint that the server does not have yet."""
         payload = read(job.member)
         attempts = payload.attempts if back.spends else payload.attempts - 1
         text = _saved(job, unsaved)
@@ -267,11 +276,7 @@ class Settlement:
         else:
             if isinstance(outcome, Back):
                 self.slot[W.HANDED_BACK] += int(outcome.head)
-                answer = partial(settler.give_back, back=outcome, unsaved=held.unsaved, effects=effects)
-            elif isinstance(outcome, Failed):
-                answer = partial(settler.bury, failed=outcome, unsaved=held.unsaved, effects=effects)
-            else:
-                answer = partial(settler.queue.ack, effects=effects)
+            answer = partial(settler.answer, outcome=outcome, unsaved=held.unsaved, effects=effects)
             kept = self.connection.until_answered(held, answer)
             settler.log_outcome(job, outcome)
             if self._log_if_lost(job, kept) and isinstance(outcome, Failed):

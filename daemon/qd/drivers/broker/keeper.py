@@ -1,9 +1,9 @@
 """What a keeper does for a broker, whose leases are kept in the borrowed keyspace.
 
-    beat   beat.lua             renews leases, promotes due jobs in the outbox, reports cancelled jobs and stamps
+    beat   beat.lua               renews leases, promotes due jobs in the outbox, reports cancelled jobs and stamps
            delivery_reclaim.lua   moves jobs whose lease ran out to the outbox, and ends their deliveries
-           outbox               sends every outbox that is known
-           ended                checks deliveries whose worker was killed before it had deleted them
+           outbox                 sends every outbox that is known
+           ended                  checks deliveries whose worker was killed before it had deleted them
 
 The job of a dead worker goes to the outbox too, and its delivery is ended and deleted.
 """

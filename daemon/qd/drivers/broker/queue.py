@@ -1,12 +1,12 @@
 """A queue whose broker keeps the jobs (the `backend`), while everything else is in a borrowed keyspace.
 
-    push, later             to the broker; a keyed or unique job, a batch's job, a tick: to the outbox, and from there on
-    turn  backend.reserve   a job is reserved at the broker, and the previous one deleted
+    push, later               to the broker; a keyed or unique job, a batch's job, a tick: to the outbox, and from there on
+    turn  backend.reserve     a job is reserved at the broker, and the previous one deleted
           delivery_turn.lua   the previous job is acked here, and the new one leased: owner, counts, mark
-          backend.delete    then the previous one is deleted at the broker, unless the reserve did it (slow, or it failed)
-    ack, release, bury      the step of every connection, with the job's effects; it also notes that the delivery has ended.
-                            Then the delivery is deleted. A released job is a new job in the outbox, with its counts
-    wait                    at the broker
+          backend.delete      the previous one is deleted at the broker, unless the reserve did it (slow, or it failed)
+    ack, release, bury        the step of every connection, with the job's effects; it also notes that the delivery has
+                              ended. Then the delivery is deleted. A released job is a new job in the outbox, with its counts
+    wait                      at the broker
 
 Only the keyspace says which worker has a job: as long as a keeper renews the lease, no other worker runs it, even if the
 broker delivers it again (a connection broke, the server restarted). A worker that is given such a delivery releases it, and

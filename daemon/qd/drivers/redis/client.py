@@ -56,7 +56,7 @@ def unix(path: str, timeout: float) -> Opened:
 
 
 def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
-    # No `retry`: the default is none, too, and redis-py would deepcopy the argument, which costs each process 0.3 MB.
+    # redis-py's default is no retry. It would deepcopy a `retry` argument, which costs each process 0.3 MB.
     connection = kind(
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
