@@ -47,10 +47,8 @@ def grown(process: psutil.Process, before: int) -> int:
 @ROW
 @pytest.mark.parametrize("size", [MB, 16 * MB, 50 * MB], ids=lambda size: f"{size // MB} MB")
 def test_a_large_payload_runs_in_three_times_its_size(project: MakeProject, size: int) -> None:
-    with (
-        Server() as server,
-        Client(str(server.socket), timeout=60) as redis,
-    ):  # a separate server, which frees its buffers at the end
+    # A separate server, which frees its buffers at the end.
+    with Server() as server, Client(str(server.socket), timeout=60) as redis:
         shop = project(jobs=LARGE, url=server.url, config='[worker]\nmemory = "0"\n')
         witness = Witness(shop)
         work = shop.work("-w", "1", QD_MAX_PAYLOAD=str(size + MB))

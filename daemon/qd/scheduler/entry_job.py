@@ -95,9 +95,8 @@ class EntryJob:
 
     def __init__(self, app: Qd, entry: Entry, task: JobTask, guard: Guard) -> None:
         self._send, self._guard, self._task = app._send, guard, task
-        if entry.alone and not isinstance(
-            task.call, Chain
-        ):  # without_overlapping(); made once, so that its plan is, too
+        if entry.alone and not isinstance(task.call, Chain):
+            # without_overlapping(): a unique job, made once so that its plan is computed once
             unique = str(literal(f"schedule:{entry.name}"))
             self._task = JobTask(task.call.using(unique=unique, unique_until="done"))
 
