@@ -39,7 +39,7 @@ SCHEDULE = "schedule"  # the default pool of `qd schedule work`; it need not be 
 FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
 LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
-RESOLVED = ("connection", "queues", "workers", "min_uptime")  # their built-in values depend on other settings
+RESOLVED = ("connection", "queues", "workers", "prefetch", "min_uptime")  # their built-in values depend on others
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}  # variables that are not in a table
 
 
@@ -355,6 +355,8 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
         held["workers"] = min(held["workers"], 1)
     if layers.only_schedule:
         held |= {"only_schedule": True, "workers": 0, "pool": layers.pool}
+    prefetch = layers.value("worker.prefetch", WORK["prefetch"], built_in="auto")
+    held["prefetch"] = 0 if isinstance(prefetch, str) else prefetch
     uptime = layers.value("worker.min_uptime", WORK["min_uptime"], built_in="auto")
     held["min_uptime"] = (LINGER if supervised(layers.environ) else 0.0) if isinstance(uptime, str) else uptime
     return WorkOptions(**held)

@@ -3,6 +3,7 @@
     Connector         send, reserve, answer and inspect jobs; its batches, jobs and ticks
     KeeperConnector   the same object for the keeper of a master: renew and reclaim leases, promote due jobs, requeue jobs
                       of dead workers
+    LaneConnector     the same object where a worker may hold several jobs
     ClientIdentity    who opens a connection
     Patience          how long a connection waits for its server
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
     Answers,
@@ -28,6 +29,9 @@ from qd.drivers.types import (
     Found,
     Gaps,
     Kept,
+    LaneAnswer,
+    LaneReply,
+    LaneTurn,
     NewBatch,
     Outgoing,
     Released,
@@ -304,3 +308,39 @@ class KeeperConnector(Connector, Protocol):
 
     def user(self) -> str:
         """The name of that user."""
+
+
+class LaneConnector(KeeperConnector, Protocol):
+    """A connection on which a worker may hold several jobs: prefetch and concurrency. Without it they are 1."""
+
+    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+        """Ack the finished jobs, put back the unstarted ones and reserve, in one call. It reserves at most one job for each
+        free lane and 256 kB (the first whatever its size), all from the first queue that has one. Several at once are always
+        ordinary payloads from the head of a queue (not reserved before, without a lock, key or batch, not of PHP); any other
+        is taken by itself, into lane `single`. Each job has a turn of its own, in ascending order.
+
+        A turn that arrives after a later one, or after held_lanes, does nothing. Raises ConnectionLost if the server has
+        executed a turn whose reply this worker does not have: query held_lanes."""
+
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        """After a failed call: the jobs that this worker owns in lane 0 and these lanes, by turn. Turns sent before
+        do nothing from now on."""
+
+    def leave_lanes(self) -> None:
+        """The worker leaves and owns no job: delete what turn_lanes keeps for it."""
+
+    # for keepers
+
+    def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
+        """The payload of each of these owners that has one, with its mark."""
+
+    def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
+        """Answer the jobs of lanes, at most 100 in one step, in order of the queue. False: the owner no longer has that
+        text."""
+
+    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
+        """The worker `owner` ("<token>/<slot>") has died, and its jobs are settled: delete what turn_lanes keeps for it."""
+
+
+def with_lanes(queue: Connector) -> LaneConnector | None:
+    return cast("LaneConnector", queue) if hasattr(queue, "turn_lanes") else None

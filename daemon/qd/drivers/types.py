@@ -157,6 +157,16 @@ class Reserved(NamedTuple):
     length: int  # how many bytes it wrote,
     before: bytes  # and which bytes they replaced
 
+    @property
+    def owner(self) -> str:
+        """The field of the owners hash: "<token>/<place>"."""
+        token, place, _, _ = self.mark.split(".")
+        return f"{token}/{place}"
+
+    @property
+    def turn(self) -> int:
+        return int(self.mark.split(".")[2])
+
 
 class Released(NamedTuple):
     """How a reserved job is put back. text: its new payload; delay: seconds until it is due, 0: ready now, at the tail (or
@@ -223,6 +233,46 @@ class Turn(NamedTuple):
     next_due: float | None  # seconds until the next delayed job is due; None: none waits
     paused: tuple[str, ...]  # queues
     malformed: int  # payloads that are no JSON objects; this turn moved them to the failed store
+
+
+class LaneTurn(NamedTuple):
+    """A turn of a worker that has several jobs: what it answers, and which lanes are free.
+
+    done: finished jobs to ack. back: jobs that it holds and has not started, to be put back at the head in this order with
+    nothing counted. lanes: free lanes, all above 0; at most one job is reserved for each. single: the lane of a job that
+    must be taken by itself. diverts: a job that may have killed a worker goes to the suspects instead of a lane. suspects:
+    take only suspects.
+    """
+
+    queues: Sequence[str]
+    done: Sequence[Reserved] = ()
+    back: Sequence[Reserved] = ()
+    lanes: Sequence[int] = ()
+    single: int = 0
+    shut: Sequence[str] = ()
+    diverts: bool = False
+    suspects: bool = False
+
+
+class LaneReply(NamedTuple):
+    """The reply of such a turn. lost: of `done`, jobs whose lease had been lost. jobs: reserved now, in order. The rest as
+    in Turn."""
+
+    lost: tuple[Reserved, ...]
+    jobs: tuple[Reserved, ...]
+    next_due: float | None
+    paused: tuple[str, ...]
+    malformed: int
+
+
+class LaneAnswer(NamedTuple):
+    """What a keeper does with the job of a lane. text: the payload to put back at the head; None: it has finished, delete
+    it. suspect: put it to the suspects instead."""
+
+    owner: str
+    member: bytes
+    text: bytes | None = None
+    suspect: bool = False
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -319,7 +369,7 @@ def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
 
 class BeatRequest(NamedTuple):
     """token: of the master. report: JSON, "" for none. lease: seconds. reclaims_until: last moment (unix, server clock)
-    at which the beat may reclaim leases, 0 for never. slots: live workers."""
+    at which the beat may reclaim leases, 0 for never. slots: places of live workers, slot + 256 x lane."""
 
     token: str
     report: str

@@ -34,8 +34,9 @@ from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, 
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
+from qd.process import SLOTS
 from qd.process.channels import Cancel, Lost, OrderReader
-from qd.process.scoreboard import ALIVE, SLOTS, H, Scoreboard, W, now
+from qd.process.scoreboard import ALIVE, H, Scoreboard, W, now
 from qd.store.controls import read_restart
 from qd.store.masters import MasterReport, forgotten, read_masters
 

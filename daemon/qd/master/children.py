@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qd.master.postmortem import OomKills, job_stack
-from qd.process import fork, proc
+from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
-from qd.process.scoreboard import SLOTS, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
+from qd.process.scoreboard import Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
 from qd.process.signals import TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a requested worker that has not been born is given up

@@ -85,7 +85,7 @@ class StopClock:
 class State:
     def __init__(self, plan: MasterPlan, log: Log, notifier: systemd.Notifier) -> None:
         self.plan, self.log, self.notifier = plan, log, notifier
-        self.board = Scoreboard()
+        self.board = Scoreboard(plan.work.lanes)
         self.children = Children(self.board)
         self.codes = AppImports()
         self.receiver = MessageReceiver()

@@ -12,6 +12,8 @@ from qd.errors import DeclarationError
 from qd.options import kinds
 from qd.options.kinds import KINDS
 
+PREFETCHED = 100  # jobs that a worker fetches at once, at most; the keeper and the scripts are bounded by it
+
 
 def _option(kind: str) -> Any:
     return field(default=None, metadata={"kind": kind})
@@ -154,6 +156,14 @@ class WorkOptions:
         1, "count", "number of workers, 0: one in this process, for breakpoints", short="-w", auto=True,
         shown="auto, the CPUs granted",
     )  # fmt: skip
+    prefetch: int = option(
+        0, "count", "fetch up to this many jobs at once while one runs, 1: none ahead", auto=True, unit="jobs",
+        shown="auto, more for short jobs", at_least=1,
+    )  # fmt: skip
+    concurrency: int = option(
+        1, "count", "run up to this many jobs at once in each worker, async jobs as tasks, others in threads",
+        unit="jobs", at_least=1,
+    )  # fmt: skip
     once: bool = option(False, "switch", "run one job and exit", in_file=False, environ="")
     stop_when_empty: bool = option(False, "switch", "exit when every worker finds its queues empty at the same time")
     stop_when_empty_for: float = option(0.0, "span", "exit when all queues have been empty for this long, 0: never")
@@ -193,6 +203,11 @@ class WorkOptions:
     pooled: tuple[str, ...] = ()  # queues of the connection that other pools of the file serve
     only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers
     unroutable_ttl: float = option(600.0, "span", "fail a job after this long if no worker knows it")
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that each worker needs besides lane 0."""
+        return self.concurrency if self.concurrency > 1 else PREFETCHED
 
     @property
     def runs_schedule(self) -> bool:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from qd.payload.format import base64url, read
+from qd.process import SLOTS
 
 _UNIT = re.compile(
     rb'"attempts":(\d+)(?:,"crashes":(\d+))?(?:,"exceptions":(\d+))?(?:,"held":(\d+))?,"rsv":"([^"\\]*)"'
@@ -66,12 +67,28 @@ def ending_of(before: bytes) -> Ending | None:
 
 
 class Mark(NamedTuple):
-    """The owner of a reservation: master token, slot, turn, and the attempts at that time (once answered, an Ending)."""
+    """The owner of a reservation: master token, place, turn, and the attempts at that time (once answered, an Ending).
+
+    Lane 0 of a worker runs a job that was taken alone. Its other lanes hold jobs that were taken together or run beside
+    others: if their worker dies without an answer, no crash is counted against them."""
 
     token: str
-    slot: int
+    place: int
     turn: int
     n: str
+
+    @property
+    def slot(self) -> int:
+        return self.place % SLOTS
+
+    @property
+    def lane(self) -> int:
+        return self.place // SLOTS
+
+    @property
+    def owner(self) -> str:
+        """The field of the owners hash."""
+        return f"{self.token}/{self.place}"
 
     @property
     def generation(self) -> int:
@@ -81,11 +98,11 @@ class Mark(NamedTuple):
     @property
     def base(self) -> str:
         """The part that an answer does not change."""
-        return f"{self.token}.{self.slot}.{self.turn}"
+        return f"{self.token}.{self.place}.{self.turn}"
 
 
 def split_mark(mark: str) -> Mark:
-    """The parts of a mark. Raises ValueError if `mark` is not one."""
+    """The parts of a mark, "TOKEN.PLACE.TURN.N". Raises ValueError if `mark` is not one."""
     parts = mark.split(".")
     if len(parts) != 4 or not parts[0] or not (parts[3] in _LETTERS or parts[3].isdecimal()):
         raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
@@ -166,6 +183,24 @@ def saving(member: bytes, mark: str, state: bytes) -> bytes:
     last = member.rfind(b',"saved":"', end, close)
     start = last if last >= 0 and _SAVED.fullmatch(member, last, close) else close
     return member[:start] + text + member[close:]
+
+
+def unstarted(member: bytes, mark: str) -> bytes:
+    """`member` as if it had not been reserved under `mark`: nothing is counted. A payload that was never reserved before
+    gets its pushed bytes back."""
+    unit = _find(member, mark)
+    if unit[1] == b"1" and unit.groups()[1:4] == (None, None, None):
+        return member[: unit.start()] + b'"attempts":0' + member[unit.end() :]
+    return answered(member, mark, attempts=max(0, int(unit[1]) - 1))
+
+
+def taken_alone(member: bytes, mark: str) -> bytes:
+    """`member` with its mark moved to lane 0: it ran alone, so that its unanswered mark counts a crash."""
+    parts = split_mark(mark)
+    unit = _find(member, mark)
+    alone = parts._replace(place=parts.slot)
+    new = unit[0].replace(b'"rsv":"%b.' % parts.base.encode(), b'"rsv":"%b.' % alone.base.encode())
+    return member[: unit.start()] + new + member[unit.end() :]
 
 
 def original(member: bytes, start: int, length: int, before: bytes) -> bytes:

@@ -12,3 +12,6 @@ shield         protects qd's own code from alarms
 signals        signals as bytes in a mailbox
 systemd        sd_notify
 """
+
+SLOTS = 256
+"""Children of a master at most. The place of a job in its workers is slot + SLOTS x lane."""

@@ -1,4 +1,4 @@
-"""What the processes of one `qd work` share, in anonymous shared memory: a header and 256 slots.
+"""What the processes of one `qd work` share, in anonymous shared memory: a header, 256 slots, and the lanes of each slot.
 
 It holds hints and results to pass on, never the truth: the server knows which worker holds which job. Each word has one
 writer (WHY is set by the master and cleared by the worker). Words have 64 bits, moments are CLOCK_MONOTONIC nanoseconds.
@@ -6,6 +6,9 @@ Two text fields describe what a worker does, for people.
 
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
 -> (keeper) its jobs are moved, SETTLED -> (master) FREE.
+
+Life of a lane, one word that only the worker writes: EMPTY -> ASKED (a turn was sent) -> HELD -> STARTED -> EMPTY. If its
+job has finished and is not acked yet, another word has a proof (L.PROOF). Lane 0 is the slot itself: a job alone.
 
 Maintenance mode: the keeper writes which queues stay open, workers read it before each job.
 
@@ -17,19 +20,22 @@ Digests of names instead of indexes: workers of a new configuration may have oth
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, unique
 from hashlib import blake2b
 from typing import NamedTuple
 
+from qd.process import SLOTS
 from qd.process.exit_codes import OVER_TIMEOUT
 
-SLOTS = 256
 WORD = 2**64 - 1  # the largest value of a word
-WORDS = 28  # a slot's numbers
+WORDS = 34  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
+LANE_WORDS = 12
+LANE_BYTES = LANE_WORDS * 8 + NAME + QUEUE
 
 
 class Role(IntEnum):
@@ -139,6 +145,36 @@ class W(IntEnum):
     ENTRIES = 25  # scheduler: number of its schedule entries
     RUNS = 26  # scheduler: number of entries running now, in processes of their own
     LOOKED = 27  # worker: when the look for a job began after which it is WAITING
+    LANES = 28  # worker: the highest lane in use, 0 none; written before the turn that asks for them
+    BATCH = 29  # worker: first turn number of the jobs it took together; they are held from then on
+    HELD_AT = 30  # worker: moment (CLOCK_BOOTTIME) before that turn was sent, 0 if it holds nothing
+    RECALL = 31  # keeper: BATCH of the jobs that it takes back; none of them may start
+    STEP = 32  # worker: turn of the job whose step runs on the event loop, 0 none
+    STEPS = 33  # worker: count of such steps
+
+
+class LaneState(IntEnum):
+    """What the low bits of L.STATE mean; the rest is the turn."""
+
+    EMPTY = 0
+    ASKED = 1  # a turn for it was sent, so the server may have a job in it
+    HELD = 2  # it has a job that has not started
+    STARTED = 3  # its job may have run
+
+
+@unique
+class L(IntEnum):
+    """The words of a lane. All are written by the worker except WHY and LOST_TURN."""
+
+    STATE = 0  # turn << 2 | LaneState
+    PROOF = 1  # proof_of(turn) once its job has finished and is not acked yet
+    JOB_AT = 2
+    DEADLINE = 3
+    BACKOFF_MS = 4
+    FAILS = 5
+    WHY = 6  # master: why the job is to end
+    OVER = 7
+    LOST_TURN = 8  # keeper
 
 
 @unique
@@ -167,10 +203,13 @@ KEPT_CRASHES = 8
 class Scoreboard:
     """Created by the master before it forks; every child inherits the same memory."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES)
+    def __init__(self, lanes: int = 100) -> None:
+        """lanes: of each slot, besides lane 0. Memory that no worker uses costs nothing."""
+        self.lanes = lanes
+        self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES + SLOTS * lanes * LANE_BYTES)
         self._bytes = memoryview(self._memory)
         self.words = self._bytes.cast("Q")
+        self.secret = int.from_bytes(os.urandom(8), "big") | 1  # not in the shared memory
 
     def header(self, word: H) -> int:
         return self.words[word]
@@ -198,15 +237,23 @@ class Scoreboard:
     def leases_lost(self) -> int:
         """Lost leases found by renewals or by the workers' answers, each counted once."""
         stride = SLOT_BYTES // 8
-        return self.words[H.LEASES_LOST] + sum(self.words[stride + W.LOST :: stride].tolist())
+        return self.words[H.LEASES_LOST] + sum(self.words[stride + W.LOST : (SLOTS + 1) * stride : stride].tolist())
 
     def slot(self, number: int) -> Slot:
         return Slot(self, number)
 
+    def lane(self, slot: int, number: int) -> Lane:
+        """number: from 1 to `lanes`."""
+        return Lane(self, slot, number)
+
+    def proof_of(self, turn: int) -> int:
+        """The word that says that the job of this turn has finished. A stray write cannot produce it."""
+        return (turn * 0x9E3779B97F4A7C15 ^ self.secret) & WORD
+
     def __iter__(self) -> Iterator[Slot]:
         """All slots in use, in order."""
         stride = SLOT_BYTES // 8
-        states = self.words[stride + W.STATE :: stride].tolist()
+        states = self.words[stride + W.STATE : (SLOTS + 1) * stride : stride].tolist()
         return iter([Slot(self, number) for number, state in enumerate(states) if state != SlotState.FREE])
 
 
@@ -242,6 +289,50 @@ class Slot:
 
     def describe(self, name: bytes, queue: bytes) -> None:
         """Set the current job and its queue, cut to the size of the fields."""
+        self._name[:] = name[:NAME].ljust(NAME, b"\0")
+        self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
+
+    @property
+    def job(self) -> str:
+        return bytes(self._name).rstrip(b"\0").decode("utf-8", "replace")
+
+    @property
+    def queue(self) -> str:
+        return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
+
+
+class Lane:
+    """One lane of a slot: `lane[L.DEADLINE]`."""
+
+    def __init__(self, board: Scoreboard, slot: int, number: int) -> None:
+        self.number = number
+        self.place = slot + SLOTS * number
+        start = (SLOTS + 1) * SLOT_BYTES + (slot * board.lanes + number - 1) * LANE_BYTES
+        self._words, self._first = board.words, start // 8
+        text = start + LANE_WORDS * 8
+        self._name, self._queue = board._bytes[text : text + NAME], board._bytes[text + NAME : text + NAME + QUEUE]
+
+    def __getitem__(self, word: L) -> int:
+        return self._words[self._first + word]
+
+    def __setitem__(self, word: L, value: int) -> None:
+        self._words[self._first + word] = value & WORD
+
+    @property
+    def state(self) -> tuple[int, LaneState]:
+        """Its turn and state."""
+        word = self._words[self._first]
+        return word >> 2, LaneState(word & 3)
+
+    def set(self, turn: int, state: LaneState) -> None:
+        self._words[self._first] = turn << 2 | state
+
+    def clear(self) -> None:
+        for word in L:
+            self[word] = 0
+        self.describe(b"", b"")
+
+    def describe(self, name: bytes, queue: bytes) -> None:
         self._name[:] = name[:NAME].ljust(NAME, b"\0")
         self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
 
