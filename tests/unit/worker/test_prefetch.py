@@ -215,9 +215,7 @@ def test_a_keeper_that_is_killed_at_any_step_is_continued(
     assert explore(monkeypatch, 1, killed_after) > 20
 
 
-def test_without_the_recall_word_the_model_finds_a_double_run(
-    clocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_recall_word_the_model_finds_a_double_run(clocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch.LaneConnection, "next_held", _ignoring_recall)
     with pytest.raises(AssertionError):
         explore(monkeypatch, 2)
