@@ -10,8 +10,8 @@
 k doubles from turn to turn as long as k jobs fit into 5 ms, by the highest average of the names that ran lately.
 
 Safety depends on no clock. Before a job starts, the worker writes its turn into STARTED, then reads RECALL; the keeper
-writes RECALL, waits, then reads STARTED. A worker that finds its batch recalled starts nothing of it and puts back, under the marks
-of this batch, what it still holds: what the keeper has put back already has no such mark any more.
+writes RECALL, waits, then reads STARTED. A worker that finds its batch recalled starts nothing of it and puts back, under
+the marks of this batch, what it still holds: what the keeper has put back already has no such mark any more.
 """
 
 from __future__ import annotations
