@@ -306,7 +306,7 @@ def test_new_whole_lines_are_read_and_partial_ones_are_not(tmp_path: Path):
 
 
 def test_a_missing_commit_fails_with_what_to_do(tmp_path: Path):
-    with pytest.raises(pytest.fail.Exception, match="commit 1234abcd is missing here; .* clone the whole history"):
+    with pytest.raises(pytest.fail.Exception, match=r"commit 1234abcd is missing here; .*clone the whole history"):
         code_of("1234abcd", tmp_path)
 
 
