@@ -352,6 +352,7 @@ def server_of(text: str) -> tuple[URL, Server]:
 
 
 Statement = tuple[sql.TextClause, Mapping[str, Any]]
+MANY = re.compile(r"\(__\[POSTCOMPILE_(\w+)\]\)")
 MULTI_STATEMENTS, FOUND_ROWS = 1 << 16, 1 << 1  # flags of a connection; SQLAlchemy counts rows by the second
 
 
@@ -384,7 +385,8 @@ def run_together(connection: sql.Connection, statements: Sequence[Statement]) ->
 
 @cache
 def compiled(statement: sql.TextClause, dialect: sql.Dialect) -> str:
-    return str(statement.compile(dialect=dialect))
+    """Lists are written by the driver, as "(1,2)"."""
+    return MANY.sub(r"%(\1)s", str(statement.compile(dialect=dialect)))
 
 
 @cache

@@ -170,7 +170,7 @@ class KeyspaceQueue:
         return bool(self._answer("ack", done.queue, (self.owner, done.member), effects))
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        return self.give_back(held.queue, self.owner, held.member, back, effects)
+        return self.give_back(held.queue, held.owner, held.member, back, effects)
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Release a job that `owner` holds. A keeper calls it for dead owners."""
