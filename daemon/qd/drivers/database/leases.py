@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from qd.drivers.database.dialects import Statement
 from qd.drivers.database.rows import (
     as_unreserved,
     base_of,
@@ -23,6 +24,7 @@ from qd.drivers.database.rows import (
     column_of,
     dropped,
     member_of,
+    owner_of,
     owners_mark,
     reserved,
     row_after,
@@ -112,46 +114,52 @@ class Leases:
         found = [reserved(row.queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum) for row in rows]
         return sorted((each for each in found if each is not None), key=lambda each: each.turn)
 
-    def settle(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
-        """Answer several jobs of one queue, in few statements. Returns for each whether its owner still had this text."""
-        execute = self.connection.execute
-        values = {"owners": [each.owner for each in answers], "queues": [queue]}
-        rows = {row.mark: row for row in execute(self.sql["of_owners"], values)}
-        if not rows:
-            return [False] * len(answers)
-        ids = {"ids": [row.job_id for row in rows.values()]}
-        jobs = {job.id: (job.attempts, job.reserved_at) for job in execute(self.sql["lock_jobs"], ids)}
+    # -- several at once
+
+    def locking(self, answers: Sequence[LaneAnswer]) -> list[Statement]:
+        """Two statements, whose results settle() needs."""
         marks = [owners_mark(each.owner, each.member) for each in answers]
-        cancelled = self._cancelled(marks)
-        there, ended, finished, as_before = list[bool](), list[int](), list[int](), list[int]()
-        for mark, answer in zip(marks, answers, strict=True):
-            row = rows.get(mark)
+        values = {"owners": [each.owner for each in answers], "marks": marks}
+        return [(self.sql["lock_ours"], values), (self.sql["lock_jobs"], values)]
+
+    def settle(
+        self, answers: Sequence[LaneAnswer], ours: Sequence[Any], jobs: Sequence[Any]
+    ) -> tuple[list[bool], list[Statement]]:
+        """Whether each owner still has its text, and the statements that answer those."""
+        rows, theirs, cancelled = (
+            {row.mark: row for row in ours},
+            {row.job_id for row in jobs},
+            self._cancelled(answers),
+        )
+        there, ended, done, as_before, notified = list[bool](), list[int](), list[int](), list[int](), set[str]()
+        for answer in answers:
+            mark = owners_mark(answer.owner, answer.member)
+            row, text = rows.get(mark), answer.text
+            there.append(row is not None and row.text_sum in (None, sum_of(answer.member)) and row.job_id in theirs)
             if row is None or row.text_sum not in (None, sum_of(answer.member)):
-                there.append(False)
                 continue
             ended.append(row.job_id)
-            there.append(jobs.get(row.job_id) == (row.attempts, row.reserved_at))
             if not there[-1]:
                 continue
-            text = dropped(answer.member, mark) if answer.text is not None and mark in cancelled else answer.text
             if text is None:
-                finished.append(row.job_id)
-            elif row.text_sum is None and text == as_unreserved(answer.member, mark):
+                done.append(row.job_id)
+                continue
+            text = dropped(answer.member, mark) if mark in cancelled else text
+            notified.add(row.queue)
+            if row.text_sum is None and text == as_unreserved(answer.member, mark):
                 as_before.append(row.job_id)
             else:
                 found = ReservedRow(row.job_id, row.attempts, row.reserved_at)
                 self.change_one(self.sql["put_head"], found, payload=column_of(text), spent=spent(text))
-        for name, some in (("delete_jobs", finished), ("untake", as_before), ("forget_jobs", ended)):
-            if some:
-                execute(self.sql[name], {"ids": some}).close()
-        if len(finished) < sum(there):
-            self.table.notify({queue})
-        return there
+        self.table.notify(notified)
+        ways = (("delete_all", done), ("untake", as_before), ("forget_all", ended))
+        return there, [(self.sql[name], {"ids": ids}) for name, ids in ways if ids]
 
-    def _cancelled(self, marks: Sequence[str]) -> set[str]:
-        """Those of these marks whose jobs are to be cancelled; the requests are deleted."""
+    def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
+        """Marks of those that return and were to be cancelled; the requests are deleted."""
+        marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
         (name,) = self.table.names(keys.CANCEL)
-        asked = self.table.space.call("HMGET", name, *marks)
+        asked = self.table.space.call("HMGET", name, *marks) if marks else ()
         found = {mark for mark, at in zip(marks, asked, strict=True) if at is not None}
         if found:
             self.table.space.call("HDEL", name, *found)
@@ -251,7 +259,7 @@ def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> T
     flat = table.space.call("HGETALL", name)
     marks = {raw.decode("utf-8", "replace"): at for raw, at in zip(flat[::2], flat[1::2], strict=True)}
     ours = [mark for mark in marks if mark.startswith(token + ".")] if queues else []
-    owners = [mark.rpartition(".")[0].replace(".", "/") for mark in ours]
+    owners = [owner_of(mark) for mark in ours]
     rows = table.rows(table.sql["owned"], {"owners": owners, "queues": list(queues)}) if ours else ()
     held = {row.mark for row in rows}
     others = [mark for mark in marks if not mark.startswith(token + ".")]

@@ -181,8 +181,13 @@ class DatabaseQueue(KeyspaceQueue):
         self.lanes.leave()
 
     def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
-        chunks = chunked(answers, SETTLED)
-        return [each for some in chunks for each in self.table.atomic(partial(self.leases.settle, queue, some))]
+        return [each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self._settle, some))]
+
+    def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
+        ours, jobs = self.connection.execute_together(self.leases.locking(answers))
+        there, last = self.leases.settle(answers, ours.rows, jobs.rows)
+        self.connection.execute_together(last)
+        return there
 
     def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
         for queue in queues:

@@ -195,9 +195,10 @@ class Reserver:
                 return TurnResult(False, False, us, row, None, paused)
         return TurnResult(False, False, us, None, self.next_due(queues, now), paused)
 
-    def next_due(self, queues: tuple[str, ...], now: int) -> Any:
+    def next_due(self, queues: tuple[str, ...], now: int) -> int | None:
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
-        return self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
+        due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
+        return None if due is None else int(due)
 
     def _next(self, name: str, now: int) -> Sequence[Any]:
         return self.table.connection.execute(self.table.sql["next_ready"], {"queue": name, "now": now}).all()

@@ -205,7 +205,12 @@ def owner_in(member: bytes) -> tuple[str, str]:
     if unit is None:
         return "", ""
     mark = base_of(unit.mark)
-    return mark.rpartition(".")[0].replace(".", "/"), mark
+    return owner_of(mark), mark
+
+
+def owner_of(mark: str) -> str:
+    """mark: without its count."""
+    return mark.rpartition(".")[0].replace(".", "/")
 
 
 def text_of(payload: bytes) -> str:

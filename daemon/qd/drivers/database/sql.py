@@ -58,27 +58,30 @@ STATEMENTS = {
     "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
     " LIMIT 1{skipping}",
     "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL",
-    "take_all": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
-    "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)",
-    # -- a turn of lanes. number: what the fence says (see lanes.py). leased: the reservations to end, locked, and whether
-    # the job still belongs to each (for MySQL and SQLite, where the second table is as current as the first).
+    "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
+    "{instead}",
+    # -- several at once. known, number: of the fence (lanes.py). lock_ours, lock_jobs: reservations, and those that have
+    # their job.
+    "known": "SELECT value FROM qd_items WHERE name = :name AND item = :item",
     "number": "SELECT value FROM qd_items WHERE name = :name AND item = :item{locked}",
-    "counted": "UPDATE qd_items SET value = :last WHERE name = :name AND item = :item",
+    "numbered": "UPDATE qd_items SET value = :last WHERE name = :name AND item = :item",
     "first_ready": "SELECT id, payload, {attempts} {free} <= {now_s} AND {ours_only} ORDER BY available_at, id"
     " LIMIT :most{skipping}",
     "ready": "SELECT count(*) AS ready FROM (SELECT 1 AS one {free} <= {now_s} LIMIT :most) r",
-    "leased": "SELECT s.job_id, s.mark, s.text_sum, j.id AS there FROM {ours} s LEFT JOIN {jobs} j ON {same}"
-    " WHERE s.owner IN :owners AND s.mark IN :marks ORDER BY s.job_id{locked}",
+    "take_all": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
+    "lock_ours": "SELECT job_id, queue, mark, attempts, reserved_at, text_sum FROM {ours}"
+    " WHERE owner IN :owners AND mark IN :marks ORDER BY job_id{locked}",
+    "lock_jobs": "SELECT s.job_id FROM {ours} s JOIN {jobs} j ON {same}"
+    " WHERE s.owner IN :owners AND s.mark IN :marks{locked}",
+    "forget_all": "DELETE FROM {ours} WHERE job_id IN :ids",
+    "delete_all": "DELETE FROM {jobs} WHERE id IN :ids",
+    "untake": "UPDATE {jobs} SET reserved_at = NULL, attempts = attempts - 1 WHERE id IN :ids",
     # -- leases, for keepers
-    "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at, text_sum FROM {ours}"
+    "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
     " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
     "renew_jobs": "UPDATE {jobs} SET reserved_at = :now WHERE id IN :ids"
     " AND EXISTS (SELECT 1 FROM {ours} s WHERE {unnamed_same})",
     "these": "SELECT id, attempts, reserved_at FROM {jobs} WHERE id IN :ids",
-    "lock_jobs": "SELECT id, attempts, reserved_at FROM {jobs} WHERE id IN :ids ORDER BY id{locked}",
-    "delete_jobs": "DELETE FROM {jobs} WHERE id IN :ids",
-    "forget_jobs": "DELETE FROM {ours} WHERE job_id IN :ids",
-    "untake": "UPDATE {jobs} SET reserved_at = NULL, attempts = attempts - 1 WHERE id IN :ids",
     "renew_ours": "UPDATE {ours} SET reserved_at = :now, leased_until = :until WHERE job_id IN :ids",
     "expired": "SELECT job_id, queue, owner, mark, attempts, reserved_at, text_sum FROM {ours}"
     " WHERE leased_until <= :us AND queue IN :queues ORDER BY leased_until LIMIT :most{skipping}",
@@ -90,6 +93,9 @@ STATEMENTS = {
 BULK = 256 << 10  # bytes of the jobs of a turn, unless the first alone has more
 SHARE = 16  # a turn takes at most one of so many ready jobs, and one more
 OF_OURS = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
+INSTEAD = (
+    f" ON CONFLICT (job_id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in OF_OURS.split(', ')[1:])}"
+)
 
 
 def same(job: str, reservation: str) -> str:
@@ -129,7 +135,8 @@ class JobSql:
             "skipping": self.locked and " FOR UPDATE SKIP LOCKED",
             "attempts": "CAST(attempts AS INTEGER) AS attempts" if sqlite else "attempts",
             "ours_only": self.ours_only,
-            "replace": "INSERT OR REPLACE" if sqlite else "REPLACE",
+            "replace": "REPLACE" if mysql else "INSERT OR REPLACE" if sqlite else "INSERT",
+            "instead": INSTEAD if self.listens else "",
         }
         self._statements = {name: statement(text.format_map(words)) for name, text in STATEMENTS.items()}
         self.push = self._push()
@@ -203,12 +210,15 @@ class JobSql:
         """A whole turn as one statement of PostgreSQL, so one commit: it deletes the previous job, and locks, marks and
         returns the next one. shut: numbers of queues to skip."""
         numbers = range(queues)
-        steps = [*self._before(numbers), *[self._next_of(n) for n in numbers]]
-        steps += [f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})", *self._after()]
+        steps = [*self._before(numbers), *[self._next_of(n) for n in numbers], *self._after(numbers)]
+        dues = ", ".join(
+            f"(SELECT min(j.available_at) FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} > c.us / 1000000)"
+            for n in numbers
+        )
         return sql.text(
             f"WITH {', '.join(steps)}"
             " SELECT (SELECT count(*) FROM done) AS acked, (SELECT count(*) FROM busy) AS busy, c.us, t.id, t.queue,"
-            f" t.payload, t.attempts, CASE WHEN t.id IS NULL THEN {self._dues(numbers)} END AS due,"
+            f" t.payload, t.attempts, CASE WHEN t.id IS NULL THEN LEAST({dues}) END AS due,"
             " (SELECT array_agg(name) FROM p) AS paused FROM c LEFT JOIN took t ON true"
         )
 
@@ -226,106 +236,33 @@ class JobSql:
             " AND (n.expires_at IS NULL OR n.expires_at > c.us))",
             f"gone AS (DELETE FROM {self.ours} WHERE owner = :owner AND mark = :mark AND (text_sum IS NULL OR"
             " text_sum = :sum) RETURNING job_id, attempts, reserved_at)",
-            *self._ended,
+            f"mine AS (SELECT j.id, j.attempts, j.reserved_at FROM {self.jobs} j JOIN gone ON gone.job_id = j.id"
+            " FOR UPDATE OF j)",
+            f"done AS (DELETE FROM {self.jobs} d USING mine j, gone s WHERE d.id = j.id AND {self.same} RETURNING d.id)",
             f"busy AS MATERIALIZED (SELECT 1 FROM {self.ours} WHERE owner = :owner AND queue IN ({named}) AND"
             " job_id NOT IN (SELECT job_id FROM gone))",
         ]
 
-    @property
-    def _ended(self) -> tuple[str, str]:
-        return (
-            f"mine AS (SELECT j.id, j.attempts, j.reserved_at FROM {self.jobs} j JOIN gone ON gone.job_id = j.id"
-            " FOR UPDATE OF j)",
-            f"done AS (DELETE FROM {self.jobs} d USING mine j, gone s WHERE d.id = j.id AND {self.same} RETURNING d.id)",
-        )
-
-    def _dues(self, numbers: range) -> str:
-        """The unix second in which the first delayed job is due."""
-        each = [
-            f"(SELECT min(j.available_at) FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} > c.us / 1000000)"
-            for n in numbers
-        ]
-        return f"LEAST({', '.join(each)})"
-
-    def _next_of(self, n: int, most: int = 1, columns: str = "j.id") -> str:
-        """n0, n1, ...: the first ready jobs of a queue, locked, if the queues before it have none."""
+    def _next_of(self, n: int) -> str:
+        """n0, n1, ...: the first ready job of a queue, locked, if the queues before it have none."""
         others = "".join(f" AND NOT EXISTS (SELECT 1 FROM n{before})" for before in range(n))
         return (
-            f"n{n} AS (SELECT {columns} FROM {self.jobs} j WHERE j.queue = :q{n}"
-            f" AND {FREE} <= (SELECT us / 1000000 FROM c)"
+            f"n{n} AS (SELECT j.id FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} <= (SELECT us / 1000000 FROM c)"
             f" AND NOT EXISTS (SELECT 1 FROM busy) AND NOT {n} = ANY(CAST(:shut AS int[]))"
             f" AND NOT EXISTS (SELECT 1 FROM p WHERE p.name = :p{n}){others} AND {self.ours_only}"
-            f" ORDER BY j.available_at, j.id LIMIT {most} FOR UPDATE SKIP LOCKED)"
+            f" ORDER BY j.available_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED)"
         )
 
-    def _after(self, owner: str = ":owner", mark: str = ":next", more: str = "", chosen: str = "n") -> list[str]:
-        """took: the reserved rows of the chosen jobs. noted: the reservations."""
-        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in OF_OURS.split(", ")[1:])
+    def _after(self, numbers: range) -> list[str]:
+        """n: the next job. took: its reserved row. noted: the reservation."""
         return [
+            f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})",
             f"took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
-            f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM {chosen} n, c WHERE j.id = n.id"
-            f" RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at{more})",
-            f"noted AS (INSERT INTO {self.ours} ({OF_OURS}) SELECT t.id, t.queue, {owner}, {mark}, t.attempts,"
-            f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})",
+            f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
+            " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at)",
+            f"noted AS (INSERT INTO {self.ours} ({OF_OURS}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
+            f" t.reserved_at, c.us + :lease, NULL FROM took t, c{INSTEAD})",
         ]
-
-    @cache  # noqa: B019
-    def lanes(self, queues: int, most: int) -> sql.TextClause:
-        """A turn of lanes as one statement of PostgreSQL. most: jobs it locks.
-
-        fence: its own number, one row if it may change anything; it is written only if there is something to change. plain:
-        whether a job and all before it are ordinary. If a statement that was abandoned is still running, `fence` waits for
-        it, then finds another number."""
-        numbers = range(queues)
-        clock, paused = self._before(numbers)[:2]
-        there = "name = :name AND item = :item"
-        plain = (
-            "attempts = 0 AND left(payload, 1) = '{' AND right(payload, length(:fresh)) = :fresh"
-            " AND strpos(payload, :rsv) = 0 AND strpos(payload, :tied) = 0"
-            " AND (:longest = 0 OR octet_length(payload) <= :longest)"
-        )
-        counts = " ".join(
-            f"WHEN EXISTS (SELECT 1 FROM n{n}) THEN (SELECT count(*) FROM (SELECT 1 FROM {self.jobs} j WHERE"
-            f" j.queue = :q{n} AND {FREE} <= (SELECT us / 1000000 FROM c) LIMIT {SHARE * 2 * most}) r)"
-            for n in numbers
-        )
-        place = "[CASE WHEN t.plain THEN t.place + 1 ELSE 1 END]"
-        steps = [
-            clock,
-            paused,
-            "busy AS (SELECT 1 WHERE false)",
-            *[self._next_of(n, most, "j.id, j.payload, j.attempts, j.available_at") for n in numbers],
-            f"n AS ({' UNION ALL '.join(f'SELECT * FROM n{n}' for n in numbers)})",
-            f"fence AS (UPDATE qd_items SET value = :last WHERE {there} AND value = :known"
-            " AND (:answers OR EXISTS (SELECT 1 FROM n)) RETURNING 1)",
-            f"held AS (SELECT s.job_id FROM {self.ours} s JOIN unnest(CAST(:owners AS text[]), CAST(:marks AS text[]),"
-            " CAST(:sums AS bigint[])) d(owner, mark, sum) ON s.owner = d.owner AND s.mark = d.mark"
-            " AND (s.text_sum IS NULL OR s.text_sum = d.sum) WHERE EXISTS (SELECT 1 FROM fence)"
-            " ORDER BY s.job_id FOR UPDATE OF s)",
-            f"gone AS (DELETE FROM {self.ours} s USING held WHERE s.job_id = held.job_id"
-            " RETURNING s.job_id, s.mark, s.attempts, s.reserved_at)",
-            *self._ended,
-            f"looked AS (SELECT id, row_number() OVER w AS place, bool_and({plain}) OVER w AS plain,"
-            " sum(octet_length(payload)) OVER w AS bytes FROM n WINDOW w AS (ORDER BY available_at, id))",
-            f"r AS MATERIALIZED (SELECT CASE {counts} ELSE 0 END AS ready)",
-            "chosen AS (SELECT l.id, l.place, l.plain FROM looked l, r WHERE EXISTS (SELECT 1 FROM fence) AND (l.place = 1"
-            f" OR (l.plain AND l.bytes <= {BULK} AND l.place <= 1 + r.ready / {SHARE})))",
-            *self._after(
-                f"(CAST(:lanes AS text[])){place}", f"(CAST(:next AS text[])){place}", ", n.place, n.plain", "chosen"
-            ),
-        ]
-        return sql.text(
-            f"WITH {', '.join(steps)}"
-            f" SELECT c.us, (SELECT value FROM qd_items WHERE {there}) AS number, (SELECT count(*) FROM fence) AS fenced,"
-            " (SELECT count(*) FROM n) AS seen, r.ready, t.id, t.queue, t.payload, t.attempts, t.plain,"
-            " (SELECT array_agg(gone.mark) FROM gone JOIN done ON done.id = gone.job_id) AS acked,"
-            f" CASE WHEN t.id IS NULL THEN {self._dues(numbers)} END AS due, (SELECT array_agg(name) FROM p) AS paused"
-            " FROM c CROSS JOIN r LEFT JOIN took t ON true ORDER BY t.place"
-        ).bindparams(
-            *[sql.bindparam(name, type_=sql.Text()) for name in ("fresh", "rsv", "tied")],
-            *[sql.bindparam(name, type_=sql.Boolean()) for name in ("answers",)],
-            sql.bindparam("longest", type_=sql.Integer()),
-        )
 
 
 def statement(text: str) -> sql.TextClause:
