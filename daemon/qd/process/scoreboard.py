@@ -31,7 +31,7 @@ from qd.process import SLOTS
 from qd.process.exit_codes import OVER_TIMEOUT
 
 WORD = 2**64 - 1  # the largest value of a word
-WORDS = 34  # a slot's numbers
+WORDS = 36  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 LANE_WORDS = 12
@@ -132,6 +132,7 @@ class W(IntEnum):
     GROWN = 11  # worker: bytes it has grown since it was ready
     WHY = 12  # master: what the next SIGALRM means
     TURN = 13  # worker: its turn number
+    BLAME = 14  # master: turn of the running job that ended a worker with several; VERDICT is about this job only. 0: none
     PEAK = 15  # master: peak resident bytes, if known
     SILENT = 16  # master: 1 while it misses heartbeats between two jobs, 2 if it does not end although it was killed
     START = 17  # master: start time of the process in clock ticks, as in /proc
@@ -151,6 +152,8 @@ class W(IntEnum):
     RECALL = 31  # keeper: BATCH of the jobs that it takes back; none of them may start
     STEP = 32  # worker: turn of the job whose step runs on the event loop, 0 none
     STEPS = 33  # worker: count of such steps
+    LEAVES = 34  # worker: 1 once it takes no more jobs and only lets its jobs finish
+    SUSPECTS = 35  # worker: 1 while it runs suspects
 
 
 class LaneState(IntEnum):
@@ -194,6 +197,7 @@ class H(IntEnum):
     TOOK_AT = 17  # keeper: moment at which it last saw a new job reserved, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
+    SUSPECTS_AT = 20  # worker: moment at which a worker last ran a suspect
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
 
 
