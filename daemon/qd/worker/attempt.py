@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     import asyncio
 
 
-AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)  # those of a job that succeeds
+AROUND = (
+    events.JobPopped,
+    events.JobProcessing,
+    events.JobProcessed,
+    events.JobAttempted,
+)  # those of a job that succeeds
 
 
 def was_interrupted(before: bytes) -> bool:
@@ -176,9 +181,16 @@ class Attempts:
         if not declared.is_async or declared.signature.extras is not None:
             return None
         stages, qd, listeners = self._pipeline.around(declared), payload.qd, self.app._listeners
-        if not all(map(is_async, stages)) or any(map(listeners.has, AROUND)) or (qd and qd.unique and qd.until == "start"):
+        if (
+            not all(map(is_async, stages))
+            or any(listeners.has(event) for event in AROUND)
+            or (qd and qd.unique and qd.until == "start")
+        ):
             return None
-        if ending_of(reserved.before) not in (None, Ending.ANSWERED) or before(limits, payload, time.time()) is not None:
+        if (
+            ending_of(reserved.before) not in (None, Ending.ANSWERED)
+            or before(limits, payload, time.time()) is not None
+        ):
             return None
         try:
             call = job.prepared(declared)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, cast
 
 from qd.app import Qd
 from qd.config.settings import Settings
+from qd.drivers.base import with_lanes
 from qd.drivers.connections import extras_named, open_memory, open_queue, server_warnings
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
 from qd.jobs.context import current_job
@@ -62,16 +63,17 @@ def serve(
     context, stack_fd = settled(context, assignment)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
-    queue = open_queue(
-        settings,
-        settings.work.connection,
-        token=context.token,
-        slot=assignment.slot,
-        turns=(assignment.generation - 1) * LIFE,  # continued over all generations: no mark is used twice
-        title=title,
-        own=own,
-    )
-    worker = Worker(app, settings, queue, context, assignment, between)
+    opened = partial(open_queue, settings, settings.work.connection, title=title, own=own)
+    # Turns continue over all generations: no mark is used twice.
+    queue = opened(token=context.token, slot=assignment.slot, turns=(assignment.generation - 1) * LIFE)
+    lanes = with_lanes(queue)
+    worker: Worker
+    if settings.work.concurrency > 1 and lanes is not None:
+        from qd.worker.concurrent import ConcurrentWorker  # loads asyncio
+
+        worker = ConcurrentWorker(app, settings, lanes, opened(), context, assignment, between)
+    else:
+        worker = Worker(app, settings, queue, context, assignment, between)
     os.register_at_fork(after_in_child=worker.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return worker.run(lambda: context.sender.send(ready, stack_fd))

@@ -29,7 +29,6 @@ from qd.jobs import context
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.options.kinds import span_text
 from qd.payload.format import Payload
-from qd.payload.reservation import split_mark
 from qd.process import shield
 from qd.process.scoreboard import Fails, L, Lane, LaneState, Why, now
 from qd.process.shield import in_main_thread
@@ -59,7 +58,9 @@ class LaneAlarm(Alarm):
         self._seconds = 0.0
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._inside = self._flying = self._overdue = False  # flying: Python has the exception and has not raised it yet
+        self._inside = self._flying = self._overdue = (
+            False  # flying: Python has the exception and has not raised it yet
+        )
         self._thread = self._depth = 0
 
     def open(self) -> None:
@@ -214,27 +215,14 @@ class JobPool:
             del act
 
 
-class LaneView:
-    """The worker's connection where a call concerns one lane. Used in the thread that owns it. lane: of the call."""
-
-    def __init__(self, queue: LaneConnector, queues: Sequence[str]) -> None:
-        self._queue, self._queues = queue, queues
-        self.lane = 0
-
-    def held(self, queues: Sequence[str]) -> Reserved | None:
-        found = self._queue.held_lanes(self._queues, (self.lane,) if self.lane else ())
-        return next((job for job in found if split_mark(job.mark).lane == self.lane), None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
-
-
 class LaneQueue:
     """What the job of a lane uses of the worker's connection, from its own thread."""
 
-    def __init__(self, view: LaneView, lane: int, call: Callable[[Callable[[], Any], float], Any]) -> None:
+    def __init__(self, queue: LaneConnector, call: Callable[[Callable[[], Any], float], Any]) -> None:
         """call: runs a function in the thread that owns the connection, and waits so many seconds."""
-        self._view, self._lane, self._call = view, lane, call
+        self._queue, self._call = queue, call
+
+    turn_lanes = None  # marks it as a connection with lanes
 
     @property
     def jobs(self) -> LaneQueue:
@@ -245,17 +233,13 @@ class LaneQueue:
         yield  # every call is
 
     def checkpoint(self, held: Reserved, member: bytes) -> object:
-        return self._call(lambda: self._view.checkpoint(held, member), PATIENCE)
+        return self._call(lambda: self._queue.checkpoint(held, member), PATIENCE)
 
     def progress(self, id: str, percent: float, ttl: float) -> object:
-        return self._call(lambda: self._view.jobs.progress(id, percent, ttl), PATIENCE)
+        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl), PATIENCE)
 
-    def held(self, queues: Sequence[str]) -> object:
-        def ask() -> object:
-            self._view.lane = self._lane
-            return self._view.held(queues)
-
-        return self._call(ask, PATIENCE)
+    def owned_by(self, queue: str, owners: Sequence[str]) -> object:
+        return self._call(lambda: self._queue.owned_by(queue, owners), PATIENCE)
 
 
 class LaneCheckpoints(Checkpoints):
@@ -290,7 +274,7 @@ class LaneRun:
         self.worker, self.number = worker, number
         self.words = worker.board.lane(worker.slot.number, number)
         self.alarm = LaneAlarm(self.words, worker.expects)
-        self.queue = LaneQueue(worker.view, number, worker.calls)
+        self.queue = LaneQueue(worker.lanes, worker.calls)
         self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.posts)
         self.attempts = Attempts(
             worker.app, worker.work, self.alarm, cast(Any, self), self.checkpoints.keep, self.checkpoints.progress
@@ -347,7 +331,6 @@ class LaneRun:
     def in_thread(self, base: Context) -> None:
         """Run it in this thread of the pool, in a copy of `base`."""
         attempt = cast(Attempt, self.attempt)
-        self.worker.entered(self)
         base.copy().run(self._perform, attempt, lambda: self.attempts.perform(attempt, self._death))
 
     def _perform(self, attempt: Attempt, act: Callable[[], Outcome]) -> None:
@@ -359,7 +342,9 @@ class LaneRun:
                 outcome = act()
         except BaseException as error:
             # sys.exit() in one of several jobs ends that job only.
-            raised = RuntimeError(f"the job called sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
+            raised = (
+                RuntimeError(f"the job called sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
+            )
             outcome = self._after_error(attempt, raised.with_traceback(error.__traceback__))
         finally:
             context.leave(attempt.job)
@@ -415,7 +400,6 @@ class LaneRun:
         context.enter(attempt.job)
         self.alarm.cancel = lambda: self.worker.loop.call_soon_threadsafe(self._cancel)
         self.alarm.begins(attempt.limits.timeout)
-        self.worker.entered(self)
         self.task = self.worker.loop.create_task(self._whole(attempt, call), context=here)
 
     async def _whole(self, attempt: Attempt, call: Callable[[], object]) -> None:
