@@ -10,15 +10,16 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qd.master.postmortem import OomKills, job_stack
 from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
-from qd.process.scoreboard import Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
-from qd.process.signals import TAKE_STACK
+from qd.process.scoreboard import L, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
+from qd.process.signals import KEPT, TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a requested worker that has not been born is given up
+CANCELS = 1000  # cancelled jobs of one worker that are remembered
 YOUNG = 5.0  # seconds after it was ready in which an idle worker that dies counts as part of a crash loop
 
 
@@ -44,6 +45,11 @@ class Worker:
     killed_at: float = 0.0
     beat: int = 0  # its last heartbeat
     quiet_since: int = 0  # when that was first seen
+    lane_cancels: dict[int, int] = field(default_factory=dict)  # turn in a lane -> when its job was cancelled
+    late_at: int = 0  # when one of its jobs was first seen to ignore its end
+    step: tuple[int, int] = (0, 0)  # STEP and STEPS, as last seen,
+    step_at: int = 0  # since when,
+    step_logged: bool = False  # and whether that was logged
 
     @property
     def busy(self) -> bool:
@@ -115,6 +121,7 @@ class Death:
     peak: int  # bytes
     stack: str
     oom: bool | None  # the kernel killed it for lack of memory; None: unknown
+    running: int = 0  # jobs that it was running
 
     @property
     def exit_code(self) -> int:
@@ -223,7 +230,13 @@ class Children:
         if worker is None:
             return None
         slot, at = worker.slot, now()
-        began = slot[W.JOB_AT]
+        lanes = self.board.started(slot)
+        if lanes and not slot[W.BLAME] and worker.verdict is None and self._crashed_in_main_thread(worker, status):
+            slot[W.BLAME] = slot[W.STEP]
+        blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
+        if blamed is not None:
+            slot.describe(blamed.job.encode(), blamed.queue.encode())
+        began = slot[W.JOB_AT] if blamed is None else blamed[L.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
@@ -240,6 +253,7 @@ class Children:
             peak,
             self.stack(worker),
             self.oom.killed(status) if worker.verdict is None else False,
+            len(lanes) or int(bool(began)),
         )
         del self.workers[slot.number]
         if worker.stack_fd is not None:
@@ -263,19 +277,39 @@ class Children:
         except OSError:
             return ""
 
+    def _crashed_in_main_thread(self, worker: Worker, status: int) -> bool:
+        """Whether its fault handler says so. It has written the number of the main thread at the start of the file."""
+        if worker.stack_fd is None or not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in KEPT:
+            return False
+        try:
+            size = os.fstat(worker.stack_fd).st_size
+            main, last = os.pread(worker.stack_fd, 18, 0), os.pread(worker.stack_fd, 16384, max(0, size - 16384))
+        except OSError:
+            return False
+        return main.startswith(b"0x") and b"Current thread " + main in last.rpartition(b"Fatal Python error")[2]
+
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> bool:
         """End the worker's job from inside. turn: of the job; None: the current one. False: that job is not running."""
         current = worker.slot[W.TURN] & 0xFFFFFFFF
-        if turn is not None and turn != current:
-            return False
-        worker.slot[W.WHY] = why | current << 8
+        found = False
+        for lane in self.board.started(worker.slot):
+            its = lane.state[0] & 0xFFFFFFFF
+            if turn is None or turn == its:
+                lane[L.WHY], found = why | its << 8, True
+        if not found or turn is None:
+            if turn is not None and turn != current:
+                return False
+            worker.slot[W.WHY] = why | current << 8
         worker.send(signal.SIGALRM)
         return True
 
     def cancel(self, worker: Worker, turn: int) -> None:
         """Cancel the job of that turn. The signal is sent once; Watchdog kills a job that does not end in time."""
-        if worker.has_job and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
+        if not worker.has_job or worker.cancelled == turn or turn in worker.lane_cancels:
+            return
+        if self.alarm(worker, Why.CANCEL, turn):
             worker.cancelled, worker.cancelled_at = turn, now()
+            worker.lane_cancels = dict([*worker.lane_cancels.items()][-CANCELS:]) | {turn: now()}
 
     def all_found_nothing(self) -> bool:
         """Every worker waits, and has found no job since the jobs of the last dead one were moved: the queues are empty as

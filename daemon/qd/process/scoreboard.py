@@ -269,6 +269,17 @@ class Scoreboard:
         """number: from 1 to `lanes`."""
         return Lane(self, slot, number)
 
+    def lane_words(self, slot: Slot, word: L) -> list[int]:
+        """This word of each lane of the slot that is in use, from lane 1 on."""
+        count, stride = min(slot[W.LANES], self.lanes), LANE_BYTES // 8
+        start = ((SLOTS + 1) * SLOT_BYTES + slot.number * self.lanes * LANE_BYTES) // 8 + word
+        return self.words[start : start + count * stride : stride].tolist()
+
+    def started(self, slot: Slot) -> list[Lane]:
+        """The lanes of the slot whose jobs have started, and may have finished."""
+        states = self.lane_words(slot, L.STATE)
+        return [self.lane(slot.number, n) for n, state in enumerate(states, 1) if state & 3 == LaneState.STARTED]
+
     def proof_of(self, turn: int) -> int:
         """The word that says that the job of this turn has finished. A stray write cannot produce it."""
         return (turn * 0x9E3779B97F4A7C15 ^ self.secret) & WORD

@@ -295,7 +295,7 @@ class Attempts:
         return self._outcome(attempt, error)
 
     def ended(self, attempt: Attempt, error: BaseException | None, result: object) -> Outcome:
-        """The outcome of an attempt whose `coroutine` has run elsewhere. Calls failed() and listeners if there is an error."""
+        """The outcome of an attempt whose `coroutine` has run elsewhere. After an error, calls failed() and listeners."""
         self._returned, self._result = error is None, result
         return self._outcome(attempt, error)
 

@@ -22,6 +22,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -60,7 +61,7 @@ def serve(
 
     between: called after each wait for a job, see Worker.
     """
-    context, stack_fd = settled(context, assignment)
+    context, stack_fd = settled(context, assignment, several=settings.work.concurrency > 1)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
     opened = partial(open_queue, settings, settings.work.connection, title=title, own=own)
@@ -79,8 +80,9 @@ def serve(
     return worker.run(lambda: context.sender.send(ready, stack_fd))
 
 
-def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext, int | None]:
-    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks."""
+def settled(context: ChildContext, assignment: Assignment, *, several: bool = False) -> tuple[ChildContext, int | None]:
+    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks. several: it
+    runs several jobs at once."""
     own_stdin()
     print_by_line()
     context = replace(context, log=context.log.of(assignment.role.word, WaitingLogWriter()))
@@ -91,6 +93,12 @@ def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext
         signal.signal(number, signals.nothing)
     signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
+    if several and stack_fd is not None:
+        # Only the main thread, which has the event loop: with all threads, it would be left out if there are 100. And which
+        # thread has crashed.
+        faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=False)
+        os.write(stack_fd, b"0x%016x\n" % threading.get_ident())
+        faulthandler.enable(file=stack_fd, all_threads=False)
     log_job_records(context.log)
     return context, stack_fd
 

@@ -585,7 +585,7 @@ class ConcurrentWorker(Worker):
 
     def _suspects_due(self) -> bool:
         """Whether to look for suspects: this worker runs nothing, and few others run some."""
-        if self._busy or self.answers.owes or self._suspects_at and now() - self._suspects_at < SUSPECTS_NS:
+        if self._busy or self.answers.owes or (self._suspects_at and now() - self._suspects_at < SUSPECTS_NS):
             return False
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
         left_at = self.board.header(H.SUSPECTS_AT)

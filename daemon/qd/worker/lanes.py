@@ -143,7 +143,7 @@ class LaneAlarm(Alarm):
         """A class, because Python raises only classes in other threads. It is made when its exception is raised."""
         kind, text = type(error), str(error)
 
-        def __init__(made: EndJob) -> None:  # noqa: N807
+        def __init__(made: EndJob) -> None:
             kind.__init__(made, text)
             self._flying = False
 
