@@ -104,8 +104,13 @@ class DeadWorkers:
     def _move(self, queue: str, slot: Slot) -> None:
         owner = f"{self.context.token}/{slot.number}"
         member = self.queue.owned(queue, owner)
-        if member is not None:
-            self._answer(reserved_of(queue, member, owner.replace("/", ".") + "."), slot, JobWords.of(slot), owner)
+        if member is None:
+            return
+        job = reserved_of(queue, member, owner.replace("/", ".") + ".")
+        if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
+            self.lanes.settle_lanes(queue, [LaneAnswer(owner, member)])  # finished, and not acked
+        else:
+            self._answer(job, slot, JobWords.of(slot), owner)
 
     def _answer(self, job: Reserved, slot: Slot, words: JobWords, owner: str) -> None:
         """Answer the job that the worker was running by the master's verdict. owner: who has it."""

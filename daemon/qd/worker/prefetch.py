@@ -10,8 +10,8 @@
 k doubles from turn to turn as long as k jobs fit into 5 ms, by the highest average of the names that ran lately.
 
 Safety depends on no clock. Before a job starts, the worker writes its turn into STARTED, then reads RECALL; the keeper
-writes RECALL, waits, then reads STARTED. A worker that finds its batch recalled starts nothing of it and puts back, under the marks
-of this batch, what it still holds: what the keeper has put back already has no such mark any more.
+writes RECALL, waits, then reads STARTED. A worker that finds its batch recalled starts nothing of it and puts back, under
+the marks of this batch, what it still holds: what the keeper has put back already has no such mark any more.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SHORT = 0.005  # seconds that the jobs of a batch may take together; a longer jo
 MOST = 64  # jobs of a batch
 WINDOW_NS = 10_000_000  # after this no further job of a batch starts
 WAKE_NS = 1_000_000_000  # between two wakes of the keeper, which then looks often by itself
+ALONE = (0,)
 NAMES = 1000  # averages that are kept: names come from payloads
 
 
@@ -117,7 +118,7 @@ class LaneConnection(WorkerConnection):
     def fill(self, most: int, shut: tuple[str, ...]) -> LaneReply:
         """Answer what is to be answered and reserve up to `most` jobs. First call `query_owned` if `unsure`."""
         asked = min(most, self.estimate.next(), PREFETCHED)
-        return self._turn(LaneTurn(self.rota.order, lanes=range(1, asked + 1) if asked > 1 else (), shut=shut))
+        return self._turn(LaneTurn(self.rota.order, lanes=range(1, asked + 1) if asked > 1 else ALONE, shut=shut))
 
     def _turn(self, turn: LaneTurn) -> LaneReply:
         slot, sent_at = self.slot, boottime_ns()
@@ -127,13 +128,12 @@ class LaneConnection(WorkerConnection):
         reply = self.lanes.turn_lanes(turn._replace(done=self.finished, back=self.back))
         jobs, self._away_since = reply.jobs, 0.0
         self.finished, self.back, self.held = [], [], deque(jobs)
-        several = len(jobs) > 1
-        slot[W.LANES] = len(jobs) if several else 0
+        slot[W.LANES] = jobs[-1].lane if jobs else 0
         if jobs:
             self.rota.took(jobs[0].queue, time.monotonic())
             self._batch = slot[W.BATCH] = batch_of(jobs[0].turn, len(jobs))
             self._first, self._until = True, sent_at + WINDOW_NS
-        if several:
+        if len(jobs) > 1:
             slot[W.HELD_AT] = sent_at
             if self.wake is not None and sent_at - self._woke > WAKE_NS:
                 self._woke = sent_at

@@ -13,10 +13,9 @@ from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
 from qd.keeper import recall
 from qd.keeper.recall import Recall
 from qd.log import Log
-from qd.payload.reservation import split_mark
 from qd.process.scoreboard import Scoreboard, SlotState, W
 from qd.worker import prefetch
-from qd.worker.prefetch import Estimate, LaneConnection
+from qd.worker.prefetch import LaneConnection
 from qd.worker.queues import Rota
 
 TOKEN, SLOT = "T", 3
