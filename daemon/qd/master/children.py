@@ -137,7 +137,7 @@ class Death:
     def fell_idle(self) -> bool:
         """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
+        return ended_itself and not (self.job or self.jobs or self.running) and time.monotonic() - self.worker.ready_at < YOUNG
 
     @property
     def at_boot(self) -> bool:
@@ -319,6 +319,9 @@ class Children:
             return False
         self._moved_at = now() if self._moved_at is None else self._moved_at
         live = self.serving()
+        if any(worker.busy for worker in self.of(Role.WORKER) if worker.draining):
+            self._moved_at = None  # what it puts back was not there when the others looked
+            return False
         return bool(live) and all(
             w.slot[W.STATE] == SlotState.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live
         )

@@ -93,9 +93,12 @@ def job_stack(stack: str, home: str = HOME) -> str:
 def _cut(block: str, home: str) -> str:
     ours = f'  File "{home}'
     # All user code runs below Alarm.guard, or as a task.
-    entries = {f"{ours}worker{os.sep}timeout.py": " in guard", f"{ours}worker{os.sep}lanes.py": (" in guard", "whole")}
+    entries = {
+        f"{ours}worker{os.sep}timeout.py": (" in guard",),
+        f"{ours}worker{os.sep}lanes.py": (" in guard", "whole"),
+    }
     lines = [line for line in block.splitlines() if not line.startswith("0x")]
-    found = [i for i, line in enumerate(lines) if line.endswith(entries.get(line.partition('", ')[0], "\n"))]
+    found = [i for i, line in enumerate(lines) if line.endswith(entries.get(line.partition('", ')[0], ()))]
     at = found[0] if found else 0
     while at and lines[at - 1].startswith(ours):
         at -= 1

@@ -38,10 +38,10 @@ from qd.drivers.base import Connector, LaneConnector
 from qd.drivers.types import LaneTurn, Reserved
 from qd.errors import ConnectionLost
 from qd.jobs.context import current_job
-from qd.process import SLOTS, proc
+from qd.process import proc
 from qd.process.descriptors import ready_of
 from qd.process.exit_codes import StopReason
-from qd.process.scoreboard import ALIVE, H, L, LaneState, Role, SlotState, W, Why, now
+from qd.process.scoreboard import ALIVE, H, L, LaneState, Role, Scoreboard, Slot, SlotState, W, Why, now
 from qd.worker.connection import AWAY, WorkerConnection
 from qd.worker.lanes import JobPool, LaneRun, waited
 from qd.worker.outcome import Attempt, Back
@@ -51,7 +51,9 @@ from qd.worker.worker import IDLE, Worker
 
 if TYPE_CHECKING:
     from qd.app import Qd
+    from qd.log import Log
     from qd.master.code import Assignment, ChildContext
+    from qd.worker.queues import Rota
 
 T = TypeVar("T")
 FAR = 2**63
@@ -62,19 +64,21 @@ WAKE = 0  # the byte in the mailbox that is no signal
 BROKEN = 0.5  # seconds until a broken wait for a token is tried again
 
 
-def lane_of(job: Reserved) -> int:
-    return int(job.mark.split(".")[1]) // SLOTS
-
-
 class LaneAnswers(WorkerConnection):
     """finished: to ack with the next turn; since: when the first of them had finished."""
 
-    finished: list[Reserved]
-    since = 0
+    def __init__(
+        self, queue: Connector, rota: Rota, log: Log, rest: Callable[[float], None], board: Scoreboard, slot: Slot
+    ) -> None:
+        super().__init__(queue, rota, log, rest)
+        self.board, self.slot = board, slot
+        self.finished, self.since = list[Reserved](), 0
 
     def finish(self, job: Reserved) -> None:
         self.since = self.since or now()
         self.finished.append(job)
+        if not job.lane:
+            self.slot[W.PROOF] = self.board.proof_of(job.turn)
 
     @property
     def owes(self) -> bool:
@@ -107,6 +111,7 @@ class TokenWait:
     def __init__(self, queue: Connector, came: Callable[[], None]) -> None:
         self.queue, self._came = queue, came
         self.waits = False
+        self.in_vain = True  # the last wait ended without a token
         self._begin = threading.Event()
         self._wake, self._stop = os.pipe()
         self._what: tuple[list[str], float] = ([], 0.0)
@@ -123,6 +128,7 @@ class TokenWait:
     def run(self) -> None:
         while self._begin.wait():
             self._begin.clear()
+            until = time.monotonic() + self._what[1]
             try:
                 self.queue.wait(*self._what, self._wake)
             except AWAY:
@@ -130,7 +136,7 @@ class TokenWait:
             os.set_blocking(self._wake, False)
             with suppress(BlockingIOError):
                 os.read(self._wake, 64)
-            self.waits = False
+            self.waits, self.in_vain = False, time.monotonic() >= until
             self._came()
 
 
@@ -149,8 +155,9 @@ class ConcurrentWorker(Worker):
         settings = replace(settings, work=replace(settings.work, prefetch=1))
         super().__init__(app, settings, queue, context, assignment, between)
         self.lanes, self.most = queue, settings.work.concurrency
-        self.connection = self.answers = LaneAnswers(queue, self.connection.rota, self.log, self._rest_while_away)
-        self.answers.finished = []
+        rota = self.connection.rota
+        self.answers = LaneAnswers(queue, rota, self.log, self._rest_while_away, self.board, self.slot)
+        self.connection = self.answers
         self.settlement = LaneSettlement(self.settlement.settler, self.connection, self.attempts, self.slot)
         self.pool = self.settlement.pool = JobPool(self.most)
         self.steps = Steps(self.slot, self._blocked)
@@ -174,7 +181,7 @@ class ConcurrentWorker(Worker):
         self._io_wakes, self._io_wake = os.pipe()
         for end in (self._io_wakes, self._io_wake):
             os.set_blocking(end, False)
-        self._suspects_at = 0
+        self._suspects_at, self._found_nothing = 0, False
         self._io = 0  # the thread that owns the connection
         self._warned = set[str]()
         self.loop: asyncio.AbstractEventLoop
@@ -192,7 +199,9 @@ class ConcurrentWorker(Worker):
         self.app.connections.used = self._warn_blocking
         self._base = copy_context()
         ready()
-        for act, name in ((self.tokens.run, "qd-wait"), (self._watch, "qd-watch"), (self._serve, "qd-io")):
+        watching = threading.Thread(target=self._watch, name="qd-watch", daemon=True)
+        watching.start()
+        for act, name in ((self.tokens.run, "qd-wait"), (self._serve, "qd-io")):
             threading.Thread(target=act, name=name, daemon=True).start()
         try:
             while not self._over:
@@ -210,6 +219,9 @@ class ConcurrentWorker(Worker):
             assert self._reason is not None
             return int(self._reason.code)
         finally:
+            self._over = True
+            self.mailbox.post(WAKE)
+            watching.join(1.0)
             self._close()
 
     def _copied(self) -> None:
@@ -302,7 +314,8 @@ class ConcurrentWorker(Worker):
 
     def _turns(self) -> bool:
         """Make a turn if jobs may be ready. False: it has nothing to do now."""
-        if self._suspects_due():
+        if not self._busy and not self.answers.owes and self._suspects_due():
+            self._found_nothing = False
             self._run_suspects()
         if self._look_at and now() >= self._look_at:
             self._more = True
@@ -315,7 +328,8 @@ class ConcurrentWorker(Worker):
             return False
         self._more, self._look_at = False, 0
         self._exchange(most)
-        return self._more
+        self._found_nothing = not self._more and not self.tokens.in_vain
+        return self._more or (self._found_nothing and not self._busy)
 
     def _exchange(self, most: int) -> None:
         """Ack what has finished and reserve up to `most` jobs."""
@@ -345,7 +359,7 @@ class ConcurrentWorker(Worker):
         connection._away_since = 0.0
         connection.finished, connection.since = [], 0
         for job in done:
-            self._release(lane_of(job))
+            self._release(job.lane)
         if lanes:
             self._took(reply)
             self._more = bool(reply.jobs)
@@ -353,7 +367,7 @@ class ConcurrentWorker(Worker):
             connection.rota.took(job.queue, time.monotonic())
         self._start(reply.jobs)
         self._asked = []
-        for lane in set(lanes) - {lane_of(job) for job in reply.jobs}:
+        for lane in set(lanes) - {job.lane for job in reply.jobs}:
             self._release(lane)
         if reply.lost:
             self.settlement.lost(reply.lost)
@@ -367,16 +381,16 @@ class ConcurrentWorker(Worker):
         """After a broken turn: what it acked is gone, and what it reserved starts now."""
         known = {run.job.mark for run in self._busy.values() if run.job is not None}
         done = {job.mark for job in self.answers.finished}
-        lanes = sorted({*self._asked, *self._busy, *map(lane_of, self.answers.finished)})
+        lanes = sorted({*self._asked, *self._busy, *(job.lane for job in self.answers.finished)})
         held = self.lanes.held_lanes(self.work.queues, lanes)
         self.answers.unsure = False
         there = {job.mark for job in held}
         for job in self.answers.finished:
             if job.mark not in there:
-                self._release(lane_of(job))
+                self._release(job.lane)
         self.answers.finished = [job for job in held if job.mark in done]
         new = [job for job in held if job.mark not in known | done]
-        for lane in set(self._asked) - set(map(lane_of, new)):
+        for lane in set(self._asked) - {job.lane for job in new}:
             self._release(lane)
         self._asked = []
         self._start(new)
@@ -386,7 +400,7 @@ class ConcurrentWorker(Worker):
         if jobs and not self._busy:
             slot[W.JOB_AT] = now()
         for job in jobs:
-            lane = lane_of(job)
+            lane = job.lane
             run = self._runs.get(lane) or self._runs.setdefault(lane, LaneRun(self, lane))
             self._busy[lane] = run
             attempt = run.take(job)
@@ -425,7 +439,7 @@ class ConcurrentWorker(Worker):
         del self._busy[run.number]
         run.task = run.attempt = None
         if len(self.answers.finished) == before:  # it is answered
-            self._release(lane_of(job))
+            self._release(job.lane)
         if not self._busy:
             self.slot[W.JOB_AT], self.slot[W.STATE] = 0, SlotState.LOOKING
         if self._free and not self.tokens.waits:
@@ -584,32 +598,39 @@ class ConcurrentWorker(Worker):
         self._alone_done.wait()
 
     def _suspects_due(self) -> bool:
-        """Whether to look for suspects: this worker runs nothing, and few others run some."""
-        if self._busy or self.answers.owes or (self._suspects_at and now() - self._suspects_at < SUSPECTS_NS):
-            return False
+        """Whether an idle worker looks for suspects: when it is new, when a token came and no job was found, and now and
+        then; not if enough others run some."""
+        lately = self._suspects_at and now() - self._suspects_at < SUSPECTS_NS
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
-        left_at = self.board.header(H.SUSPECTS_AT)
+        left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
         if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS:
-            return False  # after a turn of suspects, a single worker runs other jobs
+            lately = 1
+        if lately and not self._found_nothing:
+            return False
         return sum(slot[W.SUSPECTS] for slot in workers) < max(1, len(workers) // 4)
 
     def _run_suspects(self) -> None:
         """Run suspects one at a time, then leave: the next worker of this slot has no traces of them."""
         self._suspects_at = began = now()
         while not self._reason_to_stop() and self._may_look():
+            self._attend()
             try:
                 if self.answers.unsure:
                     self._query_held()
                 shut, done = self.shut_queues.shut, self.answers.finished
-                reply = self.lanes.turn_lanes(LaneTurn(self.work.queues, done=done, shut=shut, suspects=True))
+                reply = self.lanes.turn_lanes(
+                    LaneTurn(self.work.queues, done=done, lanes=(0,), shut=shut, suspects=True)
+                )
             except AWAY as error:
                 return self.connection.broke(error)
             self.answers.finished, self.answers.since = [], 0
-            if not reply.jobs or now() - began > SUSPECTS_NS:
+            if not reply.jobs:
                 break
             self.slot[W.SUSPECTS] = self.slot[W.LEAVES] = 1
             self._reason = StopReason.MAX_JOBS
             self._run_alone(reply.jobs[0])
+            if now() - began > SUSPECTS_NS:
+                break
         if self.slot[W.SUSPECTS]:
             self.board.set_header(H.SUSPECTS_AT, now())
 
