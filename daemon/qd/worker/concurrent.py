@@ -181,7 +181,8 @@ class ConcurrentWorker(Worker):
         self._io_wakes, self._io_wake = os.pipe()
         for end in (self._io_wakes, self._io_wake):
             os.set_blocking(end, False)
-        self._suspects_at, self._found_nothing = 0, False
+        self._suspects_at = 0
+        self._ran = self._found_nothing = False  # it has run something; since then it has looked for a job in vain
         self._io = 0  # the thread that owns the connection
         self._warned = set[str]()
         self.loop: asyncio.AbstractEventLoop
@@ -328,7 +329,8 @@ class ConcurrentWorker(Worker):
             return False
         self._more, self._look_at = False, 0
         self._exchange(most)
-        self._found_nothing = not self._more and not self.tokens.in_vain
+        self._found_nothing = not self._more and (self._found_nothing or self._ran or not self.tokens.in_vain)
+        self._ran = self._ran and not self._found_nothing
         return self._more or (self._found_nothing and not self._busy)
 
     def _exchange(self, most: int) -> None:
@@ -398,7 +400,7 @@ class ConcurrentWorker(Worker):
     def _start(self, jobs: Any) -> None:
         slot, tasks = self.slot, list[Callable[[], None]]()
         if jobs and not self._busy:
-            slot[W.JOB_AT] = now()
+            slot[W.JOB_AT], self._ran = now(), True
         for job in jobs:
             lane = job.lane
             run = self._runs.get(lane) or self._runs.setdefault(lane, LaneRun(self, lane))
@@ -541,7 +543,9 @@ class ConcurrentWorker(Worker):
         if not self._busy:
             self.slot[W.LOOKED] = self._looked if looks else now()
             held = self.shut_queues.holds and not self.paused
-            self.slot[W.STATE] = SlotState.WAITING if (looks and not self._more) or held else SlotState.IDLE
+            at_rest = not (self._more or self._found_nothing or self.answers.owes)
+            if at_rest:
+                self.slot[W.STATE] = SlotState.WAITING if looks or held else SlotState.IDLE
         self._show(looks)
         self._peek(seconds)
         if os.getppid() != self.context.master:
@@ -600,11 +604,11 @@ class ConcurrentWorker(Worker):
     def _suspects_due(self) -> bool:
         """Whether an idle worker looks for suspects: when it is new, when a token came and no job was found, and now and
         then; not if enough others run some."""
-        lately = self._suspects_at and now() - self._suspects_at < SUSPECTS_NS
+        lately = self._suspects_at > 0 and now() - self._suspects_at < SUSPECTS_NS
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
         left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
         if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS:
-            lately = 1
+            lately = True
         if lately and not self._found_nothing:
             return False
         return sum(slot[W.SUSPECTS] for slot in workers) < max(1, len(workers) // 4)
