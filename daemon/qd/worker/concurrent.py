@@ -329,7 +329,9 @@ class ConcurrentWorker(Worker):
             return False
         self._more, self._look_at = False, 0
         self._exchange(most)
-        self._found_nothing = not self._more and (self._found_nothing or self._ran or not self.tokens.in_vain)
+        sure = bool(self.work.stop_when_empty or self.work.stop_when_empty_for)
+        new = sure or self._found_nothing or self._ran or not self.tokens.in_vain
+        self._found_nothing = new and not self._more
         self._ran = self._ran and not self._found_nothing
         return self._more or (self._found_nothing and not self._busy)
 
