@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qd.master.postmortem import OomKills, job_stack
+from qd.master.postmortem import OomKills, crashed_on_loop, job_stack
 from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
 from qd.process.scoreboard import L, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
@@ -137,7 +137,11 @@ class Death:
     def fell_idle(self) -> bool:
         """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return ended_itself and not (self.job or self.jobs or self.running) and time.monotonic() - self.worker.ready_at < YOUNG
+        return (
+            ended_itself
+            and not (self.job or self.jobs or self.running)
+            and time.monotonic() - self.worker.ready_at < YOUNG
+        )
 
     @property
     def at_boot(self) -> bool:
@@ -231,8 +235,8 @@ class Children:
             return None
         slot, at = worker.slot, now()
         lanes = self.board.started(slot)
-        if lanes and not slot[W.BLAME] and worker.verdict is None and self._crashed_in_main_thread(worker, status):
-            slot[W.BLAME] = slot[W.STEP]
+        if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+            slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker)) else 0
         blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
         if blamed is not None:
             slot.describe(blamed.job.encode(), blamed.queue.encode())
@@ -269,24 +273,17 @@ class Children:
 
     def stack(self, worker: Worker) -> str:
         """The last Python stack that the worker's fault handler wrote; empty if there is none."""
-        if worker.stack_fd is None or not worker.stack_at:
-            return ""
-        try:
-            size = os.fstat(worker.stack_fd).st_size
-            return job_stack(os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace"))
-        except OSError:
-            return ""
+        return job_stack(self._written(worker)) if worker.stack_at else ""
 
-    def _crashed_in_main_thread(self, worker: Worker, status: int) -> bool:
-        """Whether its fault handler says so. It has written the number of the main thread at the start of the file."""
-        if worker.stack_fd is None or not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in KEPT:
-            return False
+    def _written(self, worker: Worker) -> str:
+        """What its fault handler wrote last."""
+        if worker.stack_fd is None:
+            return ""
         try:
             size = os.fstat(worker.stack_fd).st_size
-            main, last = os.pread(worker.stack_fd, 18, 0), os.pread(worker.stack_fd, 16384, max(0, size - 16384))
+            return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
         except OSError:
-            return False
-        return main.startswith(b"0x") and b"Current thread " + main in last.rpartition(b"Fatal Python error")[2]
+            return ""
 
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> bool:
         """End the worker's job from inside. turn: of the job; None: the current one. False: that job is not running."""

@@ -90,6 +90,14 @@ def job_stack(stack: str, home: str = HOME) -> str:
     return "\n\n".join(_cut(block, home) for block in stack.split("\n\n"))
 
 
+def crashed_on_loop(stack: str, home: str = HOME) -> bool:
+    """Whether the last note of a fault handler is about the thread with the event loop of a ConcurrentWorker. A very deep
+    stack does not tell."""
+    note = stack.rpartition("Fatal Python error")[2].splitlines()
+    entry = f'  File "{home}worker{os.sep}concurrent.py", line '
+    return any(line.startswith(entry) and line.endswith(" in run") for line in note)
+
+
 def _cut(block: str, home: str) -> str:
     ours = f'  File "{home}'
     # All user code runs below Alarm.guard, or as a task.
@@ -97,7 +105,7 @@ def _cut(block: str, home: str) -> str:
         f"{ours}worker{os.sep}timeout.py": (" in guard",),
         f"{ours}worker{os.sep}lanes.py": (" in guard", "whole"),
     }
-    lines = [line for line in block.splitlines() if not line.startswith("0x")]
+    lines = block.splitlines()
     found = [i for i, line in enumerate(lines) if line.endswith(entries.get(line.partition('", ')[0], ()))]
     at = found[0] if found else 0
     while at and lines[at - 1].startswith(ours):

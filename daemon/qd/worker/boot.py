@@ -22,7 +22,6 @@ import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -94,11 +93,9 @@ def settled(context: ChildContext, assignment: Assignment, *, several: bool = Fa
     signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
     if several and stack_fd is not None:
-        # Only the main thread, which has the event loop: with all threads, it would be left out if there are 100. And which
-        # thread has crashed.
+        # Only the main thread, which has the event loop: with all of more than 100 threads, it would be left out.
         faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=False)
-        os.write(stack_fd, b"0x%016x\n" % threading.get_ident())
-        faulthandler.enable(file=stack_fd, all_threads=False)
+        faulthandler.enable(file=stack_fd, all_threads=False)  # the master looks which thread has crashed
     log_job_records(context.log)
     return context, stack_fd
 

@@ -125,7 +125,7 @@ class TokenWait:
         if self.waits:
             os.write(self._stop, b"!")
 
-    def run(self) -> None:
+    def serve(self) -> None:
         while self._begin.wait():
             self._begin.clear()
             until = time.monotonic() + self._what[1]
@@ -202,7 +202,7 @@ class ConcurrentWorker(Worker):
         ready()
         watching = threading.Thread(target=self._watch, name="qd-watch", daemon=True)
         watching.start()
-        for act, name in ((self.tokens.run, "qd-wait"), (self._serve, "qd-io")):
+        for act, name in ((self.tokens.serve, "qd-wait"), (self._serve, "qd-io")):
             threading.Thread(target=act, name=name, daemon=True).start()
         try:
             while not self._over:

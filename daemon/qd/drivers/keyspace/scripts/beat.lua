@@ -110,7 +110,7 @@ end
 local function cancelled()
   local marks, running = redis.pcall('HGETALL', KEYS[4]), {}
   for k = 1, #marks, 2 do
-    local master, slot, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?)%.(%d+)$')
+    local master, slot, turn = string.match(marks[k], '^(%w+)%.(%d+)%.(%d+)$')
     local held = master ~= token and tonumber(marks[k + 1]) and now - marks[k + 1] < 86400
     for i = 5, master == token and #KEYS or 0, 6 do
       local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. slot)
