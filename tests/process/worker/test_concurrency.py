@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.payloads import failed, push
 from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
-from tests.support.redis import FAILED, Client
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
+# After a death the fence of its worker stays for three seconds.
+DEATHS = pytest.mark.leaves(*(f"queues:*:{kind}" for kind in ("failed", "failed_at", "deaths", "owners")))
 SHARED = (
     JOBS
     + """
@@ -46,7 +52,7 @@ async def asleep(n: int = 0) -> None:
     except asyncio.CancelledError:
         note("raised", type(current_job().ended_by).__name__)
         raise
-    note("end", n)
+    note("end", n, current_job().attempt)
 
 @app.job("threaded", tries=1)
 def threaded(n: int = 0) -> None:
@@ -56,7 +62,7 @@ def threaded(n: int = 0) -> None:
     except BaseException as error:
         note("raised", type(error).__name__, type(current_job().ended_by).__name__)
         raise
-    note("end", n)
+    note("end", n, current_job().attempt)
 
 @app.job("stubborn", timeout=1, tries=1)
 async def stubborn() -> None:
@@ -213,7 +219,7 @@ def test_a_checkpoint_of_an_async_job_is_there_in_its_next_attempt(
     work.stop()
 
 
-@FAILED
+@DEATHS
 def test_sys_exit_ends_only_the_job_that_calls_it(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 10)
     push(redis, "threaded")
@@ -252,7 +258,7 @@ def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: 
 # -- timeouts
 
 
-@FAILED
+@DEATHS
 def test_a_task_that_swallows_its_cancellation_is_killed_once_the_others_have_ended(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
@@ -269,7 +275,7 @@ def test_a_task_that_swallows_its_cancellation_is_killed_once_the_others_have_en
     work.stop()
 
 
-@FAILED
+@DEATHS
 def test_a_thread_in_python_code_ends_at_its_timeout(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 10)
     push(redis, "loops")
@@ -280,7 +286,7 @@ def test_a_thread_in_python_code_ends_at_its_timeout(shop: Project, witness: Wit
     assert not work.matches("job.killed")
 
 
-@FAILED
+@DEATHS
 def test_a_thread_in_a_blocking_call_ends_with_its_worker(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 10)
     push(redis, "in_c")
@@ -289,7 +295,7 @@ def test_a_thread_in_a_blocking_call_ends_with_its_worker(shop: Project, witness
     work.stop()
 
 
-@FAILED
+@DEATHS
 def test_a_job_ends_after_the_threads_that_it_started(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 10)
     push(redis, "groups")
@@ -297,7 +303,7 @@ def test_a_job_ends_after_the_threads_that_it_started(shop: Project, witness: Wi
     work.stop()
 
 
-@FAILED
+@DEATHS
 def test_a_job_that_blocks_the_loop_is_killed_and_the_others_go_back_unspent(
     shop: Project, witness: Witness, redis: Client
 ) -> None:
@@ -343,7 +349,7 @@ def test_a_lost_lease_ends_the_job(shop: Project, witness: Witness, redis: Clien
     work = concurrent(shop, 10)
     push(redis, "asleep")
     witness.wait("start")
-    redis.call("DEL", "queues:default:reserved", "queues:default:owners")
+    redis.call("DEL", "queues:default:reserved")
     assert witness.wait("raised") == ["raised LeaseLost"]
     work.wait_line("job.lease_lost .*job=asleep")
     work.stop()
@@ -352,7 +358,7 @@ def test_a_lost_lease_ends_the_job(shop: Project, witness: Witness, redis: Clien
 # -- deaths
 
 
-@FAILED
+@DEATHS
 def test_a_crash_in_one_of_many_threads_fails_only_that_job(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 100)
     push(redis, "threaded", count=49)
@@ -368,7 +374,7 @@ def test_a_crash_in_one_of_many_threads_fails_only_that_job(shop: Project, witne
     assert len(witness.starting("crashes")) <= 4
 
 
-@FAILED
+@DEATHS
 def test_a_crash_on_the_loop_makes_only_that_job_a_suspect(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 100)
     push(redis, "asleep", count=20)
@@ -381,18 +387,47 @@ def test_a_crash_on_the_loop_makes_only_that_job_a_suspect(shop: Project, witnes
     work.stop()
 
 
-@pytest.mark.leaves("queues:*", "qd:*")
+@DEATHS
 def test_nothing_is_counted_against_the_jobs_of_a_killed_worker(shop: Project, witness: Witness, redis: Client) -> None:
-    work = concurrent(shop, 500, workers=1)
+    work = concurrent(shop, 500)
     push(redis, "asleep", count=250)
     push(redis, "threaded", count=250)
     witness.wait("start", count=500, seconds=60.0)
     work.child("qd: worker").kill()
-    work.wait_line("jobs.requeued")
-    waiting = lambda: redis.call("LLEN", "queues:default") + redis.call("LLEN", "queues:default:suspects")  # noqa: E731
-    eventually(lambda: waiting() + len(redis.call("HKEYS", "queues:default:owners")) >= 500)
-    work.kill()
-    assert attempts(redis) <= {(0, 0), (1, 0)}
+    work.wait_line("jobs.requeued .*suspects=500")
+    witness.go()
+    assert set(witness.wait("end", count=500, seconds=120.0)) == {"end 0 1"}
+    work.stop()
+    assert not failed(redis)
+
+
+@DEATHS
+def test_jobs_outlast_an_outage_of_the_server(project: MakeProject, tmp_path: Path, clean_redis: Client) -> None:
+    with Server() as own:
+        shop = project(jobs=SHARED, url=own.url)
+        witness = Witness(shop)
+        with own.client() as client:
+            push(client, "asleep", count=100)
+            push(client, "threaded", count=100)
+            work = concurrent(shop, 200)
+            witness.wait("start", count=200, seconds=60.0)
+        worker = work.child("qd: worker")
+        os.kill(own.process.pid, signal.SIGSTOP)
+        try:
+            witness.go()
+            witness.wait("end", count=200, seconds=30.0)
+            began = time.monotonic()
+            eventually(lambda: time.monotonic() - began > 10.0, 15.0)
+        finally:
+            os.kill(own.process.pid, signal.SIGCONT)
+        with own.client() as client:
+            eventually(lambda: client.call("ZCARD", "queues:default:reserved") == 0)
+            push(client, "quick")
+            witness.wait("quick")
+            assert work.child("qd: worker").pid == worker.pid
+            work.stop()
+            assert not failed(client)
+    assert len(witness.starting("start")) == 200
 
 
 # -- stop
