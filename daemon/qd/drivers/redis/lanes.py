@@ -139,17 +139,14 @@ class LaneQueue(KeyspaceQueue):
         ]
 
     def leave_lanes(self) -> None:
-        self._forget(self.owner, list(self._known))
-
-    def _forget(self, owner: str, queues: Sequence[str]) -> None:
-        if queues:
-            field = owner + FENCE
-            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), field) for queue in queues]))
+        self.forget_lanes(list(self._known), [self.owner])
 
     # -- for keepers
 
-    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
-        self._forget(owner, queues)
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
+        fields = [owner + FENCE for owner in owners]
+        if queues and fields:
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
         (name,) = self._keys(keys.owners(queue))
