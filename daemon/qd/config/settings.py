@@ -180,7 +180,6 @@ def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[st
     return list(dict.fromkeys(each for part in found.connections for each in sent_to(part, connections)))
 
 
-MOST_AT_ONCE = 1000  # jobs of one worker
 MOST_IN_ALL = 20_000  # jobs of one master: the keeper renews their leases
 
 
@@ -192,8 +191,6 @@ def check_concurrency(work: WorkOptions) -> None:
     if work.once or work.rest or not work.workers:
         one = "--once" if work.once else "--rest" if work.rest else "-w 0"
         raise ConfigError(f"concurrency = {count} does not go with {one}, which runs one job at a time: leave out one")
-    if count > MOST_AT_ONCE:
-        raise ConfigError(f"concurrency = {count} is more than the {MOST_AT_ONCE} of one worker (start more workers)")
     if work.workers * count > MOST_IN_ALL:
         raise ConfigError(
             f"workers = {work.workers} x concurrency = {count} are more than the {MOST_IN_ALL} jobs of one `qd work` "
