@@ -21,7 +21,7 @@ from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
 from qd.dispatch.results import polls, read_by
 from qd.dispatch.route import Message
-from qd.drivers.pausing import Pausing, blocking, threaded
+from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobFailedError, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
@@ -159,7 +159,7 @@ class Batch(Handle[None]):
 
         Raises TimeoutError; JobFailedError if one of its jobs has failed.
         """
-        blocking(self._result(timeout))
+        block_on(self._result(timeout))
 
     def _result(self, timeout: Duration | None) -> Pausing[None]:
         seconds, native = waiting_time(timeout), partial(self._send._connections.native, self._connection)

@@ -79,7 +79,13 @@ class Dispatcher:
 
     async def asend(self, plan: Plan, data: bytes) -> str:
         """As `send`, for the tasks of an event loop."""
-        return (await self.asend_many(((plan, data),)))[0]
+        if plan.after_commit or plan.by is not None:
+            queue = None  # it may call a transaction or a class's own send(), which block
+        else:
+            queue = await self._connections.native(plan.options.connection)
+        if queue is None:
+            return await threaded(partial(self.send, plan, data)).wait()  # type: ignore[no-any-return]
+        return (await self.asubmit((self.route(plan).message(plan, data, *new_pair()),), queue))[0]
 
     async def asend_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         queue = await self.native([plan for plan, _ in calls])

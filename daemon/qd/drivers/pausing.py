@@ -1,14 +1,14 @@
 """A procedure with pauses, written once for threads and for the tasks of an event loop.
 
-It is a generator and yields each Pause: a call that blocks, and the same as a coroutine. `blocking` runs it with the former,
-`awaiting` with the latter. The result of a pause is returned by its yield, an error is raised there.
+It is a generator and yields each Pause: a call that blocks, and the same as a coroutine. `block_on` runs it with the former,
+`wait_for` with the latter. The result of a pause is returned by its yield, an error is raised there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -21,38 +21,42 @@ class Pause(NamedTuple):
 Pausing = Generator[Pause, Any, T]
 
 
-def blocking(steps: Pausing[T]) -> T:
+def block_on(steps: Pausing[T]) -> T:
     answer: Any = None
     error: BaseException | None = None
     try:
         while True:
-            pause = steps.send(answer) if error is None else steps.throw(error)
-            answer = error = None
             try:
+                pause = steps.send(answer) if error is None else steps.throw(error)
+                answer = error = None
                 answer = pause.block()
-            except BaseException as raised:
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
+                if cast(Any, steps).gi_frame is None:  # of the procedure, which has ended
+                    raise
                 error = raised
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
     finally:
         error = None  # it refers to this frame
 
 
-async def awaiting(steps: Pausing[T]) -> T:
+async def wait_for(steps: Pausing[T]) -> T:
     answer: Any = None
     error: BaseException | None = None
     try:
         while True:
-            pause = steps.send(answer) if error is None else steps.throw(error)
-            answer = error = None
             try:
+                pause = steps.send(answer) if error is None else steps.throw(error)
+                answer = error = None
                 answer = await pause.wait()
-            except BaseException as raised:
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
+                if cast(Any, steps).gi_frame is None:  # of the procedure, which has ended
+                    raise
                 error = raised
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
     finally:
-        error = None
+        error = None  # it refers to this frame
 
 
 def sleep(seconds: float) -> Pause:

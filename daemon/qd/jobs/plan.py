@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
-from qd.drivers.pausing import Pausing, awaiting, blocking, threaded
+from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
@@ -175,11 +175,11 @@ class Handle(Generic[T_co]):
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """
-        return blocking(self._result(timeout))
+        return block_on(self._result(timeout))
 
     async def aresult(self, timeout: Duration | None = None) -> T_co:
         """As result(); the event loop goes on."""
-        return await awaiting(self._result(timeout))
+        return await wait_for(self._result(timeout))
 
     def _result(self, timeout: Duration | None) -> Pausing[T_co]:
         return self._lookup().result(self.id, waiting_time(timeout))

@@ -219,7 +219,7 @@ class AsyncConnection:
     async def ask(self, commands: Sequence[Command], more: float = 0.0) -> list[Any]:
         """The replies; errors among them are exceptions in the list. more: seconds by which the command itself waits. An
         unknown script is sent again with its text: nothing was executed. Raises as RedisConnection.call_many."""
-        replies = await self._exchange([command for command, _ in commands], more)
+        replies = await (await self._ready(more)).send([command for command, _ in commands])
         for last in (False, True):
             again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
             if not again:
@@ -231,15 +231,15 @@ class AsyncConnection:
                     self._sent_text.add(script.sha)
                     command = with_text(script, command)
                 texts.append(command)
-            for place, reply in zip(again, await self._exchange(texts), strict=True):
+            for place, reply in zip(again, await (await self._ready()).send(texts), strict=True):
                 replies[place] = reply
         return replies
 
-    async def _exchange(self, commands: Sequence[bytes], more: float = 0.0) -> list[Any]:
+    async def _ready(self, more: float = 0.0) -> Link:
         while (link := self._usable()) is None:
             await self._make_usable()
         link.timeout = self.timeout + more
-        return await link.send(commands)
+        return link
 
     def _usable(self) -> Link | None:
         link = self._link
