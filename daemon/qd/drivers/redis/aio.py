@@ -12,11 +12,12 @@ dropped, so it cannot be taken for another one's. The command itself may have be
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hiredis
@@ -24,7 +25,7 @@ from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocket
 from redis.exceptions import RedisError
 
 from qd.drivers.base import Connector
-from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, Unanswered
+from qd.drivers.keyspace.base import Arg, Keyspace, Script, ScriptCall, Unanswered
 from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.loops import Once
 from qd.drivers.redis.client import NO_DRIVER_INFO
@@ -55,6 +56,7 @@ FULL = 1 << 15  # bytes that are written at once: the server should work while o
 LATE = 0.1  # seconds to read what has arrived while the program blocked the loop
 IDLE = 1.0  # seconds after which the connection is checked before it is used
 SPARES = 16  # connections kept for waits
+UNLIMITED = nullcontext()
 
 
 class Link(asyncio.Protocol):
@@ -79,6 +81,8 @@ class Link(asyncio.Protocol):
 
     def send(self, commands: Sequence[bytes]) -> asyncio.Future[list[Any]]:
         """The replies; errors among them are exceptions in the list. Raises ConnectionLost."""
+        if not self.open:
+            raise ConnectionLost("the connection was closed before the command was sent")
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         if not self._due:
             self.moved = self._loop.time()
@@ -96,7 +100,8 @@ class Link(asyncio.Protocol):
         if self._unsent:
             text, self._bytes = b"".join(self._unsent), 0
             self._unsent.clear()
-            self._transport.write(text)
+            if not self._transport.is_closing():  # else connection_lost() follows
+                self._transport.write(text)
 
     def _check(self) -> None:
         self._timer = None
@@ -183,6 +188,10 @@ async def opened(target: RedisUrl, timeout: float) -> tuple[asyncio.Transport, b
         await made.connect()
     except (RedisError, AttributeError) as error:  # see client.py
         cause = error.__context__
+        if isinstance(cause, OSError) and "Connect call failed" in str(
+            cause
+        ):  # asyncio's text, in place of the system's
+            raise OSError(cause.errno, os.strerror(cause.errno or 0)) from None
         raise cause if isinstance(cause, OSError) else OSError(str(error)) from None
     reader, writer = made._reader, made._writer
     made._reader = made._writer = None  # it is ours now
@@ -236,8 +245,7 @@ class AsyncConnection:
         return replies
 
     async def _ready(self, more: float = 0.0) -> Link:
-        while (link := self._usable()) is None:
-            await self._make_usable()
+        link = self._usable() or await self._make_usable()
         link.timeout = self.timeout + more
         return link
 
@@ -252,20 +260,20 @@ class AsyncConnection:
             self._checked = now
         return link
 
-    async def _made_usable(self) -> None:
+    async def _made_usable(self) -> Link:
         link = self._link
         if link is not None and link.open and not (not link.busy and link.looks_dead()):
             why = await asyncio.to_thread(self.target.replaced, self.timeout)
             self._checked = time.monotonic()
-            if not why:
-                return
-            link.lose(why)
+            if not why and link.open:
+                return link
+            link.lose(why or "the server closed the connection")
         while link is not None and link.busy:  # after a last reply; the others come, or time out
             await asyncio.sleep(0.001)
         self.close()
-        await self._connect()
+        return await self._connect()
 
-    async def _connect(self) -> None:
+    async def _connect(self) -> Link:
         target = self.target
         user, password = target.login[:2]
         if target.login.provider:
@@ -292,6 +300,7 @@ class AsyncConnection:
                 raise Unreachable(str(error)) from None
             raise
         self._link, self._checked, self._sent_text = link, time.monotonic(), set()
+        return link
 
     def close(self) -> None:
         if self._link is not None:
@@ -300,16 +309,12 @@ class AsyncConnection:
 
 
 class Replayed:
-    """The Keyspace of a step that is run again with each reply that has come. `known`: the replies to its calls so far."""
+    """The Keyspace of a step. `known`: the replies to its first calls; the next call raises Unanswered."""
 
     def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+        self._connection, self.close = connection, connection.close
         self.known: list[list[Any] | QdError] = []
-        self.at = 0
-
-    @property
-    def place(self) -> str:
-        return self._connection.target.place
+        self.at = 0  # index of the next call
 
     @property
     def stranger(self) -> str:
@@ -343,23 +348,6 @@ class Replayed:
         replies = self._replies(lambda: [(evalsha(*call[:3]), call.script) for call in calls])
         return [with_refusals(reply) for reply in replies]
 
-    def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
-        replies = self.run_many(calls) if calls else []
-        return lambda: replies
-
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        raise NotImplementedError("a wait needs a connection of its own: AsyncQueue.pop")
-
-    def patience(self, connect: float, answer: float) -> None: ...
-
-    def on_progress(self, call: Callable[[float], None]) -> None: ...
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return nullcontext()  # see AsyncQueue.do
-
-    def close(self) -> None:
-        self._connection.close()
-
 
 class AsyncQueue:
     """A queue and its stores for the tasks of one event loop."""
@@ -368,48 +356,45 @@ class AsyncQueue:
         self._settings, self._title, self._patience = settings, title, patience
         self._connection = self._new()
         self._space = Replayed(self._connection)
-        self._queue = cast(Connector, KeyspaceQueue(settings, self._space))  # all but a worker's turn and wait
+        # All that `do` needs; not sizes, waits and a worker's turn.
+        self._queue = cast(Connector, KeyspaceQueue(settings, cast(Keyspace, self._space)))
         self._spares = list[AsyncConnection]()
 
     def _new(self) -> AsyncConnection:
         return AsyncConnection(self._settings.url or "", self._title, self._patience)
 
     async def do(self, step: Callable[[Connector], T], patience: float | None = None) -> T:
-        """The result of step(queue), which must make the same calls when it gets the same replies, and have no other effect.
-        patience: seconds for all of it. Raises what `step` raises, ConnectionLost included."""
-        if patience is not None:
-            try:
-                async with asyncio.timeout(patience):
-                    return await self.do(step)
-            except TimeoutError:
-                raise NoAnswer(f"Redis at {self._space.place} does not answer: no answer in time") from None
+        """The result of step(queue). It runs again with each reply that has come, until no call is left without one. So it
+        must do nothing but call the server and compute. patience: seconds for all of it. Raises as step(queue)."""
         known = list[list[Any] | QdError]()
-        while True:
-            self._space.known, self._space.at = known, 0
-            try:
-                return step(self._queue)
-            except Unanswered as asked:
-                commands = asked.commands
-            try:
-                known.append(await self._connection.ask(commands))
-            except QdError as error:  # raised by the call in `step`, whose error handling is part of it
-                known.append(error)
+        try:
+            async with asyncio.timeout(patience) if patience is not None else UNLIMITED:
+                while True:
+                    self._space.known, self._space.at = known, 0
+                    try:
+                        return step(self._queue)
+                    except Unanswered as asked:
+                        commands = asked.commands
+                    try:
+                        known.append(await self._connection.ask(commands))
+                    except QdError as error:  # raised by the call, whose error handling is part of the step
+                        known.append(error)
+        except TimeoutError:
+            where = self._connection.target.place
+            raise NoAnswer(f"Redis at {where} does not answer: no answer in time") from None
 
     async def pop(self, name: str, seconds: float) -> bool:
         """Take the first item of the list `name`, waiting at most `seconds`, on a connection of its own."""
-        spare = self._spares.pop() if self._spares else self._new()
+        spare, reply = self._spares.pop() if self._spares else self._new(), None
         try:
-            command = packed(("BLPOP", name, max(0.001, round(seconds, 3))))
-            (reply,) = await spare.ask([(command, None)], seconds)
-            if isinstance(reply, Exception):
-                raise reply
-        except BaseException:
-            spare.close()
-            raise
-        if len(self._spares) < SPARES:
-            self._spares.append(spare)
-        else:
-            spare.close()
+            (reply,) = await spare.ask([(packed(("BLPOP", name, max(0.001, round(seconds, 3)))), None)], seconds)
+        finally:
+            if isinstance(reply, list | None) and len(self._spares) < SPARES:
+                self._spares.append(spare)
+            else:
+                spare.close()
+        if isinstance(reply, Exception):
+            raise reply
         return bool(reply)
 
     def close(self) -> None:
