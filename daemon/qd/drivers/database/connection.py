@@ -78,8 +78,11 @@ class DatabaseConnection(Patience):
         return self._call(lambda connection: connection.exec_driver_sql(text))
 
     def execute_together(self, statements: Sequence[Statement]) -> list[StatementResult]:
-        """Several statements in one round trip (MySQL and MariaDB). Raises the first error as `execute` does."""
-        return self._call(lambda connection: run_together(connection, statements))
+        """Several statements, in one round trip if there is a server. Raises the first error as `execute` does."""
+        if self.kind != "sqlite":
+            return self._call(lambda connection: run_together(connection, statements))
+        results = [self.execute(statement, values) for statement, values in statements]
+        return [StatementResult(list(each) if each.returns_rows else [], each.rowcount) for each in results]
 
     def _call(self, act: Callable[[sql.Connection], T]) -> T:
         connection = self._ready()

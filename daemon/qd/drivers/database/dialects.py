@@ -6,7 +6,7 @@
     Sqlite     SQLite, by Python's own driver
     server_of  the kind of database of a url
 
-`run_together` sends several statements in one round trip, as only PyMySQL can.
+`run_together` sends several statements in one round trip, with their values written into them.
 """
 
 from __future__ import annotations
@@ -352,6 +352,7 @@ def server_of(text: str) -> tuple[URL, Server]:
 
 
 Statement = tuple[sql.TextClause, Mapping[str, Any]]
+MANY = re.compile(r"IN \(__\[POSTCOMPILE_(\w+)\]\)")  # a parameter with several values, as SQLAlchemy marks it
 MULTI_STATEMENTS, FOUND_ROWS = 1 << 16, 1 << 1  # flags of a connection; SQLAlchemy counts rows by the second
 
 
@@ -364,7 +365,8 @@ class StatementResult(NamedTuple):
 
 def run_together(connection: sql.Connection, statements: Sequence[Statement]) -> list[StatementResult]:
     """Raises DBAPIError for the first statement that fails; those after it are not run."""
-    cursor: Any = connection.connection.cursor()
+    raw: Any = connection.connection.dbapi_connection
+    cursor = raw.literal_cursor() if hasattr(raw, "literal_cursor") else raw.cursor()
     try:
         texts = [cursor.mogrify(compiled(each, connection.dialect), dict(values)) for each, values in statements]
         cursor.execute(";".join(texts))
@@ -384,7 +386,8 @@ def run_together(connection: sql.Connection, statements: Sequence[Statement]) ->
 
 @cache
 def compiled(statement: sql.TextClause, dialect: sql.Dialect) -> str:
-    return str(statement.compile(dialect=dialect))
+    values = r"= ANY(%(\1)s)" if dialect.name == "postgresql" else r"IN %(\1)s"
+    return MANY.sub(values, str(statement.compile(dialect=dialect)))
 
 
 @cache

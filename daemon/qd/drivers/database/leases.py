@@ -16,17 +16,32 @@ from typing import Any
 
 import sqlalchemy as sql
 
-from qd.drivers.database.rows import base_of, bytes_of, column_of, dropped, member_of, row_after, sum_of, text_of
+from qd.drivers.database.dialects import Statement
+from qd.drivers.database.rows import (
+    as_unreserved,
+    base_of,
+    bytes_of,
+    column_of,
+    dropped,
+    member_of,
+    owner_of,
+    owners_mark,
+    reserved,
+    row_after,
+    spent,
+    sum_of,
+    text_of,
+)
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
-from qd.drivers.types import BeatReply, BeatRequest, Effect, Released, Reserved
+from qd.drivers.types import BeatReply, BeatRequest, Effect, LaneAnswer, Released, Reserved
 from qd.payload.reservation import split_mark
 
 MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
 DAY = 86400
 
-Turns = list[tuple[int, int]]  # slot and turn
+Turns = list[tuple[int, int]]  # place and turn
 
 
 class Leases:
@@ -38,7 +53,7 @@ class Leases:
         mark = base_of(held.mark)
         if self.sql.kind == "mysql":
             there = self.connection.execute(*self.end_both(held)).rowcount == 2
-        elif (found := self.held_row(held.queue, self.table.owner, mark, held.member)) is not None:
+        elif (found := self.held_row(held.queue, held.owner, mark, held.member)) is not None:
             there = self.change_one(self.sql["delete"], found)
             self.delete_reservation(found, mark)
         else:
@@ -49,7 +64,7 @@ class Leases:
 
     def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
         mark, sum = base_of(held.mark), sum_of(held.member)
-        return self.sql["end_both"], {"owner": self.table.owner, "mark": mark, "queue": held.queue, "sum": sum}
+        return self.sql["end_both"], {"owner": held.owner, "mark": mark, "queue": held.queue, "sum": sum}
 
     def give_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
@@ -83,11 +98,72 @@ class Leases:
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         mark = base_of(held.mark)
-        found = self.held_row(held.queue, self.table.owner, mark, held.member)
+        found = self.held_row(held.queue, held.owner, mark, held.member)
         if found is None or not self.change_one(self.sql["rewrite"], found, payload=text_of(member)):
             return False
         self.connection.execute(self.sql["summed"], {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
         return True
+
+    def held_by(self, owners: Sequence[str], queues: Sequence[str]) -> list[Reserved]:
+        """The jobs of these owners, by turn. It locks the reservations first, so that no other transaction changes them
+        between the comparisons with jobs."""
+        values = {"owners": list(owners), "queues": list(queues)}
+        self.connection.execute(self.sql["of_owners"], values).close()
+        rows = self.connection.execute(self.sql["owned"], values).all()
+        self.connection.execute(self.sql["lost"], values).close()
+        found = [reserved(row.queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum) for row in rows]
+        return sorted((each for each in found if each is not None), key=lambda each: each.turn)
+
+    # -- several at once
+
+    def locking(self, answers: Sequence[LaneAnswer]) -> list[Statement]:
+        """Two statements, whose results settle() needs."""
+        marks = [owners_mark(each.owner, each.member) for each in answers]
+        values = {"owners": [each.owner for each in answers], "marks": marks}
+        return [(self.sql["lock_ours"], values), (self.sql["lock_jobs"], values)]
+
+    def settle(
+        self, answers: Sequence[LaneAnswer], ours: Sequence[Any], jobs: Sequence[Any]
+    ) -> tuple[list[bool], list[Statement]]:
+        """Whether each owner still has its text, and the statements that answer those."""
+        rows, theirs, cancelled = (
+            {row.mark: row for row in ours},
+            {row.job_id for row in jobs},
+            self._cancelled(answers),
+        )
+        there, ended, done, as_before, notified = list[bool](), list[int](), list[int](), list[int](), set[str]()
+        for answer in answers:
+            mark = owners_mark(answer.owner, answer.member)
+            row, text = rows.get(mark), answer.text
+            there.append(row is not None and row.text_sum in (None, sum_of(answer.member)) and row.job_id in theirs)
+            if row is None or row.text_sum not in (None, sum_of(answer.member)):
+                continue
+            ended.append(row.job_id)
+            if not there[-1]:
+                continue
+            if text is None:
+                done.append(row.job_id)
+                continue
+            text = dropped(answer.member, mark) if mark in cancelled else text
+            notified.add(row.queue)
+            if row.text_sum is None and text == as_unreserved(answer.member, mark):
+                as_before.append(row.job_id)
+            else:
+                found = ReservedRow(row.job_id, row.attempts, row.reserved_at)
+                self.change_one(self.sql["put_head"], found, payload=column_of(text), spent=spent(text))
+        self.table.notify(notified)
+        ways = (("delete_all", done), ("untake", as_before), ("forget_all", ended))
+        return there, [(self.sql[name], {"ids": ids}) for name, ids in ways if ids]
+
+    def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
+        """Marks of those that return and were to be cancelled; the requests are deleted."""
+        marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
+        (name,) = self.table.names(keys.CANCEL)
+        asked = self.table.space.call("HMGET", name, *marks) if marks else ()
+        found = {mark for mark, at in zip(marks, asked, strict=True) if at is not None}
+        if found:
+            self.table.space.call("HDEL", name, *found)
+        return found
 
     def held_row(self, queue: str, owner: str, mark: str, member: bytes) -> ReservedRow | None:
         """The row of a reservation, locked, if the text of its job is `member`."""
@@ -181,21 +257,17 @@ def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> T
     """Cancelled running jobs of this master. Requests for jobs that have ended, or older than a day, are deleted."""
     (name,) = table.names(keys.CANCEL)
     flat = table.space.call("HGETALL", name)
-    running, ended = Turns(), list[str]()
-    for raw, at in zip(flat[::2], flat[1::2], strict=True):
-        mark = raw.decode("utf-8", "replace")
-        owner = mark.rpartition(".")[0].replace(".", "/")
-        if mark.startswith(token + "."):
-            rows = [row for each in queues for row in table.rows(table.sql["owned"], {"owner": owner, "queue": each})]
-            if any(row.mark == mark for row in rows):
-                running.append(turn_of(mark))
-            elif queues:
-                ended.append(mark)
-        elif not at.isdigit() or us / SECOND - int(at) > DAY:
-            ended.append(mark)
+    marks = {raw.decode("utf-8", "replace"): at for raw, at in zip(flat[::2], flat[1::2], strict=True)}
+    ours = [mark for mark in marks if mark.startswith(token + ".")] if queues else []
+    owners = [owner_of(mark) for mark in ours]
+    rows = table.rows(table.sql["owned"], {"owners": owners, "queues": list(queues)}) if ours else ()
+    held = {row.mark for row in rows}
+    others = [mark for mark in marks if not mark.startswith(token + ".")]
+    ended = [mark for mark in ours if mark not in held]
+    ended += [mark for mark in others if not marks[mark].isdigit() or us / SECOND - int(marks[mark]) > DAY]
     if ended:
         table.space.call("HDEL", name, *ended)
-    return running
+    return [turn_of(mark) for mark in ours if mark in held]
 
 
 def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
@@ -210,4 +282,4 @@ def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
 
 def turn_of(mark: str) -> tuple[int, int]:
     found = split_mark(f"{mark}.-")
-    return found.slot, found.turn
+    return found.place, found.turn

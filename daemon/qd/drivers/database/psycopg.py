@@ -39,6 +39,10 @@ class BoundedConnection(psycopg.Connection[Any]):
         except StopIteration as end:
             return end.value
 
+    def literal_cursor(self) -> psycopg.ClientCursor[Any]:
+        """One that writes the values into the statement, so that it can execute several."""
+        return psycopg.ClientCursor(self)
+
     def note_notifications(self) -> BoundedConnection:
         """Note every notification from now on."""
 

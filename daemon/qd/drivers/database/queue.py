@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
+from qd.drivers.database.lanes import LaneReserver, turn_field
 from qd.drivers.database.leases import Leases
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
@@ -26,7 +27,6 @@ from qd.drivers.database.rows import (
     member_of,
     owner_in,
     owners_mark,
-    reserved,
     row_after,
     spent,
     text_of,
@@ -37,7 +37,21 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
-from qd.drivers.types import BeatReply, BeatRequest, Effect, Found, Gaps, Outgoing, Released, Reserved, Sizes, Turn
+from qd.drivers.types import (
+    BeatReply,
+    BeatRequest,
+    Effect,
+    Found,
+    Gaps,
+    LaneAnswer,
+    LaneReply,
+    LaneTurn,
+    Outgoing,
+    Released,
+    Reserved,
+    Sizes,
+    Turn,
+)
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
 
 if TYPE_CHECKING:
@@ -46,6 +60,7 @@ if TYPE_CHECKING:
 
 DAY = 86400
 CHUNK = 1000  # rows a transaction inserts at most
+SETTLED = 100  # jobs of dead workers that a transaction answers at most
 START = 5.0  # seconds to connect and for each answer, before the first worker
 LIMITS: Gaps = {"delay": "a delay ends at a whole second of the database's clock, up to one second late"}
 
@@ -69,6 +84,7 @@ class DatabaseQueue(KeyspaceQueue):
         self.connection, self.sql = self.table.connection, self.table.sql
         self.leases = Leases(self.table)
         self.reserver = Reserver(self.table, self.leases)
+        self.lanes = LaneReserver(self.table, self.leases, self.reserver, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
 
@@ -144,27 +160,47 @@ class DatabaseQueue(KeyspaceQueue):
         return self.table.atomic(lambda: self.leases.checkpoint(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        return self.table.atomic(lambda: self._held(queues))
+        found = self.table.atomic(lambda: self.leases.held_by([self.owner], queues))
+        return found[0] if found else None
 
-    def _held(self, queues: Sequence[str]) -> Reserved | None:
-        """Locks the reservations first, so that no other transaction changes them between the comparisons with jobs."""
-        self.connection.execute(self.sql["of_owners"], {"owners": [self.owner], "queues": list(queues)}).close()
+    # -- lanes
+
+    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+        first = self.turns + 1
+        self.turns += max(1, len(turn.lanes))
+        reply = self.lanes.turn(turn, first, self.turns)
+        if reply.jobs:
+            self.listening.worked()
+        return reply
+
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        self.turns += 1
+        return self.lanes.held(queues, lanes, self.turns)
+
+    def leave_lanes(self) -> None:
+        self.lanes.leave()
+
+    def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
+        return [each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self._settle, some))]
+
+    def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
+        ours, jobs = self.connection.execute_together(self.leases.locking(answers))
+        there, last = self.leases.settle(answers, ours.rows, jobs.rows)
+        self.connection.execute_together(last)
+        return there
+
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
         for queue in queues:
-            row = self._owned(queue, self.owner)
-            if row is not None:
-                return reserved(queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
-            self.connection.execute(self.sql["lost"], {"owner": self.owner, "queue": queue}).close()
-        return None
+            self.space.call("HDEL", *self._keys(keys.owners(queue)), *map(turn_field, owners))
 
     # -- the dead
 
     def owned(self, queue: str, owner: str) -> bytes | None:
-        row = self._owned(queue, owner)
-        return None if row is None else member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum)
+        return self.owned_by(queue, [owner]).get(owner)
 
-    def _owned(self, queue: str, owner: str) -> Any:
-        found = self.table.rows(self.sql["owned"], {"owner": owner, "queue": queue})
-        return found[0] if found else None
+    def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
+        rows = self.table.rows(self.sql["owned"], {"owners": list(owners), "queues": [queue]}) if owners else ()
+        return {row.owner: member_of(bytes_of(row.payload), row.mark, row.attempts, row.text_sum) for row in rows}
 
     def owners(self, queue: str) -> list[str]:
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
@@ -204,7 +240,7 @@ class SingleJobs(KeptJobs):
         name = self.prefix + keys.CANCEL
 
         def request() -> bool:
-            rows = table.rows(table.sql["owned"], {"owner": owner, "queue": found.queue}) if mark else ()
+            rows = table.rows(table.sql["owned"], {"owners": [owner], "queues": [found.queue]}) if mark else ()
             if not any(row.mark == mark for row in rows):
                 return False
             self.space.call("HSET", name, mark, table.now_us() // SECOND)

@@ -58,7 +58,7 @@ class Reserver:
             if found.row is None:
                 due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
                 return Turn(acked, None, due, found.paused, malformed)
-            held, rejected = self._checked(found.row, base, f"{base}.m{malformed}")
+            held, rejected = self.checked(found.row, base, f"{base}.m{malformed}")
             malformed += rejected
             if held is not None:
                 return Turn(acked, held, None, found.paused, malformed)
@@ -66,7 +66,7 @@ class Reserver:
 
     # -- the reserved row
 
-    def _checked(self, row: ReservedRow, mark: str, id: str) -> tuple[Reserved | None, bool]:
+    def checked(self, row: ReservedRow, mark: str, id: str) -> tuple[Reserved | None, bool]:
         """The job, or None; and whether its payload was no job and was moved to the failed store, as `id`."""
         table, held, why = self.table, None, "not a JSON object with a count of attempts"
         if 0 < table.longest < len(row.payload):
@@ -106,7 +106,7 @@ class Reserver:
 
     # -- one attempt
 
-    def _values(self, queues: tuple[str, ...]) -> dict[str, Any]:
+    def values(self, queues: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {"owner": self.table.owner}
         for n, queue in enumerate(queues):
             values[f"q{n}"] = queue
@@ -116,7 +116,7 @@ class Reserver:
     def _paused(self, queue: str) -> bytes:
         return f"{self.table.settings.prefix}{keys.paused(queue)}".encode()
 
-    def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+    def passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
         """The queues that are shut or paused. found: the names of keys of paused queues."""
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
@@ -125,7 +125,7 @@ class Reserver:
         self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
     ) -> TurnResult:
         table = self.table
-        values = self._values(queues)
+        values = self.values(queues)
         values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
         values |= {"next": mark, "lease": round(table.settings.retry_after * SECOND)}
         values["shut"] = [n for n, name in enumerate(queues) if name in shut]
@@ -134,7 +134,7 @@ class Reserver:
         if found.id is not None:
             now = found.us // SECOND
             row = ReservedRow(found.id, found.attempts, now, queue=found.queue, payload=bytes_of(found.payload))
-        paused = self._passed_over(queues, shut, found.paused or ())
+        paused = self.passed_over(queues, shut, found.paused or ())
         return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
     def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
@@ -144,7 +144,7 @@ class Reserver:
         def step() -> TurnResult:
             statements: list[Statement] = [
                 (table.sql["begin"], {}),
-                (table.sql.seen(len(queues)), self._values(queues)),
+                (table.sql.seen(len(queues)), self.values(queues)),
             ]
             if done is not None:
                 statements.insert(1, self.leases.end_both(done))
@@ -175,7 +175,7 @@ class Reserver:
 
     def _attempt(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> TurnResult:
         table = self.table
-        seen = table.connection.execute(table.sql.seen(len(queues)), self._values(queues)).all()
+        seen = table.connection.execute(table.sql.seen(len(queues)), self.values(queues)).all()
         result = self._found(queues, seen, shut, self._next)
         if reserve and result.row is not None:
             for statement, values in self._reserving(result.row, mark, result.us):
@@ -183,7 +183,7 @@ class Reserver:
         return result
 
     def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> TurnResult:
-        us, paused = int(seen[0].us), self._passed_over(queues, shut, [row.name for row in seen])
+        us, paused = int(seen[0].us), self.passed_over(queues, shut, [row.name for row in seen])
         if seen[0].busy:
             return TurnResult(False, True, us, None, None, paused)
         now = us // SECOND
@@ -193,9 +193,12 @@ class Reserver:
                 attempts = min(HIGHEST, job.attempts + 1)
                 row = ReservedRow(job.id, attempts, now, queue=name, payload=bytes_of(job.payload))
                 return TurnResult(False, False, us, row, None, paused)
+        return TurnResult(False, False, us, None, self.next_due(queues, now), paused)
+
+    def next_due(self, queues: tuple[str, ...], now: int) -> int | None:
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
         due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
-        return TurnResult(False, False, us, None, due, paused)
+        return None if due is None else int(due)
 
     def _next(self, name: str, now: int) -> Sequence[Any]:
         return self.table.connection.execute(self.table.sql["next_ready"], {"queue": name, "now": now}).all()

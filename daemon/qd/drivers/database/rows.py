@@ -26,7 +26,7 @@ from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import HIGHEST, statements
 from qd.drivers.types import Reserved, reserved_of
 from qd.errors import ServerRefused
-from qd.payload.reservation import Ending, unanswered
+from qd.payload.reservation import Ending, unanswered, unstarted
 from qd.payload.splice import Spliced, reserved_text
 
 FRESH = b',"attempts":0,"delay":null}'  # the end of a payload that was never reserved
@@ -168,7 +168,7 @@ class JobRows:
     def _reserved(self, step: Executor, queue: str, member: bytes) -> Any:
         """The row of a reserved payload, whose text contains its owner and mark."""
         owner, mark = owner_in(member)
-        rows = step.execute(self.sql["owned"], {"owner": owner, "queue": queue}).all() if mark else []
+        rows = step.execute(self.sql["owned"], {"owners": [owner], "queues": [queue]}).all() if mark else []
         for row in rows:
             if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
                 return row
@@ -193,13 +193,24 @@ def owners_mark(owner: str, member: bytes) -> str:
     return base_of(unit.mark) if unit else ""
 
 
+def as_unreserved(member: bytes, mark: str) -> bytes:
+    """A reserved text with nothing counted for this reservation."""
+    unit = unanswered(member, mark + ".")
+    return unstarted(member, unit.mark) if unit else member
+
+
 def owner_in(member: bytes) -> tuple[str, str]:
     """The owner of a text, by the last mark in it, and that mark without its count; "" if there is none."""
     unit = unanswered(member)
     if unit is None:
         return "", ""
     mark = base_of(unit.mark)
-    return mark.rpartition(".")[0].replace(".", "/"), mark
+    return owner_of(mark), mark
+
+
+def owner_of(mark: str) -> str:
+    """mark: without its count."""
+    return mark.rpartition(".")[0].replace(".", "/")
 
 
 def text_of(payload: bytes) -> str:

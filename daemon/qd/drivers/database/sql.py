@@ -13,7 +13,7 @@ import sqlalchemy as sql
 HIGHEST = 255  # attempts in Laravel's column, at most
 OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
 FREE = "j.reserved_at IS NULL AND j.available_at"
-LISTS = ("owners", "queues", "ids")  # parameters with several values
+LISTS = ("owners", "queues", "ids", "marks")  # parameters with several values
 
 # {jobs} the table of jobs        {held}     a job as it was reserved      {clock}   c.us: the database's time, microseconds
 # {ours} its reservations         {same}     j is the job of s             {second}  the same in seconds
@@ -38,11 +38,11 @@ STATEMENTS = {
     "rewrite": "UPDATE {jobs} SET payload = :payload WHERE {held}",
     "summed": "UPDATE {ours} SET text_sum = :sum WHERE job_id = :id AND mark = :mark",
     "payload": "SELECT payload FROM {jobs} WHERE {held}{locked}",
-    # -- the reservations of an owner. lost: delete those whose job belongs to another by now. The caller must have locked
+    # -- the reservations of owners. lost: delete those whose job belongs to another by now. The caller must have locked
     # them in an earlier statement: if this one waited for the locks itself, it would compare with outdated jobs.
-    "owned": "SELECT s.job_id, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {ours} s"
-    " JOIN {jobs} j ON {same} WHERE s.owner = :owner AND s.queue = :queue",
-    "lost": "DELETE FROM {ours} WHERE owner = :owner AND queue = :queue"
+    "owned": "SELECT s.job_id, s.queue, s.owner, s.mark, s.attempts, s.text_sum, j.payload, s.leased_until FROM {ours} s"
+    " JOIN {jobs} j ON {same} WHERE s.owner IN :owners AND s.queue IN :queues",
+    "lost": "DELETE FROM {ours} WHERE owner IN :owners AND queue IN :queues"
     " AND NOT EXISTS (SELECT 1 FROM {jobs} j WHERE {same_unnamed})",
     "owners": "SELECT DISTINCT owner FROM {ours} WHERE queue = :queue",
     # -- sizes. One row: ready, delayed, reserved, created_at of the next in line, and the current second.
@@ -58,7 +58,24 @@ STATEMENTS = {
     "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
     " LIMIT 1{skipping}",
     "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL",
-    "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)",
+    "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
+    "{instead}",
+    # -- several at once. known, number: of the fence (lanes.py). lock_ours, lock_jobs: reservations, and those that have
+    # their job.
+    "known": "SELECT value FROM qd_items WHERE name = :name AND item = :item",
+    "number": "SELECT value FROM qd_items WHERE name = :name AND item = :item{locked}",
+    "numbered": "UPDATE qd_items SET value = :last WHERE name = :name AND item = :item",
+    "first_ready": "SELECT id, payload, {attempts} {free} <= {now_s} AND {ours_only} ORDER BY available_at, id"
+    " LIMIT :most{skipping}",
+    "ready": "SELECT count(*) AS ready FROM (SELECT 1 AS one {free} <= {now_s} LIMIT :most) r",
+    "take_all": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
+    "lock_ours": "SELECT job_id, queue, mark, attempts, reserved_at, text_sum FROM {ours}"
+    " WHERE owner IN :owners AND mark IN :marks ORDER BY job_id{locked}",
+    "lock_jobs": "SELECT s.job_id FROM {ours} s JOIN {jobs} j ON {same}"
+    " WHERE s.owner IN :owners AND s.mark IN :marks{locked}",
+    "forget_all": "DELETE FROM {ours} WHERE job_id IN :ids",
+    "delete_all": "DELETE FROM {jobs} WHERE id IN :ids",
+    "untake": "UPDATE {jobs} SET reserved_at = NULL, attempts = attempts - 1 WHERE id IN :ids",
     # -- leases, for keepers
     "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
     " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
@@ -73,7 +90,12 @@ STATEMENTS = {
     " ORDER BY j.queue, j.reserved_at LIMIT :most{skipping}",  # the order of the index
     "free": "UPDATE {jobs} SET reserved_at = NULL WHERE id IN :ids",
 }
+BULK = 256 << 10  # bytes of the jobs of a turn, unless the first alone has more
+SHARE = 16  # a turn takes at most one of so many ready jobs, and one more
 OF_OURS = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
+INSTEAD = (
+    f" ON CONFLICT (job_id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in OF_OURS.split(', ')[1:])}"
+)
 
 
 def same(job: str, reservation: str) -> str:
@@ -108,11 +130,13 @@ class JobSql:
             "unnamed_same": same(self.jobs, "s"),
             "clock": self.clock,
             "second": self.second,
+            "now_s": "UNIX_TIMESTAMP()" if mysql else f"(SELECT {self.second} FROM {self.clock})",
             "locked": self.locked,
             "skipping": self.locked and " FOR UPDATE SKIP LOCKED",
             "attempts": "CAST(attempts AS INTEGER) AS attempts" if sqlite else "attempts",
             "ours_only": self.ours_only,
-            "replace": "INSERT OR REPLACE" if sqlite else "REPLACE",
+            "replace": "REPLACE" if mysql else "INSERT OR REPLACE" if sqlite else "INSERT",
+            "instead": INSTEAD if self.listens else "",
         }
         self._statements = {name: statement(text.format_map(words)) for name, text in STATEMENTS.items()}
         self.push = self._push()
@@ -231,14 +255,13 @@ class JobSql:
 
     def _after(self, numbers: range) -> list[str]:
         """n: the next job. took: its reserved row. noted: the reservation."""
-        changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in OF_OURS.split(", ")[1:])
         return [
             f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})",
             f"took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
             f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
             " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at)",
             f"noted AS (INSERT INTO {self.ours} ({OF_OURS}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
-            f" t.reserved_at, c.us + :lease, NULL FROM took t, c ON CONFLICT (job_id) DO UPDATE SET {changed})",
+            f" t.reserved_at, c.us + :lease, NULL FROM took t, c{INSTEAD})",
         ]
 
 

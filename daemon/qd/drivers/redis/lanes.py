@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
-from qd.drivers.keyspace.queue import FENCE, KeyspaceQueue
+from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.redis.protocol import packed_items
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, reserved_of
 from qd.errors import ConnectionLost
@@ -131,7 +131,7 @@ class LaneQueue(KeyspaceQueue):
         names = self._keys(*[kind(queue) for queue in run.queues for kind in (keys.reserved, keys.owners)])
         (fence,) = self._keys(keys.owners(run.fenced))
         owners = [f"{token}/{place}" for place in places]
-        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + FENCE, self.turns, *owners)
+        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + keys.FENCE, self.turns, *owners)
         self._known[run.fenced] = self.turns
         return [
             reserved_of(run.queues[index - 1], member, f"{token}.{places[number - 1]}.")
@@ -144,7 +144,7 @@ class LaneQueue(KeyspaceQueue):
     # -- for keepers
 
     def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
-        fields = [owner + FENCE for owner in owners]
+        fields = [owner + keys.FENCE for owner in owners]
         if queues and fields:
             checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
