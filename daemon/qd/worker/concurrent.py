@@ -154,7 +154,8 @@ class ConcurrentWorker(Worker):
         """waiting: a second connection, for waits."""
         settings = replace(settings, work=replace(settings.work, prefetch=1))
         super().__init__(app, settings, queue, context, assignment, between)
-        self.lanes, self.most = queue, settings.work.concurrency
+        self.lanes = queue
+        self.most = min(settings.work.concurrency, self.board.lanes)  # after a reload a master has the lanes of its start
         rota = self.connection.rota
         self.answers = LaneAnswers(queue, rota, self.log, self._rest_while_away, self.board, self.slot)
         self.connection = self.answers
@@ -439,7 +440,6 @@ class ConcurrentWorker(Worker):
         self.settlement.attempts = run.attempts
         before = len(self.answers.finished)
         self.settlement.settle(run.held, outcome, (now() - run.began) / 1e9)
-        run.words.describe(b"", b"")
         del self._busy[run.number]
         run.task = run.attempt = None
         if len(self.answers.finished) == before:  # it is answered

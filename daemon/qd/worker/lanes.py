@@ -378,7 +378,7 @@ class LaneRun:
                 done.set_result(result)
 
         def start() -> None:
-            self.task = loop.create_task(whole(), context=here)
+            self.task = self.worker.steps.first(loop, whole(), self.owner, here)
             if alarm.ended_by is not None:
                 self._cancel()
 
@@ -400,7 +400,7 @@ class LaneRun:
         context.enter(attempt.job)
         self.alarm.cancel = lambda: self.worker.loop.call_soon_threadsafe(self._cancel)
         self.alarm.begins(attempt.limits.timeout)
-        self.task = self.worker.loop.create_task(self._whole(attempt, call), context=here)
+        self.task = self.worker.steps.first(self.worker.loop, self._whole(attempt, call), self.owner, here)
 
     async def _whole(self, attempt: Attempt, call: Callable[[], object]) -> None:
         error: BaseException | None = None

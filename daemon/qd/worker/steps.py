@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any
+from typing import Any, cast
 
 from qd.process import fork
 from qd.process.scoreboard import Slot, W, now
@@ -82,6 +82,7 @@ class Steps:
         self.slot, self.blocked = slot, blocked
         self.count = 0
         self.copied = False  # this process is a fork of the worker
+        self._factory: Any = None  # the app's
 
     def install(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
         """threads: for asyncio.to_thread. An app may set a task factory of its own later; it is wrapped, too."""
@@ -89,25 +90,32 @@ class Steps:
         loop.set_default_executor(JobThreads(max(32, threads), "qd-to-thread"))
 
         def set_factory(factory: Any) -> None:
-            replace(self._around(factory))
+            self._factory = factory
+            replace(self._make)
 
         set_factory(None)
         with suppress(AttributeError):  # a loop written in C
             loop.set_task_factory = set_factory  # type: ignore[method-assign]
 
-    def _around(self, factory: Any) -> Any:
-        def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **how: Any) -> Any:
-            context: Context | None = how.get("context")
-            owner = owner_here.get() if context is None else context.get(owner_here)
-            if owner is not None and owner.turn:
-                coroutine = Stepped(coroutine, owner, self)
-            task = factory(loop, coroutine, **how) if factory else asyncio.Task(coroutine, loop=loop, **how)
-            if owner is not None:
-                owner.tasks.add(task)
-                task.add_done_callback(owner.tasks.discard)
-            return task
+    def first(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, owner: Owner, context: Context
+    ) -> asyncio.Task[Any]:
+        """The first task of an attempt."""
+        stepped = Stepped(coroutine, owner, self)
+        if self._factory is not None:
+            return cast("asyncio.Task[Any]", self._factory(loop, stepped, context=context))
+        return asyncio.Task(stepped, loop=loop, context=context)
 
-        return make
+    def _make(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **how: Any) -> Any:
+        context: Context | None = how.get("context")
+        owner = owner_here.get() if context is None else context.get(owner_here)
+        if owner is not None and owner.turn:
+            coroutine = Stepped(coroutine, owner, self)
+        task = self._factory(loop, coroutine, **how) if self._factory else asyncio.Task(coroutine, loop=loop, **how)
+        if owner is not None:
+            owner.tasks.add(task)
+            task.add_done_callback(owner.tasks.discard)
+        return task
 
 
 class JobThreads(ThreadPoolExecutor):

@@ -411,15 +411,16 @@ def test_jobs_outlast_an_outage_of_the_server(project: MakeProject, tmp_path: Pa
             push(client, "threaded", count=100)
             work = concurrent(shop, 200)
             witness.wait("start", count=200, seconds=60.0)
-        worker = work.child("qd: worker")
-        os.kill(own.process.pid, signal.SIGSTOP)
+        worker, redis = work.child("qd: worker"), own.process
+        assert redis is not None
+        os.kill(redis.pid, signal.SIGSTOP)
         try:
             witness.go()
             witness.wait("end", count=200, seconds=30.0)
             began = time.monotonic()
             eventually(lambda: time.monotonic() - began > 10.0, 15.0)
         finally:
-            os.kill(own.process.pid, signal.SIGCONT)
+            os.kill(redis.pid, signal.SIGCONT)
         with own.client() as client:
             eventually(lambda: client.call("ZCARD", "queues:default:reserved") == 0)
             push(client, "quick")
