@@ -304,9 +304,13 @@ class Children:
         """Cancel the job of that turn. The signal is sent once; Watchdog kills a job that does not end in time."""
         if not worker.has_job or worker.cancelled == turn or turn in worker.lane_cancels:
             return
-        if self.alarm(worker, Why.CANCEL, turn):
-            worker.cancelled, worker.cancelled_at = turn, now()
+        in_lane = any(lane.state[0] & 0xFFFFFFFF == turn for lane in self.board.started(worker.slot))
+        if not self.alarm(worker, Why.CANCEL, turn):
+            return
+        if in_lane:
             worker.lane_cancels = dict([*worker.lane_cancels.items()][-CANCELS:]) | {turn: now()}
+        else:
+            worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
         """Every worker waits, and has found no job since the jobs of the last dead one were moved: the queues are empty as

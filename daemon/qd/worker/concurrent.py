@@ -155,7 +155,9 @@ class ConcurrentWorker(Worker):
         settings = replace(settings, work=replace(settings.work, prefetch=1))
         super().__init__(app, settings, queue, context, assignment, between)
         self.lanes = queue
-        self.most = min(settings.work.concurrency, self.board.lanes)  # after a reload a master has the lanes of its start
+        self.most = min(
+            settings.work.concurrency, self.board.lanes
+        )  # after a reload a master has the lanes of its start
         rota = self.connection.rota
         self.answers = LaneAnswers(queue, rota, self.log, self._rest_while_away, self.board, self.slot)
         self.connection = self.answers
@@ -409,7 +411,7 @@ class ConcurrentWorker(Worker):
             run = self._runs.get(lane) or self._runs.setdefault(lane, LaneRun(self, lane))
             self._busy[lane] = run
             attempt = run.take(job)
-            slot[W.STATE] = SlotState.BUSY
+            slot[W.STATE], slot[W.TURN] = SlotState.BUSY, job.turn
             if not isinstance(attempt, Attempt):
                 run.finish(attempt)
             elif attempt.declared.options.exclusive:
@@ -420,6 +422,8 @@ class ConcurrentWorker(Worker):
             else:
                 run.words.set(run.turn, LaneState.STARTED)
                 self.pool.submit(partial(run.in_thread, self._base))
+        if jobs:
+            slot.describe(run.name, jobs[-1].queue.encode())
         if tasks:
             self.loop.call_soon_threadsafe(lambda: [start() for start in tasks])
 

@@ -286,12 +286,12 @@ class LaneRun:
         self.attempt: Attempt | Outcome | None = None
         self.held: HeldJob | None = None
         self.outcome: Outcome | None = None
-        self.exclusive = False
+        self.name = b""
 
     def take(self, job: Reserved) -> Attempt | Outcome:
-        self.job, self.turn = job, job.turn
+        self.job, self.turn, self.name = job, job.turn, b"?"
         self.words.set(self.turn, LaneState.HELD)
-        self.task, self.outcome, self.held, self.exclusive = None, None, None, False
+        self.task, self.outcome, self.held = None, None, None
         self.owner = Owner(self.turn)
         self.alarm.raised = False
         self.checkpoints.begin(job)
@@ -308,7 +308,8 @@ class LaneRun:
         words[L.FAILS] = fails
         words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
-        words.describe(payload.job.encode("utf-8", "replace"), job.queue.encode())
+        self.name = payload.job.encode("utf-8", "replace")
+        words.describe(self.name, job.queue.encode())
         words[L.JOB_AT] = self.began
 
     def finish(self, outcome: Outcome) -> None:
