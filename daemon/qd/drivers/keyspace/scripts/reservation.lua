@@ -188,12 +188,12 @@ local function other_text(p, base)
   end
 
   -- A reservation that was never answered counts as a crash, not as an attempt; nor as a crash if the job was not alone in
-  -- its worker: then it is a suspect.
+  -- its worker. Either way it may have killed the worker.
   local mark, suspect = unit.rsv or got.rsv, false
   local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
   if mark and string.match(mark, '%d*$') == attempts then
-    suspect = tonumber(string.match(mark, '%.(%d+)')) >= 256
-    if not suspect then crashes = crashes + 1 end
+    suspect = true
+    if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end
   else attempts = string.format('%.0f', unit.attempts + 1) end
   mark = base .. '.' .. attempts
   local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}
