@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 
 POLL = 0.1  # seconds between two checks of --wait
+FETCHED = (
+    0.1  # seconds after a pause; later than 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
+)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
 
 
@@ -190,6 +193,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if has_laravel(found):
             pause_laravel(found, place, queues, seconds)
+    time.sleep(FETCHED)
     if context.given().json:
         return output.document({"paused": notes})
     until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"

@@ -23,6 +23,7 @@ from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
 from qd.payload.rewrite import chained_payload
+from qd.process import SLOTS
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -167,6 +168,10 @@ class Reserved(NamedTuple):
     def turn(self) -> int:
         return int(self.mark.split(".")[2])
 
+    @property
+    def lane(self) -> int:
+        return int(self.mark.split(".")[1]) // SLOTS
+
 
 class Released(NamedTuple):
     """How a reserved job is put back. text: its new payload; delay: seconds until it is due, 0: ready now, at the tail (or
@@ -239,8 +244,8 @@ class LaneTurn(NamedTuple):
     """A turn of a worker that has several jobs: what it answers, and which lanes are free.
 
     done: finished jobs to ack. back: jobs that it holds and has not started, to be put back at the head in this order with
-    nothing counted. lanes: free lanes, all above 0; at most one job is reserved for each. single: the lane of a job that
-    must be taken by itself. diverts: a job that may have killed a worker goes to the suspects instead of a lane. suspects:
+    nothing counted. lanes: free lanes; at most one job is reserved for each, none without lanes. single: the lane of a job
+    that must be taken by itself. diverts: a job that may have killed a worker goes to the suspects instead of a lane. suspects:
     take only suspects.
     """
 

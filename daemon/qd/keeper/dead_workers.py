@@ -1,5 +1,12 @@
 """Requeues the jobs of dead workers that the master has reaped, and of masters that died on this host.
 
+    a job alone       by the verdict of the master: a crash, handed back, timed out, ...
+    finished          acked
+    not started       to the head of its queue, with nothing counted
+    ran ahead         of prefetched jobs only one ran at a time: as a job alone
+    ran with others   the one to blame by the verdict; without one all are suspects, which crash nobody else's worker next
+                      time (docs/concurrency.md); the others go back to the head
+
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
 
@@ -12,22 +19,26 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
+from typing import NamedTuple
 
-from qd.drivers.base import KeeperConnector
+from qd.drivers.base import KeeperConnector, with_lanes
 from qd.drivers.keyspace.sending import left_by
-from qd.drivers.types import Effect, Released, put_back, reserved_of
+from qd.drivers.types import Effect, LaneAnswer, Released, Reserved, put_back, reserved_of
 from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
+from qd.keeper.recall import jobs_of
 from qd.keeper.servers import each_of
 from qd.log import Log, cut
 from qd.master.code import ChildContext
 from qd.payload.format import read
-from qd.payload.reservation import Ending, answered, split_mark
-from qd.process import leftovers, proc
+from qd.payload.reservation import Ending, answered, split_mark, taken_alone, unstarted
+from qd.process import SLOTS, leftovers, proc
 from qd.process.channels import Order
 from qd.process.exit_codes import ending, signal_name
-from qd.process.scoreboard import Fails, Role, Slot, SlotState, Verdict, W
+from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W
 from qd.store.masters import MasterReport
 
 LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
@@ -39,8 +50,18 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class DeadWorkers:
-    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
+    def __init__(
+        self,
+        queue: KeeperConnector,
+        queues: tuple[str, ...],
+        context: ChildContext,
+        log: Log,
+        *,
+        concurrent: bool = False,
+    ) -> None:
+        """concurrent: workers run several jobs at once."""
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
+        self.lanes, self.concurrent = with_lanes(queue), concurrent
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> settled generation, until when it is checked again
         self._dead: list[MasterReport] | None = None  # masters still to be settled; None: not read yet
@@ -64,6 +85,7 @@ class DeadWorkers:
     def _settle(self, slot: Slot) -> None:
         self._kill_leftovers(slot)
         self._for_queues(self.queues, lambda queue: self._move(queue, slot))
+        self._settle_lanes(slot)
         del self._reported[slot.number]
         self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
         slot[W.STATE] = SlotState.SETTLED
@@ -84,21 +106,93 @@ class DeadWorkers:
         member = self.queue.owned(queue, owner)
         if member is None:
             return
-        mark = reserved_of(queue, member, f"{self.context.token}.{slot.number}.").mark
+        job = reserved_of(queue, member, owner.replace("/", ".") + ".")
+        if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
+            self.lanes.settle_lanes(queue, [LaneAnswer(owner, member)])  # finished, and not acked
+        else:
+            self._answer(job, slot, JobWords.of(slot), owner)
+
+    def _answer(self, job: Reserved, slot: Slot, words: JobWords, owner: str) -> None:
+        """Answer the job that the worker was running by the master's verdict. owner: who has it."""
+        queue, member, mark = job.queue, job.member, job.mark
         verdict = Verdict(slot[W.VERDICT]) if mark else Verdict.CRASH
-        back = answer_of(slot, member, mark, verdict)
+        back = answer_of(words, member, mark, verdict)
         if verdict not in (Verdict.HAND_BACK, Verdict.CANCELLED) and mark:
-            self.queue.note_death(queue, mark.rsplit(".", 1)[0], self._note(slot))
+            self.queue.note_death(queue, split_mark(mark).noted, self._note(slot))
         effects = longer_lock(member, back.delay)
         if verdict in ENDED:
             effects += self._left(member, mark)
         moved = self.queue.give_back(queue, owner, member, back, effects)
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
-            return self._move(queue, slot)  # a late checkpoint has changed the text of the same job
+            # a late checkpoint has changed the text of the same job
+            return self._answer(reserved_of(queue, now_held, owner.replace("/", ".") + "."), slot, words, owner)
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(
             event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
         )
+
+    # -- workers with several jobs
+
+    def _settle_lanes(self, slot: Slot) -> None:
+        if self.lanes is None:
+            return
+        jobs = jobs_of(self.lanes, self.queues, self.context.token, slot.number, self.context.board.lanes)
+        self._alive()
+        fates = self._fates(slot, jobs)
+        blamed = slot[W.BLAME] if any(job.turn == slot[W.BLAME] and fate is Fate.STARTED for job, fate in fates) else 0
+        answers = dict[str, list[LaneAnswer]]()
+        for job, fate in fates:
+            if (answer := self._lane_answer(slot, job, fate, blamed)) is not None:
+                answers.setdefault(job.queue, []).append(answer)
+        self._answer_lanes(answers, Verdict(slot[W.VERDICT]).words.requeued_for)
+
+    def _fates(self, slot: Slot, jobs: Sequence[Reserved]) -> list[tuple[Reserved, Fate]]:
+        board, fates = self.context.board, list[tuple[Reserved, Fate]]()
+        last = board.finished(slot, [job.turn for job in jobs])
+        for job in jobs:
+            if self.concurrent:
+                lane = board.lane(slot.number, split_mark(job.mark).lane)
+                finished = lane[L.PROOF] == board.proof_of(job.turn)
+                started = lane.state == (job.turn, LaneState.STARTED)
+            else:
+                finished, started = job.turn <= last, job.turn <= slot[W.STARTED]
+            fates.append((job, Fate.FINISHED if finished else Fate.STARTED if started else Fate.HELD))
+        return fates
+
+    def _lane_answer(self, slot: Slot, job: Reserved, fate: Fate, blamed: int) -> LaneAnswer | None:
+        """None: the job was answered by itself."""
+        verdict = Verdict(slot[W.VERDICT])
+        if fate is Fate.FINISHED:
+            return LaneAnswer(job.owner, job.member)
+        if fate is Fate.HELD:
+            return LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark))
+        if not self.concurrent:
+            self._answer(job, slot, JobWords.of(slot), job.owner)
+            return None
+        if verdict in (Verdict.CRASH, Verdict.MEMORY) and blamed in (0, job.turn):
+            return LaneAnswer(job.owner, job.member, job.member, suspect=True)
+        if job.turn == blamed:
+            lane = self.context.board.lane(slot.number, split_mark(job.mark).lane)
+            self._answer(job, slot, JobWords.of_lane(lane), job.owner)
+            return None
+        back = Released(answered(job.member, job.mark, attempts=before_this(job.mark)), head=True)
+        if effects := self._left(job.member, job.mark):
+            self.queue.give_back(job.queue, job.owner, job.member, back, effects)
+            return None
+        return LaneAnswer(job.owner, job.member, back.text)
+
+    def _answer_lanes(self, answers: Mapping[str, list[LaneAnswer]], reason: str, **fields: object) -> None:
+        assert self.lanes is not None
+        for queue, those in answers.items():
+            self._alive()
+            moved = self.lanes.settle_lanes(queue, those)
+            counts = Counter(
+                "acked" if each.text is None else "suspects" if each.suspect else "requeued"
+                for each, there in zip(those, moved, strict=True)
+                if there
+            )
+            if counts:
+                self.log.warning("jobs.requeued", queue=queue, **counts, reason=reason, **fields)
 
     def _note(self, slot: Slot) -> bytes:
         """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
@@ -118,6 +212,16 @@ class DeadWorkers:
         """A busy server may execute a dead worker's last reserve after the first check: check again for LATE seconds."""
         over = time.monotonic() > until
         self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
+        if self.lanes is not None:
+            jobs = jobs_of(self.lanes, self.queues, self.context.token, number, self.context.board.lanes)
+            answers = dict[str, list[LaneAnswer]]()
+            for job in jobs:
+                if split_mark(job.mark).generation <= generation:
+                    text = unstarted(job.member, job.mark)
+                    answers.setdefault(job.queue, []).append(LaneAnswer(job.owner, job.member, text))
+            self._answer_lanes(answers, "crash", late=True)
+            if over and self.context.board.slot(number)[W.GENERATION] == generation:  # else it is its successor's
+                self.lanes.forget_lanes(self.queues, f"{self.context.token}/{number}")
         if over:
             del self._late[number]
 
@@ -184,16 +288,24 @@ class DeadWorkers:
             owners[queue] = self.queue.owners(queue)
 
         def gives_back(queue: str) -> None:
+            lanes = list[str]()
             for owner in owners[queue]:
                 token, _, slot = owner.partition("/")
                 if token != master.token:
                     continue
-                if states.get(slot, False) is None:
+                if states.get(str(int(slot) % SLOTS), False) is None:
                     unseen.append(owner)
+                    continue
+                if int(slot) >= SLOTS:
+                    lanes.append(owner)
                     continue
                 member = self.queue.owned(queue, owner)
                 if member is not None and self.queue.give_back(queue, owner, member, Released(member)):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
+            if lanes and self.lanes is not None:
+                # Nobody knows which of them ran: their marks stay, and the next reserve takes each alone.
+                found = self.lanes.owned_by(queue, lanes)
+                self._answer_lanes({queue: [LaneAnswer(*each, each[1]) for each in found.items()]}, "its master died")
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:
@@ -201,22 +313,49 @@ class DeadWorkers:
             self._for_queues(dict.fromkeys((*self.queues, *theirs)), looks)
         finally:
             self._for_queues(list(owners), gives_back)
+        if self.lanes is not None:
+            for worker in states:
+                self.lanes.forget_lanes(list(owners), f"{master.token}/{worker}")
         return not unseen
 
 
-def answer_of(slot: Slot, member: bytes, mark: str, verdict: Verdict) -> Released:
-    """The answer in place of the dead worker. An unchanged payload is a crash, which the next reserve counts. The hooks of
-    a job that was already failing are not called again."""
-    if mark and slot[W.FAILS] in (Fails.HOOKS, Fails.HOOKS_BEFORE) and slot[W.TURN] == split_mark(mark).turn:
-        unbegun = before_this(mark) if slot[W.FAILS] == Fails.HOOKS_BEFORE else None
+class Fate(Enum):
+    """How far the dead worker came with a job."""
+
+    HELD = auto()  # it has not started
+    STARTED = auto()
+    FINISHED = auto()  # proven, and not acked
+
+
+class JobWords(NamedTuple):
+    """What the worker noted about the job it ran. fails: a Fails."""
+
+    turn: int
+    fails: int
+    backoff_ms: int
+
+    @classmethod
+    def of(cls, slot: Slot) -> JobWords:
+        return cls(slot[W.TURN], slot[W.FAILS], slot[W.BACKOFF_MS])
+
+    @classmethod
+    def of_lane(cls, lane: Lane) -> JobWords:
+        return cls(lane.state[0], lane[L.FAILS], lane[L.BACKOFF_MS])
+
+
+def answer_of(words: JobWords, member: bytes, mark: str, verdict: Verdict) -> Released:
+    """The answer in place of the dead worker. An unanswered mark of lane 0 is a crash, which the next reserve counts. The
+    hooks of a job that was already failing are not called again."""
+    if mark and words.fails in (Fails.HOOKS, Fails.HOOKS_BEFORE) and words.turn == split_mark(mark).turn:
+        unbegun = before_this(mark) if words.fails == Fails.HOOKS_BEFORE else None
         return Released(answered(member, mark, attempts=unbegun, ended=Ending.DIED_IN_HOOKS))
     if verdict == Verdict.HAND_BACK:
         return Released(answered(member, mark, attempts=before_this(mark)), head=True)
     if verdict == Verdict.TIMEOUT:
-        return Released(timed_out(member, mark, slot[W.FAILS] == Fails.KILLED), slot[W.BACKOFF_MS] / 1000)
+        return Released(timed_out(member, mark, words.fails == Fails.KILLED), words.backoff_ms / 1000)
     if verdict == Verdict.CANCELLED:
         return Released(answered(member, mark, ended=Ending.CANCELLED))
-    return Released(member)
+    return Released(taken_alone(member, mark) if mark else member)
 
 
 def before_this(mark: str) -> int:

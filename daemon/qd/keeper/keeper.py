@@ -11,6 +11,7 @@ when the master closes its order stream.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -21,7 +22,7 @@ from functools import partial
 from setproctitle import setproctitle
 
 from qd.config.settings import Settings
-from qd.drivers.base import Factory, KeeperConnector
+from qd.drivers.base import Factory, KeeperConnector, with_lanes
 from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
@@ -29,6 +30,7 @@ from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
 from qd.keeper.controls import LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
+from qd.keeper.recall import LOOK, Recall
 from qd.keeper.report import Report
 from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
 from qd.log import Log, Unblocked
@@ -36,11 +38,12 @@ from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
 from qd.process import SLOTS
 from qd.process.channels import Cancel, Lost, OrderReader
-from qd.process.scoreboard import ALIVE, H, Scoreboard, W, now
+from qd.process.scoreboard import ALIVE, H, LaneState, Scoreboard, Slot, W, now
 from qd.store.controls import read_restart
 from qd.store.masters import MasterReport, forgotten, read_masters
 
 SOON = 0.01
+RENEWED = 500  # leases that one call renews at most
 REPORT = 0.9  # seconds between two reports, at least: a beat for a due job needs none
 PATIENCE = (1.0, 2.0)  # seconds to connect and for a reply: less than the silence after which the keeper is killed
 LEAVING = 2.0  # seconds for settling the last dead workers
@@ -91,7 +94,9 @@ class Keeper:
         self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: a longer pause between two interrupts
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
-        self.dead_workers = DeadWorkers(queue, self.queues, context, log)
+        self.dead_workers = DeadWorkers(queue, self.queues, context, log, concurrent=settings.work.concurrency > 1)
+        lanes = with_lanes(queue)
+        self.recall = Recall(lanes, self.queues, context.board, context.token) if lanes is not None else None
         self.retention = FailedRetention(
             queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log
         )
@@ -99,6 +104,7 @@ class Keeper:
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
         self._renewed_at = 0.0
+        self._unrenewed = list[int]()  # places whose leases the next beats renew
         self.server_health = ServerHealth(log, queue.settings.driver)
         self._server_now = self._reported_at = 0.0
         self.restarts = Restarts(context, self.laravel, log)
@@ -108,15 +114,24 @@ class Keeper:
         self.permissions = Permissions(queue, self.queues[0], context.board, log)
 
     def run(self, orders: OrderReader) -> int:
-        deadline = 0.0
+        deadline = look_at = 0.0
+        waker = self.context.waker
         poll = select.poll()  # not select: what it inherits may have descriptors beyond 1024
-        poll.register(orders.fileno(), select.POLLIN)
+        for fd in (orders.fileno(), *([waker.fd] if waker is not None else [])):
+            poll.register(fd, select.POLLIN)
         while not orders.ended:
-            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):  # rounded up: never before a due moment
+            wait = min(deadline, look_at) - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000)}  # rounded up: never before a due moment
+            if waker is not None and waker.fd in ready:
+                waker.clear()
+            if orders.fileno() in ready:
                 self.dead_workers.handle(orders.read())
+                deadline = 0.0
             self.board.keeper_is_alive()
-            deadline = self._turn()
-            self.embedded.look(away=self.server_health.is_away or self.control.is_away)
+            look_at = self._recalled()
+            if time.monotonic() >= deadline:
+                deadline = self._turn()
+                self.embedded.look(away=self.server_health.is_away or self.control.is_away)
         if orders.dismissed:  # else the master was killed: the next one needs its report
             self._leave()
         return 0
@@ -132,6 +147,16 @@ class Keeper:
             return deadline
         except (ConnectionLost, ServerRefused) as error:
             return time.monotonic() + (AGAIN if self.permissions.explain(error) else self._lost(error))
+
+    def _recalled(self) -> float:
+        """Take back what workers hold for too long. Returns the monotonic moment of the next look."""
+        if self.recall is None:
+            return math.inf
+        try:
+            seconds = self.recall.look()
+        except (ConnectionLost, ServerRefused):  # the beat reports it
+            seconds = LOOK
+        return math.inf if seconds is None else time.monotonic() + seconds
 
     def _secondary_tasks(self) -> None:
         """Tasks for which a server is known to be unreachable wait for a later beat. Other connection errors are raised."""
@@ -162,9 +187,9 @@ class Keeper:
         self.restarts.look()
         first = not self.restarts.forked
         report = self.report.text(self.restarts.forked) if at - self._reported_at > REPORT else ""
-        reply = self.queue.beat(self.queues, self._request("" if self.separate else report, self._renews(at)))
+        reply = self.queue.beat(self.queues, self._request("" if self.separate else report, self._to_renew(at)))
         received = time.monotonic()
-        control, fresh = self.control.beat(self._request(report, False)) if self.separate else (reply, True)
+        control, fresh = self.control.beat(self._request(report)) if self.separate else (reply, True)
         if report and fresh and not first:  # the second report has the time of the import
             self._reported_at = at
         self._apply(reply, control, at, first)
@@ -173,9 +198,25 @@ class Keeper:
             raise reply.broke
         return received + (SOON if first and fresh else self._until_next(reply))
 
-    def _request(self, report: str, renew: bool) -> BeatRequest:
-        slots = [slot.number for slot in self.board if slot[W.STATE] in ALIVE]
-        return BeatRequest(self.context.token, report, self.lease, renew, self._reclaims_until(), slots)
+    def _request(self, report: str, places: Sequence[int] = ()) -> BeatRequest:
+        """places: whose leases it renews."""
+        return BeatRequest(self.context.token, report, self.lease, bool(places), self._reclaims_until(), places)
+
+    def _to_renew(self, at: float) -> list[int]:
+        """The places whose leases the next beat renews."""
+        if self._renews(at):
+            self._unrenewed = self._places()
+        places, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
+        return places
+
+    def _places(self) -> list[int]:
+        """Where workers have jobs, or may have some: each slot, and the lanes in use."""
+        places = list[int]()
+        for slot in self.board:
+            if slot[W.STATE] in ALIVE:
+                lanes = min(slot[W.LANES], self.board.lanes) + 1
+                places += range(slot.number, slot.number + SLOTS * lanes, SLOTS)
+        return places
 
     def _apply(self, reply: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
         """control: of the server with restarts and maintenance, by whose clock restarts are stamped. None: not read yet."""
@@ -210,19 +251,27 @@ class Keeper:
         return True
 
     def _until_next(self, reply: BeatReply) -> float:
-        if reply.more:
+        if reply.more or self._unrenewed:
             return SOON
         wait = min(1.0 - reply.now % 1.0 + 0.001, self.longest)
         return min(wait, max(0.001, reply.due / 1000)) if reply.due >= 0 else wait
 
     def _report_lost(self, lost: list[tuple[int, int]]) -> None:
-        for number, turn in lost:
-            slot = self.board.slot(number)
+        for place, turn in lost:
+            slot = self.board.slot(place % SLOTS)
+            if place >= SLOTS and not self._runs(slot, place, turn):
+                continue  # it has finished, or has not started and never will
             if slot[W.LOST_TURN] != turn:  # else it was logged, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
                 self.board.count(H.LEASES_LOST)
-                self.log.error("lease.lost", slot=number, pid=slot[W.PID], job=slot.job)
-            self.context.sender.send(Lost(slot=number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
+                self.log.error("lease.lost", slot=slot.number, pid=slot[W.PID], job=slot.job)
+            self.context.sender.send(Lost(slot=slot.number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
+
+    def _runs(self, slot: Slot, place: int, turn: int) -> bool:
+        """Whether the job of this turn, in a lane, is running as far as the scoreboard tells."""
+        if self.settings.work.concurrency > 1:
+            return self.board.lane(slot.number, place // SLOTS).state == (turn, LaneState.STARTED)
+        return slot[W.STARTED] == turn and bool(slot[W.JOB_AT])
 
     def _log_late_answers(self, late_answers: Sequence[LateAnswer]) -> None:
         for queue, member, there in late_answers:
@@ -234,10 +283,9 @@ class Keeper:
 
     def _report_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
         """Repeated at each beat until the job has ended: it may not have begun yet."""
-        for number, turn in cancelled:
-            if number < SLOTS:
-                generation = self.board.slot(number)[W.GENERATION]
-                self.context.sender.send(Cancel(slot=number, generation=generation, turn=turn & 0xFFFFFFFF))
+        for place, turn in cancelled:
+            slot = self.board.slot(place % SLOTS)
+            self.context.sender.send(Cancel(slot=slot.number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
     # -- the reports of others
 
@@ -272,7 +320,7 @@ class Keeper:
             try:
                 self.dead_workers.settle_workers()
                 self.retention.forget(leaving=True)
-                self.queue.beat(self.queues, self._request("", False))  # corrects the number of tokens
+                self.queue.beat(self.queues, self._request(""))  # corrects the number of tokens
                 if not self.dead_workers.unsettled():
                     self.control.forget(self.context.token)
                 return

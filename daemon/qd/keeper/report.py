@@ -14,7 +14,7 @@ from qd import __version__
 from qd.config.settings import Settings
 from qd.master.code import ChildContext
 from qd.process import proc
-from qd.process.scoreboard import ALIVE, H, Role, Slot, SlotState, W, now
+from qd.process.scoreboard import ALIVE, H, Role, Slot, SlotState, W, now, turns_of
 
 RECENT = 60.0  # seconds for which a crash is reported
 SUSPENDED = 5.0  # seconds between two reports after which the keeper itself was suspended
@@ -115,9 +115,15 @@ class Report:
             "job": slot.job if busy else None,
             "queue": slot.queue if busy else None,
             "since": self._since(slot) if busy else None,
+            "held": self._held(slot),
             "done": slot[W.JOBS],
             "grown": slot[W.GROWN],
         }
+
+    def _held(self, slot: Slot) -> int:
+        """Jobs that it has fetched and not started."""
+        turns = turns_of(slot[W.BATCH]) if slot[W.HELD_AT] else range(0)
+        return 0 if slot[W.RECALL] == slot[W.BATCH] else sum(turn > slot[W.STARTED] for turn in turns)
 
     def _scheduler(self, slot: Slot) -> dict[str, object]:
         """run: the first of the current `runs` to begin."""

@@ -23,7 +23,7 @@ from typing import Any
 from qd.log import Log
 from qd.options.tables import WorkOptions
 from qd.process import fork
-from qd.process.channels import MessageSender, OrderPipe
+from qd.process.channels import MessageSender, OrderPipe, Waker
 from qd.process.scoreboard import Role, Scoreboard
 
 
@@ -39,7 +39,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """Given to every child. master: the master's pid."""
+    """Given to every child. master: the master's pid. waker: wakes the keeper."""
 
     board: Scoreboard
     sender: MessageSender
@@ -47,6 +47,7 @@ class ChildContext:
     master: int
     log: Log
     code: int = 0  # which import of the app this child runs, without preload
+    waker: Waker | None = None  # None: no keeper takes back what a worker holds, so it holds nothing
 
 
 SILENCE = 10.0  # seconds without a heartbeat that a worker between two jobs is allowed, at least

@@ -58,9 +58,8 @@ class Forker:
 
     def _context(self, role: str, code: int = 0) -> ChildContext:
         state = self.state
-        return ChildContext(
-            state.board, state.receiver.sender, self._token, os.getppid(), state.log.of(role, to_stderr), code
-        )
+        log = state.log.of(role, to_stderr)
+        return ChildContext(state.board, state.receiver.sender, self._token, os.getppid(), log, code, state.waker)
 
     def _cleaned(self, body: Callable[[], int]) -> Callable[[], int]:
         """Close the master's ends of all channels and remove systemd's variables before `body`."""

@@ -15,7 +15,7 @@ from qd.master.children import BootBackoff, Children
 from qd.master.code import AppImports, MasterPlan
 from qd.master.keeper_process import KeeperProcess
 from qd.process import signals, systemd
-from qd.process.channels import MessageReceiver
+from qd.process.channels import MessageReceiver, Waker
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Role, Scoreboard
 
@@ -89,6 +89,7 @@ class State:
         self.children = Children(self.board)
         self.codes = AppImports()
         self.receiver = MessageReceiver()
+        self.waker = Waker()
         self.mailbox = signals.Mailbox()
         self.keeper = KeeperProcess(self.board, log)
         self.boots = {role: BootBackoff() for role in Role}

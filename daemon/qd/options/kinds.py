@@ -130,7 +130,7 @@ def _name(value: object) -> str:
 
 QUEUE_SUFFIXES = (
     ":delayed", ":reserved", ":notify", ":owners", ":paused", ":failed", ":failed_at", ":deaths", ":keyed", ":qd-taken",
-    ":qd-holding", ":qd-ended", ":qd-sending", ":qd-sender", ":qd-elsewhere", ":qd-resent",
+    ":qd-holding", ":qd-ended", ":qd-sending", ":qd-sender", ":qd-elsewhere", ":qd-resent", ":suspects",
 )  # fmt: skip
 """Suffixes of the keys of a queue, in the order of their functions in drivers/keyspace/keys.py."""
 

@@ -89,6 +89,7 @@ class Option(NamedTuple):  # a dataclass would cost a millisecond at every start
     auto: bool = False  # "auto" is a value too; config/ resolves it
     choices: tuple[str, ...] = ()
     at_least: float = 0
+    at_most: float = 0  # 0: no bound
 
     def read(self, value: object) -> Any:
         """The value of this option from a file, the environment, a flag or code. Raises ValueError."""
@@ -103,6 +104,8 @@ class Option(NamedTuple):  # a dataclass would cost a millisecond at every start
             raise ValueError(f"{value} is {found} bytes, less than a megabyte{hint}")
         if self.kind in ("count", "span") and found < self.at_least:
             raise ValueError(f"{found:g} is too small (at least {self.at_least:g})")
+        if self.at_most and found > self.at_most:
+            raise ValueError(f"{found:g} is too large (at most {self.at_most:g})")
         return found
 
 
@@ -157,12 +160,12 @@ class WorkOptions:
         shown="auto, the CPUs granted",
     )  # fmt: skip
     prefetch: int = option(
-        0, "count", "fetch up to this many jobs at once while one runs, 1: none ahead", auto=True, unit="jobs",
-        shown="auto, more for short jobs", at_least=1,
+        0, "count", "fetch up to this many jobs with one call, 1: none ahead", auto=True, unit="jobs",
+        shown="auto, more for shorter jobs", at_least=1, at_most=PREFETCHED,
     )  # fmt: skip
     concurrency: int = option(
         1, "count", "run up to this many jobs at once in each worker, async jobs as tasks, others in threads",
-        unit="jobs", at_least=1,
+        unit="jobs", at_least=1, at_most=1000,
     )  # fmt: skip
     once: bool = option(False, "switch", "run one job and exit", in_file=False, environ="")
     stop_when_empty: bool = option(False, "switch", "exit when every worker finds its queues empty at the same time")

@@ -100,6 +100,11 @@ class Mark(NamedTuple):
         """The part that an answer does not change."""
         return f"{self.token}.{self.place}.{self.turn}"
 
+    @property
+    def noted(self) -> str:
+        """The field of the note on its worker's death. A job that moved to lane 0 keeps it."""
+        return f"{self.token}.{self.slot}.{self.turn}"
+
 
 def split_mark(mark: str) -> Mark:
     """The parts of a mark, "TOKEN.PLACE.TURN.N". Raises ValueError if `mark` is not one."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from qd.errors import Malformed
 from qd.payload.format import object_of, pairs_of, read
 from qd.payload.reservation import Ending
+from qd.process import SLOTS
 
 COUNTS = (b"crashes", b"exceptions", b"held")
 OURS = frozenset({"attempts", "crashes", "exceptions", "held", "rsv"})
@@ -67,7 +68,7 @@ def reserved_text(payload: bytes, base: str, *, attempts: int | None = None) -> 
     attempts is not a count. Any other malformed payload is reserved: its worker reports what is wrong.
 
     The counts follow from the payload: one attempt more (unless `attempts` is given), and one crash more if the previous
-    reservation was never answered. Putting `before` back restores the pushed bytes.
+    reservation was never answered and the job was alone in its worker. Putting `before` back restores the pushed bytes.
     """
     if attempts in (None, 1) and (fresh := _fresh(payload, base)) is not None:
         return fresh
@@ -170,8 +171,9 @@ def _counted(unit: Unit) -> tuple[int, dict[bytes, int]]:
     """The number of this attempt, and the other counts."""
     counts = {key: unit.counts.get(key, 0) for key in COUNTS}
     found = _N.search(unit.rsv)
-    if unit.rsv and found is not None and found[0] == str(unit.attempts):  # never answered: a crash
-        counts[b"crashes"] = _plus_one(counts[b"crashes"])
+    if unit.rsv and found is not None and found[0] == str(unit.attempts):  # never answered: a crash if it was alone
+        if int(unit.rsv.split(".")[1]) < SLOTS:
+            counts[b"crashes"] = _plus_one(counts[b"crashes"])
         return unit.attempts, counts
     return _plus_one(unit.attempts), counts
 

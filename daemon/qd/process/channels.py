@@ -2,6 +2,7 @@
 
     child  -> master   MessageSender -> MessageReceiver   one datagram socket for all children, one Message per datagram
     master -> child    OrderPipe -> OrderReader           one stream per child, one order per line; its end means leave
+    worker -> keeper   Waker                              a byte: jobs are held ahead from now on
 
 The master never blocks: a message that does not fit is dropped, and the scoreboard still has the facts.
 """
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+
+from qd.process.descriptors import identity
 
 Order = dict[str, Any]
 LARGEST = 200_000  # bytes of one message; a longer one is dropped
@@ -165,6 +168,25 @@ class OrderPipe:
         """Order the child to leave. (A stream that ends without this order means that the master was killed.)"""
         self.send(leave=True)
         self.close()
+
+
+class Waker:
+    """A byte from any child to the keeper: look at the scoreboard now. Made by the master before its first fork."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe()
+        for end in (self.fd, self._write):
+            os.set_blocking(end, False)
+        self._pipe = identity(self._write)
+
+    def wake(self) -> None:
+        if identity(self._write) == self._pipe:  # else a job has closed it, and the number may belong to another file
+            with contextlib.suppress(OSError):  # it is full: the keeper will wake
+                os.write(self._write, b"!")
+
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            os.read(self.fd, 4096)
 
 
 class OrderReader:

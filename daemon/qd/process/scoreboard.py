@@ -7,6 +7,9 @@ Two text fields describe what a worker does, for people.
 Life of a slot: FREE -> (master) STARTING -> (worker) LOOKING <-> WAITING, BUSY, IDLE -> (master) DEAD with a verdict
 -> (keeper) its jobs are moved, SETTLED -> (master) FREE.
 
+Prefetch: a worker's jobs start one after another, so few words of the slot describe them all. What has a turn above
+STARTED is held; what has one up to that of PROOF has finished. Concurrency: each lane has words of its own.
+
 Life of a lane, one word that only the worker writes: EMPTY -> ASKED (a turn was sent) -> HELD -> STARTED -> EMPTY. If its
 job has finished and is not acked yet, another word has a proof (L.PROOF). Lane 0 is the slot itself: a job alone.
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import IntEnum, unique
 from hashlib import blake2b
 from typing import NamedTuple
@@ -31,7 +34,7 @@ from qd.process import SLOTS
 from qd.process.exit_codes import OVER_TIMEOUT
 
 WORD = 2**64 - 1  # the largest value of a word
-WORDS = 34  # a slot's numbers
+WORDS = 38  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 LANE_WORDS = 12
@@ -146,11 +149,28 @@ class W(IntEnum):
     RUNS = 26  # scheduler: number of entries running now, in processes of their own
     LOOKED = 27  # worker: when the look for a job began after which it is WAITING
     LANES = 28  # worker: the highest lane in use, 0 none; written before the turn that asks for them
-    BATCH = 29  # worker: first turn number of the jobs it took together; they are held from then on
-    HELD_AT = 30  # worker: moment (CLOCK_BOOTTIME) before that turn was sent, 0 if it holds nothing
-    RECALL = 31  # keeper: BATCH of the jobs that it takes back; none of them may start
-    STEP = 32  # worker: turn of the job whose step runs on the event loop, 0 none
-    STEPS = 33  # worker: count of such steps
+    BATCH = 29  # worker: batch_of the jobs it took together; their turns ascend by one, and they start in this order
+    HELD_AT = 30  # worker: moment (CLOCK_BOOTTIME) before that turn was sent, 0 if it took only one
+    STARTED = 31  # worker: turn of the job that it started last; written before it reads RECALL
+    PROOF = 32  # worker: proof_of(turn) of the job that finished last
+    RECALL = 33  # keeper: BATCH of the jobs that it takes back; none of them starts after this
+    SETTLED = 34  # keeper: turn up to which it acks finished jobs of this worker
+    STEP = 35  # worker: turn of the job whose step runs on the event loop, 0 none
+    STEPS = 36  # worker: count of such steps
+    BLAME = 37  # master: turn of the job that ended the worker, 0 unknown
+
+
+MOST_LANES = 1024
+
+
+def batch_of(first: int, count: int) -> int:
+    """The word of a batch: the turns from `first` to before `first + count`."""
+    return first * MOST_LANES + count
+
+
+def turns_of(batch: int) -> range:
+    first, count = divmod(batch, MOST_LANES)
+    return range(first, first + count)
 
 
 class LaneState(IntEnum):
@@ -249,6 +269,11 @@ class Scoreboard:
     def proof_of(self, turn: int) -> int:
         """The word that says that the job of this turn has finished. A stray write cannot produce it."""
         return (turn * 0x9E3779B97F4A7C15 ^ self.secret) & WORD
+
+    def finished(self, slot: Slot, turns: Collection[int]) -> int:
+        """The last of these turns (or STARTED) that the worker's proof is of; 0 for none."""
+        proof = slot[W.PROOF]
+        return max((turn for turn in (*turns, slot[W.STARTED]) if self.proof_of(turn) == proof), default=0)
 
     def __iter__(self) -> Iterator[Slot]:
         """All slots in use, in order."""

@@ -30,6 +30,7 @@ class WorkerReport(msgspec.Struct):
     job: str | None = None
     since: float | None = None
     done: int = 0
+    held: int = 0  # fetched and not started
     queue: str | None = None
     start: int | None = None  # clock ticks after boot at which the process started
 

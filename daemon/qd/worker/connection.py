@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from qd.drivers.base import Connector
-from qd.drivers.types import LateAnswer, Reserved, Turn
+from qd.drivers.base import Connector, with_lanes
+from qd.drivers.types import LateAnswer, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, Malformed, NeedsMending, NotInJob, ServerRefused
 from qd.log import Log, cut
 from qd.payload.format import read
@@ -45,7 +45,12 @@ class HeldJob(NamedTuple):
 
 def still_held(queue: Connector, job: Reserved) -> Reserved | None:
     """The job as it is on the server. None: this worker does not hold it any more."""
-    mine = queue.held((job.queue,))
+    lanes = with_lanes(queue)
+    if lanes is None:
+        mine = queue.held((job.queue,))
+    else:
+        member = lanes.owned_by(job.queue, (job.owner,)).get(job.owner)
+        mine = None if member is None else reserved_of(job.queue, member, job.owner.replace("/", ".") + ".")
     return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
 
@@ -164,6 +169,26 @@ class WorkerConnection:
             self.rota.took(turn.reserved.queue, time.monotonic())
         self.done, self._away_since = None, 0.0
         return turn
+
+    def finish(self, job: Reserved) -> None:
+        """The job is done: its ack goes with the next turn."""
+        self.done = job
+
+    @property
+    def owes(self) -> bool:
+        """Whether a finished job is not acked."""
+        return self.done is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether this worker certainly owns no job between two jobs."""
+        return not (self.unsure or self.owes)
+
+    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
+        """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
+        self.give_back_reserved(give_back)
+        if (done := self.done) is not None:
+            ack(HeldJob(done))
 
     def broke(self, error: Exception) -> None:
         """Note that the last turn broke."""

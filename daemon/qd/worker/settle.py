@@ -185,7 +185,7 @@ class Settler:
         """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
         try:
             mark = replaced_mark(job.before)
-            note = self.queue.death(job.queue, split_mark(mark).base) if mark else None
+            note = self.queue.death(job.queue, split_mark(mark).noted) if mark else None
             found = json.loads(note) if note else {}
             facts = found.get("death")
             if facts is not None:  # without nested values: qd writes none, and others may nest too deep to be encoded
@@ -262,7 +262,8 @@ class Settlement:
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(settler.queue, job, payload, holder))
         if isinstance(outcome, Done):
-            self.connection.done = job
+            if not (held.unsure or effects):
+                self.connection.finish(job)
             if isinstance(outcome, Missing):
                 settler.log.info("job.missing", **log_fields(job), reason=outcome.why)
             elif settler.log.informs:
@@ -283,10 +284,15 @@ class Settlement:
                 settler.copy()
 
     def flush(self) -> None:
-        """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
-        self.connection.give_back_reserved(self._untouched)
-        if (done := self.connection.done) is not None:
-            self._ack(HeldJob(done))
+        """Send the acks that wait for the next turn, and give back jobs that have not started."""
+        self.connection.flush(self._untouched, self._ack)
+
+    def lost(self, jobs: Sequence[Reserved]) -> None:
+        """A turn found the leases of these finished jobs lost."""
+        if jobs and self._has_listeners:
+            self.flush()  # they must not delay jobs that are already reserved
+        for job in jobs:
+            self._lost(job)
 
     def lost_before(self, done: Reserved, reserved: Reserved | None) -> Reserved | None:
         """The turn found the lease of the previous job lost. Returns the job it reserved, unless it was given back."""

@@ -1,6 +1,7 @@
 """The worker: reserve a job, run it, settle it, until there is a reason to stop.
 
     turn (ack the previous job + reserve) -> attempt -> ack with the next turn | release | bury
+    short jobs: a turn reserves several, which start one after another (prefetch.py)
     nothing ready -> wait for a token, the next due moment or a signal
     connection broke -> query which job this worker holds -> continue (connection.py)
 
@@ -18,12 +19,12 @@ from collections.abc import Callable
 from qd import events
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.drivers.base import Connector
-from qd.drivers.types import Reserved
+from qd.drivers.base import Connector, with_lanes
+from qd.drivers.types import LaneReply, Reserved, Turn
 from qd.jobs.context import set_stopping
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.master.code import Assignment, ChildContext
-from qd.options.tables import WorkOptions
+from qd.options.tables import PREFETCHED, WorkOptions
 from qd.payload.format import Payload
 from qd.process import proc
 from qd.process.exit_codes import StopReason
@@ -31,6 +32,7 @@ from qd.process.scoreboard import H, Slot, SlotState, W, now
 from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, WorkerConnection
+from qd.worker.prefetch import LaneConnection
 from qd.worker.queues import Rota
 from qd.worker.settle import Copier, Settlement, Settler, short
 from qd.worker.status import ShutQueues, Titles, WorkerEvents
@@ -66,12 +68,27 @@ class Worker:
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
+        lanes, prefetch = with_lanes(queue), self.work.prefetch if context.waker is not None else 1
         self.connection = WorkerConnection(queue, rota, self.log, self._rest_while_away)
+        self.ahead: LaneConnection | None = None
+        if lanes is not None and prefetch != 1 and not (self.work.once or self.work.rest):
+            self.connection = self.ahead = LaneConnection(
+                lanes,
+                rota,
+                self.log,
+                self._rest_while_away,
+                board=self.board,
+                slot=self.slot,
+                prefetch=prefetch,
+                wake=context.waker,
+            )
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.settlement = Settlement(settler, self.connection, self.attempts, self.slot)
+        if self.ahead is not None:
+            self.ahead.lost = self.settlement.lost
         self.events = WorkerEvents(app._listeners, self._beat)
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
@@ -107,8 +124,10 @@ class Worker:
             memory = proc.rss_of(os.getpid()) or 0
             self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
             self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
+            if self.ahead is not None:
+                self.ahead.leave()
             # IDLE means that this worker holds no job.
-            self.slot[W.STATE] = SlotState.LOOKING if self.connection.unsure else SlotState.IDLE
+            self.slot[W.STATE] = SlotState.IDLE if self.connection.settled else SlotState.LOOKING
             return int(reason.code)
         finally:
             self._close()
@@ -191,6 +210,8 @@ class Worker:
 
     def _take(self) -> Reserved | None:
         """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
+        if self.ahead is not None:
+            return self._take_ahead(self.ahead)
         self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
         connection = self.connection
         self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
@@ -202,22 +223,50 @@ class Worker:
         except AWAY as error:
             connection.broke(error)
             return None
-        self._next_due, self._paused_queues = turn.next_due, turn.paused
-        if turn.malformed:
-            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
+        self._took(turn)
         if turn.acked is False and done is not None:
             return self.settlement.lost_before(done, turn.reserved)
         return turn.reserved
 
+    def _take_ahead(self, connection: LaneConnection) -> Reserved | None:
+        """The next job that was fetched, else a turn."""
+        if (job := connection.next_held()) is not None:
+            return job
+        self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
+        self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+        try:
+            if connection.unsure:
+                connection.query_owned()
+            reply = connection.fill(self._most(), self.shut_queues.shut)
+        except AWAY as error:
+            connection.broke(error)
+            return None
+        self._took(reply)
+        if reply.lost:
+            self.settlement.lost(connection.lost_of(reply))
+        return connection.next_held()
+
+    def _most(self) -> int:
+        """Jobs that a turn may fetch."""
+        listeners = self.app._listeners
+        if listeners.has(events.Looping) or listeners.has(events.JobPopping) or self.exit_conditions.near:
+            return 1
+        return self.exit_conditions.jobs_left(self.jobs)
+
+    def _took(self, turn: Turn | LaneReply) -> None:
+        self._next_due, self._paused_queues = turn.next_due, turn.paused
+        if turn.malformed:
+            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
+
     def _rest_while_away(self, seconds: float) -> None:
-        self.slot[W.STATE] = SlotState.IDLE if self.connection.done is None else SlotState.BUSY
+        self.slot[W.STATE] = SlotState.BUSY if self.connection.owes else SlotState.IDLE
         self.mailbox.peek(seconds)
         self._after_wait()
 
     # -- run it
 
     def _do(self, job: Reserved) -> None:
-        self._queue, self._turn = job.queue, int(job.mark.split(".")[2])
+        self._queue, self._turn = job.queue, job.turn
         self.checkpoints.begin(job)
         outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
         held = self.checkpoints.end()
@@ -233,7 +282,10 @@ class Worker:
             self.stop_requested = True  # the signal may have been lost
         self.jobs += 1
         self.slot[W.JOBS] = self.jobs
-        self.settlement.settle(held, outcome, (now() - self._began) / 1e9)
+        took = (now() - self._began) / 1e9
+        if self.ahead is not None:
+            self.ahead.estimate.ran(job, took)
+        self.settlement.settle(held, outcome, took)
         if self.work.rest:
             self._rest()
 
@@ -324,6 +376,16 @@ class ExitConditions:
         self._max_jobs = max(1, round(work.max_jobs * jitter)) if work.max_jobs else 0
         self._leave_at = time.monotonic() + work.max_time * jitter if work.max_time else 0.0
         self._anon = proc.own_anon_bytes()
+
+    @property
+    def near(self) -> bool:
+        """Whether the worker may soon leave for its memory or age."""
+        work = self.work
+        old = self._leave_at and time.monotonic() + 1.0 >= self._leave_at
+        return bool(old) or (work.memory > 0 and self.slot[W.GROWN] > work.memory * 0.9)
+
+    def jobs_left(self, jobs: int) -> int:
+        return self._max_jobs - jobs if self._max_jobs else PREFETCHED
 
     def reason(self, jobs: int, once_over: bool = False) -> StopReason | None:
         if self.work.memory and self._over_memory():

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from qd.drivers.base import with_lanes
-from qd.drivers.database.lanes import turn_field
 from qd.drivers.database.queue import DatabaseQueue
 from qd.drivers.types import BeatRequest, LaneAnswer, LaneTurn, Outgoing, Released, Reserved
 from qd.errors import ConnectionLost

@@ -34,11 +34,13 @@ return {text, mark, start, length, before}
 """
 BASE = "Tok3nTok3n.1.7"
 LAST = "Zz9Zz9Zz9Z.4.77."
+SHARED = "Zz9Zz9Zz9Z.260.77."  # of lane 1
 
 counts: st.SearchStrategy[Any] = st.one_of(
     st.integers(0, 3), st.sampled_from([2**53, 2**53 - 1, 2**53 + 1, -1, 1.5, "1", {}, [1], None, True])
 )
-marks = st.sampled_from([LAST + "0", LAST + "1", LAST + "2", LAST + "-", LAST + "t", "not a mark", 'a"b', "", 7, None])
+OTHERS = [LAST + "0", LAST + "1", LAST + "2", LAST + "-", LAST + "t", SHARED + "1", SHARED + "2"]
+marks = st.sampled_from([*OTHERS, "not a mark", 'a"b', "", 7, None])
 tricky = ["x", "attempts", 'a"rsv":"b', "\\", "{", '"', ",", "}", '"attempts":3', ',"rsv":"a.1.1.1"']
 entries = st.one_of(
     st.tuples(st.sampled_from(["attempts", "crashes", "exceptions", "held"]), counts),

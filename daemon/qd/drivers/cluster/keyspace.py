@@ -88,7 +88,7 @@ def real_names(client: ClusterClient, names: Names) -> list[str]:
 
 
 def stop(client: ClusterClient, its: Script, names: Names, args: Args) -> Any:
-    real = real_names(client, names[:2])
+    real = real_names(client, names[:-1])
     return client.send(client.at(its, [*real, keys.cancelled(ready_name(client.names, names[0]))], args))
 
 
@@ -367,6 +367,7 @@ PLANS: dict[str, Plan] = {
     "batch_add": batch_add,
     "retry": retry,
     "clear": clear,
+    "settle_lanes": stop,
     "hold": hold,
     "unhold": unhold,
     "beat": beat,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.cluster import deferred
@@ -25,12 +25,25 @@ from qd.drivers.cluster.keyspace import ClusterKeyspace
 from qd.drivers.cluster.nodes import Node
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
-from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.drivers.keyspace.queue import DEFAULT, Bounds
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, run_of
 from qd.drivers.redis.protocol import packed
-from qd.drivers.redis.queue import TURNED, turn_head, turn_of, turn_tail
-from qd.drivers.types import BeatReply, BeatRequest, Gaps, LateAnswer, Released, Reserved, Turn, reserved_of
+from qd.drivers.redis.queue import turn_of, turn_tail
+from qd.drivers.types import (
+    BeatReply,
+    BeatRequest,
+    Effect,
+    Gaps,
+    LaneReply,
+    LaneTurn,
+    LateAnswer,
+    Released,
+    Reserved,
+    Turn,
+    reserved_of,
+)
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
 from qd.payload.reservation import answered
@@ -48,15 +61,7 @@ ENDS = (
 )
 
 
-class Run(NamedTuple):
-    """Consecutive queues that are in one slot. head: constant part of the turn's command."""
-
-    slot: int
-    queues: tuple[str, ...]
-    head: bytes
-
-
-class ClusterQueue(KeyspaceQueue):
+class ClusterQueue(LaneQueue):
     stays = STAYS
 
     def __init__(
@@ -73,6 +78,7 @@ class ClusterQueue(KeyspaceQueue):
         self._waits = SlotWaits(self.connection)
         self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
+        self._mine = set[tuple[str, str]]()  # queue and owner of the jobs that turn_lanes has reserved
         self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
 
     @property
@@ -82,14 +88,17 @@ class ClusterQueue(KeyspaceQueue):
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         runs = self._runs.get(tuple(queues)) or self._planned(tuple(queues))
         if len(runs) == 1:
-            return self._renewed(self._turn_of(runs[0], done, shut))
-        self._unacked = done
-        return self._renewed(self._over(runs, done, shut))
+            turn = self._turn_of(runs[0], done, shut)
+        else:
+            self._unacked = done
+            turn = self._over(runs, done, shut)
+        self._renew_lock(turn.reserved)
+        return turn
 
     def _turn_of(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
         self.turns += 1
         tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
-        return turn_of(self.connection.evaluate(run.slot, run.head + tail, script("turn")), run.queues)
+        return turn_of(self.connection.evaluate(run.slot, run.turn + tail, script("turn")), run.queues)
 
     def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
         """One run after the other. Raises the last error if no server answered, or if the ack failed."""
@@ -131,17 +140,20 @@ class ClusterQueue(KeyspaceQueue):
 
     def _planned(self, queues: tuple[str, ...]) -> list[Run]:
         names, args, runs = self.connection.names, self.turned(""), list[Run]()
-        for slot, each in groupby(queues, lambda queue: names.slot(self._keys(keys.ready(queue))[0])):
+        slot_of: Callable[[str], int] = lambda queue: names.slot(self._keys(keys.ready(queue))[0])  # noqa: E731
+        first = {slot_of(queue): queue for queue in sorted(queues, reverse=True)}
+        for slot, each in groupby(queues, slot_of):
             these = tuple(each)
             real = [names.real(name) for queue in these for name in self._keys(*[kind(queue) for kind in TURNED])]
-            runs.append(Run(slot, these, turn_head(real, args)))
+            marks = [keys.cancelled(name) for name in real[:: len(TURNED)]]
+            fence = first[slot], names.real(self._keys(keys.owners(first[slot]))[0])
+            runs.append(run_of(slot, these, real, args, fence, marks))
         self._runs[queues] = runs
         self._served.update(dict.fromkeys(queues))
         return runs
 
-    def _renewed(self, turn: Turn) -> Turn:
+    def _renew_lock(self, job: Reserved | None) -> None:
         """Renew the lock of a unique job that was taken. On a single server the turn does that (tied.lua)."""
-        job = turn.reserved
         if job is not None and b'"unique":"' in job.member:
             try:
                 payload = read(job.member)
@@ -152,7 +164,6 @@ class ClusterQueue(KeyspaceQueue):
                     self.connection.exchange([self.connection.at(script("apart"), names, words)])
             except Malformed:
                 pass  # the worker reports it
-        return turn
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         if self._unacked is not None:
@@ -169,6 +180,66 @@ class ClusterQueue(KeyspaceQueue):
             raise away[0]
         return None
 
+    # -- several jobs per worker: redis/lanes.py
+
+    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+        return self.connection.evaluate(run.slot, command, script(name))
+
+    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+        """One run after the other, until one has jobs. Each gets the answers for its queues."""
+        runs = self._runs.get(tuple(turn.queues)) or self._planned(tuple(turn.queues))
+        replies, away = list[LaneReply](), list[Exception]()
+        taken = False
+        for run in runs:
+            done = [job for job in turn.done if job.queue in run.queues]
+            back = [job for job in turn.back if job.queue in run.queues]
+            if (taken or not turn.lanes) and not done and not back:
+                continue
+            lanes = () if taken else turn.lanes
+            try:
+                reply = self._lanes_in(run, turn._replace(done=done, back=back, lanes=lanes))
+            except NOTHING_DONE as error:
+                if not done and not back:
+                    away.append(error)
+                    continue
+                if not replies:
+                    raise
+                raise ConnectionLost(str(error)) from None  # other servers have executed their part
+            replies.append(reply)
+            taken = taken or bool(reply.jobs)
+            self._mine -= {(job.queue, job.owner) for job in (*done, *back)}
+            self._mine |= {(job.queue, job.owner) for job in reply.jobs}
+        if away and not replies:
+            raise away[-1]
+        jobs = tuple([job for reply in replies for job in reply.jobs])
+        self._renew_lock(jobs[0] if len(jobs) == 1 else None)
+        return LaneReply(
+            tuple([job for reply in replies for job in reply.lost]),
+            jobs,
+            min([reply.next_due for reply in replies if reply.next_due is not None], default=AGAIN if away else None),
+            tuple([queue for reply in replies for queue in reply.paused]),
+            sum(reply.malformed for reply in replies),
+        )
+
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        """Raises ConnectionLost if a server is away on which this worker has jobs; from another one, the next turn tells
+        whether it reserved any."""
+        runs, held, away = self._runs.get(tuple(queues)) or self._planned(tuple(queues)), list[Reserved](), 0
+        for run in runs:
+            try:
+                held += self._held_in(run, lanes)
+            except ConnectionLost:
+                away += 1
+                if away == len(runs) or any(queue in run.queues for queue, _ in self._mine):
+                    raise
+        self._mine = {(job.queue, job.owner) for job in held}
+        return sorted(held, key=lambda job: job.turn)
+
+    def _answer(self, name: str, queue: str, args: Sequence[Arg], effects: Sequence[Effect]) -> Any:
+        reply = super()._answer(name, queue, args, effects)
+        self._mine.discard((queue, str(args[0])))
+        return reply
+
     def leave(self, held: Reserved, answer: Callable[[Reserved], object], *, sure: bool) -> bool:
         """The job's node is unreachable: note the call of `answer` on another node, for a keeper to execute (deferred.py).
         sure: it was certainly not executed before. False: not possible, answer again."""
@@ -183,6 +254,7 @@ class ClusterQueue(KeyspaceQueue):
         if note is None:
             return False
         self._left[held.queue] = note
+        self._mine.discard((held.queue, held.owner))
         if self._unacked is not None and self._unacked.mark == held.mark:
             self._unacked = None
         return True

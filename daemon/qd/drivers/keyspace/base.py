@@ -22,8 +22,11 @@ Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
 EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
+TAKE = ("reservation.lua", "pick.lua", "failed.lua", "tied.lua", "take.lua")
 PARTS = {  # the files of a script, joined in this order; a script that is not listed is a single file
-    "turn": ("reservation.lua", "pick.lua", "failed.lua", "tied.lua", "turn.lua"),
+    "turn": (*TAKE, "turn.lua"),
+    "lanes": (*TAKE, "stopped.lua", "lanes.lua"),
+    "settle_lanes": ("stopped.lua", "settle_lanes.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
     **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
     "later": ("due.lua", "later.lua"),

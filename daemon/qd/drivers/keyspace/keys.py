@@ -6,7 +6,10 @@
 | queues:NAME:delayed      | zset   | Laravel's; score = unix seconds (with fraction) at which the payload is due        |
 | queues:NAME:reserved     | zset   | Laravel's; score = unix seconds at which the lease expires                         |
 | queues:NAME:notify       | list   | Laravel's; a token per ready job, a hint; at most ready jobs plus waiting workers  |
-| queues:NAME:owners       | hash   | `<master token>/<slot>` -> the reserved payload; at most one field per worker      |
+| queues:NAME:owners       | hash   | `<master token>/<place>` -> the reserved payload; at most one field per lane of a  |
+|                          |        | worker. `<master token>/<slot>:turn` -> number of its last turn with several jobs; |
+|                          |        | at most one per worker, deleted when it ends                                       |
+| queues:NAME:suspects     | list   | payloads that may have killed their worker; a worker takes each by itself          |
 | queues:NAME:paused       | string | JSON {by, reason, at, until}; until `qd resume`, or TTL (--for)                    |
 | queues:NAME:failed       | hash   | id -> one line of JSON, a newline, the payload's raw bytes; limited by [failed]    |
 | queues:NAME:failed_at    | zset   | id -> unix seconds, the index of `failed`; `bytes`, `dropped`, `dropped_at` are    |
@@ -105,7 +108,7 @@ def _of(start: str, ending: str = "") -> Callable[[str], str]:
 ready = _of_queue("")
 (
     delayed, reserved, notify, owners, paused, failed, failed_at, deaths, keyed, taken, holding, ended, sending, sender,
-    elsewhere, resent,
+    elsewhere, resent, suspects,
 ) = map(_of_queue, QUEUE_SUFFIXES)  # fmt: skip
 
 # On a cluster only: next to the key of a queue, a batch or the ticks (`ends`), and next to a ready list.

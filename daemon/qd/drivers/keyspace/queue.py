@@ -45,6 +45,7 @@ MOVE_CHUNK = 100  # maximum number of due jobs that a turn promotes
 TAKEN = 16  # multiple of max_payload; larger payloads, which only another program can send, are not taken
 DEATHS_TTL = 86400  # seconds for which a note on a worker's death waits for the next reserve
 DEATHS = 1000  # notes kept; most are never read, because the job's next attempt succeeds
+FENCE = ":turn"  # ending of the field that fences off late turns: lanes.lua
 CREATED = re.compile(rb'"createdAt":(\d+)')
 ANSWER_KEYS: dict[str, tuple[Callable[[str], str], ...]] = {  # of a queue, in the order of the scripts
     "ack": (keys.reserved, keys.owners),
@@ -93,7 +94,7 @@ class KeyspaceQueue:
         self.base = f"{who.token}.{who.slot}."
         self.keep = keep
         self.longest = TAKEN * max_payload
-        self.turns = who.turns  # including those of earlier workers of this slot, so that each mark is unique
+        self.turns = self.begun = who.turns  # of earlier workers of this slot, so that each mark is unique
         self.jobs: Jobs = KeptJobs(space, settings.prefix)
         self.ticks: Ticks = KeptTicks(space, settings.prefix)
         if who.token:
@@ -116,8 +117,9 @@ class KeyspaceQueue:
         return [self.settings.prefix + name for name in names]
 
     def turned(self, locks: str) -> list[Arg]:
-        """The constant arguments of turn.lua. locks: prefix of the names of locks."""
-        return [self.owner, self.settings.retry_after, MOVE_CHUNK, *self.keep.args, self.longest, locks]
+        """The constant arguments of take.lua. locks: prefix of the names of locks."""
+        rarely = " ".join(map(str, (MOVE_CHUNK, *self.keep.args, locks)))
+        return [*self.owner.split("/"), self.settings.retry_after, self.longest, rarely]
 
     # -- sending
 
@@ -160,6 +162,10 @@ class KeyspaceQueue:
 
     # -- working
 
+    def _owner_of(self, held: Reserved) -> str:
+        """By its mark; a text without one, which another program wrote into the owners, is this worker's own."""
+        return held.owner if held.mark else self.owner
+
     def _answer(self, name: str, queue: str, args: Sequence[Arg], effects: Sequence[Effect]) -> Any:
         """Run the script `name`, which answers a job and does the effects of its end. Returns its reply."""
         more, options = effect_args(effects, self.settings.prefix)
@@ -167,10 +173,10 @@ class KeyspaceQueue:
         return script(name).call(self.space, self._keys(*own, *more), *args, *options)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return bool(self._answer("ack", done.queue, (self.owner, done.member), effects))
+        return bool(self._answer("ack", done.queue, (self._owner_of(done), done.member), effects))
 
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
-        return self.give_back(held.queue, held.owner, held.member, back, effects)
+        return self.give_back(held.queue, self._owner_of(held), held.member, back, effects)
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """Release a job that `owner` holds. A keeper calls it for dead owners."""
@@ -180,14 +186,14 @@ class KeyspaceQueue:
         return bool(self._answer("bury", held.queue, self._bury_args(held, record, raw), effects))
 
     def _bury_args(self, held: Reserved, record: bytes, raw: bytes) -> tuple[Arg, ...]:
-        return self.owner, held.member, held.mark, record, raw, *self.keep.args
+        return self._owner_of(held), held.member, held.mark, record, raw, *self.keep.args
 
     def copied(self, queue: str, id: str) -> None:
         script("copied").call(self.space, self._keys(keys.failed(queue)), "1", id)
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         names = self._keys(keys.reserved(held.queue), keys.owners(held.queue))
-        return bool(script("checkpoint").call(self.space, names, self.owner, held.member, member))
+        return bool(script("checkpoint").call(self.space, names, self._owner_of(held), held.member, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         for queue in queues:
@@ -207,7 +213,10 @@ class KeyspaceQueue:
         return member
 
     def owners(self, queue: str) -> list[str]:
-        return [field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))]
+        fields = [
+            field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))
+        ]
+        return [field for field in fields if not field.endswith(FENCE)]
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
         """Above DEATHS notes, delete half of the others, in no particular order."""

@@ -3,6 +3,8 @@
     turn    turn.lua                 ack the previous job, lease the next: one call per job
     wait    BLPOP on the tokens      a signal ends it immediately
 
+Several jobs per worker: lanes.py.
+
 One instance belongs to one thread of one process.
 """
 
@@ -13,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from qd.drivers.base import PRODUCER, ClientIdentity
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, script
-from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue
+from qd.drivers.keyspace.base import script
+from qd.drivers.keyspace.queue import DEFAULT, Bounds
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
+from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, places_of, run_of
 from qd.drivers.redis.protocol import packed, packed_items
-from qd.drivers.types import BeatReply, BeatRequest, Reserved, Turn
+from qd.drivers.types import BeatReply, BeatRequest, LaneReply, LaneTurn, Reserved, Turn
 from qd.errors import ConnectionLost
 from qd.process.descriptors import ready_of
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 NONE_SHUT = b"$0\r\n\r\n"
 
 
-class RedisQueue(KeyspaceQueue):
+class RedisQueue(LaneQueue):
     def __init__(
         self,
         settings: ConnectionSettings,
@@ -40,19 +43,33 @@ class RedisQueue(KeyspaceQueue):
     ) -> None:
         self.connection = RedisConnection(settings.url or "", name=who.title)
         super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
-        self._heads: dict[tuple[str, ...], bytes] = {}
+        self._runs: dict[tuple[str, ...], Run] = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         names = tuple(queues)
-        head = self._heads.get(names) or self._headed(names)
+        run = self._runs.get(names) or self._planned(names)
         self.turns += 1
-        command = head + turn_tail(f"{self.base}{self.turns}".encode(), done, names, shut)
+        command = run.turn + turn_tail(f"{self.base}{self.turns}".encode(), done, names, shut)
         return turn_of(self.connection.evaluate(script("turn"), command), names)
 
-    def _headed(self, queues: tuple[str, ...]) -> bytes:
+    def _planned(self, queues: tuple[str, ...]) -> Run:
         names = self._keys(*[kind(queue) for queue in queues for kind in TURNED])
-        head = self._heads[queues] = turn_head(names, self.turned(self._keys(keys.unique(""))[0]))
-        return head
+        locks, mark, fence = self._keys(keys.unique(""), keys.CANCEL, keys.owners(min(queues)))
+        fenced = min(queues), fence
+        run = self._runs[queues] = run_of(0, queues, names, self.turned(locks), fenced, [mark] * len(queues))
+        return run
+
+    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+        return self.connection.evaluate(script(name), command)
+
+    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+        names = tuple(turn.queues)
+        return self._lanes_in(self._runs.get(names) or self._planned(names), turn)
+
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        names = tuple(queues)
+        held = self._held_in(self._runs.get(names) or self._planned(names), lanes)
+        return sorted(held, key=lambda job: job.turn)
 
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         """One BLPOP. If a signal ends it early, the connection is closed and a token that had arrived is put back."""
@@ -75,18 +92,6 @@ class RedisQueue(KeyspaceQueue):
         return acl.name_of(self.connection)
 
 
-TURNED = (
-    keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at,
-)  # fmt: skip
-"""The KEYS of each queue in turn.lua."""
-
-
-def turn_head(names: Sequence[str], args: Sequence[Arg]) -> bytes:
-    """The constant part of the turn's command, packed once. args: its first eight arguments."""
-    fixed: list[Arg] = ["EVALSHA", script("turn").sha, len(names), *names, *args]
-    return b"*%d\r\n" % (len(fixed) + 4) + packed_items(fixed)
-
-
 def turn_tail(base: bytes, done: Reserved | None, queues: Sequence[str], shut: Sequence[str]) -> bytes:
     """The rest of the command: its last four arguments. base: beginning of the new mark."""
     if done is None:
@@ -106,9 +111,3 @@ def turn_of(reply: list[Any], queues: Sequence[str]) -> Turn:
     job = Reserved(queues[index - 1], member, mark.decode(), start, length, before) if index else None
     paused = tuple([queues[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
     return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, malformed)
-
-
-def places_of(names: Sequence[str], shut: Sequence[str]) -> str:
-    """` 2 3 `: the positions of `shut` in `names`, counted from 1; "" for none."""
-    places = [str(place) for place, name in enumerate(names, 1) if name in shut]
-    return f" {' '.join(places)} " if places else ""

@@ -1,6 +1,6 @@
 -- The reservation's fields in a payload (the unit), put in front of turn.lua. cjson is not used: it would turn [] into {} and
 -- cut numbers at 14 digits. The unit replaces Laravel's top-level "attempts":
---   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"
+--   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.PLACE.TURN.N"
 -- A job's checkpoint comes after it (checkpoint.lua) and is not part of it. In JSON the text "attempts" before a colon is a key
 -- unless a backslash precedes its quote; only its depth must be determined.
 --   fresh_text   the usual payload, as Laravel and qd push it
@@ -10,12 +10,18 @@
 
 local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
 
--- Attempts 0 at the end, and never reserved before.
-local function fresh_text(p, base)
+-- Attempts 0 at the end, and never reserved before: the position of that key's comma, else nil.
+local function fresh_at(p)
   local at = string.find(p, ',"attempts":0', -27, true)
   local rest = at and string.sub(p, at + 13)
   if rest ~= ',"delay":null}' and rest ~= '}' then return nil end
   if string.byte(p) ~= 123 or string.find(p, 'rsv"', 1, true) then return nil end
+  return at, rest
+end
+
+local function fresh_text(p, base)
+  local at, rest = fresh_at(p)
+  if not at then return nil end
   local mark = base .. '.1'
   local text = '"attempts":1,"rsv":"' .. mark .. '"'
   return string.sub(p, 1, at) .. text .. rest, mark, at, #text, '"attempts":0'
@@ -181,10 +187,13 @@ local function other_text(p, base)
     unit.from, unit.to, comma = close, close - 1, string.find(p, '^%s*{%s*}') and '' or ','
   end
 
-  -- A reservation that was never answered counts as a crash, not as an attempt.
-  local mark = unit.rsv or got.rsv
+  -- A reservation that was never answered counts as a crash, not as an attempt; nor as a crash if the job was not alone in
+  -- its worker: then it is a suspect.
+  local mark, suspect = unit.rsv or got.rsv, false
   local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
-  if mark and string.match(mark, '%d*$') == attempts then crashes = crashes + 1
+  if mark and string.match(mark, '%d*$') == attempts then
+    suspect = tonumber(string.match(mark, '%.(%d+)')) >= 256
+    if not suspect then crashes = crashes + 1 end
   else attempts = string.format('%.0f', unit.attempts + 1) end
   mark = base .. '.' .. attempts
   local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}
@@ -198,5 +207,5 @@ local function other_text(p, base)
   local from = math.min(got.from or unit.from, unit.from)
   local behind = math.min(got.behind or #p, #p - unit.to)
   p = string.sub(p, 1, unit.from - 1) .. text .. string.sub(p, unit.to + 1)
-  return p, mark, from - 1, #p - behind - from + 1, string.sub(pushed, from, #pushed - behind)
+  return p, mark, from - 1, #p - behind - from + 1, string.sub(pushed, from, #pushed - behind), suspect
 end

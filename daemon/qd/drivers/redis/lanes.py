@@ -1,0 +1,177 @@
+"""Several jobs per worker on Redis: base.LaneConnector. redis/queue.py and cluster/queue.py say where the queues are.
+
+    turn_lanes      lanes.lua           ack what has finished, put back what has not started, lease more: one call
+    held_lanes      held_lanes.lua      after a broken call: what this worker owns; its earlier turns do nothing from then on
+    settle_lanes    settle_lanes.lua    for keepers: the jobs of a dead worker
+
+The fence of a worker is a field in the owners of the first of its queues, in alphabetical order; on a cluster each slot has
+its own. It is the number of the last turn, and a turn that knows only of an older one does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
+from qd.drivers.keyspace.queue import FENCE, KeyspaceQueue
+from qd.drivers.redis.protocol import packed_items
+from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, reserved_of
+from qd.errors import ConnectionLost
+from qd.payload.reservation import unstarted
+from qd.process import SLOTS
+
+ASKED = 500  # owners that a command reads
+SETTLED, SETTLED_BYTES = 100, 16 << 20  # answers of a step
+NEW, DELAY = b'"attempts":0', b',"delay":null}'
+TURNED = (
+    keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at,
+    keys.suspects,
+)  # fmt: skip
+"""The KEYS of each queue in take.lua."""
+
+
+class Run(NamedTuple):
+    """Queues on one server; on a cluster, consecutive ones in one slot.
+
+    turn, lanes: constant parts of the commands; `lanes` without the first line, of `length` words. marks: for each queue the
+    key of cancelled jobs. fenced: of the worker's queues in this slot, the first in alphabetical order.
+    """
+
+    slot: int
+    queues: tuple[str, ...]
+    length: int
+    turn: bytes
+    lanes: bytes
+    marks: Sequence[str]
+    fenced: str
+
+
+def run_of(
+    slot: int,
+    queues: tuple[str, ...],
+    names: Sequence[str],
+    args: Sequence[Arg],
+    fence: tuple[str, str],
+    marks: Sequence[str],
+) -> Run:
+    """names: the KEYS. args: see KeyspaceQueue.turned. fence: the queue and the key."""
+    owner = f"{args[0]!s}/{args[1]!s}"
+    fixed: list[list[Arg]] = [
+        ["EVALSHA", script(name).sha, len(names), *names, *args, more]
+        for name, more in (("turn", owner), ("lanes", fence[1]))
+    ]
+    turn = packed_items(fixed[0], b"*%d\r\n" % (len(fixed[0]) + 4))
+    return Run(slot, queues, len(fixed[1]), turn, packed_items(fixed[1]), marks, fence[0])
+
+
+class LaneQueue(KeyspaceQueue):
+    """run: queues on one server."""
+
+    answers = (*KeyspaceQueue.answers, "lanes", "held_lanes")
+
+    @cached_property
+    def _known(self) -> dict[str, int]:
+        """Queue with a fence -> the last turn whose reply has come."""
+        return {}
+
+    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+        """Send a packed EVALSHA of the script `name`."""
+        raise NotImplementedError
+
+    def _lanes_in(self, run: Run, turn: LaneTurn) -> LaneReply:
+        first = self.turns + 1
+        self.turns = last = self.turns + max(1, len(turn.lanes))
+        how = "s" if turn.suspects else "d" if turn.diverts else ""
+        known = self._known.get(run.fenced, self.begun)
+        words: list[Arg] = [known, last, first, turn.single, how, places_of(run.queues, turn.shut), len(turn.lanes)]
+        words += turn.lanes
+        groups = list[list[Reserved]]()
+        for what, jobs in (("done", turn.done), ("back", turn.back)):
+            for place, queue in enumerate(run.queues):
+                if some := [job for job in jobs if job.queue == queue]:
+                    groups.append(some)
+                    words += (what, place + 1, len(some), run.marks[place])
+                    words += [job.mark.split(".")[1] for job in some]
+                    words += [job.member for job in some]
+                    words += [unstarted(job.member, job.mark) for job in some] if what == "back" else ()
+        command = b"*%d\r\n%b" % (run.length + len(words), run.lanes) + packed_items(words)
+        reply = self._evaluate(run, "lanes", command)
+        if reply[0] == -2:
+            raise ConnectionLost("Redis executed a turn whose reply this worker does not have; reconnecting")
+        self._known[run.fenced] = last
+        lost = [tuple(map(int, each.split(b":"))) for each in reply[1].split()]
+        paused = tuple([run.queues[int(place) - 1] for place in reply[4].split()])
+        jobs = self._jobs_of(run, reply[5:], turn.lanes, first)
+        gone = tuple([groups[group - 1][number - 1] for group, number in lost])
+        return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, reply[3])
+
+    def _jobs_of(self, run: Run, found: list[Any], lanes: Sequence[int], first: int) -> tuple[Reserved, ...]:
+        if not found[0]:
+            return ()
+        queue, token, slot = run.queues[found[0] - 1], *self.owner.split("/")
+        if found[1] == b"alone":
+            _, _, member, mark, start, length, before = found
+            return (Reserved(queue, member, mark.decode(), start, length, before),)
+        jobs = list[Reserved]()
+        for turn, (lane, member) in enumerate(zip(lanes, found[2:], strict=False), first):
+            mark = f"{token}.{int(slot) + SLOTS * lane}.{turn}.1"
+            length = len(b'"attempts":1,"rsv":""') + len(mark)
+            start = len(member) - length - (len(DELAY) if member.endswith(DELAY) else 1)
+            jobs.append(Reserved(queue, member, mark, start, length, NEW))
+        return tuple(jobs)
+
+    def _held_in(self, run: Run, lanes: Sequence[int]) -> list[Reserved]:
+        token, slot = self.owner.split("/")
+        places = [int(slot) + SLOTS * lane for lane in (0, *lanes)]
+        self.turns += 1
+        names = self._keys(*[kind(queue) for queue in run.queues for kind in (keys.reserved, keys.owners)])
+        (fence,) = self._keys(keys.owners(run.fenced))
+        owners = [f"{token}/{place}" for place in places]
+        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + FENCE, self.turns, *owners)
+        self._known[run.fenced] = self.turns
+        return [
+            reserved_of(run.queues[index - 1], member, f"{token}.{places[number - 1]}.")
+            for index, number, member in chunked(reply, 3)
+        ]
+
+    def leave_lanes(self) -> None:
+        self._forget(self.owner, list(self._known))
+
+    def _forget(self, owner: str, queues: Sequence[str]) -> None:
+        if queues:
+            field = owner + FENCE
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), field) for queue in queues]))
+
+    # -- for keepers
+
+    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
+        self._forget(owner, queues)
+
+    def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
+        (name,) = self._keys(keys.owners(queue))
+        parts = [self.space.call("HMGET", name, *some) for some in chunked(owners, ASKED)]
+        found = zip(owners, chain.from_iterable(parts), strict=True)
+        return {owner: member for owner, member in found if member is not None}
+
+    def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
+        """The last part first, so that jobs keep their order at the head."""
+        kinds = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.suspects)
+        names = self._keys(*[kind(queue) for kind in kinds], keys.CANCEL)
+        size: Callable[[LaneAnswer], int] = lambda answer: len(answer.member) + len(answer.text or b"")  # noqa: E731
+        settled = list[bool]()
+        for some in reversed(list(chunked_by_size(answers, size, SETTLED, SETTLED_BYTES))):
+            words: list[Arg] = []
+            for owner, member, text, suspect in some:
+                words += (owner, member, "ack" if text is None else "suspect" if suspect else "head", text or b"")
+            settled[:0] = map(bool, script("settle_lanes").call(self.space, names, *words))
+        return settled
+
+
+def places_of(names: Sequence[str], shut: Sequence[str]) -> str:
+    """` 2 3 `: the positions of `shut` in `names`, counted from 1; "" for none."""
+    places = [str(place) for place, name in enumerate(names, 1) if name in shut]
+    return f" {' '.join(places)} " if places else ""

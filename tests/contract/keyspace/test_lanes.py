@@ -1,0 +1,297 @@
+"""base.LaneConnector on Redis: turns with several jobs, late turns, the lanes of dead workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
+from qd.errors import ConnectionLost
+from qd.payload.format import read
+from qd.payload.reservation import original, split_mark, taken_alone, unstarted
+from tests.contract.keyspace.test_queue import job, one_place, steal, take
+from tests.support.redis import Seen
+
+LANES = tuple(range(1, 9))
+FENCE = "Tok3nTok3n/1:turn"
+
+
+def lanes(queue: RedisQueue, *queues: str, **more: object) -> LaneReply:
+    return queue.turn_lanes(LaneTurn(queues or ("a",), **{"lanes": LANES, **more}))  # type: ignore[arg-type]
+
+
+def fill(queue: RedisQueue, count: int, name: str = "a") -> None:
+    queue.push_many([(name, job(n), None) for n in range(count)])
+
+
+def ids(jobs: tuple[Reserved, ...] | list[Reserved]) -> list[str | None]:
+    return [read(job.member).id for job in jobs]
+
+
+def owners(seen: Seen, queue: str = "a") -> dict[str, bytes]:
+    """Without the fence."""
+    return {field: member for field, member in seen.owners(queue).items() if not field.endswith(":turn")}
+
+
+def leave(queue: RedisQueue, *jobs: Reserved) -> None:
+    assert all(queue.ack(job) for job in jobs)
+    queue.leave_lanes()
+
+
+def test_a_turn_takes_as_many_jobs_as_lanes_are_free(queue, seen):
+    fill(queue, 200)
+    got = lanes(queue)
+    assert ids(got.jobs) == [f"id{n}" for n in range(8)]
+    for lane, held in zip(LANES, got.jobs, strict=True):
+        mark = split_mark(held.mark)
+        assert (mark.place, mark.turn, mark.n) == (1 + 256 * lane, lane, "1")
+        payload = read(held.member)
+        assert (payload.rsv, payload.attempts, payload.crashes) == (held.mark, 1, 0)
+        assert original(held.member, held.start, held.length, held.before) == job(lane - 1)
+    assert seen.ready("a") == [job(n) for n in range(8, 200)]
+    assert seen.tokens("a") == 192
+    assert owners(seen) == {held.owner: held.member for held in got.jobs}
+    assert list(seen.reserved("a")) == [held.member for held in got.jobs]
+    leave(queue, *got.jobs)
+    assert seen.owners("a") == {}
+
+
+def test_a_turn_takes_no_more_than_its_share(queue, seen):
+    fill(queue, 40)
+    got = lanes(queue)
+    assert len(got.jobs) == 1 + 40 // 16
+    leave(queue, *got.jobs)
+
+
+def test_a_turn_acks_what_has_finished(queue, seen):
+    fill(queue, 200)
+    first = lanes(queue).jobs
+    second = lanes(queue, done=first[:5], lanes=LANES[:5])
+    assert second.lost == ()
+    assert ids(second.jobs) == [f"id{n}" for n in range(8, 13)]
+    assert owners(seen) == {held.owner: held.member for held in (*first[5:], *second.jobs)}
+    last = lanes(queue, done=[*first[5:], *second.jobs], lanes=())
+    assert (last.lost, last.jobs, seen.reserved("a"), owners(seen)) == ((), (), {}, {})
+    queue.leave_lanes()
+
+
+def test_a_turn_names_the_acks_whose_lease_was_lost(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    for lost in (held[1], held[6]):
+        steal(seen, lost)
+    assert lanes(queue, done=held, lanes=()).lost == (held[1], held[6])
+    alone = lanes(queue, lanes=(3,)).jobs
+    steal(seen, alone[0])
+    assert lanes(queue, done=alone, lanes=()).lost == alone
+    assert owners(seen) == {}
+    queue.leave_lanes()
+
+
+def test_jobs_that_have_not_started_return_to_the_head_with_their_pushed_bytes(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    got = lanes(queue, done=held[:1], back=held[1:], lanes=())
+    assert (got.jobs, got.lost) == ((), ())
+    assert seen.ready("a") == [job(n) for n in range(1, 200)]
+    assert seen.tokens("a") == 199
+    assert (seen.reserved("a"), owners(seen)) == ({}, {})
+    queue.leave_lanes()
+
+
+def test_a_turn_puts_back_before_it_reserves(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    got = lanes(queue, back=held[2:], lanes=LANES[2:5])
+    assert ids(got.jobs) == ["id2", "id3", "id4"]
+    assert owners(seen) == {job.owner: job.member for job in (*held[:2], *got.jobs)}
+    leave(queue, *held[:2], *got.jobs)
+
+
+def test_a_job_that_was_lost_is_not_put_back(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    steal(seen, held[3])
+    assert lanes(queue, back=held, lanes=()).lost == ()
+    assert seen.ready("a") == [job(n) for n in range(200) if n != 3]
+    queue.leave_lanes()
+
+
+SPECIAL = {
+    "reserved before": b'{"job":"t","attempts":1,"rsv":"Other0ther.3.4.-","id":"x"}',
+    "keyed or unique": job(7, qd={"unique": "u"}),
+    "not json": b"nonsense",
+    "of PHP": job(7, job="Illuminate\\Queue\\CallQueuedHandler@call"),
+    "attempts elsewhere": b'{"attempts":0,"job":"t","id":"x","data":{}}',
+}
+
+
+@one_place
+@pytest.mark.parametrize("payload", SPECIAL.values(), ids=SPECIAL)
+def test_a_turn_ends_before_a_payload_that_needs_a_closer_look(queue, seen, payload):
+    queue.push_many([("a", each, None) for each in (job(1), job(2), payload, *[job(n) for n in range(100, 200)])])
+    got = lanes(queue)
+    assert ids(got.jobs) == ["id1", "id2"]
+    assert seen.ready("a")[0] == payload
+    leave(queue, *got.jobs)
+
+
+@one_place
+def test_a_payload_that_needs_a_closer_look_is_taken_by_itself(queue, seen):
+    queue.push_many([("a", SPECIAL["reserved before"], None), *[("a", job(n), None) for n in range(100)]])
+    (held,) = lanes(queue, single=3).jobs
+    assert (split_mark(held.mark).lane, split_mark(held.mark).turn) == (3, 1)
+    assert original(held.member, held.start, held.length, held.before) == SPECIAL["reserved before"]
+    leave(queue, held)
+
+
+@one_place
+def test_a_turn_takes_256_kb_at_most_and_the_first_job_whatever_its_size(queue, seen):
+    large = [job(n, data="x" * 100_000) for n in range(40)]
+    queue.push_many([("a", each, None) for each in (job(99, data="x" * 400_000), *large, *large)])
+    first, second = lanes(queue).jobs, lanes(queue, lanes=range(9, 17)).jobs
+    assert (len(first), len(second)) == (1, 2)
+    leave(queue, *first, *second)
+
+
+def test_all_jobs_of_a_turn_are_of_the_first_queue_that_has_one(queue, seen):
+    fill(queue, 3, "b")
+    fill(queue, 100, "c")
+    got = lanes(queue, "a", "b", "c").jobs
+    assert [held.queue for held in got] == ["b"]
+    more = lanes(queue, "a", "b", "c", done=got, shut=["b"])
+    assert more.paused == ("b",)
+    assert len(more.jobs) == 7
+    assert {held.queue for held in more.jobs} == {"c"}
+    leave(queue, *more.jobs)
+
+
+def test_due_jobs_are_taken_together(queue, seen):
+    queue.push_many([("a", job(n), 60) for n in range(100)])
+    seen.call("ZADD", "a", "delayed", "XX", *[word for n in range(100) for word in (n, job(n))])
+    got = lanes(queue)
+    assert ids(got.jobs) == [f"id{n}" for n in range(7)]
+    leave(queue, *got.jobs)
+
+
+def test_equal_payloads_are_different_jobs(queue, seen):
+    queue.push_many([("a", job(1), None)] * 100)
+    got = lanes(queue)
+    assert len({held.member for held in got.jobs}) == 7
+    assert len(seen.reserved("a")) == 7
+    leave(queue, *got.jobs)
+
+
+# -- the fence
+
+
+def copy_of(queue: RedisQueue, turn: LaneTurn) -> bytes:
+    """The command of a turn that is not sent."""
+    sent: list[bytes] = []
+
+    def keep(_: object, __: str, command: bytes) -> list[object]:
+        sent.append(command)
+        return [0, b"", -1, 0, b"", 0]
+
+    known = dict(queue._known)
+    queue._evaluate = keep  # type: ignore[method-assign, assignment]
+    queue.turn_lanes(turn)
+    del queue._evaluate
+    queue._known.clear()
+    queue._known.update(known)
+    return sent[0]
+
+
+def test_a_turn_that_comes_after_held_lanes_does_nothing(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    late = copy_of(queue, LaneTurn(("a",), done=held[:2], back=held[2:], lanes=LANES[:2]))
+    assert queue.held_lanes(("a",), LANES) == list(held)
+    before = seen.dump()
+    assert queue._evaluate(queue._planned(("a",)), "lanes", late) == [-2]
+    assert seen.dump() == before
+    leave(queue, *held)
+
+
+def test_a_turn_that_comes_after_a_later_one_does_nothing(queue, seen):
+    fill(queue, 200)
+    late = copy_of(queue, LaneTurn(("a",), lanes=LANES))
+    held = lanes(queue, lanes=(1, 2)).jobs
+    before = seen.dump()
+    assert queue._evaluate(queue._planned(("a",)), "lanes", late) == [-2]
+    assert seen.dump() == before
+    leave(queue, *held)
+
+
+def test_a_turn_after_one_whose_reply_is_lost_does_nothing(queue, seen):
+    fill(queue, 200)
+    queue._evaluate(queue._planned(("a",)), "lanes", copy_of(queue, LaneTurn(("a",), lanes=LANES)))
+    with pytest.raises(ConnectionLost, match="whose reply"):
+        lanes(queue)
+    held = queue.held_lanes(("a",), LANES)
+    assert ids(held) == [f"id{n}" for n in range(8)]
+    assert [original(each.member, each.start, each.length, each.before) for each in held] == [job(n) for n in range(8)]
+    assert lanes(queue, done=held, lanes=()).lost == ()
+    queue.leave_lanes()
+
+
+def test_held_lanes_deletes_owners_whose_lease_was_lost(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    steal(seen, held[2])
+    assert queue.held_lanes(("a",), LANES) == [each for each in held if each is not held[2]]
+    assert held[2].owner not in seen.owners("a")
+    leave(queue, *[each for each in held if each is not held[2]])
+
+
+def test_held_lanes_finds_the_job_of_lane_0(queue, seen):
+    queue.push("a", job(1))
+    held = take(queue)
+    assert queue.held_lanes(("a", "b"), LANES) == [held]
+    leave(queue, held)
+
+
+def test_the_fence_is_no_owner(queue, seen):
+    fill(queue, 1)
+    (held,) = lanes(queue, "b", "a").jobs
+    assert seen.owners("a")[FENCE] == b"8"
+    assert queue.owners("a") == [held.owner]
+    queue.forget_lanes(("a", "b"), "Tok3nTok3n/1")
+    assert list(seen.owners("a")) == [held.owner]
+    assert queue.ack(held)
+
+
+# -- dead workers
+
+
+def test_a_keeper_reads_the_jobs_of_many_owners(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue).jobs
+    names = [f"Tok3nTok3n/{1 + 256 * lane}" for lane in range(1200)]
+    assert queue.owned_by("a", names) == {each.owner: each.member for each in held}
+    leave(queue, *held)
+
+
+def test_the_jobs_of_a_dead_worker_are_settled_in_order(connect, seen):
+    queue, keeper = connect(1), connect(9)
+    queue.push_many([("a", job(n), None) for n in range(20000)])
+    held = lanes(queue, lanes=range(1, 251)).jobs
+    answers = [LaneAnswer(each.owner, each.member, unstarted(each.member, each.mark)) for each in held]
+    answers[0] = LaneAnswer(held[0].owner, held[0].member)
+    answers[1] = answers[1]._replace(text=taken_alone(held[1].member, held[1].mark))
+    answers[2] = answers[2]._replace(text=held[2].member, suspect=True)
+    steal(seen, held[3])
+    assert keeper.settle_lanes("a", answers) == [n != 3 for n in range(250)]
+    alone = taken_alone(held[1].member, held[1].mark)
+    assert seen.ready("a")[:4] == [alone, job(4), job(5), job(6)]
+    assert len(seen.ready("a")) == 20000 - 3
+    assert seen.call("LRANGE", "a", "suspects", 0, -1) == [held[2].member]
+    assert (seen.reserved("a"), owners(seen)) == ({}, {})
+    assert keeper.settle_lanes("a", answers) == [False] * 250
+    keeper.forget_lanes(["a"], "Tok3nTok3n/1")
+    suspect = take(keeper)
+    assert (read(suspect.member).id, read(suspect.member).attempts, read(suspect.member).crashes) == ("id2", 1, 0)
+    assert keeper.ack(suspect)
+    crashed = take(keeper)
+    assert (read(crashed.member).id, read(crashed.member).attempts, read(crashed.member).crashes) == ("id1", 1, 1)
+    assert keeper.ack(crashed)
