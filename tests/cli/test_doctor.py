@@ -528,7 +528,7 @@ def test_a_job_reserved_by_a_dead_master_is_requeued_by_the_next(project: Make, 
     shop.allowed.add("go")
     work = shop.work("-w", "1")
     push(redis, "wait")
-    eventually(lambda: redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
+    eventually(lambda: redis.call("ZCARD", "queues:default:reserved") == 1, 20, what="a running job")
     eventually(lambda: redis.call("HLEN", "qd:masters") == 1, 20, what="a report")
     assert doctor(shop).line("queue default").sign == "ok"
     work.sweep()

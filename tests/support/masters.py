@@ -74,6 +74,7 @@ class Rig:
         )
         self.spawner = Spawner(self.state, cast(Forker, self))
         self.reload = Reload(self.state, self.spawner, lambda: plan, {})
+        self.reload.own.remember()
         self.reaper = Reaper(self.state, lambda: None, self.reload)
         self.reload.begin(plan)
         if plan.preload:

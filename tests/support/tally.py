@@ -42,23 +42,25 @@ class Following:
 
 @dataclass(slots=True)
 class Run:
-    """One attempt of a job. Moments are monotonic seconds; next: when its process began another job."""
+    """One attempt of a job. Moments are monotonic seconds; next: when its process, after that, began another job."""
 
     n: int
     pid: int
     master: int
     began: float
+    attempt: int
     ended: float | None = None
     next: float = float("inf")
 
 
 @dataclass
 class Ended:
-    """A process that the test killed or suspended. why: what was done."""
+    """A process that the test killed or suspended. why: what was done. until: when its workers were gone, for a master."""
 
     pid: int
     at: float
     why: str
+    until: float = 0.0
 
 
 @dataclass
@@ -80,7 +82,9 @@ class Tally:
     ended: list[Ended] = field(default_factory=list)
     leases: list[tuple[int, float]] = field(default_factory=list)  # pid or -number of the job, moment
     overlaps: list[int] = field(default_factory=list)
-    _last: dict[int, Run] = field(default_factory=dict)  # by pid
+    late: float = 0.0  # seconds that the answer to a job may wait while its process begins the next one
+    _running: dict[tuple[int, int], Run] = field(default_factory=dict)  # by pid and number
+    _latest: defaultdict[int, list[Run]] = field(default_factory=lambda: defaultdict(list))  # by pid: no next yet
     _files: dict[str, Following] = field(default_factory=dict)
 
     # -- reading
@@ -102,22 +106,34 @@ class Tally:
         self.kinds[n], self.numbers[id] = kind, n
 
     def _note(self, line: str) -> None:
-        kind, number, _, pid, master, moment = line.split()
+        kind, number, attempt, pid, master, moment = line.split()
         n, at = int(number), int(moment) / 1e9
         if kind == "S":
-            run = Run(n, int(pid), int(master), at)
-            if run.pid in self._last:
-                self._last[run.pid].next = at
-            self._last[run.pid] = run
+            run = Run(n, int(pid), int(master), at, int(attempt))
+            for before in self._latest.pop(run.pid, ()):
+                before.next = at
+            self._running[run.pid, n] = run
             self.runs[n].append(run)
             return
-        run = self._last[int(pid)]
-        assert run.n == n, f"process {pid} ended job {n} while it had job {run.n}"
+        assert (int(pid), n) in self._running, f"process {pid} ended job {n}, which it did not have"
+        run = self._running.pop((int(pid), n))
+        if kind == "X":  # it raised an error, or was released
+            return
         run.ended = at
+        self._latest[run.pid].append(run)
         if any(other.pid != run.pid and run.began < other.began < at for other in self.runs[n]):
             self.overlaps.append(n)
 
+    def end(self, pid: int, why: str) -> Ended:
+        """Note a kill, right before it."""
+        self.ended.append(Ended(pid, time.monotonic(), why))
+        return self.ended[-1]
+
     # -- judging
+
+    def running(self) -> list[Run]:
+        """Attempts that have not ended. Processes may be dead."""
+        return list(self._running.values())
 
     def open(self, standing: Counter[int]) -> list[int]:
         """Jobs that have neither finished nor failed and are not in Redis."""
@@ -140,7 +156,8 @@ class Tally:
         """Why a finished run was not the last one."""
         end = run.ended or 0.0
         for one in self.ended:
-            if one.pid in (run.pid, run.master) and -0.01 <= one.at - end <= UNANSWERED and one.at <= run.next:
+            unanswered = one.at - end <= UNANSWERED and one.at <= run.next + self.late
+            if one.pid in (run.pid, run.master) and unanswered and end <= max(one.at, one.until) + 0.01:
                 return one.why
         if any(abs(at - end) < 30 and pid in (run.pid, -run.n) for pid, at in self.leases):
             return "its lease was lost"

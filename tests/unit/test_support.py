@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support import warm
+from tests.support.fleet import code_of
 from tests.support.processes import Procs
 from tests.support.programs import missing
 from tests.support.reliability import HEAD, line_of, share, with_lines
@@ -252,10 +253,41 @@ def test_a_second_end_needs_a_reason(tmp_path: Path):
     assert [double.reason for double in found.doubles()] == ["kill of its process"]
 
 
+def test_a_worker_that_outlives_its_killed_master_for_a_moment_may_end_a_job(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "E 0 50 2.0", "S 0 51 3.0", "E 0 51 4.0")
+    found.ended.append(Ended(1, 1.95, "kill of its master"))
+    assert [double.reason for double in found.doubles()] == [""]
+    found.ended[0].until = 2.05
+    assert [double.reason for double in found.doubles()] == ["kill of its master"]
+
+
 def test_a_kill_in_the_next_job_is_no_reason(tmp_path: Path):
     found = tally_of(tmp_path, "S 0 50 1.0", "E 0 50 2.0", "S 1 50 2.05", "S 0 51 3.0", "E 0 51 4.0", jobs=2)
     found.ended.append(Ended(50, 2.1, "kill of its process"))
     assert [double.reason for double in found.doubles()] == [""]
+
+
+def test_an_answer_may_wait_for_the_next_turn_as_long_as_allowed(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "E 0 50 2.0", "S 1 50 2.05", "S 0 51 3.0", "E 0 51 4.0", jobs=2)
+    found.late = 0.1
+    found.ended.append(Ended(50, 2.1, "kill of its process"))
+    assert [double.reason for double in found.doubles()] == ["kill of its process"]
+
+
+def test_several_jobs_of_one_process_are_told_apart(tmp_path: Path):
+    """A kill explains those that were not answered: all that ended since the process last began one."""
+    lines = ["S 0 50 1.0", "S 1 50 1.1", "S 2 50 1.2", "E 1 50 2.0", "E 0 50 2.1"]
+    again = ["S 0 51 3.0", "E 0 51 3.1", "S 1 51 3.2", "E 1 51 3.3"]
+    found = tally_of(tmp_path, *lines, *again, jobs=3)
+    assert [run.n for run in found.running()] == [2]
+    assert [run.next for run in (found.runs[0][0], found.runs[1][0])] == [float("inf")] * 2
+    found.ended.append(Ended(50, 2.2, "kill of its process"))
+    assert [double.reason for double in found.doubles()] == ["kill of its process"] * 2
+
+
+def test_a_run_that_failed_neither_runs_nor_has_finished(tmp_path: Path):
+    found = tally_of(tmp_path, "S 0 50 1.0", "X 0 50 1.1", "S 0 50 2.0", "E 0 50 2.1")
+    assert (found.running(), found.finished(0)) == ([], 1)
 
 
 def test_overlapping_runs_are_reported(tmp_path: Path):
@@ -271,6 +303,11 @@ def test_new_whole_lines_are_read_and_partial_ones_are_not(tmp_path: Path):
             ledger.flush()
             found.read()
     assert [run.ended for run in found.runs[0]] == [2.0]
+
+
+def test_a_missing_commit_fails_with_what_to_do(tmp_path: Path):
+    with pytest.raises(pytest.fail.Exception, match=r"commit 1234abcd is missing here; .*clone the whole history"):
+        code_of("1234abcd", tmp_path)
 
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"

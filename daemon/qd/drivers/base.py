@@ -338,8 +338,9 @@ class LaneConnector(KeeperConnector, Protocol):
         """Answer the jobs of lanes, at most 100 in one step, in order of the queue. False: the owner no longer has that
         text."""
 
-    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
-        """The worker `owner` ("<token>/<slot>") has died, and its jobs are settled: delete what turn_lanes keeps for it."""
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
+        """The workers `owners` ("<token>/<slot>") have ended, and their jobs are settled: delete what turn_lanes keeps for
+        them."""
 
 
 def with_lanes(queue: Connector) -> LaneConnector | None:

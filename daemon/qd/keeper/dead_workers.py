@@ -221,7 +221,7 @@ class DeadWorkers:
                     answers.setdefault(job.queue, []).append(LaneAnswer(job.owner, job.member, text))
             self._answer_lanes(answers, "crash", late=True)
             if over and self.context.board.slot(number)[W.GENERATION] == generation:  # else it is its successor's
-                self.lanes.forget_lanes(self.queues, f"{self.context.token}/{number}")
+                self.lanes.forget_lanes(self.queues, [f"{self.context.token}/{number}"])
         if over:
             del self._late[number]
 
@@ -313,10 +313,13 @@ class DeadWorkers:
             self._for_queues(dict.fromkeys((*self.queues, *theirs)), looks)
         finally:
             self._for_queues(list(owners), gives_back)
-        if self.lanes is not None:
-            for worker in states:
-                self.lanes.forget_lanes(list(owners), f"{master.token}/{worker}")
+        self.forget(list(owners), master.token)
         return not unseen
+
+    def forget(self, queues: Sequence[str], token: str) -> None:
+        """All workers of this master have ended."""
+        if self.lanes is not None:
+            self.lanes.forget_lanes(queues, [f"{token}/{slot}" for slot in range(SLOTS)])
 
 
 class Fate(Enum):

@@ -297,6 +297,8 @@ class Keeper:
         old = forgotten(fields, self._server_now)
         self.board.keeper_is_alive()
         self.control.forget(*old)
+        for token in old:
+            self.dead_workers.forget(self.queues, token)
         return read_masters(fields)
 
     # -- away and back
@@ -322,6 +324,7 @@ class Keeper:
                 self.retention.forget(leaving=True)
                 self.queue.beat(self.queues, self._request(""))  # corrects the number of tokens
                 if not self.dead_workers.unsettled():
+                    self.dead_workers.forget(self.queues, self.context.token)
                     self.control.forget(self.context.token)
                 return
             except (ConnectionLost, ServerRefused):

@@ -5,6 +5,7 @@ code              MasterPlan, ChildContext, Assignment, and the imports of the a
 keeper_process    the master's side of the keeper
 master            Master: the loop and the signals
 messages          handles the messages of children
+own_code          whether the qd on disk is still the one that runs
 postmortem        whether the OOM killer took a child; the stack of its job
 reap              reaps ended children
 reload            rolling change from one import of the app to the next

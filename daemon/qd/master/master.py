@@ -88,6 +88,7 @@ class Master:
         try:
             self._prepare()
             self.reload.begin(state.plan)
+            self.reload.own.remember()  # while the template imports
             while state.stopping is None or not state.stopping.over:
                 # Handlers of signals pending at the same time run in no fixed order: here CONT comes after USR2.
                 for number in sorted(merged(state.mailbox.wait(self._pause(), state.receiver.fileno()))):

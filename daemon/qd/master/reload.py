@@ -8,6 +8,8 @@ begin -> a template imports -> go_on: spawn one, wait until it is ready, drain o
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -15,6 +17,7 @@ from qd.errors import ConfigError
 from qd.master.children import NO_PROCESS, NO_PROCESS_LONGEST, Steps
 from qd.master.code import PATIENCE, AppImport, MasterPlan, by_name, enter
 from qd.master.keeper_process import place_of
+from qd.master.own_code import OwnCode
 from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.process.scoreboard import H, Role
@@ -30,14 +33,20 @@ class Reload:
         self.state, self.spawner, self._replan = state, spawner, replan
         self.codes, self.children, self.log = state.codes, state.children, state.log
         self._folder = by_name(environ)
+        program = os.path.join(self._folder, sys.argv[0])  # current/.venv/bin/qd
+        roots = (os.path.dirname(os.path.dirname(program)), self._folder)
+        self.own = OwnCode(os.path.dirname(os.path.dirname(__file__)), roots)
         self._first: MasterPlan | None = None  # the first import, as long as the fork for it fails
         self._no_process = Steps(NO_PROCESS, NO_PROCESS_LONGEST)
         self._revive = Steps(*REVIVE)
 
     def request(self, why: str) -> None:
-        """Read the configuration again and begin to replace the code. A bad configuration changes nothing."""
+        """Read the configuration again and begin to replace the code. A bad configuration, or another qd on disk, changes
+        nothing."""
         if self.state.stopping is not None:
             return
+        if (change := self.own.change()) is not None:  # first: what follows may import modules of qd
+            return self.log.error("master.reload_refused", **change)
         enter(self._folder)  # where `current` points now, before the configuration is read
         try:
             plan = self._replan()

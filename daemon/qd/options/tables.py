@@ -160,7 +160,7 @@ class WorkOptions:
         shown="auto, the CPUs granted",
     )  # fmt: skip
     prefetch: int = option(
-        0, "count", "fetch up to this many jobs with one call, 1: none ahead", auto=True, unit="jobs",
+        1, "count", "fetch up to this many jobs with one call, 1: none ahead", auto=True, unit="jobs",
         shown="auto, more for shorter jobs", at_least=1, at_most=PREFETCHED,
     )  # fmt: skip
     concurrency: int = option(

@@ -8,8 +8,9 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
 from qd.errors import ConnectionLost
 from qd.payload.format import read
-from qd.payload.reservation import original, split_mark, taken_alone, unstarted
+from qd.payload.reservation import Ending, ending_of, original, split_mark, taken_alone, unstarted
 from tests.contract.keyspace.test_queue import job, one_place, steal, take
+from tests.support.keeper import beat
 from tests.support.redis import Seen
 
 LANES = tuple(range(1, 9))
@@ -259,6 +260,120 @@ def test_the_fence_is_no_owner(queue, seen):
     queue.forget_lanes(("a", "b"), "Tok3nTok3n/1")
     assert list(seen.owners("a")) == [held.owner]
     assert queue.ack(held)
+
+
+# -- suspects: jobs that were not alone in a worker that died
+
+
+def suspect(queue: RedisQueue, seen: Seen, n: int, spot: str = "suspects") -> bytes:
+    """A job whose mark says that its worker died while it was not alone."""
+    text = job(n).replace(b'"attempts":0', b'"attempts":1,"rsv":"Dead0Dead0.259.7.1"')
+    assert seen.call("RPUSH", "a", spot, text)
+    return text
+
+
+def counts(held: Reserved) -> tuple[int, int]:
+    payload = read(held.member)
+    return payload.attempts, payload.crashes
+
+
+def test_a_worker_takes_a_suspect_by_itself_and_before_others(queue, seen):
+    fill(queue, 100)
+    suspect(queue, seen, 200)
+    (held,) = lanes(queue, "b", "a").jobs
+    assert (read(held.member).id, split_mark(held.mark).lane, counts(held)) == ("id200", 0, (1, 0))
+    assert queue.ack(held)
+    suspect(queue, seen, 201)
+    held = take(queue, "b", "a")
+    assert (read(held.member).id, counts(held)) == ("id201", (1, 0))
+    seen.call("ZREM", "a", "reserved", held.member)  # its worker dies again, and PHP requeues it
+    seen.call("LPUSH", "a", "", held.member)
+    assert queue.held(["a"]) is None
+    held = take(queue)
+    assert counts(held) == (1, 1)
+    leave(queue, held)
+
+
+def test_a_suspect_of_a_paused_queue_waits(queue, seen):
+    text = suspect(queue, seen, 1)
+    seen.call("SET", "a", "paused", "{}")
+    assert lanes(queue).paused == ("a",)
+    assert queue.turn(None, ["a"]).paused == ("a",)
+    assert lanes(queue, suspects=True).paused == ("a",)
+    seen.call("DEL", "a", "paused")
+    assert seen.call("LRANGE", "a", "suspects", 0, -1) == [text]
+
+
+def test_a_worker_that_diverts_takes_no_suspects_and_moves_them_aside(queue, seen):
+    aside = suspect(queue, seen, 1, "")
+    fill(queue, 3)
+    (held,) = lanes(queue, diverts=True).jobs
+    assert (read(held.member).id, split_mark(held.mark).lane) == ("id0", 1)
+    assert seen.call("LRANGE", "a", "suspects", 0, -1) == [aside]
+    assert lanes(queue, diverts=True, suspects=True, single=5).jobs[0].owner == f"Tok3nTok3n/{1 + 5 * 256}"
+    leave(queue, held, *queue.held_lanes(("a",), (5,)))
+
+
+def test_only_suspects_are_taken_if_only_they_are_asked_for(queue, seen):
+    fill(queue, 3)
+    assert lanes(queue, suspects=True).jobs == ()
+    queue.leave_lanes()
+
+
+def test_suspects_count_as_ready_and_are_found_and_deleted(queue, seen):
+    text = suspect(queue, seen, 1)
+    suspect(queue, seen, 2)
+    fill(queue, 1)
+    assert queue.sizes("a").ready == 3
+    assert beat(queue, "a").more is False
+    assert seen.tokens("a") == 3
+    found = queue.jobs.find("a", "id1")
+    assert found is not None
+    assert (found.spot, found.text) == ("ready", text)
+    assert queue.jobs.drop(found, ()) is True
+    assert queue.jobs.drop(found, ()) is False
+    assert queue.sizes("a").ready == 2
+    assert queue.clear("a") == 2
+    assert seen.every_key() == []
+
+
+# -- the keeper's beat
+
+
+def test_leases_of_all_lanes_are_renewed_and_lost_ones_named(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue, lanes=(1, 2, 1023)).jobs
+    for each in held:
+        seen.call("ZADD", "a", "reserved", "XX", 5, each.member)
+    steal(seen, held[1])
+    places = [1 + 256 * lane for lane in (0, 1, 2, 3, 1023)]
+    assert beat(queue, "b", "a", slots=places).lost == ["513:2"]
+    assert all(lease > seen.now() for lease in seen.reserved("a").values())
+    assert queue.held_lanes(("a",), (1, 2, 1023)) == [held[0], held[2]]
+    leave(queue, held[0], held[2])
+
+
+def test_a_running_job_of_a_lane_can_be_cancelled(queue, seen):
+    fill(queue, 200)
+    held = lanes(queue, lanes=(1022, 1023)).jobs
+    found = queue.jobs.find("a", "id1")
+    assert found is not None
+    assert queue.jobs.stop(found) is True
+    assert beat(queue, "a", slots=[1]).cancelled == [f"{1 + 256 * 1023}:2"]
+    assert lanes(queue, done=held[:1], back=held[1:], lanes=()).jobs == ()
+    (waiting, *_) = seen.ready("a")
+    assert ending_of(waiting[waiting.index(b'"attempts"') : -len(b',"delay":null}')]) is Ending.CANCELLED
+    assert seen.call("EXISTS", "a", "cancel") == 0
+    queue.leave_lanes()
+
+
+def test_an_expired_lease_of_a_lane_is_reclaimed(queue, seen):
+    fill(queue, 200)
+    (held,) = lanes(queue, lanes=(1000,)).jobs
+    seen.call("ZADD", "a", "reserved", "XX", 5, held.member)
+    assert beat(queue, "a").reclaimed == 1
+    assert owners(seen) == {}
+    queue.leave_lanes()
 
 
 # -- dead workers

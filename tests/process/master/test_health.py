@@ -144,7 +144,7 @@ def test_health_status_and_doctor_report_a_master_that_hangs_while_its_keeper_li
     work = shop.work("-w", "1")
     work.wait_line("master.ready")  # it sends CONT to who has just come
     push(clean_redis, "wait")
-    eventually(lambda: clean_redis.call("HLEN", "queues:default:owners") == 1, 20, what="a running job")
+    eventually(lambda: clean_redis.call("ZCARD", "queues:default:reserved") == 1, 20, what="a running job")
     eventually(lambda: health(shop)[0] == 0, 20, what="a master that reports")
     stopped = (work.pid, work.child("qd: worker").pid)
     for pid in stopped:

@@ -55,7 +55,7 @@ def shop(project: MakeProject) -> Project:
 
 def cancel(redis: Client) -> None:
     """As handle.cancel() does it for a running job."""
-    (held,) = redis.call("HVALS", "queues:default:owners")
+    (held,) = redis.call("ZRANGE", "queues:default:reserved", 0, -1)
     mark = re.findall(rb'"rsv":"(\w+\.\d+\.\d+)\.\d+"', held)[-1]
     redis.call("HSET", "qd:cancel", mark, redis.call("TIME")[0])
 

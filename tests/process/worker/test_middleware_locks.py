@@ -399,7 +399,8 @@ def x() -> None:
         work.wait_line("the slot of this job is freed when the job ends")
         own.start()
         redis = own.client()
-        eventually(lambda: redis.call("KEYS", "queues:*") == [], 30, what="the answer")
+        eventually(lambda: redis.text("KEYS", "queues:*") == ["queues:default:owners"], 30, what="the answer")
+        assert [field.endswith(":turn") for field in redis.text("HKEYS", "queues:default:owners")] == [True]
         assert redis.call("KEYS", "qd:lock:*") == redis.call("KEYS", "qd:places:*") == []
         redis.close()
         work.stop()

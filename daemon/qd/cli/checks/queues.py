@@ -133,7 +133,8 @@ def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
 
 def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport]) -> list[Finding]:
     (owners,) = store.space.call_many([("HKEYS", store.prefix + keys.owners(queue))])
-    tokens = [name.decode("utf-8", "replace").partition("/")[0] for name in owners] if isinstance(owners, list) else []
+    names = [name.decode("utf-8", "replace") for name in owners] if isinstance(owners, list) else []
+    tokens = [name.partition("/")[0] for name in names if not name.endswith(keys.FENCE)]
     alive = {master.token for master in masters if not is_dead(master)}
     gone = sum(token not in alive for token in tokens)
     if not gone:

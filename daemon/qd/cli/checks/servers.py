@@ -40,6 +40,7 @@ SENTINEL_PATIENCE = 1.0  # seconds each sentinel may take
 FEWEST = 3  # sentinels: one may be lost, and the others still agree
 QUEUE_KEYS = (
     keys.ready, keys.delayed, keys.reserved, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at, keys.deaths,
+    keys.suspects,
 )  # fmt: skip
 IN_CONF = "and the same in redis.conf"
 HINT = "SECURITY.md lists the rights that each kind of process needs"

@@ -81,6 +81,7 @@ CANCEL = "qd:cancel"
 TICKS = "qd:ticks"
 OUTBOX = "qd:outbox"
 OF = "\x1f"
+FENCE = ":turn"  # ending of a field of the owners that is no owner
 SCHEDULE_LAST = "qd:schedule:last"
 SCHEDULE_SKIPPED = "qd:schedule:skipped"
 SCHEDULE_PAUSED = "qd:schedule:paused"

@@ -45,7 +45,6 @@ MOVE_CHUNK = 100  # maximum number of due jobs that a turn promotes
 TAKEN = 16  # multiple of max_payload; larger payloads, which only another program can send, are not taken
 DEATHS_TTL = 86400  # seconds for which a note on a worker's death waits for the next reserve
 DEATHS = 1000  # notes kept; most are never read, because the job's next attempt succeeds
-FENCE = ":turn"  # ending of the field that fences off late turns: lanes.lua
 CREATED = re.compile(rb'"createdAt":(\d+)')
 ANSWER_KEYS: dict[str, tuple[Callable[[str], str], ...]] = {  # of a queue, in the order of the scripts
     "ack": (keys.reserved, keys.owners),
@@ -216,7 +215,7 @@ class KeyspaceQueue:
         fields = [
             field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))
         ]
-        return [field for field in fields if not field.endswith(FENCE)]
+        return [field for field in fields if not field.endswith(keys.FENCE)]
 
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
         """Above DEATHS notes, delete half of the others, in no particular order."""
@@ -250,11 +249,12 @@ class KeyspaceQueue:
             keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
         )
         counts: list[tuple[Arg, ...]] = [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed)]
-        replies = checked(self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",)]))
-        head, (now, _) = replies[4:]
+        (suspects,) = self._keys(keys.suspects(queue))
+        replies = checked(self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",), ("LLEN", suspects)]))
+        head, (now, _), suspected = replies[4:]
         created = CREATED.search(head) if head else None
         age = float(max(0, int(now) - int(created[1]))) if created else None
-        return Sizes(replies[0], replies[1], replies[2], replies[3], age)
+        return Sizes(replies[0] + suspected, replies[1], replies[2], replies[3], age)
 
     def clear(self, queue: str) -> int:
         """In short steps. It deletes what was there when it began, and at most what was added meanwhile."""

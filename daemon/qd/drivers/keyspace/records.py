@@ -16,7 +16,7 @@ qd:ticks               field -> the value that the last scheduler wrote
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,13 @@ from qd.payload.reservation import split_mark
 from qd.process.shield import shield
 
 # In the order in which a job passes through them, so that a job that moves during the search is found later.
-PLACES: tuple[tuple[Spot, str], ...] = (("delayed", "zset"), ("ready", "list"), ("running", "zset"), ("failed", "hash"))
-NAMES = {"delayed": keys.delayed, "ready": keys.ready, "running": keys.reserved, "failed": keys.failed}
+PLACES: tuple[tuple[Spot, str, Callable[[str], str]], ...] = (
+    ("delayed", "zset", keys.delayed),
+    ("ready", "list", keys.ready),
+    ("ready", "list", keys.suspects),
+    ("running", "zset", keys.reserved),
+    ("failed", "hash", keys.failed),
+)
 
 
 class KeptJobs:
@@ -41,8 +46,8 @@ class KeptJobs:
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
-        for spot, kind in PLACES:
-            for text, position in self._containing(queue, id, spot, kind) if spot in spots else ():
+        for spot, kind, key in PLACES:
+            for text, position in self._containing(key(queue), id, kind) if spot in spots else ():
                 try:
                     payload = read(text.partition(b"\n")[2] if spot == "failed" else text)
                 except Malformed:
@@ -53,9 +58,9 @@ class KeptJobs:
                     return Found(queue, spot, text, payload, score, behind)
         return None
 
-    def _containing(self, queue: str, id: str, spot: Spot, kind: str) -> Iterator[tuple[bytes, bytes]]:
+    def _containing(self, key: str, id: str, kind: str) -> Iterator[tuple[bytes, bytes]]:
         """Payloads or records that contain the id anywhere, each with its score, field or number of jobs behind it."""
-        name, at = self.prefix + NAMES[spot](queue), b"0"
+        name, at = self.prefix + key, b"0"
         while True:
             with shield:
                 at, *found = script("find").call(self.space, [name], kind, at, id)
@@ -68,7 +73,8 @@ class KeptJobs:
             owner = found.payload.uuid or found.payload.id or ""
             effects = [*effects, *left_by(self.space, self.prefix, owner)]
         more, args = effect_args(effects, self.prefix)
-        own = (NAMES[found.spot](found.queue), keys.notify(found.queue), keys.keyed(found.queue))
+        waits = keys.ready if found.spot == "ready" else keys.delayed
+        own = (waits(found.queue), keys.notify(found.queue), keys.keyed(found.queue))
         names = [self.prefix + name for name in (*own, *more)]
         issue, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
@@ -85,7 +91,7 @@ class KeptJobs:
             return False
         names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
         with shield:
-            return bool(script("stop").call(self.space, names, f"{mark.token}/{mark.slot}", mark.base))
+            return bool(script("stop").call(self.space, names, mark.owner, mark.base))
 
     def kept(self, id: str) -> Kept | None:
         with shield:

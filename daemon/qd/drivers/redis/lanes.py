@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
-from qd.drivers.keyspace.queue import FENCE, KeyspaceQueue
+from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.redis.protocol import packed_items
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, reserved_of
 from qd.errors import ConnectionLost
@@ -131,7 +131,7 @@ class LaneQueue(KeyspaceQueue):
         names = self._keys(*[kind(queue) for queue in run.queues for kind in (keys.reserved, keys.owners)])
         (fence,) = self._keys(keys.owners(run.fenced))
         owners = [f"{token}/{place}" for place in places]
-        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + FENCE, self.turns, *owners)
+        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + keys.FENCE, self.turns, *owners)
         self._known[run.fenced] = self.turns
         return [
             reserved_of(run.queues[index - 1], member, f"{token}.{places[number - 1]}.")
@@ -139,17 +139,14 @@ class LaneQueue(KeyspaceQueue):
         ]
 
     def leave_lanes(self) -> None:
-        self._forget(self.owner, list(self._known))
-
-    def _forget(self, owner: str, queues: Sequence[str]) -> None:
-        if queues:
-            field = owner + FENCE
-            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), field) for queue in queues]))
+        self.forget_lanes(list(self._known), [self.owner])
 
     # -- for keepers
 
-    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
-        self._forget(owner, queues)
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
+        fields = [owner + keys.FENCE for owner in owners]
+        if queues and fields:
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
         (name,) = self._keys(keys.owners(queue))

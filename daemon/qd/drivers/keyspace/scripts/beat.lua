@@ -3,10 +3,10 @@
 --      paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
 --       5 last moment of this clock at which it may reclaim, 0 for never
---       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... live slots
+--       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... places of live workers, at most 500
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("slot:turn slot:turn"),
---           "slot:turn" of lost leases ... }
+--           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("place:turn place:turn"),
+--           "place:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -21,18 +21,21 @@ local function to_ready(i, payloads)
   redis.call('RPUSH', KEYS[i], unpack(payloads))
 end
 
+-- One command renews all of them. If its count says that some are missing, or were renewed in the same millisecond, each is
+-- looked up.
 local function renew(i)
   if ARGV[4] ~= '1' or #ARGV < 8 then return end
-  local fields = {}
+  local fields, at, scores = {}, {}, {}
   for k = 8, #ARGV do fields[#fields + 1] = token .. '/' .. ARGV[k] end
-  for k, payload in ipairs(redis.call('HMGET', KEYS[i + 4], unpack(fields))) do
-    if payload then
-      if redis.call('ZSCORE', KEYS[i + 1], payload) then
-        redis.call('ZADD', KEYS[i + 1], 'XX', string.format('%.3f', now + lease), payload)
-      else
-        local mark = string.format('"rsv":"%s%%.%s%%.(%%d+)%%.', token, ARGV[k + 7])
-        lost[#lost + 1] = ARGV[k + 7] .. ':' .. (string.match(payload, mark) or '0')
-      end
+  local owned, till = redis.call('HMGET', KEYS[i + 4], unpack(fields)), string.format('%.3f', now + lease)
+  for k, payload in ipairs(owned) do
+    if payload then scores[#scores + 1], scores[#scores + 2], at[#at + 1] = till, payload, k end
+  end
+  if #at == 0 or redis.call('ZADD', KEYS[i + 1], 'XX', 'CH', unpack(scores)) == #at then return end
+  for _, k in ipairs(at) do
+    if not redis.call('ZSCORE', KEYS[i + 1], owned[k]) then
+      local mark = string.format('"rsv":"%s%%.%s%%.(%%d+)%%.', token, ARGV[k + 7])
+      lost[#lost + 1] = ARGV[k + 7] .. ':' .. (string.match(owned[k], mark) or '0')
     end
   end
 end
@@ -96,10 +99,11 @@ local function waits(i, ready)
   waiting[#waiting + 1] = (i + 1) / 6
 end
 
--- One token per ready job: jobs may be pushed without one (an old Laravel, a plain RPUSH), and abandoned waits leave extra
+-- One token per ready job and suspect: jobs may be pushed without one (an old Laravel, a plain RPUSH), and abandoned waits leave extra
 -- tokens.
 local function tokens(i)
-  local ready, have = redis.call('LLEN', KEYS[i]), redis.call('LLEN', KEYS[i + 3])
+  local have = redis.call('LLEN', KEYS[i + 3])
+  local ready = redis.call('LLEN', KEYS[i]) + redis.call('LLEN', KEYS[i] .. ':suspects')
   for _ = 1, math.min(ready - have, tonumber(ARGV[7])) do redis.call('RPUSH', KEYS[i + 3], '1') end
   if have > ready then redis.call('LTRIM', KEYS[i + 3], have - ready, -1) end
   waits(i, ready)
@@ -110,12 +114,12 @@ end
 local function cancelled()
   local marks, running = redis.pcall('HGETALL', KEYS[4]), {}
   for k = 1, #marks, 2 do
-    local master, slot, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?)%.(%d+)$')
+    local master, place, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?%d?%d?%d?)%.(%d+)$')
     local held = master ~= token and tonumber(marks[k + 1]) and now - marks[k + 1] < 86400
     for i = 5, master == token and #KEYS or 0, 6 do
-      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. slot)
+      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. place)
       if payload and string.find(payload, '"rsv":"' .. marks[k] .. '.', 1, true) then
-        held, running[#running + 1] = true, slot .. ':' .. turn
+        held, running[#running + 1] = true, place .. ':' .. turn
       end
     end
     if not held then redis.call('HDEL', KEYS[4], marks[k]) end

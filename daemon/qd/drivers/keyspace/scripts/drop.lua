@@ -1,4 +1,4 @@
--- Delete one waiting job, by its exact bytes, and do the effects of its end.
+-- Delete one waiting job (also a suspect), by its exact bytes, and do the effects of its end.
 -- KEYS ready or delayed, notify, keyed, those of effects
 -- ARGV which of them ("ready", "delayed"), payload, the name it waits under and its issue ("": none), how many ready jobs are
 --      behind it, effects
@@ -8,6 +8,7 @@ local gone
 if ARGV[1] == 'ready' then
   local nearer = 2 * tonumber(ARGV[5]) > redis.call('LLEN', KEYS[1]) and 1 or -1 -- from that end
   gone = redis.call('LREM', KEYS[1], nearer, ARGV[2])
+  if gone == 0 then gone = redis.call('LREM', KEYS[1] .. ':suspects', 1, ARGV[2]) end
   if gone == 1 then redis.call('LPOP', KEYS[2]) end
 else
   gone = redis.call('ZREM', KEYS[1], ARGV[2])

@@ -123,30 +123,35 @@ local function bulk(i)
 end
 
 local paused, reply = {}, nil
+local place = string.format('%d', slot + 256 * single)
+local base, owner = token .. '.' .. place .. '.' .. string.format('%.0f', number), token .. '/' .. place
+
+-- Reserve from one queue: sets `reply` if it can, or returns an error.
+local function reserve_from(i, found)
+  local text, mark, start, length, before
+  if found > 0 and how ~= 'd' then text, mark, start, length, before = reserve(i, KEYS[i + 9], base, owner) end
+  for _ = 1, (text or how == 's') and 0 or 100 do
+    if redis.call('EXISTS', KEYS[i + 1]) == 0 then migrate(i) end
+    local texts = bulk(i)
+    if texts and texts.err then return texts end
+    if texts then reply = {i / EACH + 1, 'together', unpack(texts)} return nil end
+    text, mark, start, length, before = look(i, KEYS[i + 1], base, owner, how == 'd')
+    if text ~= false then break end
+  end
+  if type(text) == 'table' then return text end
+  if not text then return note_due(i) end
+  if cleared[i] then cleared[i][owner] = nil end
+  reply = {i / EACH + 1, 'alone', text, mark, start, length, before}
+end
+
 local function take()
   local found = exceptions()
-  local place = string.format('%d', slot + 256 * single)
-  local base, owner = token .. '.' .. place .. '.' .. string.format('%.0f', number), token .. '/' .. place
   for i = 0, #KEYS - 1, EACH do
     if closed(i, shut, found) then
       paused[#paused + 1] = i / EACH + 1
     else
-      local text, mark, start, length, before
-      if found > 0 and how ~= 'd' then text, mark, start, length, before = reserve(i, KEYS[i + 9], base, owner) end
-      if not text and how ~= 's' then
-        if redis.call('EXISTS', KEYS[i + 1]) == 0 then migrate(i) end
-        local texts = bulk(i)
-        if texts and texts.err then return texts end
-        if texts then reply = {i / EACH + 1, 'together', unpack(texts)} return nil end
-        text, mark, start, length, before = reserve(i, KEYS[i + 1], base, owner, how == 'd')
-      end
-      if type(text) == 'table' then return text end
-      if text then
-        if cleared[i] then cleared[i][owner] = nil end
-        reply = {i / EACH + 1, 'alone', text, mark, start, length, before}
-        return nil
-      end
-      note_due(i)
+      local refused = reserve_from(i, found)
+      if refused or reply then return refused end
     end
   end
 end

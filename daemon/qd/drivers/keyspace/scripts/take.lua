@@ -76,32 +76,37 @@ local function divert(i, list, p, head)
   return step
 end
 
--- Lease the first readable payload of a list of the queue, and bury unreadable ones in front of it. May return an error.
-local function reserve(i, list, base, owner, diverts)
+-- Look at the first payload of a list of the queue, and lease it if it is readable. Returns its new text, mark, start, length
+-- and what it replaced; false if the payload is gone from there, to look again; nil if there is none; or an error.
+local function look(i, list, base, owner, diverts)
+  local p, head = pick(list)
+  if not p and list == KEYS[i + 1] then
+    migrate(i)
+    p, head = pick(list)
+  end
+  if not p then return nil end
+  if most > 0 and #p > most and not foreign(p) then
+    local reason = string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most)
+    return reject(i, list, p, head, base, reason) or false
+  end
+  local q, once_leased, text, mark, start, length, before, suspect = p, nil, nil, nil, nil, nil, nil, nil
+  if may_be_tied(p) then q, once_leased = taken(p, KEYS[i + 1] .. ':keyed', (select(5, rarely()))) end
+  if not q then return drop(i, list, p, head) or false end
+  text, mark, start, length, before = fresh_text(q, base)
+  if not text then text, mark, start, length, before, suspect = other_text(q, base) end
+  if suspect and diverts then return divert(i, list, p, head) or false end
+  if not text then return reject(i, list, p, head, base, 'not a JSON object with a count of attempts') or false end
+  local refused = lease(i, list, p, head, owner, text)
+  if refused then return refused end
+  if once_leased then once_leased() end
+  return text, mark, start, length, before
+end
+
+-- Look again and again, but no script runs for long.
+local function reserve(i, list, base, owner)
   for _ = 1, 100 do
-    local p, head = pick(list)
-    if not p and list == KEYS[i + 1] then
-      migrate(i)
-      p, head = pick(list)
-    end
-    if not p then return nil end
-    local text, mark, start, length, before, suspect, refused, once_leased
-    local q = p
-    if most > 0 and #p > most and not foreign(p) then
-      local reason = string.format('%d bytes, more than %d (sixteen times max_payload)', #p, most)
-      refused = reject(i, list, p, head, base, reason)
-    else
-      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i + 1] .. ':keyed', (select(5, rarely()))) end
-      if q then text, mark, start, length, before = fresh_text(q, base) end
-      if q and not text then text, mark, start, length, before, suspect = other_text(q, base) end
-      if suspect and diverts then text, refused = nil, divert(i, list, p, head)
-      elseif text then refused = lease(i, list, p, head, owner, text)
-      elseif not q then refused = drop(i, list, p, head)
-      else refused = reject(i, list, p, head, base, 'not a JSON object with a count of attempts') end
-    end
-    if refused then return refused end
-    if text and once_leased then once_leased() end
-    if text then return text, mark, start, length, before end
+    local text, mark, start, length, before = look(i, list, base, owner)
+    if text ~= false then return text, mark, start, length, before end
   end
 end
 

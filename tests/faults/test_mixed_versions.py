@@ -1,0 +1,148 @@
+"""Two versions of qd share a server while it is upgraded, and processes of both are killed: row 47."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.keyspace import DatabaseKeyspace
+from tests.support.fleet import JOBS, ONCE, Fleet, Seat, code_of
+from tests.support.project import SOURCE, MakeProject, Project
+from tests.support.redis import Client
+from tests.support.reliability import Figures
+from tests.support.servers.postgres import Postgres
+
+BEFORE = "e97273dcdf89523e0f04cbc9a67a6bf15709c35b"  # the version before this one
+LEASE = 'retry_after = "10s"\n'  # long enough for a keeper that starts on a busy machine
+# Options of `qd work` of the old and of the new version, and how long a new worker may keep an answer while it goes on.
+OPTIONS = pytest.mark.parametrize(("old", "new", "late"), [pytest.param((), (), 0.0, id="no options")])
+ROUNDS = pytest.mark.parametrize(
+    "rounds", [pytest.param(2, id="short"), pytest.param(40, id="long", marks=pytest.mark.slow)]
+)
+pytestmark = [
+    pytest.mark.xdist_group("mixed-versions"),  # they share the code of the old version
+    pytest.mark.fault(
+        "47",
+        "kill -9 of workers, keepers and masters of the version before and of this one, which share a server",
+        "nothing lost or failed, no attempt spent; only jobs running at a kill run twice; each version requeues jobs of the "
+        "other",
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to import the old version from."""
+    return code_of(BEFORE, tmp_path_factory.mktemp("before"))
+
+
+Mix = Callable[[Project, Sequence[str], Sequence[str], float], Fleet]
+
+
+@pytest.fixture
+def mix(before: Path) -> Iterator[Mix]:
+    """mix(shop, old, new, late): a fleet of both versions with these options, which works."""
+    made: list[Fleet] = []
+
+    def begin(shop: Project, old: Sequence[str], new: Sequence[str], late: float) -> Fleet:
+        seats = [Seat("old", before, old), Seat("new", SOURCE, new)]
+        made.append(Fleet(shop, seats, seed=7, late=late))
+        made[-1].begin()
+        return made[-1]
+
+    yield begin
+    for fleet in made:
+        fleet.close()
+
+
+def storm(fleet: Fleet, rounds: int) -> None:
+    """In each round and version: workers, the keeper, and the master twice. In each fifth round only the
+    end of the lease brings the jobs of a master back. There are more rounds if no job went from one version to the other."""
+    done = 0
+    while done < rounds or (done < rounds + 5 and len(+fleet.crossed) < len(fleet.seats)):
+        done += 1
+        for seat in fleet.seats:
+            fleet.kill_worker(seat)
+            fleet.kill_worker(seat)
+            fleet.kill_master(seat, by="keeper" if done % 5 else "lease")
+            fleet.kill_keeper(seat)
+            fleet.kill_worker(seat)
+            fleet.kill_master(seat, by="successor")
+    fleet.finish()
+
+
+def judge(fleet: Fleet, figures: Figures) -> None:
+    tally, masters = fleet.tally, {seat.name: {work.pid for work in seat.masters} for seat in fleet.seats}
+    assert not tally.unsure
+    assert not tally.open(tally.failed), "lost"
+    assert not any(fleet.standing().values())
+    assert not tally.overlaps, "in two processes at once"
+    doubles = tally.doubles()
+    assert not [double for double in doubles if not double.reason], "twice without a reason"
+    for n, runs in tally.runs.items():
+        attempts = [run.attempt for run in runs]
+        assert attempts == sorted(attempts), f"job {n}: {attempts}"
+        assert attempts[-1] == (1 if tally.kinds[n] in ONCE else 2), f"job {n} ({tally.kinds[n]}): {attempts}"
+    for number, seat in enumerate(fleet.seats):
+        assert fleet.crossed[seat.name], "no job of a killed master went on in the other version"
+        for sender in range(len(fleet.seats)):
+            ran = any(
+                run.master in masters[seat.name]
+                for n, runs in tally.runs.items()
+                for run in runs
+                if n % len(fleet.seats) == sender
+            )
+            assert ran, f"no job of producer {sender} was run by number {number}"
+    figures.add(lost=0, doubles=len(doubles), jobs=len(tally.kinds))
+
+
+@OPTIONS
+@ROUNDS
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("queues:default:deaths")
+def test_two_versions_share_a_redis_while_both_are_killed(
+    rounds: int,
+    old: Sequence[str],
+    new: Sequence[str],
+    late: float,
+    project: MakeProject,
+    mix: Mix,
+    redis: Client,
+    figures: Figures,
+) -> None:
+    fleet = mix(project(jobs=JOBS, config=LEASE), old, new, late)
+    storm(fleet, rounds)
+    judge(fleet, figures)
+
+
+@OPTIONS
+@ROUNDS
+def test_two_versions_share_a_postgresql_while_both_are_killed(
+    rounds: int,
+    old: Sequence[str],
+    new: Sequence[str],
+    late: float,
+    project: MakeProject,
+    mix: Mix,
+    postgres: Postgres,
+    postgres_url: str,
+    figures: Figures,
+) -> None:
+    shop = project(jobs=JOBS, config=LEASE)
+    (shop.root / "qd.toml").write_text(
+        f'[qd]\napp = "jobs:app"\ndefault = "db"\ncontrol = "db"\n\n[connections.db]\nurl = "{postgres_url}"\n{LEASE}'
+    )
+    assert shop.quick("migrate").exit_code == 0
+    fleet = mix(shop, old, new, late)
+    storm(fleet, rounds)
+    judge(fleet, figures)
+    database = postgres_url.rpartition("/")[2]
+    assert postgres.run("SELECT * FROM jobs", database) == []
+    assert postgres.run("SELECT * FROM qd_reserved", database) == []
+    space = DatabaseKeyspace(DatabaseConnection(postgres_url, timeout=20))
+    _, names = space.call("SCAN", b"0", "COUNT", 1000)
+    space.close()
+    assert set(names) <= {b"queues:default:deaths"}
