@@ -22,7 +22,6 @@ from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.queue import FENCE
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
 from qd.errors import ConnectionLost
 from qd.payload.reservation import unstarted
@@ -73,7 +72,9 @@ class LaneReserver:
                 jobs, malformed = [single] if single else [], malformed + rejected
             if jobs or not found.rows:
                 break
-        self.known, self.most = known, max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
+        self.known = known
+        if turn.lanes:
+            self.most = max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
         due = None if found.rows else self.reserver.next_due(tuple(turn.queues), found.us // SECOND)
         seconds = None if due is None else max(0.0, due - found.us / SECOND)
         return LaneReply(tuple(lost), tuple(jobs), seconds, found.paused, malformed)
@@ -82,7 +83,7 @@ class LaneReserver:
 
     @property
     def _field(self) -> str:
-        return f"{self.token}/{self.slot}{FENCE}"
+        return f"{self.token}/{self.slot}{keys.FENCE}"
 
     def begin(self, queues: Sequence[str], number: int) -> None:
         """Let all turns before this number do nothing, inside a transaction."""

@@ -34,8 +34,8 @@ from qd.drivers.database.rows import (
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import chunked
-from qd.drivers.keyspace.queue import DEFAULT, FENCE, Bounds, KeyspaceQueue, bounds_of
+from qd.drivers.keyspace.base import checked, chunked
+from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
 from qd.drivers.types import (
     BeatReply,
@@ -198,9 +198,10 @@ class DatabaseQueue(KeyspaceQueue):
             self.connection.execute_together(last)
         return there
 
-    def forget_lanes(self, queues: Sequence[str], owner: str) -> None:
-        for queue in queues:
-            self.space.call("HDEL", *self._keys(keys.owners(queue)), owner + FENCE)
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
+        fields = [owner + keys.FENCE for owner in owners]
+        if queues and fields:
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     # -- the dead
 
