@@ -103,12 +103,16 @@ class Qd:
 
     def dispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Send several jobs in one round trip and return their handles in order. All are encoded before any is sent."""
-        ready = [call._to_send()[1:] for call in calls if isinstance(call, Call)]
-        if len(ready) < len(calls):
-            wrong = next(call for call in calls if not isinstance(call, Call))
-            raise ArgumentError(f"{wrong!r} is not a call: pass job.bind(...) or an instance of a class job")
-        sent = zip(self._send.send_many(ready), ready, strict=True)
-        return [Handle(id, self._send, plan) for id, (plan, _) in sent]
+        ready = encoded(calls)
+        return self._handles(self._send.send_many(ready), ready)
+
+    async def adispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
+        """As dispatch(); the event loop goes on."""
+        ready = encoded(calls)
+        return self._handles(await self._send.asend_many(ready), ready)
+
+    def _handles(self, ids: Sequence[str], sent: Sequence[tuple[Plan, bytes]]) -> list[Handle[Any]]:
+        return [Handle(id, self._send, plan) for id, (plan, _) in zip(ids, sent, strict=True)]
 
     def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]:
         """The handle of a job sent earlier. queue: where it was sent, None for the connection's default queue;
@@ -328,6 +332,15 @@ class Qd:
         from qd.testing.inline import inlined
 
         return inlined(self._services)
+
+
+def encoded(calls: Sequence[object]) -> list[tuple[Plan, bytes]]:
+    """Plan and `data` of each call. Raises ArgumentError for anything else."""
+    ready = [call._to_send()[1:] for call in calls if isinstance(call, Call)]
+    if len(ready) < len(calls):
+        wrong = next(call for call in calls if not isinstance(call, Call))
+        raise ArgumentError(f"{wrong!r} is not a call: pass job.bind(...) or an instance of a class job")
+    return ready
 
 
 def url_of(client: Redis | RedisCluster, url: str | None) -> str:

@@ -140,6 +140,12 @@ empty.dispatch(to="a@b.c")
 async def sending() -> None:
     assert_type(await welcome.adispatch("a@b.c"), Handle[int])
     assert_type(await ChargeCard(order_id=7).adispatch(), Handle[Decimal])
+    assert_type(await (await welcome.adispatch("a@b.c")).aresult(5), int)
+    assert_type(await app.adispatch(welcome.bind("a@b.c"), ChargeCard(order_id=7)), list[Handle[Any]])
+    assert_type(await app.chain(welcome.bind("a@b.c")).adispatch(), Handle[None])
+    assert_type(await app.batch(welcome.bind("a@b.c")).adispatch(), Batch)
+    assert_type(await app.handle("id").astatus(), Status)
+    assert_type(await app.handle("id").acancel(), bool)
 
 
 # options of one dispatch

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from qd.dispatch.chain import FOR_ONE, CompositeCall, Member, check_connections, later, members, unlocked
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
-from qd.dispatch.results import polls
+from qd.dispatch.results import polls, read_by
 from qd.dispatch.route import Message
+from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobFailedError, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
@@ -73,6 +74,21 @@ class BatchCall(CompositeCall):
 
     def dispatch(self) -> Batch:
         """Send its jobs, the first 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
+        batch, new, messages, after = self._made()
+        batch._submit(messages, partial(batch._made, new), after)
+        return batch
+
+    async def adispatch(self) -> Batch:
+        """As dispatch(); the event loop goes on."""
+        queue = await self._send.native([each.plan for each in (*self._members, *self._callbacks.values())])
+        if queue is None:
+            return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
+        batch, new, messages, _ = self._made()
+        await self._send.asubmit(messages, queue, partial(created, new, entries(messages)))
+        return batch
+
+    def _made(self) -> tuple[Batch, NewBatch, list[Message], list[Message]]:
+        """The batch, its jobs and its callbacks, to be sent."""
         self._origin = None
         id = new_uuid()
         messages = [self._send.prepare(*unlocked(member, WHAT), Relations(batch=id)) for member in self._members]
@@ -83,15 +99,7 @@ class BatchCall(CompositeCall):
         check_connections(every, WHAT)
         connection = every[0].connection if every else self._send.connection(None)
         new = NewBatch(id, self._name, self._allow, {what: callback(message) for what, message in after.items()})
-        batch = Batch(id, self._send, connection)
-        batch._submit(messages, partial(batch._made, new), after.values())
-        return batch
-
-    async def adispatch(self) -> Batch:
-        """Send it, in a thread."""
-        import asyncio  # loaded only by apps that use it
-
-        return await asyncio.to_thread(self.dispatch)
+        return Batch(id, self._send, connection), new, messages, list(after.values())
 
     def run(self) -> None:
         """Run the jobs in this process, in order, then the callbacks, then raise the first error. Unless failures are
@@ -128,7 +136,9 @@ class Batch(Handle[None]):
     def look(self) -> BatchState:
         """All values at one time."""
         with shield:
-            state = self._kept.state(self.id)
+            return self._found(self._kept.state(self.id))
+
+    def _found(self, state: BatchState | None) -> BatchState:
         if state is None:
             raise UnknownBatch(f"no batch '{self.id}' exists (finished batches expire)")
         return state
@@ -149,10 +159,15 @@ class Batch(Handle[None]):
 
         Raises TimeoutError; JobFailedError if one of its jobs has failed.
         """
-        seconds = waiting_time(timeout)
-        for _ in polls(seconds):
-            if (state := self.look()).finished_at is not None:
+        block_on(self._result(timeout))
+
+    def _result(self, timeout: Duration | None) -> Pausing[None]:
+        seconds, native = waiting_time(timeout), partial(self._send._connections.native, self._connection)
+        for _, pause in polls(seconds):
+            state = yield read_by(native, self.look, lambda queue: self._found(queue.batches.state(self.id)))
+            if state.finished_at is not None:
                 break
+            yield pause
         else:
             raise TimeoutError(f"batch {self.id} has not finished within {seconds:g} s: {state.pending} jobs are left")
         if state.failed:
@@ -241,6 +256,11 @@ class Batch(Handle[None]):
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
+
+
+def created(new: NewBatch, jobs: Sequence[Entry], queue: Connector) -> dict[int, str]:
+    queue.batches.send(new, jobs)
+    return {}
 
 
 def entries(messages: Sequence[Message]) -> list[Entry]:

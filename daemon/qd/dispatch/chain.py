@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, Unpack
 
 from qd.dispatch.route import Message
+from qd.drivers.pausing import threaded
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.job import Call, caller
 from qd.jobs.plan import Handle, Plan, SendOptions
@@ -122,10 +123,12 @@ class Chain(CompositeCall):
         return Handle(self._send.submit((self._message(),))[0], self._send, self._members[0].plan)
 
     async def adispatch(self) -> Handle[None]:
-        """Send it, in a thread."""
-        import asyncio  # loaded only by apps that use it
-
-        return await asyncio.to_thread(self.dispatch)
+        """As dispatch(); the event loop goes on."""
+        queue = await self._send.native([plan for plan, _ in (*self._members, *self._caught)])
+        if queue is None:
+            return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
+        self._origin = None
+        return Handle((await self._send.asubmit([self._message()], queue))[0], self._send, self._members[0].plan)
 
     def run(self) -> None:
         """Run the jobs in this process, in order. If one fails: run the `catch` job and raise the error."""

@@ -21,6 +21,7 @@ from qd.dispatch.results import SentJobs
 from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, route_of, signing_of
 from qd.drivers.base import Connector
 from qd.drivers.connections import Connections
+from qd.drivers.pausing import threaded
 from qd.drivers.types import Outgoing
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import JobQueued, JobQueueing, Listeners, UniqueJobSkipped
@@ -35,8 +36,10 @@ from qd.process.shield import shield
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
+    from qd.drivers.redis.aio import AsyncQueue
 
 
+FEW = 100  # jobs that are made on the event loop; more would block it for milliseconds
 Push = Callable[[Sequence[Message]], None]
 Transaction = Callable[[Callable[[], object]], bool]  # "call this after the commit"; False: no transaction is open
 
@@ -73,6 +76,38 @@ class Dispatcher:
                 before, route = plan, self.route(plan)
             messages.append(route.message(plan, data, uuid, id, None, now))
         return self.submit(messages)
+
+    async def asend(self, plan: Plan, data: bytes) -> str:
+        """As `send`, for the tasks of an event loop."""
+        if plan.after_commit or plan.by is not None:
+            queue = None  # it may call a transaction or a class's own send(), which block
+        else:
+            queue = await self._connections.native(plan.options.connection)
+        if queue is None:
+            return await threaded(partial(self.send, plan, data)).wait()  # type: ignore[no-any-return]
+        return (await self.asubmit((self.route(plan).message(plan, data, *new_pair()),), queue))[0]
+
+    async def asend_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
+        queue = await self.native([plan for plan, _ in calls])
+        if queue is None:
+            return await threaded(partial(self.send_many, calls)).wait()  # type: ignore[no-any-return]
+        return await self.asubmit([self.prepare(plan, data) for plan, data in calls], queue)
+
+    async def native(self, plans: Sequence[Plan]) -> AsyncQueue | None:
+        """The connection of these jobs for the running event loop. None: send them in a thread, because they are many, go to
+        several connections, or run code that may block: transactions, a class's own send(), drivers without asyncio."""
+        names = {plan.options.connection for plan in plans}
+        if len(names) != 1 or len(plans) > FEW or any(plan.after_commit or plan.by is not None for plan in plans):
+            return None
+        return await self._connections.native(*names)
+
+    async def asubmit(
+        self, messages: Sequence[Message], queue: AsyncQueue, push: Callable[[Connector], dict[int, str]] | None = None
+    ) -> list[str]:
+        """As `submit`. queue: that of `native`. push: sends them, in place of a plain push."""
+        if self._listeners.has(JobQueueing):
+            self._emit(JobQueueing, messages)
+        return self._sent(messages, await queue.do(push or partial(posted, messages)))
 
     def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
         """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if
@@ -132,19 +167,18 @@ class Dispatcher:
         """push: sends them instead of the connections."""
         if self._listeners.has(JobQueueing):
             self._emit(JobQueueing, messages)
-        held: dict[int, str] | None = None
+        held: dict[int, str] = {}
         with shield:  # a job's alarm must not interrupt a call
             if push is not None:
                 push(messages)
-            elif len(messages) == 1 and messages[0].relations is None:
-                (message,) = messages
-                connection = self._connections.get(message.connection)
-                if message.delay:
-                    connection.later(message.queue, message.body, message.delay)
-                else:
-                    connection.push(message.queue, message.body)
+            elif len(messages) == 1:
+                held = posted(messages, self._connections.get(messages[0].connection))
             else:
                 held = self._push_batch(messages)
+        return self._sent(messages, held)
+
+    def _sent(self, messages: Sequence[Message], held: Mapping[int, str]) -> list[str]:
+        """held: as returned by `posted`."""
         if held:
             return self._skipped(messages, held)
         if self._listeners.has(JobQueued):
@@ -152,14 +186,14 @@ class Dispatcher:
         return [message.id for message in messages]
 
     def _push_batch(self, messages: Sequence[Message]) -> dict[int, str]:
-        """Returns the jobs that were not sent because their unique lock is taken: index -> id of the lock's owner."""
+        """As `posted`, to several connections."""
         groups = defaultdict[str, list[int]](list)
         for index, message in enumerate(messages):
             groups[message.connection].append(index)
         held: dict[int, str] = {}
         for connection, indexes in groups.items():
-            owners = self._connections.get(connection).post([outgoing(messages[index]) for index in indexes])
-            held |= {index: owner for index, owner in zip(indexes, owners, strict=True) if owner is not None}
+            some = posted([messages[index] for index in indexes], self._connections.get(connection))
+            held |= {indexes[place]: owner for place, owner in some.items()}
         return held
 
     def _skipped(self, messages: Sequence[Message], held: Mapping[int, str]) -> list[str]:
@@ -206,11 +240,14 @@ class Dispatcher:
 
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
-        if isinstance(at, Place):
-            return SentJobs(lambda: self.connector(at.connection).jobs, at.queue)
-        route = self.route(at)
+        place = at if isinstance(at, Place) else self.route(at)
+        keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
         return SentJobs(
-            lambda: self.connector(route.connection).jobs, route.queue, bool(at.options.result_ttl), at.declared
+            lambda: self.connector(place.connection).jobs,
+            place.queue,
+            keeps,
+            declared,
+            partial(self._connections.native, place.connection),
         )
 
     def run(self, plan: Plan, data: bytes) -> Any:
@@ -334,6 +371,20 @@ def sends_itself(message: Message) -> bool:
         and plan.by is not None
         and not (relations and (relations.chain or relations.catch or relations.batch or relations.after))
     )
+
+
+def posted(messages: Sequence[Message], queue: Connector) -> dict[int, str]:
+    """Send them to one connection. Returns those that were not sent because their unique lock is taken: index -> id of the
+    lock's owner."""
+    if len(messages) > 1 or messages[0].relations is not None:
+        owners = queue.post([outgoing(message) for message in messages])
+        return {index: owner for index, owner in enumerate(owners) if owner is not None}
+    (message,) = messages
+    if message.delay:
+        queue.later(message.queue, message.body, message.delay)
+    else:
+        queue.push(message.queue, message.body)
+    return {}
 
 
 def outgoing(message: Message) -> Outgoing:

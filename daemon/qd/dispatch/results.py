@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import time
 import typing
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from qd.arguments.signature import usable
 from qd.arguments.values import FAILURES, check_value, encode, made, why
-from qd.drivers.base import Jobs
+from qd.drivers.base import Connector, Jobs
+from qd.drivers.pausing import Pause, Pausing, sleep, threaded
 from qd.drivers.types import Found, Kept, Spot, ends
 from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
 from qd.jobs.plan import Status
 from qd.jobs.registry import Declared
 from qd.payload.reservation import Ending
 
+if TYPE_CHECKING:
+    from qd.drivers.redis.aio import AsyncQueue
+
+T = TypeVar("T")
+Native = Callable[[], Awaitable["AsyncQueue | None"]]
 UNFIT = b"!"  # prefix of a stored value that explains why there is no result
 FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the last wait is lost
 GROWS = 1.5  # factor from one wait to the next
@@ -32,26 +39,47 @@ AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeo
 TRIES = 50  # a job may move on between being found and being cancelled
 
 
-def polls(timeout: float | None) -> Iterator[float]:
-    """Yields the seconds that have passed: now, and again after growing pauses, until `timeout` is over (None: forever)."""
+def polls(timeout: float | None) -> Iterator[tuple[float, Pause]]:
+    """Yields the seconds that have passed and a pause until the next poll, which grows, until `timeout` is over."""
     began, wait = time.monotonic(), FIRST_WAIT
     while True:
-        yield time.monotonic() - began
-        left = wait if timeout is None else timeout - (time.monotonic() - began)
+        passed = time.monotonic() - began
+        left = wait if timeout is None else timeout - passed
+        yield passed, sleep(max(0.0, min(wait, left)))
         if left <= 0:
             return
-        time.sleep(min(wait, left))
         wait = min(LONGEST_WAIT, wait * GROWS)
 
 
+async def no_loop() -> None:
+    """For jobs that are not waited for in an event loop."""
+
+
+def read_by(native: Native, read: Callable[[], T], step: Callable[[Connector], T]) -> Pause:
+    """Read from the server: by read() in a thread, and in a task by a step on the loop's own connection, if it has one."""
+
+    async def wait() -> T:
+        import asyncio  # loaded only by apps that use it
+
+        queue = await native()
+        return await (asyncio.to_thread(read) if queue is None else queue.do(step))
+
+    return Pause(read, wait)
+
+
 class SentJobs:
-    """Jobs of one queue. jobs: called at each use, since connections belong to threads. keeps: whether they keep a result;
-    None: unknown. declared: their declaration, if known."""
+    """Jobs of one queue. jobs, native: called at each use, since connections belong to threads and event loops. keeps:
+    whether they keep a result; None: unknown. declared: their declaration, if known."""
 
     def __init__(
-        self, jobs: Callable[[], Jobs], queue: str, keeps: bool | None = None, declared: Declared | None = None
+        self,
+        jobs: Callable[[], Jobs],
+        queue: str,
+        keeps: bool | None = None,
+        declared: Declared | None = None,
+        native: Native = no_loop,
     ) -> None:
-        self._jobs, self._queue, self._keeps, self._declared = jobs, queue, keeps, declared
+        self._jobs, self._queue, self._keeps, self._declared, self._native = jobs, queue, keeps, declared, native
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
@@ -78,25 +106,26 @@ class SentJobs:
 
     # -- result
 
-    def result(self, id: str, timeout: float | None) -> Any:
+    def result(self, id: str, timeout: float | None) -> Pausing[Any]:
         """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
         if self._keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         look_at = 0.0 if self._keeps is None else LOOK  # a bare id: check first that the job exists
         every, away = LOOK, 0.0
-        for passed in polls(timeout):
+        for passed, pause in polls(timeout):
             try:
-                kept = self.kept(id)
+                kept = yield read_by(self._native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
                 if kept is not None and kept.status is not None:
                     return self._value(id, kept)
                 if passed >= look_at:
-                    self._check_exists(id)
+                    yield threaded(partial(self._check_exists, id))  # it may search in many calls
                     look_at, every = look_at + every, every * 2
                 away = 0.0
             except ConnectionLost:
                 away = away or time.monotonic()
                 if timeout is None and time.monotonic() - away > AWAY:
                     raise
+            yield pause
         raise TimeoutError(f"job {id} has not ended within {timeout:g} s")
 
     def _check_exists(self, id: str) -> None:

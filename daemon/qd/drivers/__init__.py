@@ -8,8 +8,10 @@ connections    From a name to an open connection: driver table, opening, one con
 database       Queues and the keyspace in tables of PostgreSQL, MySQL, MariaDB or SQLite.
 embedded       The url embedded: starts a private Valkey for one project.
 keyspace       The base of every driver with workers: names of keys, and Lua scripts that work on them.
+loops          The connections of event loops.
 redis          One Redis or Valkey, over redis-py.
 redis_driver   Opens queues and keyspaces on Redis, Valkey and clusters.
+pausing        A procedure with pauses, for threads and for tasks.
 send_only      Drivers without workers: null and failover.
 sqs            Amazon SQS.
 types          The values that cross the driver contract: Reserved, Turn, Outgoing, effects, batches.

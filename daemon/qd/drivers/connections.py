@@ -1,6 +1,6 @@
 """From the name of a connection to an open connection.
 
-    Connections      for an app: one connection per name, thread and process, made on first use
+    Connections      for an app: one connection per name, thread and process, and per event loop, made on first use
     open_queue       one new connection, for commands and the processes of `qd work`
     open_memory      the keyspace of a connection, or its part of the control connection's keyspace
     check_...        what `qd work` and `qd doctor` check before any job runs
@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from qd.config.settings import provider_of
-from qd.drivers.base import ClientIdentity, Connector, Factory
+from qd.drivers.base import PRODUCER, ClientIdentity, Connector, Factory
 from qd.drivers.types import NONE, Gaps
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, OPENED_WITHOUT_APP, SYNC, WITH_KEYSPACE, extra_of_library, scheme_of
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
     from qd.drivers.base import KeeperConnector
     from qd.drivers.keyspace.base import Keyspace
+    from qd.drivers.loops import Loops
+    from qd.drivers.redis.aio import AsyncQueue
 
 
 def loaded(where: str) -> Callable[..., Any]:
@@ -92,7 +95,9 @@ class Connections:
     ) -> None:
         self._settings = settings
         self.own: dict[str, Factory] = {}  # the app's drivers by name
-        self.make = make or (lambda settings, name: open_queue(settings, name, own=self.own))
+        self._opens = lambda settings, name: open_queue(settings, name, own=self.own)
+        self.make = make or self._opens
+        self._loops: Loops | None = None
         self._local = threading.local()
         self._lent: ContextVar[Mapping[str, Connector] | None] = ContextVar("qd_lent", default=None)
         self._all: WeakSet[ThreadConnections] = WeakSet()
@@ -112,6 +117,18 @@ class Connections:
         if queue is None:
             queue = own.queues[name] = self.make(settings, name)
         return queue
+
+    async def native(self, name: str | None) -> AsyncQueue | None:
+        """The connection called `name` (None: the default) for the tasks of the running event loop. None: call `get` in a
+        thread, because its driver needs one, or this is inside a `lent` block. Raises ConfigError."""
+        if self.make is not self._opens or self._lent.get():
+            return None
+        if self._loops is None:
+            from qd.drivers.loops import Loops  # loaded only by apps that use asyncio
+
+            with self._lock:
+                self._loops = self._loops or Loops(self._settings, partial(open_native, own=self.own))
+        return await self._loops.get(name)
 
     @contextmanager
     def lent(self, name: str, queue: Connector) -> Iterator[None]:
@@ -135,17 +152,21 @@ class Connections:
             self._lent.reset(token)
 
     def close(self) -> None:
-        """Close this thread's connections. The next use opens new ones."""
+        """Close the connections of this thread and of its running event loop. The next use opens new ones."""
         own: ThreadConnections | None = getattr(self._local, "own", None)
         if own is not None:
             own.close()
+        if self._loops is not None:
+            self._loops.close(here=True)
 
     def close_all(self) -> None:
-        """Close the connections of every thread of this process. No thread may be using them."""
+        """Close the connections of every thread and event loop of this process. No thread may be using them."""
         with self._lock:
             found = [own for own in self._all if own.pid == os.getpid()]
         for own in found:
             own.close()
+        if self._loops is not None:
+            self._loops.close()
 
 
 NONE_OWN: Mapping[str, Factory] = MappingProxyType({})
@@ -170,6 +191,15 @@ def open_queue(
     make = driver_of(found, own)
     with extras_named():
         return make(settings, located(found, settings), ClientIdentity(token, slot, turns, title, patience, own))
+
+
+def open_native(settings: Settings, name: str, own: Mapping[str, Factory] = NONE_OWN) -> AsyncQueue | None:
+    """A new connection called `name` for an event loop; None if its driver needs threads. Raises ConfigError."""
+    found = settings.connection(name)
+    if found.driver in own or found.driver not in DRIVERS or not DRIVERS[found.driver].native:
+        return None
+    make: Callable[..., AsyncQueue | None] = loaded(DRIVERS[found.driver].native)
+    return make(located(found, settings), PRODUCER)
 
 
 def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) -> Factory:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qd.drivers.base import ClientIdentity
     from qd.drivers.cluster.keyspace import ClusterKeyspace
     from qd.drivers.cluster.queue import ClusterQueue
+    from qd.drivers.redis.aio import AsyncQueue
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> RedisQueue | ClusterQueue:
@@ -31,6 +32,14 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) 
     queue = kind(at, who, keep=bounds_of(settings.failed), max_payload=settings.max_payload)
     queue.patience(who.patience, who.patience)
     return queue
+
+
+def open_native(at: ConnectionSettings, who: ClientIdentity) -> AsyncQueue | None:
+    if is_cluster(at.url):
+        return None
+    from qd.drivers.redis.aio import AsyncQueue
+
+    return AsyncQueue(at, who.title, who.patience)
 
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> RedisConnection | ClusterKeyspace:

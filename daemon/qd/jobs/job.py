@@ -73,8 +73,9 @@ class Call(Unsent, Generic[T_co]):
         return Handle(sender.send(plan, data), sender, plan)
 
     async def adispatch(self) -> Handle[T_co]:
-        """Send it, in a thread."""
-        return await sent_in_thread(*self._to_send())
+        """Send it; the event loop goes on."""
+        sender, plan, data = self._to_send()
+        return Handle(await sender.asend(plan, data), sender, plan)
 
     def run(self) -> T_co:
         """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
@@ -83,12 +84,6 @@ class Call(Unsent, Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"<call of job {self._plan.declared.name}>"
-
-
-async def sent_in_thread(sender: Sender, plan: Plan, data: bytes) -> Handle[Any]:
-    import asyncio  # loaded only by apps that use it
-
-    return Handle(await asyncio.to_thread(sender.send, plan, data), sender, plan)
 
 
 class JobFunction(Unsent, Generic[P, C, T]):
@@ -122,9 +117,10 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
 
     async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        """Send it, in a thread."""
+        """Send it; the event loop goes on. Raises as dispatch(). If the task is cancelled, the job may have been sent."""
         self._origin = None
-        return await sent_in_thread(self._sender, self._plan, self._plan.declared.encode(args, kwargs))
+        plan = self._plan
+        return Handle(await self._sender.asend(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
+from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
@@ -121,7 +122,7 @@ class JobLookup(Protocol):
 
     def status(self, id: str) -> Status: ...
 
-    def result(self, id: str, timeout: float | None) -> Any: ...
+    def result(self, id: str, timeout: float | None) -> Pausing[Any]: ...
 
     def progress(self, id: str) -> float | None: ...
 
@@ -133,6 +134,9 @@ class Sender(Protocol):
 
     def send(self, plan: Plan, data: bytes) -> str:
         """Send one job. Returns its id."""
+
+    async def asend(self, plan: Plan, data: bytes) -> str:
+        """As send, for the tasks of an event loop."""
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run one job in this process. Returns what it returned."""
@@ -171,13 +175,14 @@ class Handle(Generic[T_co]):
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """
-        return self._lookup().result(self.id, waiting_time(timeout))  # type: ignore[no-any-return]
+        return block_on(self._result(timeout))
 
     async def aresult(self, timeout: Duration | None = None) -> T_co:
-        """As result(), in a thread."""
-        import asyncio  # loaded only by apps that use it
+        """As result(); the event loop goes on."""
+        return await wait_for(self._result(timeout))
 
-        return await asyncio.to_thread(self.result, timeout)
+    def _result(self, timeout: Duration | None) -> Pausing[T_co]:
+        return self._lookup().result(self.id, waiting_time(timeout))
 
     def progress(self) -> float | None:
         """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
@@ -187,6 +192,14 @@ class Handle(Generic[T_co]):
         """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,
         or is run by a program other than qd. Searching for a waiting job scans its queue."""
         return self._lookup().cancel(self.id)
+
+    async def astatus(self) -> Status:
+        """As status(), in a thread."""
+        return await threaded(self.status).wait()  # type: ignore[no-any-return]
+
+    async def acancel(self) -> bool:
+        """As cancel(), in a thread."""
+        return await threaded(self.cancel).wait()  # type: ignore[no-any-return]
 
     def _lookup(self) -> JobLookup:
         if self._sender is None or self._at is None:

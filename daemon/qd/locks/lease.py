@@ -15,14 +15,19 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qd.drivers.connections import Connections
+from qd.drivers.keyspace.base import Unanswered
+from qd.drivers.pausing import Pause, Pausing, block_on
 from qd.errors import ArgumentError, ConnectionLost, EndJob, LockLost, ServerBusy, ServerRefused, Unreachable
 from qd.options.kinds import seconds_of
 from qd.process.shield import shield
 from qd.store.base import Store, store_of
 from qd.store.locks import Mutex
+
+if TYPE_CHECKING:
+    from qd.drivers.redis.aio import AsyncQueue
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds the server may take to reply, the default of a connection
@@ -86,6 +91,43 @@ class LockServer:
                     raise
             return act(store_of(queue))
 
+    async def native(self) -> AsyncQueue | None:
+        """The connection of the running event loop; None: use `call` in a thread."""
+        return await self._connections.native(self._connection)
+
+    async def acall(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
+        """As `call`, on the connection of the running event loop. Only where `native` has found one."""
+        queue, began = await self._loops(), time.monotonic()
+        try:
+            return await queue.do(lambda found: act(store_of(found)), patience)
+        except (Unreachable, ServerBusy):
+            raise
+        except ConnectionLost:
+            if time.monotonic() - began > patience / 2:
+                raise
+        return await queue.do(lambda found: act(store_of(found)), patience)
+
+    def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pause:
+        return Pause(lambda: self.call(act, patience), lambda: self.acall(act, patience))
+
+    def waiting(self, mutex: Mutex, seconds: float, patience: float, wake: int) -> Pause:
+        """Wait until the lock may be ours, at most `seconds`."""
+
+        def block() -> None:
+            with self.within(patience):
+                mutex.wait(self.store, seconds, wake)
+
+        async def wait() -> None:
+            queue = await self._loops()
+            await queue.pop(mutex.woken_by, seconds)
+
+        return Pause(block, wait)
+
+    async def _loops(self) -> AsyncQueue:
+        queue = await self.native()
+        assert queue is not None
+        return queue
+
 
 def checked_name(what: str, name: object) -> str:
     """Raises ArgumentError."""
@@ -142,21 +184,30 @@ class HeldLock:
         """Whether this process took it; False in a copy that was forked from it."""
         return self.pid == os.getpid()
 
-    def extend(self, seconds: float) -> None:
-        """Raises LockLost, ConnectionLost."""
-        try:
-            with shield, self._busy:
-                self._extend(seconds, PATIENCE)
-        finally:
-            self.report_loss()
-        self.check()
+    def extend(self, seconds: float) -> Pausing[None]:
+        """Raises ConnectionLost. Then call `report_loss` and `check`."""
+        return self._alone(self._extend(seconds, PATIENCE))
 
-    def _extend(self, seconds: float, patience: float) -> None:
+    def _extend(self, seconds: float, patience: float) -> Pausing[None]:
         began = time.monotonic()
-        if self._server.call(lambda store: self._mutex.extend(store, seconds), patience):
+        if (yield self._server.ask(lambda store: self._mutex.extend(store, seconds), patience)):
             self._held_until(began + seconds)
         else:
             self.lose()
+
+    def _alone(self, steps: Pausing[None]) -> Pausing[None]:
+        """A task must not wait for the thread that renews the lock, whose call may take seconds."""
+        yield Pause(self._busy.acquire, self._acquire_busy)
+        try:
+            yield from steps
+        finally:
+            self._busy.release()
+
+    async def _acquire_busy(self) -> None:
+        import asyncio  # loaded only by apps that use it
+
+        while not self._busy.acquire(blocking=False):
+            await asyncio.sleep(0.01)
 
     def _held_until(self, moment: float) -> None:
         self.until, self.due = moment, moment - self.ttl * 2 / 3
@@ -170,7 +221,7 @@ class HeldLock:
             if time.monotonic() < self.due:  # it was extended
                 return True
             try:
-                self._extend(self.ttl, min(PATIENCE, max(LEAST, self.ttl / 3), patience))
+                block_on(self._extend(self.ttl, min(PATIENCE, max(LEAST, self.ttl / 3), patience)))
             except Exception as error:  # the thread must still renew the others
                 self._again(error)
             return not self.lost
@@ -183,21 +234,23 @@ class HeldLock:
             log.warning("the lock '%s' could not be renewed: %s", self._mutex.name, error)
         self.due = min(self.until, now + min(1.0, self.ttl / 10))
 
-    def give(self) -> None:
+    def give(self) -> Pausing[None]:
         """Release it. Raises LockLost, then call `report_loss`; ConnectionLost: it may be ours until its ttl expires; call
         this again."""
-        with shield, self._busy:
-            self._ended = True
-            if not self._server.call(self._give):
-                self.lose()
+        yield from self._alone(self._released())
         self.check()
+
+    def _released(self) -> Pausing[None]:
+        self._ended = True
+        if not (yield self._server.ask(self._give)):
+            self.lose()
 
     def _give(self, store: Store) -> bool:
         """Whether it was ours until now. If the reply to an earlier release was lost, that one has released it, unless its
         ttl had expired."""
         try:
             return self._mutex.give(store) or (self._release_sent and time.monotonic() < self.until)
-        except (Unreachable, ServerBusy, ServerRefused):
+        except (Unanswered, Unreachable, ServerBusy, ServerRefused):
             raise  # nothing was done
         except BaseException:
             self._release_sent = True

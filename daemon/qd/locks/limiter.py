@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from qd.drivers.connections import Connections
+from qd.drivers.pausing import Pausing, block_on, wait_for
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs.context import Limit
 from qd.jobs.plan import Duration
 from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, RetryPatience, in_thread
+from qd.locks.waiting import COURTESY, RetryPatience, in_thread, settled, task_of
 from qd.payload.format import plain_name
 from qd.store.locks import Rate
 
@@ -29,7 +30,7 @@ class Limiter:
         """Wait for a start; waiters are served in order. False, immediately: the wait would exceed `timeout` seconds (None:
         no limit). Raises ConnectionLost if the server is unreachable for too long."""
         start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
-        while (pause := start.ask()) is not None:
+        while (pause := block_on(start.ask())) is not None:
             if not pause:
                 return True
             start.sleep(pause)
@@ -57,15 +58,16 @@ class Limiter:
         import asyncio  # loaded only by apps that use it
 
         start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
+        native = await self._server.native() is not None
         try:
-            while (pause := await in_thread(start.ask)) is not None:
+            while True:
+                pause = await (wait_for(start.ask()) if native else in_thread(lambda: block_on(start.ask())))
                 if not pause:
-                    return True
+                    return pause is not None
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
-            await in_thread(start.leave)
+            await (settled(task_of(wait_for(start.leave()))) if native else in_thread(lambda: block_on(start.leave())))
             raise
-        return False
 
     async def atry_acquire(self) -> bool:
         """As try_acquire."""
@@ -89,20 +91,20 @@ class Start:
         self._server, self._rate, self._owner = server, rate, new_owner()
         self._patience, self._ends = RetryPatience(timeout), timeout is not None
 
-    def ask(self) -> float | None:
+    def ask(self) -> Pausing[float | None]:
         """0: it may start. Else the seconds until the next call; None: that exceeds the timeout."""
         left = self._patience.left if self._ends else None
         while True:
             try:
-                answer = self._server.call(
+                answer = yield self._server.ask(
                     lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call_timeout
                 )
             except ConnectionLost as error:
-                self._patience.bear(error)
+                yield from self._patience.bear(error)
             except ServerRefused:
                 raise
             except BaseException:  # an alarm, after the call
-                self.leave()
+                yield from self.leave()
                 raise
             else:
                 self._patience.answered()
@@ -113,9 +115,9 @@ class Start:
         try:
             time.sleep(seconds)
         except BaseException:
-            self.leave()
+            block_on(self.leave())
             raise
 
-    def leave(self) -> None:
+    def leave(self) -> Pausing[None]:
         with suppress(ConnectionLost, ServerRefused):
-            self._server.call(lambda store: self._rate.leave(store, self._owner), COURTESY)
+            yield self._server.ask(lambda store: self._rate.leave(store, self._owner), COURTESY)

@@ -1,7 +1,7 @@
 """A named lock on a shared server: app.lock(...).
 
     acquire     waiting.py: take it, or wait in line until it is handed over
-    held        lease.py: until its ttl expires; with renew=True a thread extends it
+    held        lease.py: until its ttl expires; with renew=True a thread extends it, also while an event loop is blocked
     release     hand it to the first waiter, if it is still ours
 
 An object holds the lock once at a time; each thread or task makes its own with app.lock().
@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qd.drivers.connections import Connections
+from qd.drivers.pausing import Pause, Pausing, block_on, wait_for
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import Listeners
 from qd.events import LockLost as LostEvent
@@ -34,7 +35,7 @@ from qd.locks.lease import (
     renewals,
     uninterrupted,
 )
-from qd.locks.waiting import Cancel, TakenLock, Wait, in_thread, own_thread, settled, shared, waiter_limit
+from qd.locks.waiting import Cancel, TakenLock, Wait, in_thread, own_thread, settled, shared, task_of, waiter_limit
 from qd.process.shield import shield
 from qd.store.locks import Mutex
 
@@ -76,9 +77,9 @@ class Lock:
         Raises ConnectionLost if the server is unreachable for too long; LockError if this object already holds it.
         """
         seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
-        return self._acquire(seconds, None)
+        return block_on(self._acquire(seconds, None))
 
-    def _acquire(self, seconds: float | None, cancel: Cancel | None) -> bool:
+    def _acquire(self, seconds: float | None, cancel: Cancel | None = None) -> Pausing[bool]:
         if self._held is not None and self._held.ours and not self._held.look():
             raise LockError(
                 f"the lock '{self.name}' is held already by this object: make one for each taking with"
@@ -87,7 +88,7 @@ class Lock:
         mutex = Mutex(self.name, new_owner())
         wait = Wait(self._server, mutex, self.ttl, seconds, cancel)
         try:
-            taken = wait.over()
+            taken = yield from wait.over()
             if isinstance(taken, TakenLock):
                 with shield:
                     self._keep(HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost))
@@ -96,7 +97,7 @@ class Lock:
             raise  # nothing was sent, and nothing will be
         except BaseException:  # usually an alarm: the caller will not learn that it was taken
             self._forget()
-            wait.leave()
+            yield from wait.leave()
             raise
         self._refused_by = taken.by
         return False
@@ -116,16 +117,16 @@ class Lock:
         that holds it; ConnectionLost: call it again."""
         held = self._mine("release")
         try:
-            uninterrupted(self._give)
+            uninterrupted(lambda: block_on(self._give()))
         finally:
             held.report_loss()
 
-    def _give(self) -> None:
+    def _give(self) -> Pausing[None]:
         if (held := self._held) is None:
             return
         renewals(held).drop(held)
         try:
-            held.give()
+            yield from held.give()
         except LockLost:
             self._held = None
             raise
@@ -133,10 +134,22 @@ class Lock:
 
     def extend(self, seconds: Duration | None = None) -> None:
         """Hold it for `seconds` from now on (None: its ttl). Raises as release()."""
+        held, steps = self._extend(seconds)
+        try:
+            with shield:
+                block_on(steps)
+        finally:
+            self._extended(held)
+        held.check()
+
+    def _extend(self, seconds: Duration | None) -> tuple[HeldLock, Pausing[None]]:
         length = self.ttl if seconds is None else checked_ttl(self.name, seconds, "extend")
         held = self._mine("extend")
-        held.extend(length)
-        if self.renew:
+        return held, held.extend(length)
+
+    def _extended(self, held: HeldLock) -> None:
+        held.report_loss()
+        if self.renew and not held.lost:
             renewals(held).add(held)  # its due time has changed
 
     def _mine(self, act: str) -> HeldLock:
@@ -176,8 +189,11 @@ class Lock:
 
     def owner(self) -> Owner | None:
         """Its current owner, in any process; None: it is free. Raises ConnectionLost."""
-        by = self._server.call(Mutex(self.name, "").by)
+        by = self._by().block()
         return None if by is None else read_owner(by)
+
+    def _by(self) -> Pause:
+        return self._server.ask(Mutex(self.name, "").by)
 
     def locked(self) -> bool:
         """Whether any process has it now. Raises ConnectionLost."""
@@ -188,7 +204,7 @@ class Lock:
     def __enter__(self) -> Lock:
         """Raises LockTaken after `timeout`."""
         try:
-            if not self._acquire(self._timeout, None):
+            if not block_on(self._acquire(self._timeout)):
                 raise self._taken()
             return self
         except (EndJob, KeyboardInterrupt):  # that came last of all
@@ -200,17 +216,17 @@ class Lock:
     ) -> None:
         """Raises LockLost, but the block's own error goes first."""
         try:
-            uninterrupted(lambda: self._leave(error))
+            uninterrupted(lambda: block_on(self._leave(error)))
         finally:
             if self._last is not None and self._last.ours:
                 self._last.report_loss()
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> Pausing[None]:
         held = self._held
         if held is None or not held.ours:
             return  # released in the block; or a copy of the process, which has nothing to give back
         try:
-            self._give()
+            yield from self._give()
         except LockLost:
             if error is None:
                 raise
@@ -237,15 +253,19 @@ class Lock:
         return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
 
     async def _aacquire(self, seconds: float | None) -> bool:
-        if await self._awaited(shared(lambda: self._acquire(0.0, None)), lambda: None):
-            return True
-        if seconds is not None and seconds <= 0:
-            return False
+        native = await self._server.native() is not None
+        if native:
+            taken = await wait_for(self._acquire(0.0))
+        else:
+            taken = await self._awaited(shared(lambda: block_on(self._acquire(0.0))), lambda: None)
+        if taken or (seconds is not None and seconds <= 0):
+            return taken
         limit, began = waiter_limit((self._server.identity, self.name)), time.monotonic()
         if not await limit.enter(seconds):
             return False
         try:
-            return await self._wait_in_line(None if seconds is None else max(0.0, began + seconds - time.monotonic()))
+            left = None if seconds is None else max(0.0, began + seconds - time.monotonic())
+            return await (wait_for(self._acquire(left)) if native else self._wait_in_line(left))
         finally:
             limit.leave()
 
@@ -256,7 +276,8 @@ class Lock:
         except OSError as error:
             raise LockError(f"the lock '{self.name}' cannot be waited for: {error}; raise `ulimit -n`") from error
         try:
-            return await self._awaited(own_thread(lambda: self._acquire(seconds, cancel)), cancel.request)
+            future = own_thread(lambda: block_on(self._acquire(seconds, cancel)))
+            return await self._awaited(future, cancel.request)
         finally:
             cancel.close()
 
@@ -278,23 +299,46 @@ class Lock:
 
     async def arelease(self) -> None:
         """As release."""
-        await in_thread(self.release)
+        held = self._mine("release")
+        try:
+            await self._to_its_end(self._give)
+        finally:
+            held.report_loss()
 
     async def aextend(self, seconds: Duration | None = None) -> None:
         """As extend."""
-        await in_thread(lambda: self.extend(seconds))
+        held = self._extend(seconds)[0]
+        try:
+            await self._to_its_end(lambda: self._extend(seconds)[1])
+        finally:
+            self._extended(held)
+        held.check()
+
+    async def _to_its_end(self, steps: Callable[[], Pausing[None]]) -> None:
+        """Also if the task is cancelled."""
+        if await self._server.native() is None:
+            await in_thread(lambda: block_on(steps()))
+        else:
+            await settled(task_of(wait_for(steps())))
 
     async def aowner(self) -> Owner | None:
         """As owner."""
-        return await in_thread(self.owner)
+        by = await (in_thread(self._by().block) if await self._server.native() is None else self._by().wait())
+        return None if by is None else read_owner(by)
 
     async def __aenter__(self) -> Lock:
         if not await self._aacquire(self._timeout):
             raise self._taken()
         return self
 
-    async def __aexit__(self, *about: Any) -> None:
-        await in_thread(lambda: self.__exit__(*about))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._to_its_end(lambda: self._leave(error))
+        finally:
+            if self._last is not None and self._last.ours:
+                self._last.report_loss()
 
     def __repr__(self) -> str:
         return f"<lock '{self.name}'{' held' if self.held else ''}>"

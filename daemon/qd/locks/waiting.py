@@ -8,8 +8,9 @@
 
 If an exception ends the wait, we leave the line and release a lock that was handed to us meanwhile.
 
-Coroutines wait in threads, and a cancelled task waits for its thread. Each lock has a limit of waiting coroutines per event
-loop, since each needs a thread, a connection and a pipe. asyncio is imported only by apps that use it.
+Coroutines wait on the event loop's own connections (drivers/redis/aio.py). Where there are none, they wait in threads, and
+a cancelled task waits for its thread. Each lock has a limit of waiting coroutines per event loop, since each needs a
+connection; in a thread a pipe, too. asyncio is imported only by apps that use it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from qd.drivers.pausing import Pausing, sleep
 from qd.errors import ConnectionLost, ServerRefused
 from qd.locks.lease import AWAY, PATIENCE, LockServer
 from qd.store.locks import THERE, LockReply, Mutex
@@ -56,6 +58,12 @@ def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="qd-lock-wait", daemon=True).start()
     return asyncio.wrap_future(future)
+
+
+def task_of(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    import asyncio
+
+    return asyncio.get_running_loop().create_task(call)
 
 
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lambda: None) -> T:
@@ -176,12 +184,12 @@ class RetryPatience:
     def answered(self) -> None:
         self._asked, self._away = True, None
 
-    def bear(self, error: ConnectionLost) -> None:
+    def bear(self, error: ConnectionLost) -> Pausing[None]:
         """Raise it if the server has never replied, the timeout has passed, or after AWAY seconds; else pause."""
         self._away = self._away or time.monotonic()
         if not self._asked or self.left <= 0 or time.monotonic() - self._away > AWAY:
             raise error
-        time.sleep(min(BETWEEN, max(0.001, self.left)))
+        yield sleep(min(BETWEEN, max(0.001, self.left)))
 
 
 class Wait:
@@ -194,44 +202,43 @@ class Wait:
         self._patience = RetryPatience(timeout)
         self._came = 0
 
-    def over(self) -> TakenLock | LockReply:
+    def over(self) -> Pausing[TakenLock | LockReply]:
         """The lock, or the reply that refused it. Raises ConnectionLost, ServerRefused and what interrupts the wait; then
         call `leave`."""
         while True:
             try:
-                if (answer := self._step()) is not None:
+                if (answer := (yield from self._step())) is not None:
                     return answer
             except ConnectionLost as error:
-                self._patience.bear(error)
+                yield from self._patience.bear(error)
 
-    def leave(self) -> None:
+    def leave(self) -> Pausing[None]:
         """Leave the line, and release the lock if we have it."""
         with suppress(ConnectionLost, ServerRefused):
-            self._server.call(self._mutex.give, COURTESY)
+            yield self._server.ask(self._mutex.give, COURTESY)
 
-    def _step(self) -> TakenLock | LockReply | None:
+    def _step(self) -> Pausing[TakenLock | LockReply | None]:
         """None: not yet."""
         stay = self._patience.left > 0 and not (self._cancel and self._cancel.requested)
         began, moment = time.monotonic(), min(MOMENT, self._seconds)
-        answer = self._server.call(
+        answer = yield self._server.ask(
             lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
         )
         self._patience.answered()
         if answer.token:
-            return TakenLock(answer.token, began) if moment == self._seconds else self._kept(answer.token)
+            return TakenLock(answer.token, began) if moment == self._seconds else (yield from self._kept(answer.token))
         if not stay:
-            return answer
+            return answer  # type: ignore[no-any-return]
         self._came = answer.came
         wake = self._cancel.reads if self._cancel else -1
-        with self._server.within(self._patience.call_timeout):
-            self._mutex.wait(self._server.store, self._pause(answer), wake)
+        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, wake)
         return None
 
-    def _kept(self, token: int) -> TakenLock | None:
+    def _kept(self, token: int) -> Pausing[TakenLock | None]:
         """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
         a late call cannot extend it."""
         began = time.monotonic()
-        ours = self._server.call(
+        ours = yield self._server.ask(
             lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
         )
         return TakenLock(token, began) if ours else None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Driver(NamedTuple):
-    """open, keyspace, url and warnings are "module:function", client is a module, "" if the driver has none.
+    """open, keyspace, url, warnings and native are "module:function", client is a module, "" if the driver has none.
 
     schemes     kind of url -> the extra that installs its library, "" if it needs none. A database url may also name the
                 library, as in SQLAlchemy: mysql+pymysql://
@@ -20,6 +20,7 @@ class Driver(NamedTuple):
     keyspace    opens its keyspace. A driver without one stores jobs only; everything else is on the control connection
     url         checks a url without any library and raises ConfigError
     warnings    checks its queues before any work, see connections.server_warnings
+    native      opens it for the tasks of an event loop, see loops.py. "" or None as the result: threads are used
     bare        why no worker can use it; such a driver has no server of its own
     """
 
@@ -30,6 +31,7 @@ class Driver(NamedTuple):
     keyspace: str = ""
     url: str = ""
     warnings: str = ""
+    native: str = ""
     bare: str = ""
 
 
@@ -42,6 +44,7 @@ DRIVERS: Mapping[str, Driver] = {
         client="qd.drivers.redis.client",
         keyspace="qd.drivers.redis_driver:open_space",
         url="qd.drivers.redis_driver:parsed",
+        native="qd.drivers.redis_driver:open_native",
     ),
     "database": Driver(
         schemes={

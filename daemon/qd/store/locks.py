@@ -117,7 +117,12 @@ class Mutex:
 
     def wait(self, store: Store, seconds: float, wake: int = -1) -> None:
         """Return once it may have been handed to us, `seconds` are over, or the descriptor `wake` is readable."""
-        store.pop(keys.wake(self.name, self.owner), seconds, wake)
+        store.pop(self.woken_by, seconds, wake)
+
+    @property
+    def woken_by(self) -> str:
+        """The list whose token ends our wait."""
+        return keys.wake(self.name, self.owner)
 
     def by(self, store: Store) -> str | None:
         """Its owner, or the waiter it was handed to. None: it is free."""

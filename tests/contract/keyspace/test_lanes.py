@@ -257,7 +257,7 @@ def test_the_fence_is_no_owner(queue, seen):
     (held,) = lanes(queue, "b", "a").jobs
     assert seen.owners("a")[FENCE] == b"8"
     assert queue.owners("a") == [held.owner]
-    queue.forget_lanes(("a", "b"), "Tok3nTok3n/1")
+    queue.forget_lanes(("a", "b"), ["Tok3nTok3n/1"])
     assert list(seen.owners("a")) == [held.owner]
     assert queue.ack(held)
 
@@ -403,7 +403,7 @@ def test_the_jobs_of_a_dead_worker_are_settled_in_order(connect, seen):
     assert seen.call("LRANGE", "a", "suspects", 0, -1) == [held[2].member]
     assert (seen.reserved("a"), owners(seen)) == ({}, {})
     assert keeper.settle_lanes("a", answers) == [False] * 250
-    keeper.forget_lanes(["a"], "Tok3nTok3n/1")
+    keeper.forget_lanes(["a"], ["Tok3nTok3n/1"])
     suspect = take(keeper)
     assert (read(suspect.member).id, read(suspect.member).attempts, read(suspect.member).crashes) == ("id2", 1, 0)
     assert keeper.ack(suspect)

@@ -121,6 +121,13 @@ class Keyspace(Protocol):
         """The next call reconnects."""
 
 
+class Unanswered(BaseException):
+    """Raised by the keyspace of an event loop (redis/aio.py), which has no reply to this call yet. commands: of the call."""
+
+    def __init__(self, commands: Sequence[tuple[bytes, Script | None]]) -> None:
+        self.commands = commands
+
+
 class Script:
     """A Lua script and its hash on the server."""
 

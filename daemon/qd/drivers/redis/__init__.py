@@ -1,6 +1,7 @@
 """One Redis or Valkey, over redis-py.
 
 acl            Which commands this user may not call.
+aio            AsyncQueue: the tasks of an event loop share a connection.
 client         Opens and closes sockets with redis-py.
 client_url     Qd(redis=client): the connection parameters of a redis-py client.
 connection     RedisConnection: pipelining, bounded waits, scripts.

@@ -79,12 +79,16 @@ class Primary(RedisUrl):
 
     def connection(self, timeout: float) -> Opened:
         """A connection to the named server; RedisConnection checks its role. Raises OSError, ConnectionLost."""
-        self.host, self.port = self.find_primary(timeout)
+        self.locate(timeout)
         try:
             return super().connection(timeout)
         except OSError:
             self.distrust()
             raise
+
+    def locate(self, timeout: float) -> None:
+        """Raises OSError, ConnectionLost."""
+        self.host, self.port = self.find_primary(timeout)
 
     def distrust(self) -> None:
         """Query another sentinel next."""

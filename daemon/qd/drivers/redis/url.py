@@ -59,6 +59,9 @@ class RedisUrl:
             return client.unix(self.path, timeout)
         return client.tcp(self.host, self.port, timeout, self.tls)
 
+    def locate(self, timeout: float) -> None:
+        """Set host and port. Primary overrides it."""
+
     def distrust(self) -> None:
         """Called when the server cannot be used. Primary overrides it."""
 

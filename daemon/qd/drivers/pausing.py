@@ -1,0 +1,79 @@
+"""A procedure with pauses, written once for threads and for the tasks of an event loop.
+
+It is a generator and yields each Pause: a call that blocks, and the same as a coroutine. `block_on` runs it with the former,
+`wait_for` with the latter. The result of a pause is returned by its yield, an error is raised there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Pause(NamedTuple):
+    block: Callable[[], Any]
+    wait: Callable[[], Awaitable[Any]]
+
+
+Pausing = Generator[Pause, Any, T]
+
+
+def block_on(steps: Pausing[T]) -> T:
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                pause = steps.send(answer) if error is None else steps.throw(error)
+                answer = error = None
+                answer = pause.block()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
+                if cast(Any, steps).gi_frame is None:  # of the procedure, which has ended
+                    raise
+                error = raised
+    finally:
+        error = None  # it refers to this frame
+
+
+async def wait_for(steps: Pausing[T]) -> T:
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                pause = steps.send(answer) if error is None else steps.throw(error)
+                answer = error = None
+                answer = await pause.wait()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
+                if cast(Any, steps).gi_frame is None:  # of the procedure, which has ended
+                    raise
+                error = raised
+    finally:
+        error = None  # it refers to this frame
+
+
+def sleep(seconds: float) -> Pause:
+    def wait() -> Awaitable[None]:
+        import asyncio  # loaded only by apps that use it
+
+        return asyncio.sleep(seconds)
+
+    return Pause(lambda: time.sleep(seconds), wait)
+
+
+def threaded(call: Callable[[], Any]) -> Pause:
+    """A call that a task makes in a thread."""
+
+    def wait() -> Awaitable[Any]:
+        import asyncio
+
+        return asyncio.to_thread(call)
+
+    return Pause(call, wait)
