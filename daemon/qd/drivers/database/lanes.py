@@ -32,14 +32,15 @@ SHARE = 16  # a turn takes one of so many ready jobs, and one more
 
 
 class Found(NamedTuple):
-    """What a turn found to reserve. plain: ordinary jobs. there: whether each answered job was still leased; None: the turn
-    has changed nothing."""
+    """What a turn found to reserve. plain: ordinary jobs. due: the second in which the next delayed job is due. there:
+    whether each answered job was still leased; None: the turn has changed nothing."""
 
     us: int
     paused: tuple[str, ...]
     rows: Sequence[ReservedRow] = ()
     plain: bool = False
     ready: int = 0
+    due: int | None = None
     there: Sequence[bool] | None = None
 
 
@@ -75,9 +76,8 @@ class LaneReserver:
         self.known = known
         if turn.lanes:
             self.most = max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
-        due = None if found.rows else self.reserver.next_due(tuple(turn.queues), found.us // SECOND)
-        seconds = None if due is None else max(0.0, due - found.us / SECOND)
-        return LaneReply(tuple(lost), tuple(jobs), seconds, found.paused, malformed)
+        due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
+        return LaneReply(tuple(lost), tuple(jobs), due, found.paused, malformed)
 
     # -- the fence
 
@@ -144,7 +144,7 @@ class LaneReserver:
                 jobs, ready = results[-2:] if name == first else self.run(self._next(name, limit))
                 if jobs.rows:
                     return self._chosen(Found(us, paused, ready=ready.rows[0].ready), name, jobs.rows)
-        return Found(us, paused)
+        return Found(us, paused, due=self.reserver.next_due(queues, us // SECOND) if limit else None)
 
     def _next(self, queue: str, limit: int) -> list[Statement]:
         counts = {"first_ready": limit, "ready": 2 * SHARE * limit}
