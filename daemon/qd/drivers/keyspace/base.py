@@ -122,10 +122,11 @@ class Keyspace(Protocol):
 
 
 class Unanswered(BaseException):
-    """Raised by the keyspace of an event loop (redis/aio.py), which has no reply to this call yet. commands: of the call."""
+    """Raised by the keyspace of an event loop (redis/aio.py), which has no reply to this call yet. commands: of the
+    call, packed. scripts: what their hashes mean."""
 
-    def __init__(self, commands: Sequence[tuple[bytes, Script | None]]) -> None:
-        self.commands = commands
+    def __init__(self, commands: Sequence[bytes], scripts: Sequence[Script | None]) -> None:
+        self.commands, self.scripts = commands, scripts
 
 
 class Script:
