@@ -30,6 +30,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qd import events
@@ -47,7 +48,8 @@ from qd.worker.lanes import JobPool, LaneRun, waited
 from qd.worker.outcome import Attempt, Back
 from qd.worker.settle import Settlement, log_fields, short
 from qd.worker.steps import Steps
-from qd.worker.worker import IDLE, Worker
+from qd.worker.timeout import Alarm
+from qd.worker.worker import IDLE, Worker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -60,8 +62,19 @@ FAR = 2**63
 ACK_NS = 10_000_000  # until the ack of a finished job is sent, at the latest
 EXCLUSIVE_NS = 10_000_000_000  # for which an exclusive job waits for the others; then it goes back
 SUSPECTS_NS = 10_000_000_000  # between two looks for suspects; a worker that runs some leaves after as long
+SUSPECTS_SOON_NS = 1_000_000_000  # the same if it has looked for a job in vain
 WAKE = 0  # the byte in the mailbox that is no signal
 BROKEN = 0.5  # seconds until a broken wait for a token is tried again
+
+
+class MainAlarm(Alarm):
+    """For a job alone in the main thread. rang: called by the handler of SIGALRM, which the master sends for all jobs."""
+
+    rang: Callable[[], None]
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        self.rang()
+        super()._ring(number, frame)
 
 
 class LaneAnswers(WorkerConnection):
@@ -153,7 +166,8 @@ class ConcurrentWorker(Worker):
     ) -> None:
         """waiting: a second connection, for waits."""
         settings = replace(settings, work=replace(settings.work, prefetch=1))
-        super().__init__(app, settings, queue, context, assignment, between)
+        super().__init__(app, settings, queue, context, assignment, between, MainAlarm)
+        self.alarm.rang = partial(self.mailbox.post, signal.SIGALRM)
         self.lanes = queue
         self.most = min(
             settings.work.concurrency, self.board.lanes
@@ -185,17 +199,20 @@ class ConcurrentWorker(Worker):
         for end in (self._io_wakes, self._io_wake):
             os.set_blocking(end, False)
         self._suspects_at = 0
+        self._soon = 0 if self.work.stop_when_empty or self.work.stop_when_empty_for else SUSPECTS_SOON_NS
         self._ran = self._found_nothing = False  # it has run something; since then it has looked for a job in vain
         self._io = 0  # the thread that owns the connection
         self._warned = set[str]()
         self.loop: asyncio.AbstractEventLoop
 
+    alarm: MainAlarm
     _broken: BaseException | None
 
     # -- the main thread
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
         self._open()
+        self.mailbox.heard = self._heard
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.steps.install(self.loop, self.most)
@@ -227,6 +244,12 @@ class ConcurrentWorker(Worker):
             self.mailbox.post(WAKE)
             watching.join(1.0)
             self._close()
+
+    def _heard(self, number: int) -> None:
+        """A signal's handler. Another kind of event loop has its own wakeup descriptor in place of the mailbox."""
+        note_sigterm(number)
+        self._signals.append(number)
+        self.wake()
 
     def _copied(self) -> None:
         self.steps.copied = True
@@ -332,8 +355,7 @@ class ConcurrentWorker(Worker):
             return False
         self._more, self._look_at = False, 0
         self._exchange(most)
-        sure = bool(self.work.stop_when_empty or self.work.stop_when_empty_for)
-        new = sure or self._found_nothing or self._ran or not self.tokens.in_vain
+        new = not self._soon or self._found_nothing or self._ran or not self.tokens.in_vain
         self._found_nothing = new and not self._more
         self._ran = self._ran and not self._found_nothing
         return self._more or (self._found_nothing and not self._busy)
@@ -610,12 +632,12 @@ class ConcurrentWorker(Worker):
     def _suspects_due(self) -> bool:
         """Whether an idle worker looks for suspects: when it is new, when a token came and no job was found, and now and
         then; not if enough others run some."""
-        lately = self._suspects_at > 0 and now() - self._suspects_at < SUSPECTS_NS
+        since = now() - self._suspects_at if self._suspects_at else FAR
+        if since < (self._soon if self._found_nothing else SUSPECTS_NS):
+            return False
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
         left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
-        if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS:
-            lately = True
-        if lately and not self._found_nothing:
+        if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS and not self._found_nothing:
             return False
         return sum(slot[W.SUSPECTS] for slot in workers) < max(1, len(workers) // 4)
 
