@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -99,7 +100,7 @@ OTHERS: dict[
     str, tuple[Callable[[DatabaseQueue, Table], object], int]
 ] = {  # how it gets between others, and its attempt
     "of another shape": (lambda queue, table: queue.push("a", from_php(999)), 1),
-    "with effects": (lambda queue, table: queue.push("a", job(999, qd={"result": 60})), 1),
+    "with effects": (lambda queue, table: queue.push("a", tied(result=60)), 1),
     "with a lock": (lambda queue, table: queue.post([locked()]), 1),
     "with a key": (lambda queue, table: keyed(queue), 1),
     "attempted": (lambda queue, table: attempted(queue, table), 3),
@@ -107,13 +108,27 @@ OTHERS: dict[
 }
 
 
+def tied(**relations: object) -> bytes:
+    """A payload with relations, as qd sends it."""
+    fields = {
+        "job": "t",
+        "data": {},
+        "createdAt": 1795225685,
+        "qd": relations,
+        "id": "i" * 32,
+        "attempts": 0,
+        "delay": None,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 def locked() -> Outgoing:
-    return Outgoing("a", job(999, qd={"unique": "u"}, uuid="u9"), lock="u", owner="u9", hold=60.0)
+    return Outgoing("a", tied(unique="u"), lock="u", owner="i" * 32, hold=60.0)
 
 
 def keyed(queue: DatabaseQueue) -> None:
     key = "00000.abcdefgh order:1"
-    queue.post([Outgoing("a", job(999, qd={"key": key}), 0.0, key=key)])
+    queue.post([Outgoing("a", tied(key=key), 0.0, key=key)])
     assert queue.move_keyed("a", "order:1", 0.0)
 
 
