@@ -268,9 +268,9 @@ def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: 
     work = concurrent(shop, 10)
     push(redis, "nap", count=5, seconds=0.5)
     witness.wait("nap", count=5)
-    push(redis, "alone")
+    push(redis, "alone", count=3)
     push(redis, "nap", count=5, seconds=0.1)
-    witness.wait("after")
+    witness.wait("after", count=3)
     lines = witness.lines
     witness.wait("woke", count=10)
     work.stop()
