@@ -54,8 +54,8 @@ def drain(socket: str, jobs: int, lanes: int) -> None:
         from qd.drivers.base import ClientIdentity
         from qd.drivers.redis.queue import RedisQueue
     except ImportError:  # their names in November 2026
-        from qd.connectors.reserver import Reserver as ClientIdentity
         from qd.connectors.redis.queue import RedisQueue
+        from qd.connectors.reserver import Reserver as ClientIdentity
 
     settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix="", retry_after=90.0)
     queue = RedisQueue(settings, ClientIdentity("Tok3nTok3n", 1), max_payload=1 << 20)

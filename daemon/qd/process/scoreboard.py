@@ -197,6 +197,7 @@ class L(IntEnum):
     WHY = 6  # master: why the job is to end
     OVER = 7
     LOST_TURN = 8  # keeper
+    THREAD = 9  # the thread that runs its code, 0 for a task
 
 
 @unique

@@ -71,6 +71,7 @@ class LaneAlarm(Alarm):
         self.ended_by, self._seconds = None, seconds
         self._flying = self._overdue = False
         self._depth, self._thread = 0, threading.get_ident()
+        self.words[L.THREAD] = 0 if in_main_thread() else self._thread
         self.deadline = self.words[L.DEADLINE] = now() + int(seconds * 1e9) if seconds else 0
         self._inside = True
         if seconds:
@@ -286,12 +287,12 @@ class LaneRun:
         self.attempt: Attempt | Outcome | None = None
         self.held: HeldJob | None = None
         self.outcome: Outcome | None = None
-        self.exclusive = False
+        self.name = b""
 
     def take(self, job: Reserved) -> Attempt | Outcome:
-        self.job, self.turn = job, job.turn
+        self.job, self.turn, self.name = job, job.turn, b"?"
         self.words.set(self.turn, LaneState.HELD)
-        self.task, self.outcome, self.held, self.exclusive = None, None, None, False
+        self.task, self.outcome, self.held = None, None, None
         self.owner = Owner(self.turn)
         self.alarm.raised = False
         self.checkpoints.begin(job)
@@ -308,7 +309,8 @@ class LaneRun:
         words[L.FAILS] = fails
         words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
-        words.describe(payload.job.encode("utf-8", "replace"), job.queue.encode())
+        self.name = payload.job.encode("utf-8", "replace")
+        words.describe(self.name, job.queue.encode())
         words[L.JOB_AT] = self.began
 
     def finish(self, outcome: Outcome) -> None:

@@ -17,25 +17,31 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.database.dialects import Statement
 from qd.drivers.database.leases import Leases
 from qd.drivers.database.reserve import MOST, Reserver
-from qd.drivers.database.rows import FRESH, as_unreserved, base_of, bytes_of, is_text, owner_of, reserved
+from qd.drivers.database.rows import FRESH, bytes_of, is_text, owner_of, reserved
 from qd.drivers.database.schema import SECOND, key_of
-from qd.drivers.database.sql import BULK, HIGHEST, SHARE
+from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
 from qd.errors import ConnectionLost
+from qd.payload.reservation import unstarted
 from qd.process import SLOTS
+
+BULK = 256 << 10  # bytes of the jobs of a turn, unless the first alone has more
+SHARE = 16  # a turn takes one of so many ready jobs, and one more
 
 
 class Found(NamedTuple):
-    """What a turn finds to reserve. plain: these are ordinary jobs. there: whether each answered job was still leased."""
+    """What a turn found to reserve. plain: ordinary jobs. due: the second in which the next delayed job is due. there:
+    whether each answered job was still leased; None: the turn has changed nothing."""
 
     us: int
-    rows: list[ReservedRow]
-    plain: bool
-    ready: int
     paused: tuple[str, ...]
-    there: Sequence[bool] = ()
+    rows: Sequence[ReservedRow] = ()
+    plain: bool = False
+    ready: int = 0
+    due: int | None = None
+    there: Sequence[bool] | None = None
 
 
 class LaneReserver:
@@ -44,162 +50,133 @@ class LaneReserver:
 
     def __init__(self, table: JobTable, leases: Leases, reserver: Reserver, who: ClientIdentity) -> None:
         self.table, self.leases, self.reserver = table, leases, reserver
-        self.sql, self.connection = table.sql, table.connection
+        self.sql, self.run = table.sql, table.connection.execute_together
         self.token, self.slot, self.known, self.most, self.fence = who.token, who.slot, who.turns, 1, ""
 
     def turn(self, turn: LaneTurn, first: int, last: int) -> LaneReply:
-        if self.fence != self._hash(turn.queues):
-            self.table.atomic(lambda: self._begin(turn.queues, self.known))
-        known, malformed, lost, jobs, count = self.known, 0, list[Reserved](), list[Reserved](), len(turn.lanes)
-        # a power of two, or all lanes: the database makes a plan for each number
-        limit = count if count <= self.most else 1 << (self.most.bit_length() - 1)
-        marks = [self._mark(turn.single, first), *[self._mark(lane, first + n) for n, lane in enumerate(turn.lanes)]]
+        if not self.fence:
+            self.table.atomic(lambda: self.begin(turn.queues, self.known))
+        known, malformed, lost, jobs = self.known, 0, list[Reserved](), list[Reserved]()
+        places = [self.slot + SLOTS * lane for lane in (turn.single, *turn.lanes)]
+        marks = [f"{self.token}.{place}.{first + max(0, n - 1)}" for n, place in enumerate(places)]
         for _ in range(MOST):
-            found = self._attempt(turn, known, last, limit, marks)
-            if found.rows or turn.done or turn.back:
+            found = self._attempt(turn, marks, known, last)
+            if found.there is not None:
                 known = last
-            lost += [held for held, there in zip(turn.done, found.there, strict=False) if not there]
+                lost += [held for held, there in zip(turn.done, found.there, strict=False) if not there]
             turn = turn._replace(done=(), back=())
             if found.plain:
-                jobs = [self._ordinary(row, mark) for row, mark in zip(found.rows, marks[1:], strict=False)]
+                each = [(row.payload, mark) for row, mark in zip(found.rows, marks[1:], strict=False)]
+                jobs = [job for text, mark in each if (job := reserved(found.rows[0].queue, text, mark, 1, None))]
             elif found.rows:
-                job, rejected = self.reserver.checked(found.rows[0], marks[0], f"{marks[0]}.m{malformed}")
-                malformed += rejected
-                jobs = [job] if job else []
+                single, rejected = self.reserver.checked(found.rows[0], marks[0], f"{marks[0]}.m{malformed}")
+                jobs, malformed = [single] if single else [], malformed + rejected
             if jobs or not found.rows:
                 break
-        self.known, self.most = known, max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
-        due = None if found.rows else self.reserver.next_due(tuple(turn.queues), found.us // SECOND)
-        seconds = None if due is None else max(0.0, due - found.us / SECOND)
-        return LaneReply(tuple(lost), tuple(jobs), seconds, found.paused, malformed)
-
-    def held(self, queues: Sequence[str], lanes: Sequence[int], number: int) -> list[Reserved]:
-        def look() -> list[Reserved]:
-            self._begin(queues, number)
-            return self.leases.held_by([self._owner(lane) for lane in {0, *lanes}], queues)
-
-        found = self.table.atomic(look)
-        self.known = number
-        return found
-
-    def leave(self) -> None:
-        if self.fence:
-            self.table.space.call("HDEL", self.fence, turn_field(self._owner(0)))
-            self.fence = ""
-
-    def _owner(self, lane: int) -> str:
-        return f"{self.token}/{self.slot + SLOTS * lane}"
-
-    def _mark(self, lane: int, turn: int) -> str:
-        return f"{self.token}.{self.slot + SLOTS * lane}.{turn}"
+        self.known = known
+        if turn.lanes:
+            self.most = max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
+        due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
+        return LaneReply(tuple(lost), tuple(jobs), due, found.paused, malformed)
 
     # -- the fence
 
-    def _hash(self, queues: Sequence[str]) -> str:
-        return self.table.names(keys.owners(min(queues)))[0]
-
     @property
-    def _field(self) -> dict[str, Any]:
-        return {"name": key_of(self.fence.encode()), "item": key_of(turn_field(self._owner(0)).encode())}
+    def _field(self) -> str:
+        return f"{self.token}/{self.slot}{keys.FENCE}"
 
-    def _begin(self, queues: Sequence[str], number: int) -> None:
-        """Let all turns before this number do nothing."""
-        if self.fence != self._hash(queues):
-            self.leave()
-            self.fence = self._hash(queues)
-        found = self.connection.execute(self.sql["number"], self._field).scalar()
-        if found is None or int(found) < number:
-            self.table.space.call("HSET", self.fence, turn_field(self._owner(0)), number)
+    def begin(self, queues: Sequence[str], number: int) -> None:
+        """Let all turns before this number do nothing, inside a transaction."""
+        (self.fence,) = self.table.names(keys.owners(min(queues)))
+        (found,) = self.run([self._number("number")])
+        if not found.rows or int(found.rows[0].value) < number:
+            self.table.space.call("HSET", self.fence, self._field, number)
+        self.known = number
+
+    def leave(self) -> None:
+        if self.fence:
+            self.table.space.call("HDEL", self.fence, self._field)
+            self.fence = ""
+
+    def _number(self, name: str, **more: Any) -> Statement:
+        return self.sql[name], {"name": key_of(self.fence.encode()), "item": key_of(self._field.encode()), **more}
 
     # -- one attempt
 
-    def _attempt(self, turn: LaneTurn, known: int, last: int, limit: int, marks: Sequence[str]) -> Found:
-        """The jobs are reserved. A look comes first, if there is nothing to answer: it locks and writes nothing."""
-        done, back = list(turn.done), list(turn.back)
-        answers = [LaneAnswer(held.owner, held.member) for held in done]
-        answers += [
-            LaneAnswer(held.owner, held.member, as_unreserved(held.member, base_of(held.mark))) for held in back
-        ]
+    def _attempt(self, turn: LaneTurn, marks: Sequence[str], known: int, last: int) -> Found:
+        """A look comes first if there is nothing to answer: it locks and writes nothing if nothing is ready."""
+        answers = [LaneAnswer(job.owner, job.member) for job in turn.done]
+        answers += [LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark)) for job in turn.back]
         explicit = self.sql.kind != "sqlite"
-        begin: list[Statement] = [(self.sql["begin"], {})] if explicit else []
-        commit: list[Statement] = [(self.sql["commit"], {})] if explicit else []
+        begin, commit = ([(self.sql[word], dict[str, Any]())] if explicit else [] for word in ("begin", "commit"))
 
         def step() -> Found:
-            there, first = list[bool](), [*begin, (self.sql["number"], self._field)]
+            there, head = list[bool](), list[Statement]([*begin, self._number("number")])
             if answers:
-                results = self.connection.execute_together([*first, *self.leases.locking(answers)])
+                results = self.run([*head, *self.leases.locking(answers)])
                 self._check(results[len(begin)].rows, known)
-                there, first = self.leases.settle(answers, results[-2].rows, results[-1].rows)
-            found = self._look(turn, limit, first, None if answers else known)._replace(there=there)
-            final = [(self.sql["numbered"], {**self._field, "last": b"%d" % last})]
-            self.connection.execute_together([*final, *self._reserving(found, turn, marks), *commit])
+                there, head = self.leases.settled(answers, results[-2].rows, results[-1].rows)
+            found = self._look(turn, head, None if answers else known)._replace(there=there)
+            numbered = self._number("numbered", last=b"%d" % last)
+            self.run([numbered, *self._reserving(found, marks if not found.plain else marks[1:]), *commit])
             return found
 
-        if not answers:
-            found = self._look(turn, limit, [(self.sql["known"], self._field)], known)
-            if not found.rows:
-                return found
-        return self.table.atomic(step, explicit=explicit)
+        if answers or (found := self._look(turn, [self._number("known")], known)).rows:
+            return self.table.atomic(step, explicit=explicit)
+        return found
 
     def _check(self, rows: Sequence[Any], known: int) -> None:
         if not rows or int(rows[0].value) != known:
             raise ConnectionLost("the database executed a call this worker had already abandoned; reconnecting")
 
-    def _look(self, turn: LaneTurn, limit: int, first: Sequence[Statement], known: int | None) -> Found:
-        """first: statements for the same round trip, of which the last returns the number if it must be `known`."""
-        queues, run = tuple(turn.queues), self.connection.execute_together
-        ahead = next((name for name in queues if name not in turn.shut), "") if limit else ""
-        results = run([*first, (self.sql.seen(len(queues)), self.reserver.values(queues)), *self._next(ahead, limit)])
+    def _look(self, turn: LaneTurn, head: Sequence[Statement], known: int | None) -> Found:
+        """head: statements for the same round trip, of which the last returns the number if it must be `known`."""
+        queues, limit = tuple(turn.queues), min(len(turn.lanes), self.most)
+        first = next((name for name in queues if name not in turn.shut), "") if limit else ""
+        seen = self.sql.seen(len(queues)), self.reserver.values(queues)
+        results = self.run([*head, seen, *self._next(first, limit)])
         if known is not None:
-            self._check(results[len(first) - 1].rows, known)
-        seen = results[len(first)].rows
-        us, paused = int(seen[0].us), self.reserver.passed_over(queues, turn.shut, [row.name for row in seen])
+            self._check(results[len(head) - 1].rows, known)
+        rows = results[len(head)].rows
+        us, paused = int(rows[0].us), self.reserver.passed_over(queues, turn.shut, [row.name for row in rows])
         for name in queues if limit else ():
             if name not in paused:
-                jobs, counted = results[-2:] if name == ahead else run(self._next(name, limit))
+                jobs, ready = results[-2:] if name == first else self.run(self._next(name, limit))
                 if jobs.rows:
-                    ready = counted.rows[0].ready
-                    rows = self._chosen(name, jobs.rows[: 1 + ready // SHARE], us // SECOND)
-                    return Found(us, rows, self._plain(jobs.rows[0]), ready, paused)
-        return Found(us, [], False, 0, paused)
+                    return self._chosen(Found(us, paused, ready=ready.rows[0].ready), name, jobs.rows)
+        return Found(us, paused, due=self.reserver.next_due(queues, us // SECOND) if limit else None)
 
     def _next(self, queue: str, limit: int) -> list[Statement]:
         counts = {"first_ready": limit, "ready": 2 * SHARE * limit}
         return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue]
 
-    def _chosen(self, queue: str, jobs: Sequence[Any], now: int) -> list[ReservedRow]:
-        """The ordinary jobs at the head; the first job, whatever it is."""
-        rows, size, plain = list[ReservedRow](), 0, True
-        for job in jobs:
-            payload = bytes_of(job.payload)
-            plain, size = plain and self._plain(job), size + len(payload)
-            if rows and not (plain and size <= BULK):
-                break
-            rows.append(ReservedRow(job.id, min(HIGHEST, job.attempts + 1), now, queue=queue, payload=payload))
-        return rows
+    def _chosen(self, found: Found, queue: str, jobs: Sequence[Any]) -> Found:
+        """The ordinary jobs at the head, or the first job, whatever it is."""
+        now, most, size = found.us // SECOND, 1 + found.ready // SHARE, 0
+        rows = [
+            ReservedRow(job.id, min(HIGHEST, job.attempts + 1), now, queue=queue, payload=bytes_of(job.payload))
+            for job in jobs[:most]
+        ]
+        for n, row in enumerate(rows):
+            size += len(row.payload)
+            if not self._plain(row) or size > BULK:
+                return found._replace(rows=rows[: max(1, n)], plain=n > 0 or self._plain(row))
+        return found._replace(rows=rows, plain=True)
 
-    def _plain(self, job: Any) -> bool:
-        payload = bytes_of(job.payload)
-        usual = not job.attempts and payload[:1] == b"{" and payload.endswith(FRESH) and is_text(payload)
-        small = not self.table.longest or len(payload) <= self.table.longest
-        return usual and small and b'rsv"' not in payload and b'"qd":{' not in payload
+    def _plain(self, row: ReservedRow) -> bool:
+        payload = row.payload
+        usual = row.attempts == 1 and payload[:1] == b"{" and payload.endswith(FRESH) and is_text(payload)
+        fits = not self.table.longest or len(payload) <= self.table.longest
+        return usual and fits and b'rsv"' not in payload and b'"qd":{' not in payload
 
-    def _ordinary(self, row: ReservedRow, mark: str) -> Reserved:
-        job = reserved(row.queue, row.payload, mark, row.attempts, None)
-        assert job is not None
-        return job
-
-    def _reserving(self, found: Found, turn: LaneTurn, marks: Sequence[str]) -> list[Statement]:
+    def _reserving(self, found: Found, marks: Sequence[str]) -> list[Statement]:
         if not found.rows:
             return []
-        until = found.us + round(self.table.settings.retry_after * SECOND)
         _, attempts, now, _, queue, _ = found.rows[0]
+        until = found.us + round(self.table.settings.retry_after * SECOND)
         same = {"attempts": attempts, "now": now, "queue": queue, "until": until}
-        taken: list[Statement] = [(self.sql["take_all"], {**same, "ids": [row.id for row in found.rows]})]
-        for row, mark in zip(found.rows, marks[found.plain :], strict=False):
-            taken.append((self.sql["reserve"], {**same, "id": row.id, "owner": owner_of(mark), "mark": mark}))
-        return taken
-
-
-def turn_field(owner: str) -> str:
-    return f"{owner}:turn"
+        each = [
+            {"id": row.id, "owner": owner_of(mark), "mark": mark} for row, mark in zip(found.rows, marks, strict=False)
+        ]
+        take = self.sql["take"], {**same, "ids": [row.id for row in found.rows]}
+        return [take, *[(self.sql["reserve"], {**same, **values}) for values in each]]

@@ -18,7 +18,6 @@ import sqlalchemy as sql
 
 from qd.drivers.database.dialects import Statement
 from qd.drivers.database.rows import (
-    as_unreserved,
     base_of,
     bytes_of,
     column_of,
@@ -48,12 +47,16 @@ class Leases:
     def __init__(self, table: JobTable) -> None:
         self.table, self.sql, self.connection = table, table.sql, table.connection
 
+    def owner_of(self, held: Reserved) -> str:
+        """By its mark; a text without one is this worker's own."""
+        return held.owner if held.mark else self.table.owner
+
     def end(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
         """Delete the job and its reservation. Returns False if the reservation had already ended."""
         mark = base_of(held.mark)
         if self.sql.kind == "mysql":
             there = self.connection.execute(*self.end_both(held)).rowcount == 2
-        elif (found := self.held_row(held.queue, held.owner, mark, held.member)) is not None:
+        elif (found := self.held_row(held.queue, self.owner_of(held), mark, held.member)) is not None:
             there = self.change_one(self.sql["delete"], found)
             self.delete_reservation(found, mark)
         else:
@@ -64,7 +67,7 @@ class Leases:
 
     def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
         mark, sum = base_of(held.mark), sum_of(held.member)
-        return self.sql["end_both"], {"owner": held.owner, "mark": mark, "queue": held.queue, "sum": sum}
+        return self.sql["end_both"], {"owner": self.owner_of(held), "mark": mark, "queue": held.queue, "sum": sum}
 
     def give_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
@@ -98,7 +101,7 @@ class Leases:
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
         mark = base_of(held.mark)
-        found = self.held_row(held.queue, held.owner, mark, held.member)
+        found = self.held_row(held.queue, self.owner_of(held), mark, held.member)
         if found is None or not self.change_one(self.sql["rewrite"], found, payload=text_of(member)):
             return False
         self.connection.execute(self.sql["summed"], {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
@@ -117,46 +120,43 @@ class Leases:
     # -- several at once
 
     def locking(self, answers: Sequence[LaneAnswer]) -> list[Statement]:
-        """Two statements, whose results settle() needs."""
+        """The statements whose results settled() needs."""
         marks = [owners_mark(each.owner, each.member) for each in answers]
         values = {"owners": [each.owner for each in answers], "marks": marks}
         return [(self.sql["lock_ours"], values), (self.sql["lock_jobs"], values)]
 
-    def settle(
+    def settled(
         self, answers: Sequence[LaneAnswer], ours: Sequence[Any], jobs: Sequence[Any]
     ) -> tuple[list[bool], list[Statement]]:
         """Whether each owner still has its text, and the statements that answer those."""
-        rows, theirs, cancelled = (
+        rows, held, there, queues = (
             {row.mark: row for row in ours},
             {row.job_id for row in jobs},
-            self._cancelled(answers),
+            list[bool](),
+            set[str](),
         )
-        there, ended, done, as_before, notified = list[bool](), list[int](), list[int](), list[int](), set[str]()
-        for answer in answers:
-            mark = owners_mark(answer.owner, answer.member)
-            row, text = rows.get(mark), answer.text
-            there.append(row is not None and row.text_sum in (None, sum_of(answer.member)) and row.job_id in theirs)
-            if row is None or row.text_sum not in (None, sum_of(answer.member)):
+        ended, done, heads, cancelled = list[int](), list[int](), list[Statement](), self._cancelled(answers)
+        for owner, member, text, _ in answers:
+            mark = owners_mark(owner, member)
+            row = rows.get(mark)
+            if row is None or row.text_sum not in (None, sum_of(member)):
+                there.append(False)
                 continue
+            there.append(row.job_id in held)
             ended.append(row.job_id)
-            if not there[-1]:
-                continue
-            if text is None:
+            if there[-1] and text is None:
                 done.append(row.job_id)
-                continue
-            text = dropped(answer.member, mark) if mark in cancelled else text
-            notified.add(row.queue)
-            if row.text_sum is None and text == as_unreserved(answer.member, mark):
-                as_before.append(row.job_id)
-            else:
-                found = ReservedRow(row.job_id, row.attempts, row.reserved_at)
-                self.change_one(self.sql["put_head"], found, payload=column_of(text), spent=spent(text))
-        self.table.notify(notified)
-        ways = (("delete_all", done), ("untake", as_before), ("forget_all", ended))
-        return there, [(self.sql[name], {"ids": ids}) for name, ids in ways if ids]
+            elif there[-1] and text is not None:
+                new = dropped(member, mark) if mark in cancelled else text
+                kept = {"id": row.job_id, "attempts": row.attempts, "reserved_at": row.reserved_at}
+                heads.append((self.sql["put_head"], {**kept, "payload": column_of(new), "spent": spent(new)}))
+                queues.add(row.queue)
+        self.table.notify(queues)
+        ways = (("delete_all", done), ("forget_all", ended))
+        return there, [*heads, *[(self.sql[name], {"ids": ids}) for name, ids in ways if ids]]
 
     def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
-        """Marks of those that return and were to be cancelled; the requests are deleted."""
+        """Marks of those that return but were cancelled; the requests are deleted."""
         marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
         (name,) = self.table.names(keys.CANCEL)
         asked = self.table.space.call("HMGET", name, *marks) if marks else ()
@@ -257,17 +257,20 @@ def _cancelled(table: JobTable, queues: Sequence[str], token: str, us: int) -> T
     """Cancelled running jobs of this master. Requests for jobs that have ended, or older than a day, are deleted."""
     (name,) = table.names(keys.CANCEL)
     flat = table.space.call("HGETALL", name)
-    marks = {raw.decode("utf-8", "replace"): at for raw, at in zip(flat[::2], flat[1::2], strict=True)}
-    ours = [mark for mark in marks if mark.startswith(token + ".")] if queues else []
-    owners = [owner_of(mark) for mark in ours]
-    rows = table.rows(table.sql["owned"], {"owners": owners, "queues": list(queues)}) if ours else ()
-    held = {row.mark for row in rows}
-    others = [mark for mark in marks if not mark.startswith(token + ".")]
-    ended = [mark for mark in ours if mark not in held]
-    ended += [mark for mark in others if not marks[mark].isdigit() or us / SECOND - int(marks[mark]) > DAY]
+    running, ended = Turns(), list[str]()
+    for raw, at in zip(flat[::2], flat[1::2], strict=True):
+        mark = raw.decode("utf-8", "replace")
+        if mark.startswith(token + "."):
+            rows = table.rows(table.sql["owned"], {"owners": [owner_of(mark)], "queues": list(queues)})
+            if any(row.mark == mark for row in rows):
+                running.append(turn_of(mark))
+            elif queues:
+                ended.append(mark)
+        elif not at.isdigit() or us / SECOND - int(at) > DAY:
+            ended.append(mark)
     if ended:
         table.space.call("HDEL", name, *ended)
-    return [turn_of(mark) for mark in ours if mark in held]
+    return running
 
 
 def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:

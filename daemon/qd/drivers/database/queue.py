@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
-from qd.drivers.database.lanes import LaneReserver, turn_field
+from qd.drivers.database.lanes import LaneReserver
 from qd.drivers.database.leases import Leases
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
@@ -34,7 +34,7 @@ from qd.drivers.database.rows import (
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import chunked
+from qd.drivers.keyspace.base import checked, chunked
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
 from qd.drivers.types import (
@@ -53,6 +53,7 @@ from qd.drivers.types import (
     Turn,
 )
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
+from qd.process import SLOTS
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -174,8 +175,15 @@ class DatabaseQueue(KeyspaceQueue):
         return reply
 
     def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        token, slot = self.owner.split("/")
+        owners = [f"{token}/{int(slot) + SLOTS * lane}" for lane in {0, *lanes}]
         self.turns += 1
-        return self.lanes.held(queues, lanes, self.turns)
+
+        def look() -> list[Reserved]:
+            self.lanes.begin(queues, self.turns)
+            return self.leases.held_by(owners, queues)
+
+        return self.table.atomic(look)
 
     def leave_lanes(self) -> None:
         self.lanes.leave()
@@ -185,13 +193,15 @@ class DatabaseQueue(KeyspaceQueue):
 
     def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
         ours, jobs = self.connection.execute_together(self.leases.locking(answers))
-        there, last = self.leases.settle(answers, ours.rows, jobs.rows)
-        self.connection.execute_together(last)
+        there, last = self.leases.settled(answers, ours.rows, jobs.rows)
+        if last:
+            self.connection.execute_together(last)
         return there
 
     def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
-        for queue in queues:
-            self.space.call("HDEL", *self._keys(keys.owners(queue)), *map(turn_field, owners))
+        fields = [owner + keys.FENCE for owner in owners]
+        if queues and fields:
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     # -- the dead
 

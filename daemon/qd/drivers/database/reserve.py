@@ -208,7 +208,7 @@ class Reserver:
         values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
         until = us + round(table.settings.retry_after * SECOND)
         more = {"queue": row.queue, "owner": table.owner, "mark": mark, "until": until}
-        return [(table.sql["take"], values), (table.sql["reserve"], {**values, **more})]
+        return [(table.sql["take"], {**values, "ids": [row.id]}), (table.sql["reserve"], {**values, **more})]
 
 
 def may_be_tied(payload: bytes) -> bool:

@@ -26,7 +26,7 @@ from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import HIGHEST, statements
 from qd.drivers.types import Reserved, reserved_of
 from qd.errors import ServerRefused
-from qd.payload.reservation import Ending, unanswered, unstarted
+from qd.payload.reservation import Ending, unanswered
 from qd.payload.splice import Spliced, reserved_text
 
 FRESH = b',"attempts":0,"delay":null}'  # the end of a payload that was never reserved
@@ -191,12 +191,6 @@ def owners_mark(owner: str, member: bytes) -> str:
     """The mark of `owner` in a text that it has reserved, without its count; "" if there is none."""
     unit = unanswered(member, owner.replace("/", ".") + ".")
     return base_of(unit.mark) if unit else ""
-
-
-def as_unreserved(member: bytes, mark: str) -> bytes:
-    """A reserved text with nothing counted for this reservation."""
-    unit = unanswered(member, mark + ".")
-    return unstarted(member, unit.mark) if unit else member
 
 
 def owner_in(member: bytes) -> tuple[str, str]:

@@ -57,7 +57,7 @@ STATEMENTS = {
     " LIMIT 1{skipping}",
     "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
     " LIMIT 1{skipping}",
-    "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id = :id AND reserved_at IS NULL",
+    "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
     "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
     "{instead}",
     # -- several at once. known, number: of the fence (lanes.py). lock_ours, lock_jobs: reservations, and those that have
@@ -68,14 +68,12 @@ STATEMENTS = {
     "first_ready": "SELECT id, payload, {attempts} {free} <= {now_s} AND {ours_only} ORDER BY available_at, id"
     " LIMIT :most{skipping}",
     "ready": "SELECT count(*) AS ready FROM (SELECT 1 AS one {free} <= {now_s} LIMIT :most) r",
-    "take_all": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
     "lock_ours": "SELECT job_id, queue, mark, attempts, reserved_at, text_sum FROM {ours}"
     " WHERE owner IN :owners AND mark IN :marks ORDER BY job_id{locked}",
     "lock_jobs": "SELECT s.job_id FROM {ours} s JOIN {jobs} j ON {same}"
     " WHERE s.owner IN :owners AND s.mark IN :marks{locked}",
     "forget_all": "DELETE FROM {ours} WHERE job_id IN :ids",
     "delete_all": "DELETE FROM {jobs} WHERE id IN :ids",
-    "untake": "UPDATE {jobs} SET reserved_at = NULL, attempts = attempts - 1 WHERE id IN :ids",
     # -- leases, for keepers
     "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
     " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
@@ -90,8 +88,6 @@ STATEMENTS = {
     " ORDER BY j.queue, j.reserved_at LIMIT :most{skipping}",  # the order of the index
     "free": "UPDATE {jobs} SET reserved_at = NULL WHERE id IN :ids",
 }
-BULK = 256 << 10  # bytes of the jobs of a turn, unless the first alone has more
-SHARE = 16  # a turn takes at most one of so many ready jobs, and one more
 OF_OURS = "job_id, queue, owner, mark, attempts, reserved_at, leased_until, text_sum"
 INSTEAD = (
     f" ON CONFLICT (job_id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in OF_OURS.split(', ')[1:])}"

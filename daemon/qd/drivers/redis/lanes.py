@@ -90,7 +90,7 @@ class LaneQueue(KeyspaceQueue):
         words: list[Arg] = [known, last, first, turn.single, how, places_of(run.queues, turn.shut), len(turn.lanes)]
         words += turn.lanes
         groups = list[list[Reserved]]()
-        for what, jobs in (("done", turn.done), ("back", turn.back)):
+        for what, jobs in (("back", turn.back), ("done", turn.done)):
             for place, queue in enumerate(run.queues):
                 if some := [job for job in jobs if job.queue == queue]:
                     groups.append(some)
