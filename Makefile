@@ -49,7 +49,7 @@ faults: $(STAMP)
 	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m "fault and not slow" --modes=all --reliability=docs/reliability.md $(ARGS)
 
 soak: $(STAMP)
-	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow --modes=all -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
+	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
 
 check: static test
 

@@ -1,4 +1,4 @@
-"""Faults that hit a worker with many jobs in its hands, and a long storm of them: rows 49, 53, 57, 58 and 59.
+"""Faults that hit a worker with many jobs in its hands, and a long storm of them: rows 49, 53 and 56 to 59.
 
 The rows between them are in tests/process/worker/test_concurrency.py.
 """
@@ -16,7 +16,7 @@ import pytest
 from tests.support import processes
 from tests.support.faults import work_on_another_host
 from tests.support.fleet import MIXED, Fleet, Seat, judge, storm
-from tests.support.ledger import JOBS, Ledger
+from tests.support.ledger import JOBS, Ledger, number_in
 from tests.support.network import Proxy
 from tests.support.payloads import failed
 from tests.support.processes import Procs, control_group
@@ -260,6 +260,33 @@ def test_one_of_fifty_jobs_uses_all_memory(shop: Project, ledger: Ledger, figure
     ledger.conserve()
     unspent(shop, ledger, guilty=hog)
     figures.add(lost=len(ledger.lost()), doubles=0, back=[max(0.0, back)])
+
+
+@SEVERAL
+@pytest.mark.leaves("queues:*:owners")
+@pytest.mark.fault(
+    "56",
+    "another program takes over one of 50 running jobs: its lease is lost",
+    "that job is ended, with LeaseLost, and logged; it runs again, and the others once",
+)
+def test_one_of_fifty_jobs_loses_its_lease(shop: Project, ledger: Ledger, figures: Figures, redis: Client) -> None:
+    work = ready(shop, "--concurrency", "50")
+    ledger.push(25, job="task")
+    ledger.push(25, job="thread")
+    all_start(ledger, 50)
+    (member,) = [text for text in redis.call("ZRANGE", "queues:default:reserved", 0, -1) if number_in(text) == 7]
+    redis.call("ZREM", "queues:default:reserved", member)
+    work.wait_line("job.lease_lost .*job=task")
+    redis.call("RPUSH", "queues:default", member)
+    redis.call("RPUSH", "queues:default:notify", "1")
+    go(shop)
+    ledger.wait_all()
+    work.stop()
+    assert len(work.matches("lease_lost")) == 1
+    assert sorted(note.n for note in ledger.starts()) == sorted([*ledger.pushed, 7])
+    unspent(shop, ledger)
+    ledger.conserve()
+    figures.tell(ledger)
 
 
 @pytest.mark.leaves("queues:*:owners")
