@@ -499,7 +499,7 @@ class Machine(RuleBasedStateMachine):
                 self.forget(held)
             elif leased and end == "unstarted" and count:
                 count.not_started()
-        self.workers[1].forget_lanes(QUEUES, self.owner(WITH_LANES))
+        self.workers[1].forget_lanes(QUEUES, [self.owner(WITH_LANES)])
         self.lanes.clear()
 
     # -- the keeper
