@@ -72,6 +72,7 @@ class LaneQueue(KeyspaceQueue):
     """run: queues on one server."""
 
     answers = (*KeyspaceQueue.answers, "lanes", "held_lanes")
+    keeps_suspects = True
 
     @cached_property
     def _known(self) -> dict[str, int]:
