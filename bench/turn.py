@@ -117,10 +117,10 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    print("version  lanes   Redis us/job   client us/job   wall us/job")
+    print("version  lanes   Redis us/job: median  least   client us/job   wall us/job")
     for (name, lanes), rounds in figures.items():
         redis, client, wall = (statistics.median(each) for each in zip(*rounds, strict=True))
-        print(f"{name:7} {lanes:6} {redis:14.1f} {client:15.1f} {wall:13.1f}")
+        print(f"{name:7} {lanes:6} {redis:22.1f} {min(each[0] for each in rounds):6.1f} {client:15.1f} {wall:13.1f}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,13 @@ MUTANTS = {
         "held_lanes", {"then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end": "then end"}
     ),
     "a put-back of jobs whose lease was lost": Mutant(
-        "lanes", {"if group.there[k - group.at + 1] then": "if true then"}
+        "lanes",
+        {
+            "if group.there[k - group.at + 1] then": "if true then",
+            "  redis.call('ZREM', KEYS[i + 2], unpack(group.members))\n  if": (
+                "  redis.call('ZREM', KEYS[i + 2], '', unpack(group.members))\n  if"
+            ),
+        },
     ),
     "a put-back in the wrong order": Mutant(
         "lanes", {"for k = group.at + n - 1, group.at, -1 do": "for k = group.at, group.at + n - 1 do"}
@@ -179,7 +185,7 @@ def test_a_mistake_in_a_script_is_noticed(name: str, server: Server, monkeypatch
             run_state_machine_as_test(
                 machine,
                 settings=settings(
-                    max_examples=300,
+                    max_examples=600,
                     stateful_step_count=30,
                     phases=[Phase.generate],
                     derandomize=True,

@@ -151,10 +151,11 @@ def look(app: Qd) -> list[str]:
     settings, work, own = app.settings, app.settings.work, app.connections.own
     opened = partial(open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
     with extras_named(), closing(opened(settings, work.connection)) as queue:
-        if work.concurrency > 1 and with_lanes(queue) is None:
+        lanes = with_lanes(queue)
+        if work.concurrency > 1 and (lanes is None or not lanes.keeps_suspects):
             raise ConfigError(
-                f"concurrency = {work.concurrency} needs a driver that lets a worker have several jobs; connection "
-                f"'{work.connection}' ({queue.settings.driver}) does not (use more workers, or redis)"
+                f"concurrency = {work.concurrency} needs Redis or Valkey, and connection '{work.connection}' is "
+                f"{queue.settings.driver}: use more workers"
             )
         odd = server_warnings(settings, work.connection, work.queues)
         if not work.only_schedule:

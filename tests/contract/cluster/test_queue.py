@@ -897,7 +897,7 @@ def test_a_keeper_settles_the_lanes_of_a_dead_worker(queue, connect, three):
     assert keeper.settle_lanes(a, answers) == [True] * 4
     assert waiting(queue, a) == [job(n) for n in range(2, 100)]
     assert keeper.sizes(a).ready == 99
-    keeper.forget_lanes([a], queue.owner)
+    keeper.forget_lanes([a], [queue.owner])
     assert call(queue, "EXISTS", f"queues:{a}:owners") == 0
     suspect: Reserved = keeper.turn(None, [a]).reserved
     assert read(suspect.member).id == "id1"

@@ -241,7 +241,7 @@ def test_held_lanes_finds_the_job_of_lane_0(queue, seen):
 def test_the_fence_is_no_owner(queue, seen):
     fill(queue, 1)
     (held,) = lanes(queue, "b", "a").jobs
-    assert seen.owners("a")[FENCE] == b"8"
+    assert seen.owners("a")[FENCE] == b"1"
     assert queue.owners("a") == [held.owner]
     queue.forget_lanes(("a", "b"), ["Tok3nTok3n/1"])
     assert list(seen.owners("a")) == [held.owner]

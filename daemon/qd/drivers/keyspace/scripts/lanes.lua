@@ -4,7 +4,7 @@
 -- executed whose reply is lost.
 -- KEYS  see take.lua
 -- ARGV  1 to 5 see take.lua   6 key of the hash with the fence
---       7 last turn whose reply the worker has   8 last number that this turn may use   9 its first number
+--       7 last call whose reply the worker has   8 number of this call   9 its first turn number
 --       10 lane of a job that is taken by itself   11 'd': jobs that may have killed a worker go to the suspects, 's': take
 --       only suspects, '': neither   12 indexes of queues from which no job is taken (" 2 3 ")
 --       13 number of free lanes   14... these lanes
