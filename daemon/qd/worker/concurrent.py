@@ -220,11 +220,16 @@ class ConcurrentWorker(Worker):
         os.register_at_fork(after_in_child=self._copied)
         self.app.connections.used = self._warn_blocking
         self._base = copy_context()
-        ready()
         watching = threading.Thread(target=self._watch, name="qd-watch", daemon=True)
         watching.start()
-        for act, name in ((self.tokens.serve, "qd-wait"), (self._serve, "qd-io")):
+        begins = threading.Event()
+        serves = partial(self._serve, begins)
+        for act, name in ((self.tokens.serve, "qd-wait"), (serves, "qd-io")):
             threading.Thread(target=act, name=name, daemon=True).start()
+        self.pool.submit(lambda: None)  # starts the first: it is ready once it needs no more threads to run a job
+        self._show(looks=True)
+        ready()
+        begins.set()
         try:
             while not self._over:
                 try:
@@ -313,8 +318,9 @@ class ConcurrentWorker(Worker):
 
     # -- the thread qd-io
 
-    def _serve(self) -> None:
+    def _serve(self, begins: threading.Event) -> None:
         self._io = threading.get_ident()
+        begins.wait()
         try:
             self._work()
         except BaseException as error:
