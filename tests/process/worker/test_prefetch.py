@@ -18,14 +18,23 @@ QUEUE = "queues:default"
 MANY = 200  # a turn takes one job, and one more for each 16 that are ready
 
 
+STOPPED = """
+@app.job("stopped")
+def stopped(n: int) -> None:
+    note("start", n)
+    while not current_job().stopping:
+        time.sleep(0.01)
+"""
+
+
 @pytest.fixture
 def shop(project: MakeProject) -> Project:
-    return project(jobs=JOBS + LASTS)
+    return project(jobs=JOBS + LASTS + STOPPED)
 
 
-def fill(redis: Client) -> list[bytes]:
+def fill(redis: Client, first: str = "lasts") -> list[bytes]:
     """A long job in front, and short ones behind it. Returns the payloads of the short ones."""
-    push(redis, "lasts", n=0)
+    push(redis, first, n=0)
     for n in range(1, MANY):
         push(redis, "quick", n=n)
     short: list[bytes] = redis.call("LRANGE", QUEUE, 1, -1)
@@ -81,11 +90,10 @@ def test_a_killed_worker_counts_a_crash_for_its_running_job_only(
 
 
 def test_a_stop_puts_back_what_has_not_started(shop: Project, witness: Witness, redis: Client) -> None:
-    short = fill(redis)
+    short = fill(redis, "stopped")
     work = ready(shop, "--prefetch", "8")
     witness.wait("start")
     work.signal(signal.SIGTERM)
-    witness.go()
     work.ends_clean()
     assert redis.call("LRANGE", QUEUE, 0, -1) == short
     assert redis.call("EXISTS", f"{QUEUE}:owners", f"{QUEUE}:reserved") == 0
