@@ -1,0 +1,2 @@
+def write(facts, samples):
+    pass
