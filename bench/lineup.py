@@ -309,8 +309,8 @@ def peers(before: Peer | None = None) -> dict[str, Peer]:
             "streaq",
             lambda _: [_program("streaq", "streaq"), "run", "streaq_app:worker"],
             "concurrency",
-            jobs=6_000,
-            io=10_000,
+            jobs=2_500,
+            io=4_000,
         ),
     )
     return everyone | {peer.name.lower(): peer for peer in others}

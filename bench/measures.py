@@ -27,7 +27,7 @@ class Scale:
     factor: float = 1.0
     samples: int = 150
     idle: float = 10.0
-    span: float = 8.0
+    span: float = 6.0
     starts: int = 4
     pings: int = 2000
 
@@ -84,7 +84,7 @@ def drain(stage: Stage, peer: Peer, scale: Scale) -> Sample:
 
 def two(stage: Stage, peer: Peer, scale: Scale) -> Sample:
     """The same with two worker processes."""
-    found = drained(stage, peer, scale, "two", "noop", int(1.5 * peer.jobs))
+    found = drained(stage, peer, scale, "two", "noop", peer.jobs)
     return {"two": found.speed(), "two_server_us": found.server_us}
 
 

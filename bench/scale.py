@@ -30,7 +30,7 @@ from server import Server
 HEAD = "## Scale\n"
 MILLION = 1_000_000
 JOBS_EACH = 10_000
-CHUNK = 50_000
+CHUNK = 10_000
 TOML = """
 [qd]
 app = "qd_app:app"
