@@ -37,8 +37,8 @@ TABLES = [
     Table(
         "Drain: no-op jobs, one job at a time",
         [
-            Column("drain", "drain", "1 worker, jobs/s", "{:,.0f}", True),
-            Column("two", "two", "2 workers, jobs/s", "{:,.0f}", True),
+            Column("drain", "drain", "drain, 1 worker, jobs/s", "{:,.0f}", True),
+            Column("two", "two", "drain, 2 workers, jobs/s", "{:,.0f}", True),
             Column("drain", "worker_us", "worker CPU per job, µs", "{:,.0f}"),
             Column("drain", "server_us", "Redis CPU per job, µs", "{:,.1f}"),
             Column("drain", "round_trip_us", "a round trip to Redis (PING) before that drain, µs", "{:,.1f}"),
@@ -117,8 +117,6 @@ TABLES = [
 ]
 
 TITLES = {
-    "drain": "drain, no-op, 1 worker, jobs/s",
-    "two": "drain, no-op, 2 workers, jobs/s",
     "pickup_p99": "pickup on an idle queue, p99, ms",
     "late_p99": "lateness of a delayed job, p99, ms",
     "urgent_p99": "high priority beside a drain of 1 ms jobs, p99, ms",

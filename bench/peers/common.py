@@ -6,7 +6,7 @@ understand the same. Kinds of jobs that `bulk` sends:
     noop     nothing                    nap1, nap10   sleeps for 1 or 10 ms, then reports its process and both times
     anoop    nothing, a coroutine       sleep         reports, awaits one second, reports
     hang     reports its attempt; sleeps for a minute, unless the file `again` exists
-    block    the same, and blocks the event loop
+    block    reports, and blocks the event loop for a minute
 """
 
 import asyncio
@@ -55,8 +55,7 @@ async def hang(attempt: int) -> None:
 
 def block() -> None:
     write_stamp("block", 0)
-    if not again():
-        time.sleep(60)
+    time.sleep(60)
 
 
 def again() -> bool:
