@@ -257,7 +257,7 @@ def commands(stage: Stage, peer: Peer, scale: Scale) -> Sample:
         producer.ask("bulk", jobs=jobs)
         producer.ask("stamp", label="last")
         monitor = Monitor(stage.server.port)
-        with stage.workers(peer, "one"):
+        with stage.workers(peer, "drain"):
             first, last = stage.stamps(2)
             seen = monitor.stop()
     between = [command for command in seen if first.wall <= command.at * 1e9 <= last.wall]
@@ -388,7 +388,7 @@ MEASURES = {
     "idle": Measure(idle, once=True),
     "memory": Measure(memory, once=True),
     "start": Measure(start),
-    "commands": Measure(commands, once=True),
+    "commands": Measure(commands, "drain", once=True),
     "kill": Measure(kill, "kill"),
     "kill_tree": Measure(kill_tree, "kill"),
     "blocked": Measure(blocked, "io"),

@@ -39,17 +39,16 @@ def main() -> int:
         everyone = lineup.peers(before)
         chosen = args.peers + (["before"] if before else [])
         lineup.install(set(chosen))
-        asked = [peer for key, peer in everyone.items() if key in chosen]
-        absent = {peer.name: why for peer in asked if (why := peer.absent())}
-        peers = [peer for peer in asked if peer.absent() is None]
-        for name, why in absent.items():
-            log(f"{name} is skipped: {why}")
+        absent = {key: why for key in chosen if (why := everyone[key].absent())}
+        peers = [peer for key, peer in everyone.items() if key in chosen and key not in absent]
+        for key, why in absent.items():
+            log(f"{key} is skipped: {why}")
         with tempfile.TemporaryDirectory(prefix="qd-bench-") as folder, Server(Path(folder)) as server:
             stage = Stage(Path(folder), server)
             facts = describe(server, args)
             samples, broken = measure(stage, peers, args.measures, args.rounds, QUICK if args.quick else Scale())
             facts["load after"] = f"{os.getloadavg()[0]:.2f}"
-            facts |= {f"without {name}": why for name, why in absent.items()}
+            facts |= {f"without {key}": why for key, why in absent.items()}
             if broken:
                 print_logs(Path(folder))
     text = report.render(facts, samples)

@@ -250,16 +250,17 @@ COLUMNS = [
 
 
 def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, before: float) -> str:
-    """Each figure is the median of the rounds; in brackets the median of its ratios to the base of the same round."""
+    """CPU times are the lowest of the rounds, because other work on the machine only adds to them; the rest are medians."""
     commit = lineup.versions()["qd"]
     lines = [
         HEAD,
         f"Made by `python bench/scale.py --write` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit},",
         f"{os.cpu_count()} CPUs, load {before:.1f} before and {os.getloadavg()[0]:.1f} after: {rounds} rounds, the cases of",
-        "an axis in turn; medians, in brackets the median ratio to the first line of the axis in the same round.",
+        "an axis in turn. CPU times are the lowest of the rounds, because other work only adds to them; pickups medians.",
+        "In brackets: the ratio to the first line of the axis. docs/sizing.md explains what follows.",
     ]
     if before > 1:
-        lines.append("Other work ran on the machine: compare ratios and CPU times, not pickups.")
+        lines.append("Other work ran on the machine during this run: compare ratios and CPU times, not pickups.")
     lines += ["", "| | " + " | ".join(title for _, title, _ in COLUMNS) + " |", "| --- |" + " --: |" * len(COLUMNS)]
     for axis, cases in samples.items():
         if axis in TITLES:
@@ -272,14 +273,14 @@ def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, 
 
 
 def cell(base: list[dict[str, float]], taken: list[dict[str, float]], metric: str, form: str) -> str:
-    values = [sample[metric] for sample in taken if metric in sample]
+    best = min if metric.endswith("_us") else median
+    values, of_base = ([sample[metric] for sample in of if metric in sample] for of in (taken, base))
     if not any(values):
         return "-"
-    shown = form.format(median(values))
-    ratios = [s[metric] / b[metric] for s, b in zip(taken, base, strict=True) if b.get(metric) and metric in s]
-    if base is taken or not ratios or metric in ("server_idle", "bytes"):
+    shown = form.format(best(values))
+    if base is taken or metric in ("server_idle", "bytes"):
         return shown
-    return f"{shown} ({median(ratios):.2f} x)"
+    return f"{shown} ({best(values) / best(of_base):.2f} x)"
 
 
 if __name__ == "__main__":
