@@ -88,12 +88,32 @@ class Keeper:
         counts = {"leases_lost": 0, "master_silent": 0.0, "keeper_restarts": 0, "crashes": [], "silent": []}
         self.report = json.dumps({**host, **facts, **state, **counts, "workers": workers, "schedulers": []})
 
-    def beat(self) -> float:
-        """Returns the server's time."""
-        self.beats += 1
-        renew = self.beats % RENEW == 0
+    def record(self) -> None:
+        """Make both beats once, and keep their bytes: later all keepers send at one moment."""
+        self._recorded(False)  # the first call of a script on a server sends its text
+        self.commands = [self._recorded(renew) for renew in (False, True)]
+
+    def _recorded(self, renew: bool) -> bytes:
+        sent: list[bytes] = []
+        connection, send = self.redis.connection, self.redis.connection.send
+
+        def remembered(command: bytes) -> None:
+            sent.append(command)
+            send(command)
+
+        connection.send = remembered  # type: ignore[method-assign]
         request = BeatRequest(self.token, self.report, LEASE, renew, 0.0, list(self.slots))
-        return self.redis.beat((self.queue,), request).now
+        self.redis.beat((self.queue,), request)
+        connection.send = send  # type: ignore[method-assign]
+        return sent[-1]
+
+    def send(self) -> None:
+        self.beats += 1
+        self.redis.connection.send(self.commands[self.beats % RENEW == 0])
+
+    def receive(self) -> float:
+        """The server's time."""
+        return float(self.redis.connection.receive()[0])
 
 
 def main() -> None:
@@ -116,6 +136,8 @@ def main() -> None:
         descriptor = worker.redis.connection.fileno()
         by_descriptor[descriptor] = worker
         poll.register(descriptor, select.EPOLLIN)
+    for keeper in keepers:
+        keeper.record()
     print("ready", flush=True)
     serve(keepers, [] if args.busy else workers, poll, by_descriptor)
 
@@ -133,7 +155,8 @@ def serve(keepers: list[Keeper], idle: list[Worker], poll: select.epoll, by_desc
             by_descriptor[descriptor].woken()
         if time.monotonic() >= due:
             for keeper in keepers:
-                server = keeper.beat()
+                keeper.send()
+            server = max([keeper.receive() for keeper in keepers])
             due = time.monotonic() + 1.0 - server % 1.0 + 0.001
 
 

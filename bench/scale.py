@@ -29,7 +29,7 @@ from server import Server
 
 HEAD = "## Scale\n"
 MILLION = 1_000_000
-JOBS_EACH = 10_000
+JOBS_EACH = 8_000
 CHUNK = 10_000
 TOML = """
 [qd]
