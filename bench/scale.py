@@ -249,6 +249,14 @@ COLUMNS = [
 ]
 
 
+NOTE = """
+
+Not flat: each further queue of a worker adds some reads to a turn, and each empty one in front of the job's queue a search; all
+keepers call at the same moment, at each whole second. Beside many idle workers a job seems cheaper, because a busy Redis serves
+several calls with one system call.
+"""
+
+
 def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, before: float) -> str:
     """CPU times are the lowest of the rounds, because other work on the machine only adds to them; the rest are medians."""
     commit = lineup.versions()["qd"]
@@ -259,7 +267,9 @@ def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, 
         "an axis in turn. CPU times are the lowest of the rounds, because other work only adds to them; pickups medians.",
         "In brackets: the ratio to the first line of the axis. docs/sizing.md explains what follows.",
     ]
-    if before > 1:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        lines.append("The machine had other work, with lower priority than this.")
+    elif before > 1:
         lines.append("Other work ran on the machine during this run: compare ratios and CPU times, not pickups.")
     lines += ["", "| | " + " | ".join(title for _, title, _ in COLUMNS) + " |", "| --- |" + " --: |" * len(COLUMNS)]
     for axis, cases in samples.items():
@@ -269,7 +279,7 @@ def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, 
         for title, taken in cases.items():
             cells = [cell(base, taken, metric, form) for metric, _, form in COLUMNS]
             lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + NOTE
 
 
 def cell(base: list[dict[str, float]], taken: list[dict[str, float]], metric: str, form: str) -> str:
