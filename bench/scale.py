@@ -251,9 +251,9 @@ COLUMNS = [
 
 NOTE = """
 
-Not flat: each further queue of a worker adds some reads to a turn, and each empty one in front of the job's queue a search; all
-keepers call at the same moment, at each whole second. Beside many idle workers a job seems cheaper, because a busy Redis serves
-several calls with one system call.
+Not flat: each further queue of a worker adds some reads to a turn, and each empty one in front of the job's queue a
+search; all keepers call at the same moment, at each whole second. Beside many idle workers a job seems cheaper, because a
+busy Redis serves several calls with one system call.
 """
 
 
