@@ -313,15 +313,19 @@ def test_each_job_of_a_turn_can_be_answered_by_itself(queue, table):
 
 
 @SERVERS
-def test_a_turn_during_the_renewal_of_its_leases_acks_all(connect, table):
+@pytest.mark.parametrize("what", ["done", "back"])
+def test_a_turn_during_the_renewal_of_its_leases_answers_all(connect, table, what):
     worker, keeper = connect(), connect()
     fill(worker)
     jobs = many(worker)
+    waiting = len(table.rows())
     for each in ("jobs", "qd_reserved"):
         table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5 WHERE reserved_at IS NOT NULL")
     places = tuple(split_mark(held.mark).place for held in jobs)
-    reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, done=jobs))
-    assert (reply.lost, len(reply.jobs)) == ((), len(table.rows(table="qd_reserved")))
+    answer = {what: jobs}
+    reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, lanes=(), **answer))
+    assert (reply.lost, table.rows(table="qd_reserved")) == ((), [])
+    assert [row.reserved_at for row in table.rows()] == [None] * (waiting - len(jobs) * (what == "done"))
 
 
 def test_a_job_that_php_has_taken_over_is_lost_and_the_others_are_acked(queue, table):
