@@ -237,7 +237,12 @@ def test_a_turn_is_at_most_three_round_trips(queue, monkeypatch):
     fill(queue)
     jobs, sent = turn(queue).jobs, list[int]()
     call = queue.connection._call
-    monkeypatch.setattr(queue.connection, "_call", lambda act: (sent.append(1), call(act))[1])
+
+    def counted(act: Callable[[Any], Any]) -> Any:
+        sent.append(1)
+        return call(act)
+
+    monkeypatch.setattr(queue.connection, "_call", counted)
     assert len(turn(queue, done=jobs).jobs) == len(LANES)
     assert len(sent) == 3
 
@@ -322,7 +327,7 @@ def test_a_turn_during_the_renewal_of_its_leases_answers_all(connect, table, wha
     for each in ("jobs", "qd_reserved"):
         table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5 WHERE reserved_at IS NOT NULL")
     places = tuple(split_mark(held.mark).place for held in jobs)
-    answer = {what: jobs}
+    answer: dict[str, Any] = {what: jobs}
     reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, lanes=(), **answer))
     assert (reply.lost, table.rows(table="qd_reserved")) == ((), [])
     assert [row.reserved_at for row in table.rows()] == [None] * (waiting - len(jobs) * (what == "done"))
