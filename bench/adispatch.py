@@ -1,6 +1,6 @@
 """Compares dispatch() in a loop with adispatch() in one asyncio.gather: one process, one server, in turn.
 
-    python bench/adispatch.py [--rounds 5] [--jobs 20000]
+    python bench/adispatch.py [--rounds 5] [--jobs 10000]
 
 Prints the medians of the rounds in jobs per second.
 """
@@ -26,7 +26,7 @@ from qd import Qd
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--jobs", type=int, default=20_000)
+    options.add_argument("--jobs", type=int, default=10_000)
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="qd-bench-") as folder:
         socket = Path(folder) / "r.sock"

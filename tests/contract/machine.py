@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,26 +21,28 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.redis.queue import RedisQueue
-from qd.drivers.types import Released, Reserved, Turn
+from qd.drivers.types import LaneAnswer, LaneTurn, Released, Reserved, Turn
 from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import read
-from qd.payload.reservation import answered, saving
+from qd.payload.reservation import answered, saving, split_mark, unstarted
 from tests.contract.keyspace.test_queue import job
 from tests.support.keeper import beat
 from tests.support.redis import Client
 
 QUEUES = ("a", "b")
 SLOTS = (1, 2, 3)
+WITH_LANES = 4  # the slot of a worker that has several jobs
+LANES = (1, 2, 3, 4)
 TOKENS = tuple(f"Tok3nTok3{n}" for n in range(5))  # of a master and its successors
 PREFIX = "p:"
 
-# The whole state of a queue in one reply: ready, delayed, reserved, owners, tokens, failed.
+# The whole state of a queue in one reply: ready, delayed, reserved, owners, tokens, failed, suspects.
 LOOK = """
 local k = KEYS[1]
 local function call(...) local r = redis.pcall(...) if type(r) == 'table' and r.err then return {} end return r end
 return {call('LRANGE', k, 0, -1), call('ZRANGE', k .. ':delayed', 0, -1),
         call('ZRANGE', k .. ':reserved', 0, -1, 'WITHSCORES'), call('HGETALL', k .. ':owners'),
-        call('LLEN', k .. ':notify'), call('HVALS', k .. ':failed')}
+        call('LLEN', k .. ':notify'), call('HVALS', k .. ':failed'), call('LRANGE', k .. ':suspects', 0, -1)}
 """
 
 # What Laravel's worker does: decode, count, encode again.
@@ -59,14 +61,17 @@ class Look:
     """The state of one queue."""
 
     def __init__(self, reply: list[Any]) -> None:
-        self.ready, self.delayed, reserved, owners, self.tokens, failed = reply
+        self.ready, self.delayed, reserved, owners, self.tokens, failed, self.suspects = reply
         self.leases = dict(zip(reserved[::2], reserved[1::2], strict=True))
         self.reserved = [*self.leases]
-        self.owners = dict(zip([field.decode() for field in owners[::2]], owners[1::2], strict=True))
+        fields = dict(zip([field.decode() for field in owners[::2]], owners[1::2], strict=True))
+        self.owners = {field: member for field, member in fields.items() if not field.endswith(":turn")}
         self.failed = [text.split(b"\n", 1)[1] for text in failed]
 
     def ids(self) -> Counter[str]:
-        return Counter(id_of(text) for text in [*self.ready, *self.delayed, *self.reserved, *self.failed])
+        return Counter(
+            id_of(text) for text in [*self.ready, *self.suspects, *self.delayed, *self.reserved, *self.failed]
+        )
 
 
 class Known(msgspec.Struct):
@@ -84,19 +89,39 @@ class Count:
     attempts: int = 0
     crashes: int = 0
     unanswered: int | None = None
+    alone: bool = True
 
-    def reserve(self) -> None:
-        if self.unanswered == self.attempts:
-            self.crashes += 1
-        else:
+    def reserve(self, *, alone: bool = True) -> None:
+        if self.unanswered != self.attempts:
             self.attempts += 1
-        self.unanswered = self.attempts
+        elif self.alone:
+            self.crashes += 1
+        self.unanswered, self.alone = self.attempts, alone
+
+    def not_started(self) -> None:
+        self.attempts, self.unanswered = self.attempts - 1, None
 
 
 slots, queues = st.sampled_from(SLOTS), st.sampled_from(QUEUES)
 orders = st.sampled_from([("a", "b"), ("b", "a"), ("a",), ("b",)])
 picks = st.integers(0, 2)
 answers = st.sampled_from(["ack", "bury", "release", "release with a delay", "hand back"])
+
+
+def lanes_command(worker: RedisQueue, turn: LaneTurn) -> bytes:
+    """The command of a turn, which uses up its numbers but is not sent."""
+    sent, known = list[bytes](), dict(worker._known)
+
+    def keep(_run: object, _name: str, command: bytes) -> list[object]:
+        sent.append(command)
+        return [0, b"", -1, 0, b"", 0]
+
+    worker._evaluate = keep  # type: ignore[method-assign, assignment]
+    worker.turn_lanes(turn)
+    del worker._evaluate
+    worker._known.clear()
+    worker._known.update(known)
+    return sent[0]
 
 
 class Machine(RuleBasedStateMachine):
@@ -108,7 +133,10 @@ class Machine(RuleBasedStateMachine):
     def at(cls, socket: Path) -> type[Machine]:
         """The machine on the server at this unix socket."""
         settings = ConnectionSettings(name="redis", url=f"unix://{socket}", prefix=PREFIX, retry_after=30.0)
-        made = [{slot: RedisQueue(settings, ClientIdentity(token, slot)) for slot in SLOTS} for token in TOKENS]
+        made = [
+            {slot: RedisQueue(settings, ClientIdentity(token, slot)) for slot in (*SLOTS, WITH_LANES)}
+            for token in TOKENS
+        ]
         return type("On", (cls,), {"socket": socket, "client": Client(str(socket)), "of_masters": made})
 
     @classmethod
@@ -127,6 +155,7 @@ class Machine(RuleBasedStateMachine):
         self.dead: set[int] = set()
         self.master = 0
         self.left: set[str] = set()  # owners left by killed masters
+        self.lanes: dict[int, Reserved] = {}  # of the worker with lanes
         self.saved: dict[str, bytes] = {}  # id -> its last checkpoint
         self.number = 0
         for queue in QUEUES:
@@ -214,7 +243,8 @@ class Machine(RuleBasedStateMachine):
         turn = self.workers[slot].turn(done, order)
         assert turn.acked == (leased if done is not None else None)
         if turn.reserved is None:
-            assert not any(before[queue].ready for queue in order if queue not in turn.paused)
+            waits = [before[queue].ready or before[queue].suspects for queue in order if queue not in turn.paused]
+            assert not any(waits)
         return turn
 
     @rule(slot=slots, order=orders)
@@ -346,6 +376,128 @@ class Machine(RuleBasedStateMachine):
         if settled:
             self.settle_the_dead()
 
+    # -- a worker with lanes
+
+    @property
+    def laned(self) -> RedisQueue:
+        return self.workers[WITH_LANES]
+
+    def lane_turn(self, done: int, back: int, order: Sequence[str], asks: int, how: str) -> LaneTurn:
+        """done, back: bits that pick jobs it holds."""
+        finished = [held for lane, held in self.lanes.items() if done >> lane & 1]
+        rest = [held for held in self.lanes.values() if held not in finished]
+        returned = sorted([h for h in rest if back >> split_mark(h.mark).lane & 1], key=lambda held: held.turn)
+        kept = {split_mark(held.mark).lane for held in rest if held not in returned}
+        free = [lane for lane in LANES if lane not in kept][:asks]
+        diverts, suspects = how == "diverts", how == "suspects"
+        return LaneTurn(order, finished, returned, free, free[0] if free else 0, diverts=diverts, suspects=suspects)
+
+    def took(
+        self, turn: LaneTurn, lost: Sequence[Reserved], jobs: Sequence[Reserved], fits: Mapping[str, bool]
+    ) -> None:
+        """Record the effects of a turn. fits: whether each job that it answered was still leased."""
+        for held in (*turn.done, *turn.back):
+            self.lanes.pop(split_mark(held.mark).lane)
+        assert [held.mark for held in lost] == [held.mark for held in turn.done if not fits[held.mark]]
+        for held in turn.done:
+            if fits[held.mark]:
+                self.forget(held)
+        for held in turn.back:
+            if fits[held.mark] and (count := self.count_of(held.member)):
+                count.not_started()
+        for held in jobs:
+            lane = split_mark(held.mark).lane
+            assert lane not in self.lanes
+            self.lanes[lane] = held
+            payload, count = read(held.member), self.count_of(held.member)
+            if count is not None:
+                count.reserve(alone=lane == 0)
+                assert (payload.attempts, payload.crashes) == (count.attempts, count.crashes)
+
+    bits, asked, flags = st.sampled_from([0, 0, 2, 4, 20, 30]), st.integers(0, 3), st.booleans()
+    hows = st.sampled_from(["", "", "diverts", "suspects"])
+
+    @rule(done=bits, back=bits, order=st.permutations(QUEUES), asks=asked, how=hows, full=flags, lost=flags, late=flags)
+    def turn_with_lanes(
+        self, done: int, back: int, order: Sequence[str], asks: int, how: str, full: bool, lost: bool, late: bool
+    ) -> None:
+        """The reply may be lost; and a copy that was abandoned before may come late, after held_lanes."""
+        if full and len(self.look(order[0]).ready) < 33:  # then it may take several
+            self.workers[1].push_many([(order[0], self.new(), None) for _ in range(33)])
+        turn, worker = self.lane_turn(done, back, order, asks, how), self.laned
+        if late:
+            abandoned = lanes_command(worker, turn)
+            worker.held_lanes(QUEUES, LANES)
+        fits = {held.mark: self.leased(held) for held in (*turn.done, *turn.back)}
+        heads = {queue: self.look(queue).ready for queue in QUEUES}
+        known = dict(worker._known)
+        reply = worker.turn_lanes(turn)
+        for queue in QUEUES:  # jobs are taken from the head only, so the rest is in the order that was there before
+            pushed = [unstarted(h.member, h.mark) for h in turn.back if h.queue == queue and fits[h.mark]]
+            order_before, rest = [*pushed, *heads[queue]], self.look(queue).ready
+            if order_before:
+                assert order_before[len(order_before) - len(rest) :] == rest, "the queue is in another order"
+        self.took(turn, reply.lost, reply.jobs, fits)
+        if lost:
+            worker._known.clear()
+            worker._known.update(known)
+            if reply.jobs:
+                assert self.is_fenced_off(LaneTurn(turn.queues, lanes=turn.lanes)), "a turn after a lost reply"
+            held = worker.held_lanes(QUEUES, LANES)
+            assert {each.mark for each in held} == {h.mark for h in self.lanes.values() if self.leased(h)}
+            self.lanes = {split_mark(each.mark).lane: each for each in held}
+        if late:
+            before = [vars(self.look(queue)) for queue in QUEUES]
+            assert worker._evaluate(worker._planned(tuple(turn.queues)), "lanes", abandoned)[0] == -2, (
+                "a late turn was executed"
+            )
+            assert [vars(self.look(queue)) for queue in QUEUES] == before
+
+    def is_fenced_off(self, turn: LaneTurn) -> bool:
+        try:
+            self.laned.turn_lanes(turn)
+        except ConnectionLost:
+            return True
+        return False
+
+    @rule(which=picks)
+    def lose_a_lane(self, which: int) -> None:
+        if self.lanes:
+            self.lose([*self.lanes.values()][which % len(self.lanes)])
+
+    @rule(ends=st.lists(st.sampled_from(["done", "unstarted", "suspect"]), min_size=5, max_size=5), lost=st.booleans())
+    def kill_the_worker_with_lanes(self, ends: list[str], lost: bool) -> None:
+        """Its keeper settles all jobs. Between its two calls a lease may be lost."""
+        answered, heads = list[tuple[str, Reserved, bool]](), {queue: self.look(queue).ready for queue in QUEUES}
+        jobs = sorted(self.lanes.values(), key=lambda held: held.turn)
+        for queue in QUEUES:
+            owned = self.workers[1].owned_by(queue, [held.owner for held in jobs])
+            own = [held for held in jobs if owned.get(held.owner) == held.member and held.queue == queue]
+            assert len(own) == len(owned)
+            assert all(held in own for held in jobs if held.queue == queue and self.leased(held))
+            if lost and own:
+                self.lose(own[0])
+                heads[queue] = self.look(queue).ready
+            some = [(end, held, self.leased(held)) for end, held in zip(ends, own, strict=False)]
+            texts = {
+                "done": lambda _: None,
+                "unstarted": lambda h: unstarted(h.member, h.mark),
+                "suspect": lambda h: h.member,
+            }
+            answers = [LaneAnswer(h.owner, h.member, texts[end](h), end == "suspect") for end, h, _ in some]
+            assert self.workers[1].settle_lanes(queue, answers) == [leased for _, _, leased in some]
+            pushed = [unstarted(h.member, h.mark) for end, h, leased in some if leased and end == "unstarted"]
+            assert self.look(queue).ready == [*pushed, *heads[queue]], "the head of the queue is in another order"
+            answered += some
+        for end, held, leased in answered:
+            count = self.count_of(held.member)
+            if leased and end == "done":
+                self.forget(held)
+            elif leased and end == "unstarted" and count:
+                count.not_started()
+        self.workers[1].forget_lanes(QUEUES, [self.owner(WITH_LANES)])
+        self.lanes.clear()
+
     # -- the keeper
 
     @precondition(lambda self: self.dead)
@@ -376,8 +528,9 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def kill_the_master(self) -> None:
         """All of its workers die with it; another master starts, with a new token."""
-        self.left |= {self.owner(slot) for slot in self.hands}
+        self.left |= {self.owner(slot) for slot in self.hands} | {held.owner for held in self.lanes.values()}
         self.hands.clear()
+        self.lanes.clear()
         self.dead.clear()
         self.master += 1
 
@@ -442,8 +595,8 @@ class Machine(RuleBasedStateMachine):
     def trouble(self, queue: str, slot: int, what: str) -> None:
         if what == "clear":
             look = self.look(queue)
-            assert self.workers[1].clear(queue) == len(look.ready) + len(look.delayed)
-            for text in [*look.ready, *look.delayed]:
+            assert self.workers[1].clear(queue) == len(look.ready) + len(look.suspects) + len(look.delayed)
+            for text in [*look.ready, *look.suspects, *look.delayed]:
                 self.expected[id_of(text)] -= 1
         elif what == "flush":
             self.client.call("SCRIPT", "FLUSH")
@@ -481,10 +634,11 @@ class Machine(RuleBasedStateMachine):
         for queue in QUEUES:
             look = self.look(queue)
             mine = {self.owner(slot): held.member for slot, held in self.hands.items() if held.queue == queue}
+            mine |= {held.owner: held.member for held in self.lanes.values() if held.queue == queue}
             for owner, member in look.owners.items():
                 assert owner in self.left or mine.get(owner) == member, "an owner without a job"
             owned = [member for member in look.owners.values() if member in look.reserved]
             assert len(owned) == len(set(owned)), "two owners of one reservation"
-            for slot, held in self.hands.items():
+            for held in [*self.hands.values(), *self.lanes.values()]:
                 if held.queue == queue and held.member in look.reserved:
-                    assert look.owners.get(self.owner(slot)) == held.member, "a running job without an owner entry"
+                    assert look.owners.get(held.owner) == held.member, "a running job without an owner entry"

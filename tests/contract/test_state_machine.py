@@ -57,9 +57,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "a renewal without XX, which creates a lease": Mutant(
-        "beat", {"if redis.call('ZSCORE', KEYS[i + 1], payload) then": "if true then", "'XX', ": ""}
-    ),
+    "a renewal without XX, which creates a lease": Mutant("beat", {"'XX', 'CH', unpack": "'CH', unpack"}),
     "a renewal after the reclaim": Mutant(
         "beat", {"pcall(renew, i)": "pcall(reclaim, i)", "  reclaim(i)\n": "  renew(i)\n"}
     ),
@@ -76,26 +74,82 @@ MUTANTS = {
     "a pop before the payload is read": Mutant(
         "turn",
         {
-            "      if may_be_tied(p) then": "      redis.call('LPOP', ready)\n      if may_be_tied(p) then",
-            "  if type(step) ~= 'table' then step = pop(KEYS[i], p, head) end\n": "",
+            "  if most > 0 and #p > most and not foreign(p) then\n": (
+                "  redis.call('LPOP', list)\n  if most > 0 and #p > most and not foreign(p) then\n"
+            ),
+            "  if type(step) ~= 'table' then step = pop(list, p, head) end\n": "",
         },
     ),
     "a reserve that pops nothing": Mutant(
-        "turn", {"if head then return redis.pcall('LPOP', ready) end": "if head then return 0 end"}
+        "turn", {"if head then return redis.pcall('LPOP', list) end": "if head then return 0 end"}
     ),
+    "a usual turn that pops nothing": Mutant("turn", {"step = redis.pcall('LPOP', KEYS[1])": "step = 1"}),
     "a reserve without an owner": Mutant(
-        "turn", {"  local step = redis.pcall('HSET', KEYS[i + 4], owner, text)\n": "  local step\n"}
+        "turn", {"  else step = redis.pcall('HSET', owners, owner, text) end\n": "  end\n"}
     ),
+    "a usual turn without an owner": Mutant("turn", {"step = redis.pcall('HSET', KEYS[5], ARGV[6], text)": "step = 1"}),
     "repeated marks": Mutant("turn", {"local mark = base .. '.1'": "local mark = 'Tok3nTok3n.1.1.1'"}),
     "a turn that does not check its ack": Mutant(
-        "turn", {"  acked = redis.call('ZREM'": "  acked = 1 redis.call('ZREM'"}
+        "turn",
+        {
+            "  acked = redis.call('ZREM', KEYS[2]": "  acked = 1 redis.call('ZREM', KEYS[2]",
+            "  acked = acked or redis.call(": "  acked = 1 redis.call(",
+        },
     ),
     "a turn that does not ack": Mutant(
-        "turn", {"  acked = redis.call('ZREM', KEYS[i + 2], ARGV[11])\n": "  acked = 1\n"}
+        "turn",
+        {
+            "  acked = redis.call('ZREM', KEYS[2], ARGV[9])\n": "  acked = 1\n",
+            "  acked = acked or redis.call('ZREM', KEYS[free + 2], ARGV[9])\n": "  acked = 1\n",
+        },
     ),
-    "a turn that reserves a second job": Mutant("turn", {"i ~= free and redis.call('HGET', KEYS[i], owner)": "false"}),
+    "a turn that reserves a second job": Mutant(
+        "turn", {"i ~= free and redis.call('HGET', KEYS[i + 5], owner)": "false"}
+    ),
     "a late turn that removes the owner of the next job": Mutant(
-        "turn", {"  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[11] then": "  if true then"}
+        "turn",
+        {"  if acked == 0 and redis.call('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end\n": ""},
+    ),
+    "a turn with lanes that ignores the fence": Mutant(
+        "lanes", {"if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end\n": ""}
+    ),
+    "a turn with lanes that does not write the fence": Mutant(
+        "lanes", {"  if owners == fenced then return {field, last} end\n": "  if owners == fenced then return {} end\n"}
+    ),
+    "a query of lanes without a fence": Mutant(
+        "held_lanes", {"then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end": "then end"}
+    ),
+    "a put-back of jobs whose lease was lost": Mutant(
+        "lanes",
+        {
+            "if group.there[k - group.at + 1] then": "if true then",
+            "  redis.call('ZREM', KEYS[i + 2], unpack(group.members))\n  if": (
+                "  redis.call('ZREM', KEYS[i + 2], '', unpack(group.members))\n  if"
+            ),
+        },
+    ),
+    "a put-back in the wrong order": Mutant(
+        "lanes", {"for k = group.at + n - 1, group.at, -1 do": "for k = group.at, group.at + n - 1 do"}
+    ),
+    "a put-back that keeps the reservation": Mutant(
+        "lanes", {"  redis.call('ZREM', KEYS[i + 2], unpack(group.members))\n  if": "  if"}
+    ),
+    "a turn with lanes that pops too few": Mutant("lanes", {"redis.pcall('LTRIM', ready, n, -1)": "{}"}),
+    "a turn with lanes that keeps old owners": Mutant(
+        "lanes", {"  if #names > 0 then redis.pcall('HDEL', KEYS[i + 5], unpack(names)) end\n": ""}
+    ),
+    "a turn with lanes that removes new owners": Mutant(
+        "lanes", {"  for k = 1, cleared[i] and 2 * n or 0, 2 do cleared[i][pairs_of[k]] = nil end\n": ""}
+    ),
+    "a settlement without a check": Mutant(
+        "settle_lanes", {"if redis.call('ZSCORE', KEYS[2], member) then": "if true then"}
+    ),
+    "a settlement that reverses": Mutant("settle_lanes", {"for k = #owners, 1, -1 do": "for k = 1, #owners do"}),
+    "a settlement that keeps the reservation": Mutant(
+        "settle_lanes", {"if #gone > 0 then redis.call('ZREM', KEYS[2], unpack(gone)) end\n": ""}
+    ),
+    "a job beside others that counts a crash": Mutant(
+        "lanes", {"    if not suspect then crashes": "    if true then crashes"}
     ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
     "an ack without a check": Mutant("ack", {"return held and 1 or 0": "return 1"}),
@@ -131,7 +185,7 @@ def test_a_mistake_in_a_script_is_noticed(name: str, server: Server, monkeypatch
             run_state_machine_as_test(
                 machine,
                 settings=settings(
-                    max_examples=300,
+                    max_examples=600,
                     stateful_step_count=30,
                     phases=[Phase.generate],
                     derandomize=True,

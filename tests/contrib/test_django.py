@@ -218,6 +218,41 @@ def test_connections_are_kept_from_job_to_job_for_conn_max_age(
     assert witness.starting("aopened") == ["aopened before False", f"aopened before {kept}"]
 
 
+TOGETHER = """
+import time
+from pathlib import Path
+
+def meet(*words):
+    Order.objects.count()
+    note(*words)
+    until = time.monotonic() + 20
+    while Path("witness").read_text().count(words[0]) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+
+@app.job("meets")
+def meets() -> None:
+    meet("meet")
+
+@app.job("ameets")
+async def ameets() -> None:
+    await sync_to_async(meet)("meet")
+    note("met", await Order.objects.acount())
+"""
+
+
+def test_jobs_of_one_worker_have_connections_of_their_own(shop: FrameworkProject, witness: Witness):
+    path = shop.root / "shop" / "jobs.py"
+    path.write_text(path.read_text() + TOGETHER)
+    django(shop, "[(meets.dispatch(), ameets.dispatch()) for _ in range(2)]")
+    work = shop.start("manage.py", "qd", "work", "-w", "1", "--concurrency", "8")
+    work.wait_line("job.done", count=4)
+    assert len(witness.starting("meet")) == 4
+    assert witness.starting("met ") == ["met 1", "met 1"]
+    (worker,) = waiting(work, seconds=20)
+    assert [file.path for file in worker.open_files() if "sqlite" in file.path] == []
+    work.stop()
+
+
 def test_a_connection_opened_during_import_is_not_inherited_by_workers(
     shop: FrameworkProject, witness: Witness, server: Server
 ):

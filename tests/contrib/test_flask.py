@@ -135,3 +135,13 @@ def test_the_error_for_an_app_without_the_extension_names_the_fix(framed: Callab
     done = bare.qd("declared", "--app", "qd.contrib.flask:found", FLASK_APP="shop")
     assert done.returncode == 78
     assert "the Flask app shop has no qd: call QdFlask().init_app(app) where it is made" in done.stderr
+
+
+def test_each_of_several_jobs_has_a_context_of_its_own(shop: FrameworkProject, witness: Witness):
+    shop.python("from shop import *; create_app(); [(greet.dispatch('a'), agreet.dispatch('b')) for _ in range(5)]")
+    work = shop.start("-m", "flask", "--app", "shop", "qd", "work", "-w", "1", "--concurrency", "8")
+    work.wait_line("job.done", count=10)
+    work.stop()
+    assert witness.starting("greet") == ["greet Corner a None"] * 5
+    assert witness.starting("agreet") == ["agreet Corner b"] * 5
+    assert witness.starting("teardown") == ["teardown NoneType"] * 10

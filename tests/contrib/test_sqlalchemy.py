@@ -17,8 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from qd import ArgumentError, Qd, current_job, provided
 from qd.contrib.sqlalchemy import after_commit, install
 from qd.errors import ConnectionLost, DeclarationError, JobFailure, ModelGone
-from tests.support.project import MakeProject
-from tests.support.redis import Client
+from tests.support.project import MakeProject, ready
+from tests.support.redis import FAILED, Client
 from tests.support.servers.redis import Server
 from tests.support.witness import JOBS, Witness
 
@@ -422,3 +422,54 @@ def test_an_object_without_a_key_is_rejected_and_a_deleted_one_raises(given: Qd,
         session.commit()
         with pytest.raises(ModelGone, match="'order': Order 1 is gone"):
             one.run(order)
+
+
+SEVERAL = (
+    JOBS
+    + """
+import asyncio
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+from qd import provided
+from qd.contrib.sqlalchemy import install
+
+engine = create_engine("sqlite:///shop.sqlite3", pool_size=20)
+with engine.begin() as connection:
+    connection.execute(text("CREATE TABLE IF NOT EXISTS seen (n INTEGER)"))
+install(app, engine, session=sessionmaker(engine))
+
+@app.job("adds", tries=1)
+def adds(n: int, session: Session = provided()) -> None:
+    session.connection()
+    until = time.monotonic() + 20
+    note("adds", n)
+    while Path("witness").read_text().count("adds") < 10 and time.monotonic() < until:
+        time.sleep(0.01)
+    if n % 2:
+        raise ValueError("rolled back")
+    session.execute(text("INSERT INTO seen VALUES (:n)"), {"n": n})
+
+@app.job("counts")
+async def counts() -> None:
+    def query():
+        with engine.connect() as connection:
+            return connection.scalar(text("SELECT count(*) FROM seen"))
+    note("counted", await asyncio.to_thread(query), engine.pool.checkedout())
+"""
+)
+
+
+@FAILED
+@pytest.mark.usefixtures("clean_redis")
+def test_each_of_several_jobs_has_a_session_of_its_own(project: MakeProject):
+    shop = project(jobs=SEVERAL)
+    shop.allowed.add("shop.sqlite3")
+    witness = Witness(shop)
+    shop.python("from jobs import *; [adds.dispatch(n) for n in range(10)]")
+    work = ready(shop, "--concurrency", "12")
+    witness.wait("adds", count=10)
+    work.wait_line("job.failed", count=5)
+    work.wait_line("job.done .*job=adds", count=5)
+    shop.python("from jobs import *; counts.dispatch()")
+    assert witness.wait("counted") == ["counted 5 0"]
+    work.stop()

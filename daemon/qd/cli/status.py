@@ -95,7 +95,7 @@ def state_of(master: masters.MasterReport, now: float) -> str:
 def say_workers(state: State) -> None:
     rows = [
         (
-            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), w.job or "-", (w.queue or "-") if w.job else "-"),
+            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), job_of(w), (w.queue or "-") if w.job else "-"),
             *(output.duration(age(w.since, m)), w.done),
         )
         for m in state.masters
@@ -105,6 +105,11 @@ def say_workers(state: State) -> None:
         output.say()
         head = ("pool", "host", "worker", "pid", "state", "job", "queue", "for", "done")
         output.table(head, rows, right=("worker", "pid", "done"))
+
+
+def job_of(worker: masters.WorkerReport) -> str:
+    """The job that has been running longest, and how many others there are."""
+    return f"{worker.job or '-'}" + (f" and {worker.running - 1} more" if worker.running > 1 else "")
 
 
 def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.SchedulerReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,8 +180,31 @@ def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[st
     return list(dict.fromkeys(each for part in found.connections for each in sent_to(part, connections)))
 
 
+MOST_IN_ALL = 20_000  # jobs of one master: the keeper renews their leases
+
+
+def check_concurrency(work: WorkOptions) -> None:
+    """Raises ConfigError for a concurrency that this program cannot have."""
+    count = work.concurrency
+    if count == 1 or work.only_schedule:
+        return
+    if work.once or work.rest or not work.workers:
+        one = "--once" if work.once else "--rest" if work.rest else "-w 0"
+        raise ConfigError(f"concurrency = {count} does not go with {one}, which runs one job at a time: leave out one")
+    if work.workers * count > MOST_IN_ALL:
+        raise ConfigError(
+            f"workers = {work.workers} x concurrency = {count} are more than the {MOST_IN_ALL} jobs of one `qd work` "
+            "(start a second one)"
+        )
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise ConfigError(
+            f"concurrency = {count} needs a Python with its global lock: this build is free-threaded (use more workers)"
+        )
+
+
 def check_work(settings: Settings) -> None:
-    """Raises ConfigError if the connection of `qd work` stores no jobs."""
+    """Raises ConfigError if the connection of `qd work` stores no jobs, or for an impossible concurrency."""
+    check_concurrency(settings.work)
     found = settings.connections[settings.work.connection]
     if found.driver in BARE and not settings.work.only_schedule:
         way = f"work on {' or '.join(found.connections)}" if found.connections else "name another one with -c"

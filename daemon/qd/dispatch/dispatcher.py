@@ -85,7 +85,10 @@ class Dispatcher:
             queue = await self._connections.native(plan.options.connection)
         if queue is None:
             return await threaded(partial(self.send, plan, data)).wait()  # type: ignore[no-any-return]
-        return (await self.asubmit((self.route(plan).message(plan, data, *new_pair()),), queue))[0]
+        messages = (self.route(plan).message(plan, data, *new_pair()),)
+        if self._listeners.has(JobQueueing):
+            self._emit(JobQueueing, messages)
+        return self._sent(messages, await queue.do(partial(posted, messages)))[0]
 
     async def asend_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         queue = await self.native([plan for plan, _ in calls])

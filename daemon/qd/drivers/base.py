@@ -311,7 +311,11 @@ class KeeperConnector(Connector, Protocol):
 
 
 class LaneConnector(KeeperConnector, Protocol):
-    """A connection on which a worker may hold several jobs: prefetch and concurrency. Without it they are 1."""
+    """A connection on which a worker may hold several jobs: prefetch and concurrency. Without it they are 1.
+
+    keeps_suspects: it keeps jobs that may have killed a worker apart from the ready ones. Concurrency needs that."""
+
+    keeps_suspects: bool
 
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
         """Ack the finished jobs, put back the unstarted ones and reserve, in one call. It reserves at most one job for each

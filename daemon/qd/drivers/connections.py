@@ -102,9 +102,12 @@ class Connections:
         self._lent: ContextVar[Mapping[str, Connector] | None] = ContextVar("qd_lent", default=None)
         self._all: WeakSet[ThreadConnections] = WeakSet()
         self._lock = threading.Lock()
+        self.used: Callable[[], None] | None = None  # called before each use
 
     def get(self, name: str | None) -> Connector:
         """The connection called `name` (None: the default). Raises ConfigError."""
+        if self.used is not None:
+            self.used()
         settings = self._settings()
         if (lent := self._lent.get()) and (found := lent.get(settings.connection(name).name)) is not None:
             return found

@@ -1,7 +1,8 @@
 """The current job: what current_job() returns and middleware receives.
 
-A worker runs one job at a time and sets it for the whole process. A job that runs where it is sent (dispatch/local.py) is
-set for its thread or task only.
+A worker that runs one job at a time sets it for the whole process. A job that runs where it is sent (dispatch/local.py), or
+beside others in one worker, is set for its thread or task only. Threads that such a job has started itself see it as long
+as no other job runs in the process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Raw
 
 from qd.arguments.parameters import ABSENT
 from qd.arguments.values import FAILURES, check_value, decode_value, encode, why
-from qd.errors import ArgumentError, NotInJob, Settled, UnknownParameters, WrongType
+from qd.errors import ArgumentError, EndJob, NotInJob, Settled, UnknownParameters, WrongType
 from qd.jobs.policy import Fail, Release
 from qd.jobs.registry import Declared
 from qd.options.kinds import span_in_code
@@ -71,6 +72,9 @@ class RunningJob:
         payload: The bytes of the payload; b"" in run().
         timeout: Seconds the attempt may take; 0: unlimited.
         stopping: True once the worker is stopping: save a checkpoint and return.
+        interrupted: An earlier attempt had started, and its worker died before it ended.
+        ended_by: The JobTimeout, JobInterrupted, JobCancelled or LeaseLost that ends the attempt from outside; None: none.
+            An async job sees a CancelledError for all of them.
         relations: Lock, key, chain and batch of the job; None for a plain job.
         outcome: What release() or fail() decided, even if the job's code swallows the exception they raise.
         skipped: The job was not run because its batch was cancelled.
@@ -89,7 +93,9 @@ class RunningJob:
         "connection",
         "data",
         "declared",
+        "ended_by",
         "id",
+        "interrupted",
         "local",
         "mark",
         "name",
@@ -125,6 +131,7 @@ class RunningJob:
         report_progress: Callable[[float], None] | None = None,
         tags: tuple[str, ...] = (),
         local: LocalRun | None = None,
+        interrupted: bool = False,
     ) -> None:
         """saved: JSON text of the last checkpoint. save: stores the next one with the job. data: its arguments as JSON.
         report_progress: records a percentage; None: nothing records it. tags: of a job without a payload."""
@@ -135,6 +142,8 @@ class RunningJob:
         self._fields: Any = ABSENT  # its arguments, once they are converted
         self.id, self.name, self.queue, self.attempt = id, name, queue, attempt
         self.stopping = self.skipped = False
+        self.interrupted = interrupted
+        self.ended_by: EndJob | None = None
         self.unfreed = 0
         self.outcome: Release | Fail | None = None
 
@@ -224,27 +233,43 @@ class RunningJob:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
 
 
-_of_process: RunningJob | None = None  # the worker's current job, seen by every thread the job starts
+_of_process: RunningJob | None = None  # the worker's only current job, seen by every thread the job starts
+_running: dict[int, RunningJob] = {}  # every current job of the worker, by its id()
 _of_task: ContextVar[RunningJob | None] = ContextVar(
     "qd_job_run_here", default=None
 )  # of run(): one per thread or task
 
 
 def enter(job: RunningJob) -> None:
-    """`job` is the current job of this process."""
+    """`job` is a current job of this process."""
     global _of_process
-    _of_process = job
+    _running[id(job)] = job
+    _of_process = job if len(_running) == 1 else None
 
 
-def leave() -> None:
+def leave(job: RunningJob) -> None:
     global _of_process
+    _running.pop(id(job), None)
     _of_process = None
+    if len(_running) == 1:
+        _of_process = next(iter(_running.values()), None)
 
 
 def set_stopping() -> None:
-    """Let the current job see that the worker is stopping. Called from a signal handler."""
+    """Let the current jobs see that the worker is stopping. Called from a signal handler."""
+    for job in list(_running.values()):
+        job.stopping = True
+
+
+def of_task(job: RunningJob) -> None:
+    """`job` is the current job of this context, for as long as that lives."""
+    _of_task.set(job)
+
+
+def note_end(error: EndJob) -> None:
+    """The only current job of this process is being ended."""
     if _of_process is not None:
-        _of_process.stopping = True
+        _of_process.ended_by = error
 
 
 def current_job() -> RunningJob:

@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     result_ttl: Duration
     delete_when_missing: bool
     raw: bool
+    exclusive: bool  # no other job runs in its worker meanwhile
 
 
 class SendOptions(Options, total=False):

@@ -14,9 +14,10 @@ from qd import __version__
 from qd.config.settings import Settings
 from qd.master.code import ChildContext
 from qd.process import proc
-from qd.process.scoreboard import ALIVE, H, Role, Slot, SlotState, W, now, turns_of
+from qd.process.scoreboard import ALIVE, H, L, Role, Slot, SlotState, W, now, turns_of
 
 RECENT = 60.0  # seconds for which a crash is reported
+LONGEST = 10  # jobs of a worker that are reported by name
 SUSPENDED = 5.0  # seconds between two reports after which the keeper itself was suspended
 
 
@@ -110,12 +111,20 @@ class Report:
         return {"slot": slot.number, "pid": slot[W.PID], "start": slot[W.START] or None, "state": state}
 
     def _worker(self, slot: Slot) -> dict[str, object]:
+        """Of several jobs: the LONGEST that have been running for the longest time, and the number of all."""
         busy = slot[W.STATE] == SlotState.BUSY
+        job = {"job": slot.job, "queue": slot.queue, "since": self._since(slot[W.JOB_AT])} if busy else {}
+        several = self.settings.work.concurrency > 1 and busy
+        lanes = sorted(self.board.started(slot), key=lambda lane: lane[L.JOB_AT]) if several else []
+        jobs = [
+            {"job": lane.job, "queue": lane.queue, "since": self._since(lane[L.JOB_AT])} for lane in lanes[:LONGEST]
+        ]
         return self._child(slot) | {
-            "job": slot.job if busy else None,
-            "queue": slot.queue if busy else None,
-            "since": self._since(slot) if busy else None,
-            "held": self._held(slot),
+            **dict.fromkeys(("job", "queue", "since")),
+            **(jobs[0] if jobs else job),
+            "running": len(lanes) or int(busy),
+            "longest": jobs,
+            "held": 0 if several else self._held(slot),
             "done": slot[W.JOBS],
             "grown": slot[W.GROWN],
         }
@@ -132,9 +141,9 @@ class Report:
             "entries": slot[W.ENTRIES],
             "runs": runs,
             "run": slot.job if runs else None,
-            "since": self._since(slot) if runs else None,
+            "since": self._since(slot[W.JOB_AT]) if runs else None,
         }
 
-    def _since(self, slot: Slot) -> float | None:
-        """When the current job or run began. None: the server's clock is not known yet."""
-        return self._unix(slot[W.JOB_AT]) if slot[W.JOB_AT] and self._offset is not None else None
+    def _since(self, moment: int) -> float | None:
+        """When a job or run began. None: the server's clock is not known yet."""
+        return self._unix(moment) if moment and self._offset is not None else None

@@ -99,13 +99,13 @@ class LockServer:
         """As `call`, on the connection of the running event loop. Only where `native` has found one."""
         queue, began = await self._loops(), time.monotonic()
         try:
-            return await queue.do(lambda found: act(store_of(found)), patience)
+            return await queue.do_within(patience, lambda found: act(store_of(found)))
         except (Unreachable, ServerBusy):
             raise
         except ConnectionLost:
             if time.monotonic() - began > patience / 2:
                 raise
-        return await queue.do(lambda found: act(store_of(found)), patience)
+        return await queue.do_within(patience, lambda found: act(store_of(found)))
 
     def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pause:
         return Pause(lambda: self.call(act, patience), lambda: self.acall(act, patience))

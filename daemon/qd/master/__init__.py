@@ -3,6 +3,7 @@
 children          workers and schedulers in their slots, their deaths, the backoff of spawns
 code              MasterPlan, ChildContext, Assignment, and the imports of the app
 keeper_process    the master's side of the keeper
+lane_watch        kills workers whose jobs ignore their end or block the event loop
 master            Master: the loop and the signals
 messages          handles the messages of children
 own_code          whether the qd on disk is still the one that runs

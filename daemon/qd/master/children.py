@@ -10,15 +10,16 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from qd.master.postmortem import OomKills, job_stack
+from qd.master.postmortem import OomKills, crashed_on_loop, job_stack
 from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
-from qd.process.scoreboard import Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
-from qd.process.signals import TAKE_STACK
+from qd.process.scoreboard import L, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
+from qd.process.signals import KEPT, TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a requested worker that has not been born is given up
+CANCELS = 1000  # cancelled jobs of one worker that are remembered
 YOUNG = 5.0  # seconds after it was ready in which an idle worker that dies counts as part of a crash loop
 
 
@@ -44,6 +45,11 @@ class Worker:
     killed_at: float = 0.0
     beat: int = 0  # its last heartbeat
     quiet_since: int = 0  # when that was first seen
+    lane_cancels: dict[int, int] = field(default_factory=dict)  # turn in a lane -> when its job was cancelled
+    late_at: int = 0  # when one of its jobs was first seen to ignore its end
+    step: tuple[int, int] = (0, 0)  # STEP and STEPS, as last seen,
+    step_at: int = 0  # since when,
+    step_logged: bool = False  # and whether that was logged
 
     @property
     def busy(self) -> bool:
@@ -115,6 +121,7 @@ class Death:
     peak: int  # bytes
     stack: str
     oom: bool | None  # the kernel killed it for lack of memory; None: unknown
+    running: int = 0  # jobs that it was running
 
     @property
     def exit_code(self) -> int:
@@ -130,7 +137,11 @@ class Death:
     def fell_idle(self) -> bool:
         """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return ended_itself and not (self.job or self.jobs) and time.monotonic() - self.worker.ready_at < YOUNG
+        return (
+            ended_itself
+            and not (self.job or self.jobs or self.running)
+            and time.monotonic() - self.worker.ready_at < YOUNG
+        )
 
     @property
     def at_boot(self) -> bool:
@@ -223,7 +234,13 @@ class Children:
         if worker is None:
             return None
         slot, at = worker.slot, now()
-        began = slot[W.JOB_AT]
+        lanes = self.board.started(slot)
+        if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+            slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker)) else 0
+        blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
+        if blamed is not None:
+            slot.describe(blamed.job.encode(), blamed.queue.encode())
+        began = slot[W.JOB_AT] if blamed is None else blamed[L.JOB_AT]
         took = (at - began) / 1e9 if 0 < began <= at else 0.0
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
@@ -240,6 +257,7 @@ class Children:
             peak,
             self.stack(worker),
             self.oom.killed(status) if worker.verdict is None else False,
+            len(lanes) or int(bool(began)),
         )
         del self.workers[slot.number]
         if worker.stack_fd is not None:
@@ -255,26 +273,43 @@ class Children:
 
     def stack(self, worker: Worker) -> str:
         """The last Python stack that the worker's fault handler wrote; empty if there is none."""
-        if worker.stack_fd is None or not worker.stack_at:
+        return job_stack(self._written(worker)) if worker.stack_at else ""
+
+    def _written(self, worker: Worker) -> str:
+        """What its fault handler wrote last."""
+        if worker.stack_fd is None:
             return ""
         try:
             size = os.fstat(worker.stack_fd).st_size
-            return job_stack(os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace"))
+            return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
         except OSError:
             return ""
 
     def alarm(self, worker: Worker, why: Why, turn: int | None = None) -> bool:
         """End the worker's job from inside. turn: of the job; None: the current one. False: that job is not running."""
         current = worker.slot[W.TURN] & 0xFFFFFFFF
-        if turn is not None and turn != current:
-            return False
-        worker.slot[W.WHY] = why | current << 8
+        found = False
+        for lane in self.board.started(worker.slot):
+            its = lane.state[0] & 0xFFFFFFFF
+            if turn is None or turn == its:
+                lane[L.WHY], found = why | its << 8, True
+        if not found or turn is None:
+            if turn is not None and turn != current:
+                return False
+            worker.slot[W.WHY] = why | current << 8
         worker.send(signal.SIGALRM)
         return True
 
     def cancel(self, worker: Worker, turn: int) -> None:
         """Cancel the job of that turn. The signal is sent once; Watchdog kills a job that does not end in time."""
-        if worker.has_job and worker.cancelled != turn and self.alarm(worker, Why.CANCEL, turn):
+        if not worker.has_job or worker.cancelled == turn or turn in worker.lane_cancels:
+            return
+        in_lane = any(lane.state[0] & 0xFFFFFFFF == turn for lane in self.board.started(worker.slot))
+        if not self.alarm(worker, Why.CANCEL, turn):
+            return
+        if in_lane:
+            worker.lane_cancels = dict([*worker.lane_cancels.items()][-CANCELS:]) | {turn: now()}
+        else:
             worker.cancelled, worker.cancelled_at = turn, now()
 
     def all_found_nothing(self) -> bool:
@@ -285,6 +320,9 @@ class Children:
             return False
         self._moved_at = now() if self._moved_at is None else self._moved_at
         live = self.serving()
+        if any(worker.busy for worker in self.of(Role.WORKER) if worker.draining):
+            self._moved_at = None  # what it puts back was not there when the others looked
+            return False
         return bool(live) and all(
             w.slot[W.STATE] == SlotState.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live
         )

@@ -20,6 +20,7 @@ from functools import partial
 from qd.log import Log
 from qd.master import shutdown
 from qd.master.code import MasterPlan
+from qd.master.lane_watch import LaneWatch
 from qd.master.messages import Messages
 from qd.master.reap import Reaper
 from qd.master.reload import Reload
@@ -73,6 +74,7 @@ class Master:
         self.messages = Messages(state, self.spawner, self.reload, partial(shutdown.begin, state), announce)
         self.reaper = Reaper(state, self.messages.handle, self.reload)
         self.watchdog = Watchdog(state.children, log)
+        self.lane_watch = LaneWatch(state.children, log)
         self.emptiness = Emptiness()
         self._display, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
 
@@ -107,6 +109,7 @@ class Master:
         state.children.oom.look()
         self.reaper.reap()
         self.watchdog.check(state.plan.work.memory_hard, state.plan.silence)
+        self.lane_watch.check(state.plan.work)
         if state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()
@@ -128,7 +131,8 @@ class Master:
     def _pause(self) -> float:
         state, work = self.state, self.state.plan.work
         quick = state.stopping or state.codes.coming or work.stop_when_empty or work.once
-        waits = (QUICK if quick else WATCH, self.watchdog.next(), (state.notifier.watchdog_interval or 0.0) / 2)
+        watched = self.watchdog.next(), self.lane_watch.next()
+        waits = (QUICK if quick else WATCH, *watched, (state.notifier.watchdog_interval or 0.0) / 2)
         return min(wait for wait in waits if wait)
 
     def _close(self) -> None:

@@ -90,11 +90,24 @@ def job_stack(stack: str, home: str = HOME) -> str:
     return "\n\n".join(_cut(block, home) for block in stack.split("\n\n"))
 
 
+def crashed_on_loop(stack: str, home: str = HOME) -> bool:
+    """Whether the last note of a fault handler is about the thread with the event loop of a ConcurrentWorker. A very deep
+    stack does not tell."""
+    note = stack.rpartition("Fatal Python error")[2].splitlines()
+    entry = f'  File "{home}worker{os.sep}concurrent.py", line '
+    return any(line.startswith(entry) and line.endswith(" in run") for line in note)
+
+
 def _cut(block: str, home: str) -> str:
     ours = f'  File "{home}'
-    entry = f"{ours}worker{os.sep}timeout.py"  # all user code runs below Alarm.guard
+    # All user code runs below Alarm.guard, or as a task.
+    entries = {
+        f"{ours}worker{os.sep}timeout.py": (" in guard",),
+        f"{ours}worker{os.sep}lanes.py": (" in guard", "whole"),
+    }
     lines = block.splitlines()
-    at = next((i for i, line in enumerate(lines) if line.startswith(entry) and line.endswith(" in guard")), 0)
+    found = [i for i, line in enumerate(lines) if line.endswith(entries.get(line.partition('", ')[0], ()))]
+    at = found[0] if found else 0
     while at and lines[at - 1].startswith(ours):
         at -= 1
     has_frames = any(line.startswith("  File ") for line in lines[:at])

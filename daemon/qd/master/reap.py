@@ -56,7 +56,7 @@ class Reaper:
         state, worker, slot = self.state, death.worker, death.worker.slot.number
         state.jobs += death.jobs
         if worker.role is Role.WORKER:
-            state.handed_back += death.handed_back + (death.verdict is Verdict.HAND_BACK and bool(death.job))
+            state.handed_back += death.handed_back + (death.running if death.verdict is Verdict.HAND_BACK else 0)
             if death.is_crash and state.stopping is None:
                 state.board.note_crash()
         if death.verdict is not None:

@@ -40,6 +40,7 @@ class JobOptions:
     result_ttl: float | None = _option("span")
     delete_when_missing: bool | None = _option("switch")
     raw: bool | None = _option("switch")
+    exclusive: bool | None = _option("switch")
 
     @classmethod
     def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:

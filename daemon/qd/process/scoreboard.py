@@ -34,7 +34,7 @@ from qd.process import SLOTS
 from qd.process.exit_codes import OVER_TIMEOUT
 
 WORD = 2**64 - 1  # the largest value of a word
-WORDS = 38  # a slot's numbers
+WORDS = 40  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 LANE_WORDS = 12
@@ -158,6 +158,8 @@ class W(IntEnum):
     STEP = 35  # worker: turn of the job whose step runs on the event loop, 0 none
     STEPS = 36  # worker: count of such steps
     BLAME = 37  # master: turn of the job that ended the worker, 0 unknown
+    LEAVES = 38  # worker: 1 once it takes no more jobs and only lets its jobs finish
+    SUSPECTS = 39  # worker: 1 while it runs suspects
 
 
 MOST_LANES = 1024
@@ -214,6 +216,7 @@ class H(IntEnum):
     TOOK_AT = 17  # keeper: moment at which it last saw a new job reserved, 0 never
     MASTER_AT = 18  # master: moment of its last turn, 0 before the first
     SCHEDULER = 19  # master: 1 while it wants a scheduler
+    SUSPECTS_AT = 20  # worker: moment at which a worker last ran a suspect
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
 
 
@@ -265,6 +268,17 @@ class Scoreboard:
     def lane(self, slot: int, number: int) -> Lane:
         """number: from 1 to `lanes`."""
         return Lane(self, slot, number)
+
+    def lane_words(self, slot: Slot, word: L) -> list[int]:
+        """This word of each lane of the slot that is in use, from lane 1 on."""
+        count, stride = min(slot[W.LANES], self.lanes), LANE_BYTES // 8
+        start = ((SLOTS + 1) * SLOT_BYTES + slot.number * self.lanes * LANE_BYTES) // 8 + word
+        return self.words[start : start + count * stride : stride].tolist()
+
+    def started(self, slot: Slot) -> list[Lane]:
+        """The lanes of the slot whose jobs have started, and may have finished."""
+        states = self.lane_words(slot, L.STATE)
+        return [self.lane(slot.number, n) for n, state in enumerate(states, 1) if state & 3 == LaneState.STARTED]
 
     def proof_of(self, turn: int) -> int:
         """The word that says that the job of this turn has finished. A stray write cannot produce it."""

@@ -31,6 +31,7 @@ class WorkerReport(msgspec.Struct):
     since: float | None = None
     done: int = 0
     held: int = 0  # fetched and not started
+    running: int = 0  # jobs; `job` is the one that has been running longest
     queue: str | None = None
     start: int | None = None  # clock ticks after boot at which the process started
 

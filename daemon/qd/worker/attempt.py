@@ -20,13 +20,13 @@ from qd.drivers.types import Reserved
 from qd.errors import EndJob, JobCancelled, Malformed, Settled, SignatureRefused, UnknownParameters, WrongType
 from qd.jobs import context
 from qd.jobs.context import RunningJob
-from qd.jobs.pipeline import through
+from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
 from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
-from qd.payload.reservation import Ending, ending_of
+from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
 from qd.worker.outcome import (
     DONE,
@@ -46,6 +46,19 @@ from qd.worker.timeout import Alarm
 
 if TYPE_CHECKING:
     import asyncio
+
+
+AROUND = (
+    events.JobPopped,
+    events.JobProcessing,
+    events.JobProcessed,
+    events.JobAttempted,
+)  # those of a job that succeeds
+
+
+def was_interrupted(before: bytes) -> bool:
+    """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
+    return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
 
 
 class Coroutines:
@@ -116,6 +129,17 @@ class Attempts:
     ) -> Outcome:
         """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the
         attempt does not begin."""
+        prepared = self.prepare(reserved, begin)
+        if not isinstance(prepared, Attempt):
+            return prepared
+        context.enter(prepared.job)
+        try:
+            return self.perform(prepared, death)
+        finally:
+            context.leave(prepared.job)
+
+    def prepare(self, reserved: Reserved, begin: Callable[[Payload, JobLimits], None]) -> Attempt | Outcome:
+        """The attempt, or the outcome if no code of the job can run here. Runs no user code."""
         self.payload, self.unfreed = None, False
         try:
             if too_deep(reserved.member, self._max_depth):
@@ -141,13 +165,38 @@ class Attempts:
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved, declared, limits.timeout)
-        attempt = Attempt(reserved, payload, declared, limits, job)
-        context.enter(attempt.job)
+        return Attempt(reserved, payload, declared, limits, job)
+
+    def perform(self, attempt: Attempt, death: Callable[[], Death]) -> Outcome:
+        """Check the limits and run it."""
         try:
-            return self._begun(attempt, now, death)
+            return self._begun(attempt, time.time(), death)
         finally:
             self.unfreed = attempt.job.unfreed > 0
-            context.leave()
+
+    def coroutine(self, attempt: Attempt) -> Callable[[], object] | None:
+        """The call of an async job, which returns its coroutine, if nothing sync is around it: no listener, sync middleware
+        or provider, nothing to settle of an earlier attempt. None: `perform` it."""
+        reserved, payload, declared, limits, job = attempt
+        if not declared.is_async or declared.signature.extras is not None:
+            return None
+        stages, qd, listeners = self._pipeline.around(declared), payload.qd, self.app._listeners
+        if (
+            not all(map(is_async, stages))
+            or any(listeners.has(event) for event in AROUND)
+            or (qd and qd.unique and qd.until == "start")
+        ):
+            return None
+        if (
+            ending_of(reserved.before) not in (None, Ending.ANSWERED)
+            or before(limits, payload, time.time()) is not None
+        ):
+            return None
+        try:
+            call = job.prepared(declared)
+        except (UnknownParameters, WrongType):
+            return None
+        return partial(through, stages, declared, job, call, lambda result: result)
 
     def _begun(self, attempt: Attempt, now: float, death: Callable[[], Death]) -> Outcome:
         reserved, payload, declared, limits, _ = attempt
@@ -211,6 +260,7 @@ class Attempts:
             data=payload.data,
             backing=self.app._services,
             report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
+            interrupted=was_interrupted(reserved.before),
         )
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
@@ -237,14 +287,21 @@ class Attempts:
 
     def _fire(self, attempt: Attempt, call: Callable[[], object]) -> Outcome:
         error: BaseException | None = None
-        job, settled, self._returned = attempt.job, False, False
+        self._returned = False
         try:
             self.alarm.guard(lambda: self._body(attempt, call), attempt.limits.timeout)
-        except Settled:
-            settled = True
         except BaseException as raised:
             error = raised
-        self.hooks.exit_if_copy(error)
+        return self._outcome(attempt, error)
+
+    def ended(self, attempt: Attempt, error: BaseException | None, result: object) -> Outcome:
+        """The outcome of an attempt whose `coroutine` has run elsewhere. After an error, calls failed() and listeners."""
+        self._returned, self._result = error is None, result
+        return self._outcome(attempt, error)
+
+    def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
+        job, settled = attempt.job, isinstance(error, Settled)
+        self.hooks.exit_if_copy(None if settled else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):

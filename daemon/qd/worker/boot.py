@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, cast
 
 from qd.app import Qd
 from qd.config.settings import Settings
+from qd.drivers.base import with_lanes
 from qd.drivers.connections import extras_named, open_memory, open_queue, server_warnings
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
 from qd.jobs.context import current_job
@@ -59,26 +60,28 @@ def serve(
 
     between: called after each wait for a job, see Worker.
     """
-    context, stack_fd = settled(context, assignment)
+    context, stack_fd = settled(context, assignment, several=settings.work.concurrency > 1)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
-    queue = open_queue(
-        settings,
-        settings.work.connection,
-        token=context.token,
-        slot=assignment.slot,
-        turns=(assignment.generation - 1) * LIFE,  # continued over all generations: no mark is used twice
-        title=title,
-        own=own,
-    )
-    worker = Worker(app, settings, queue, context, assignment, between)
+    opened = partial(open_queue, settings, settings.work.connection, title=title, own=own)
+    # Turns continue over all generations: no mark is used twice.
+    queue = opened(token=context.token, slot=assignment.slot, turns=(assignment.generation - 1) * LIFE)
+    lanes = with_lanes(queue)
+    worker: Worker
+    if settings.work.concurrency > 1 and lanes is not None:
+        from qd.worker.concurrent import ConcurrentWorker  # loads asyncio
+
+        worker = ConcurrentWorker(app, settings, lanes, opened(), context, assignment, between)
+    else:
+        worker = Worker(app, settings, queue, context, assignment, between)
     os.register_at_fork(after_in_child=worker.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return worker.run(lambda: context.sender.send(ready, stack_fd))
 
 
-def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext, int | None]:
-    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks."""
+def settled(context: ChildContext, assignment: Assignment, *, several: bool = False) -> tuple[ChildContext, int | None]:
+    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks. several: it
+    runs several jobs at once."""
     own_stdin()
     print_by_line()
     context = replace(context, log=context.log.of(assignment.role.word, WaitingLogWriter()))
@@ -89,6 +92,10 @@ def settled(context: ChildContext, assignment: Assignment) -> tuple[ChildContext
         signal.signal(number, signals.nothing)
     signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
+    if several and stack_fd is not None:
+        # Only the main thread, which has the event loop: with all of more than 100 threads, it would be left out.
+        faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=False)
+        faulthandler.enable(file=stack_fd, all_threads=False)  # the master looks which thread has crashed
     log_job_records(context.log)
     return context, stack_fd
 
@@ -143,6 +150,12 @@ def look(app: Qd) -> list[str]:
     settings, work, own = app.settings, app.settings.work, app.connections.own
     opened = partial(open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
     with extras_named(), closing(opened(settings, work.connection)) as queue:
+        lanes = with_lanes(queue)
+        if work.concurrency > 1 and (lanes is None or not lanes.keeps_suspects):
+            raise ConfigError(
+                f"concurrency = {work.concurrency} needs Redis or Valkey, and connection '{work.connection}' is "
+                f"{queue.settings.driver}: use more workers"
+            )
         odd = server_warnings(settings, work.connection, work.queues)
         if not work.only_schedule:
             with waited_for():

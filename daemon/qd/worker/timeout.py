@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TypeVar
 
 from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
+from qd.jobs.context import note_end
 from qd.options.kinds import span_text
 from qd.process.scoreboard import Fails, Slot, W, Why, now
 from qd.process.shield import in_main_thread, shield
@@ -105,6 +106,7 @@ class Alarm:
         if not self._inside:
             return
         self.ended_by = kind(f"{text} of {span_text(self._seconds)}" if kind is JobTimeout else text)
+        note_end(self.ended_by)
         if shield.depth:
             shield.overdue = self._raise
         else:

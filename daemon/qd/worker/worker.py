@@ -164,7 +164,9 @@ class Worker:
         return self.exit_conditions.reason(self.jobs, self.once_over)
 
     def _read_signals(self) -> None:
-        came = set(self.mailbox.read())
+        self._handle(set(self.mailbox.read()))
+
+    def _handle(self, came: set[int]) -> None:
         if signal.SIGTERM in came and not self.stop_requested:
             self.stop_requested = True
             self.events.emit(events.WorkerInterrupted)

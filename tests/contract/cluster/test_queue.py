@@ -30,6 +30,9 @@ from qd.drivers.types import (
     Entry,
     Free,
     Keep,
+    LaneAnswer,
+    LaneReply,
+    LaneTurn,
     NewBatch,
     Outgoing,
     Push,
@@ -42,7 +45,7 @@ from qd.keeper.dead_workers import DeadWorkers
 from qd.log import Log
 from qd.master.code import ChildContext
 from qd.payload.format import read
-from qd.payload.reservation import answered, saving
+from qd.payload.reservation import answered, saving, unstarted
 from qd.process.scoreboard import Scoreboard
 from qd.store.base import keyspace_store
 from qd.store.locks import Places
@@ -811,3 +814,91 @@ def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> Non
     assert queues_found(keyspace_store(queue)) == sorted([*three, "{shop}:mail"])
     assert isinstance(queue.connection.nodes.primaries()[0].connection, RedisConnection)
     assert keyspace.TICKED
+
+
+# -- several jobs per worker: a turn is one call per slot, and each slot has a fence of its own
+
+LANES = (1, 2, 3, 4)
+
+
+def fill(queue: ClusterQueue, names: list[str], count: int = 100) -> None:
+    queue.push_many([(name, job(n), None) for name in names for n in range(count)])
+
+
+def lanes(queue: ClusterQueue, names: list[str], **more: object) -> LaneReply:
+    return queue.turn_lanes(LaneTurn(names, **{"lanes": LANES, **more}))  # type: ignore[arg-type]
+
+
+def waiting(queue: ClusterQueue, name: str) -> list[bytes]:
+    found: list[bytes] = call(queue, "LRANGE", f"queues:{name}", 0, -1)
+    return found
+
+
+def test_answers_go_to_their_slots_and_jobs_come_from_the_first_queue_that_has_some(queue, three):
+    a, b, c = three
+    fill(queue, [b, c])
+    first = lanes(queue, three).jobs
+    assert {held.queue for held in first} == {b}
+    second = lanes(queue, [c, a, b], done=first[:2], back=first[2:], lanes=LANES[:2])
+    assert second.lost == ()
+    assert [(held.queue, read(held.member).id) for held in second.jobs] == [(c, "id0"), (c, "id1")]
+    assert waiting(queue, b) == [job(n) for n in range(2, 100)]
+    assert lanes(queue, three, done=[*first[:1], *second.jobs], lanes=()).lost == first[:1]
+    queue.leave_lanes()
+    assert [call(queue, "EXISTS", f"queues:{name}:{kind}") for name in three for kind in ("owners", "reserved")] == [
+        0
+    ] * 6
+
+
+def test_a_turn_whose_reply_is_lost_fences_off_later_ones_on_that_slot_only(queue, three):
+    a, b, _ = three
+    fill(queue, [a, b])
+    lost = lanes(queue, [b]).jobs
+    queue._known.clear()
+    held_of_a = lanes(queue, [a]).jobs
+    assert {held.queue for held in held_of_a} == {a}
+    with pytest.raises(ConnectionLost, match="whose reply"):
+        lanes(queue, [b])
+    assert queue.held_lanes([b], LANES) == list(lost)
+    assert lanes(queue, three, done=[*lost, *held_of_a], lanes=()).lost == ()
+    queue.leave_lanes()
+
+
+def test_queues_of_an_unreachable_node_are_skipped_unless_the_worker_has_jobs_there(queue, three, cluster):
+    a, b, _ = three
+    fill(queue, [a, b])
+    held = lanes(queue, [a]).jobs
+    with node_down(cluster, b):
+        with pytest.raises(ConnectionLost):
+            lanes(queue, [b, a], done=held)
+        assert queue.held_lanes([b, a], LANES) == list(held)
+        more = lanes(queue, [b, a], done=held)
+        assert (more.lost, {each.queue for each in more.jobs}, more.next_due) == ((), {a}, 1.0)
+        assert queue.held_lanes([b, a], LANES) == list(more.jobs)
+    assert lanes(queue, [a], done=more.jobs, lanes=()).lost == ()
+    taken = lanes(queue, [b]).jobs
+    with node_down(cluster, b):
+        with pytest.raises(ConnectionLost):
+            lanes(queue, [a, b], done=taken)
+        with pytest.raises(ConnectionLost):
+            queue.held_lanes([a, b], LANES)
+    found = queue.held_lanes([a, b], LANES)
+    assert lanes(queue, [a, b], done=found, lanes=()).lost == ()
+
+
+def test_a_keeper_settles_the_lanes_of_a_dead_worker(queue, connect, three):
+    a, keeper = three[0], connect(9)
+    fill(queue, [a])
+    held = lanes(queue, [a]).jobs
+    answers = [LaneAnswer(each.owner, each.member, unstarted(each.member, each.mark)) for each in held]
+    answers[0] = answers[0]._replace(text=None)
+    answers[1] = answers[1]._replace(text=held[1].member, suspect=True)
+    assert keeper.owned_by(a, [each.owner for each in held]) == {each.owner: each.member for each in held}
+    assert keeper.settle_lanes(a, answers) == [True] * 4
+    assert waiting(queue, a) == [job(n) for n in range(2, 100)]
+    assert keeper.sizes(a).ready == 99
+    keeper.forget_lanes([a], [queue.owner])
+    assert call(queue, "EXISTS", f"queues:{a}:owners") == 0
+    suspect: Reserved = keeper.turn(None, [a]).reserved
+    assert read(suspect.member).id == "id1"
+    assert keeper.ack(suspect)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
-from qd.errors import ConnectionLost
+from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import Ending, ending_of, original, split_mark, taken_alone, unstarted
 from tests.contract.keyspace.test_queue import job, one_place, steal, take
+from tests.contract.machine import lanes_command
 from tests.support.keeper import beat
 from tests.support.redis import Seen
 
@@ -186,27 +189,10 @@ def test_equal_payloads_are_different_jobs(queue, seen):
 # -- the fence
 
 
-def copy_of(queue: RedisQueue, turn: LaneTurn) -> bytes:
-    """The command of a turn that is not sent."""
-    sent: list[bytes] = []
-
-    def keep(_: object, __: str, command: bytes) -> list[object]:
-        sent.append(command)
-        return [0, b"", -1, 0, b"", 0]
-
-    known = dict(queue._known)
-    queue._evaluate = keep  # type: ignore[method-assign, assignment]
-    queue.turn_lanes(turn)
-    del queue._evaluate
-    queue._known.clear()
-    queue._known.update(known)
-    return sent[0]
-
-
 def test_a_turn_that_comes_after_held_lanes_does_nothing(queue, seen):
     fill(queue, 200)
     held = lanes(queue).jobs
-    late = copy_of(queue, LaneTurn(("a",), done=held[:2], back=held[2:], lanes=LANES[:2]))
+    late = lanes_command(queue, LaneTurn(("a",), done=held[:2], back=held[2:], lanes=LANES[:2]))
     assert queue.held_lanes(("a",), LANES) == list(held)
     before = seen.dump()
     assert queue._evaluate(queue._planned(("a",)), "lanes", late) == [-2]
@@ -216,7 +202,7 @@ def test_a_turn_that_comes_after_held_lanes_does_nothing(queue, seen):
 
 def test_a_turn_that_comes_after_a_later_one_does_nothing(queue, seen):
     fill(queue, 200)
-    late = copy_of(queue, LaneTurn(("a",), lanes=LANES))
+    late = lanes_command(queue, LaneTurn(("a",), lanes=LANES))
     held = lanes(queue, lanes=(1, 2)).jobs
     before = seen.dump()
     assert queue._evaluate(queue._planned(("a",)), "lanes", late) == [-2]
@@ -226,7 +212,7 @@ def test_a_turn_that_comes_after_a_later_one_does_nothing(queue, seen):
 
 def test_a_turn_after_one_whose_reply_is_lost_does_nothing(queue, seen):
     fill(queue, 200)
-    queue._evaluate(queue._planned(("a",)), "lanes", copy_of(queue, LaneTurn(("a",), lanes=LANES)))
+    queue._evaluate(queue._planned(("a",)), "lanes", lanes_command(queue, LaneTurn(("a",), lanes=LANES)))
     with pytest.raises(ConnectionLost, match="whose reply"):
         lanes(queue)
     held = queue.held_lanes(("a",), LANES)
@@ -255,11 +241,42 @@ def test_held_lanes_finds_the_job_of_lane_0(queue, seen):
 def test_the_fence_is_no_owner(queue, seen):
     fill(queue, 1)
     (held,) = lanes(queue, "b", "a").jobs
-    assert seen.owners("a")[FENCE] == b"8"
+    assert seen.owners("a")[FENCE] == b"1"
     assert queue.owners("a") == [held.owner]
     queue.forget_lanes(("a", "b"), ["Tok3nTok3n/1"])
     assert list(seen.owners("a")) == [held.owner]
     assert queue.ack(held)
+
+
+# -- refused commands: everything stays stored, and what is reserved is not ready
+
+
+@one_place
+@pytest.mark.parametrize(
+    "lacks", ["zadd", "hset", "ltrim", "lpop", "lindex", "lpush", "rpush", "hdel", "zrem", "lrange"]
+)
+def test_a_turn_that_lacks_a_right_loses_and_doubles_nothing(queue, seen, lacks):
+    fill(queue, 100)
+    queue.push("a", SPECIAL["reserved before"])
+    held = lanes(queue).jobs
+    before = seen.everywhere("a")
+    stored = sorted(original(each.member, each.start, each.length, each.before) for each in held)
+    seen.client.call("ACL", "SETUSER", "default", f"-{lacks}")
+    acked = 0
+    try:
+        acked = 3 - len(lanes(queue, done=held[:3], back=held[3:], lanes=(1, 2)).lost)
+    except ServerRefused:
+        pass
+    finally:
+        seen.client.call("ACL", "SETUSER", "default", "+@all")
+    mine = queue.held_lanes(("a",), LANES)
+    now = seen.everywhere("a")
+    assert now.total() == before.total() - acked
+    texts = [*seen.ready("a"), *[original(each.member, each.start, each.length, each.before) for each in mine]]
+    assert len(texts) == len(set(texts)), "a job is ready and reserved"
+    assert set(stored[3:]) <= set(texts)
+    assert lanes(queue, done=mine, lanes=()).lost == ()
+    queue.leave_lanes()
 
 
 # -- suspects: jobs that were not alone in a worker that died
@@ -351,6 +368,28 @@ def test_leases_of_all_lanes_are_renewed_and_lost_ones_named(queue, seen):
     assert all(lease > seen.now() for lease in seen.reserved("a").values())
     assert queue.held_lanes(("a",), (1, 2, 1023)) == [held[0], held[2]]
     leave(queue, held[0], held[2])
+
+
+@one_place
+def test_a_renewal_of_500_places_is_two_commands_for_each_queue(queue, seen):
+    """One of them looks up the owners, the other one renews; an empty queue needs only the first."""
+    queue.push_many([(name, job(n), None) for name in ("a", "b") for n in range(8000)])
+    held = [*lanes(queue, lanes=range(1, 251)).jobs, *lanes(queue, "b", "a", lanes=range(251, 501)).jobs]
+    assert len(held) == 500
+    for each in held:
+        seen.call("ZADD", each.queue, "reserved", "XX", 5, each.member)
+    seen.client.call("CONFIG", "RESETSTAT")
+    places = [1 + 256 * lane for lane in range(1, 501)]
+    assert beat(queue, "a", "b", "c", slots=places, reclaim=False).lost == []
+    calls = seen.client.text("INFO", "commandstats")
+    counts = {name: int(re.search(rf"cmdstat_{name}:calls=(\d+)", calls)[1]) for name in ("hmget", "zadd")}  # type: ignore[index]
+    assert counts == {"hmget": 3, "zadd": 2}
+    assert "cmdstat_zscore" not in calls
+    assert all(lease > seen.now() for name in ("a", "b") for lease in seen.reserved(name).values())
+    for name in ("a", "b"):
+        done = [each for each in held if each.queue == name]
+        assert lanes(queue, "b", "a", done=done, lanes=()).lost == ()
+    queue.leave_lanes()
 
 
 def test_a_running_job_of_a_lane_can_be_cancelled(queue, seen):

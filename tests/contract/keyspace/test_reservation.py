@@ -25,7 +25,8 @@ from tests.contract.conftest import ONE
 from tests.support.payloads import VALID, malformed, odd
 from tests.support.redis import Client, Seen
 
-(SCRIPT,) = Path(qd.__file__).parent.rglob("reservation.lua")
+SCRIPTS = [next(Path(qd.__file__).parent.rglob(f"{name}.lua")) for name in ("fresh", "reservation")]
+SCRIPT = "\n".join(path.read_text() for path in SCRIPTS)
 ASK = """
 local p, base = ARGV[1], ARGV[2]
 local text, mark, start, length, before = fresh_text(p, base)
@@ -61,7 +62,7 @@ def by_lua(shared_server):
 
 
 def evaluate(client: Client, payload: bytes) -> list[Any] | None:
-    found = client.call("EVAL", SCRIPT.read_text() + ASK, 0, payload, BASE)
+    found = client.call("EVAL", SCRIPT + ASK, 0, payload, BASE)
     return found or None  # nil is returned as an empty list
 
 

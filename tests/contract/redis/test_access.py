@@ -13,7 +13,7 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
-from qd.drivers.types import Released
+from qd.drivers.types import LaneTurn, Released
 from qd.errors import ConfigError, ConnectionLost, ServerRefused, Unusable, WrongPassword
 from qd.payload.reservation import answered, saving
 from tests.contract.keyspace.test_queue import job, take
@@ -30,8 +30,8 @@ QUOTED = "s3cret%2Fwith%3Aall%40kinds%3F"
 # The commands that each kind of process needs, and no others.
 PRODUCER = "+evalsha +eval +time +rpush +zadd"
 WORKER = f"{PRODUCER} +lindex +lpop +lpush +lrem +llen +blpop +zrem +zscore +zcard +zrange +zrangebyscore"
-WORKER += " +zremrangebyrank +hget +hset +hdel +hlen +exists"
-KEEPER = f"{WORKER} +ltrim +hmget +hkeys +hgetall +expire +get"
+WORKER += " +zremrangebyrank +hget +hset +hdel +hlen +exists +ltrim +lrange +zmscore +hmget +hkeys"
+KEEPER = f"{WORKER} +hgetall +expire +get"
 
 
 @pytest.fixture
@@ -166,6 +166,11 @@ def test_a_worker_needs_only_the_listed_commands(users, connect, seen):
     queue.wait(["a"], 5, read)  # a token is put back
     queue.death("a", "Tok3nTok3n.1.1")
     assert queue.sizes("a").ready == 2
+    queue.push_many([("a", job(n), None) for n in range(20, 40)])
+    held_lanes = queue.turn_lanes(LaneTurn(("a",), lanes=(1, 2))).jobs
+    assert queue.held_lanes(("a",), (1, 2)) == list(held_lanes)
+    assert queue.turn_lanes(LaneTurn(("a",), done=held_lanes[:1], back=held_lanes[1:])).lost == ()
+    queue.leave_lanes()
     os.close(read)
     os.close(write)
 
@@ -205,7 +210,7 @@ def test_a_reservation_without_a_needed_right_changes_nothing(users, connect, se
             refused += 1
             assert seen.everywhere("a") == before
     queue = connect(server.tcp_url)
-    queue.owner = "Tok3nTok3n/2"  # another worker: the first may have reserved one
+    queue.owner, queue.base = "Tok3nTok3n/2", "Tok3nTok3n.2."  # another worker: the first may have reserved one
     while (turn := queue.turn(None, ["a"])).reserved is not None:
         queue.ack(turn.reserved)
     if refused:

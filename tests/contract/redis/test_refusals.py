@@ -13,7 +13,7 @@ from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
 from qd.drivers.keyspace.base import script
 from qd.drivers.redis.queue import RedisQueue
-from qd.drivers.types import Released, Reserved
+from qd.drivers.types import LaneAnswer, LaneTurn, Released, Reserved
 from qd.errors import ServerBusy, ServerRefused
 from qd.payload.reservation import answered, saving
 from qd.store.base import KeyspaceStore
@@ -92,6 +92,11 @@ OTHERS: dict[str, Operation] = {
     "release with a delay": lambda queue, held: queue.release(held, Released(answered(held.member, held.mark), 5)),
     "checkpoint": lambda queue, held: queue.checkpoint(held, saving(held.member, held.mark, b"7")),
     "bury": lambda queue, held: queue.bury(held, b"{}", b"raw"),
+    "a turn with lanes": lambda queue, held: queue.turn_lanes(LaneTurn(["a"], lanes=(1, 2))),
+    "a turn with lanes that acks": lambda queue, held: queue.turn_lanes(LaneTurn(["a"], [held], lanes=(1, 2))),
+    "a turn with lanes that puts back": lambda queue, held: queue.turn_lanes(LaneTurn(["a"], [], [held], lanes=(1, 2))),
+    "a query of lanes": lambda queue, held: queue.held_lanes(["a"], (1, 2)),
+    "a settlement": lambda queue, held: queue.settle_lanes("a", [LaneAnswer(held.owner, held.member, job(1))]),
     "a beat": lambda queue, held: beat(queue, "a", slots=[1], report="{}"),
     "clear": lambda queue, held: queue.clear("a"),
     "a place": lambda queue, held: Places("qd:lock:x", 1, 60).take(store_of(queue), "id1", "m"),
@@ -182,7 +187,13 @@ def ids(seen: Seen) -> set[str]:
 @pytest.mark.parametrize("operation", OTHERS)
 def test_workers_and_keepers_continue_on_a_full_server(queue, held, full, seen, operation):
     OTHERS[operation](queue, held)
-    gone = {"a turn that acks": {"id1"}, "ack": {"id1"}, "bury": {"id1"}, "clear": {"id2", "id3", "id4"}}
+    gone = {
+        "a turn that acks": {"id1"},
+        "a turn with lanes that acks": {"id1"},
+        "ack": {"id1"},
+        "bury": {"id1"},
+        "clear": {"id2", "id3", "id4"},
+    }
     assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"} - gone.get(operation, set())
 
 

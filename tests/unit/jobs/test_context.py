@@ -63,7 +63,7 @@ def test_the_current_job_is_visible_in_every_thread():
         assert current_job() is one
         assert found == [one]
     finally:
-        context.leave()
+        context.leave(one)
     with pytest.raises(NotInJob):
         current_job()
 

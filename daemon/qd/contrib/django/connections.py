@@ -1,12 +1,15 @@
 """Django's database connections around each job, and jobs that wait for their transactions.
 
 Before and after a job, as around a request, broken connections and those older than CONN_MAX_AGE are closed
-(django.db.close_old_connections), except one with an open transaction, as for run() in a view.
+(django.db.close_old_connections), except one with an open transaction, as for run() in a view. In a worker that runs
+several jobs, each thread has its connections, and each async job a thread of its own for sync_to_async, as a request of
+ASGI has; the connections of that are closed with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +25,13 @@ def watch(app: Qd) -> None:
 
     def around(job: RunningJob, call_next: Callable[[], object]) -> object:
         declared = app._registry.get(job.name)
-        close = close_both if declared is not None and declared.is_async else close_old
+        runs_async = declared is not None and declared.is_async
+        shared = runs_async and app.settings.work.concurrency > 1
+        close = close_both if runs_async and not shared else close_old
         close()
         try:
-            return call_next()
+            with own_thread() if shared else nullcontext():
+                return call_next()
         finally:
             close()
 
@@ -59,6 +65,23 @@ def close_both() -> None:
         loop.run_until_complete(sync_to_async(close_old)())
     finally:
         loop.close()
+
+
+@contextmanager
+def own_thread() -> Iterator[None]:
+    """Inside, sync_to_async has a thread of its own, and not that of all jobs."""
+    from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+
+    here = ThreadSensitiveContext()
+    token = SyncToAsync.thread_sensitive_context.set(here)
+    try:
+        yield
+    finally:
+        SyncToAsync.thread_sensitive_context.reset(token)
+        threads = SyncToAsync.context_to_thread_executor.pop(here, None)
+        if threads is not None:
+            threads.submit(close).result()
+            threads.shutdown()
 
 
 def close() -> None:

@@ -70,6 +70,7 @@ class DatabaseQueue(KeyspaceQueue):
     """space: the keyspace of the same database; the table of jobs uses its connection."""
 
     space: DatabaseKeyspace
+    keeps_suspects = False
 
     def __init__(
         self,
@@ -167,9 +168,10 @@ class DatabaseQueue(KeyspaceQueue):
     # -- lanes
 
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
-        first = self.turns + 1
+        first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
-        reply = self.lanes.turn(turn, first, self.turns)
+        reply = self.lanes.turn(turn, first, self.calls)
+        self.turns = first + max(1, len(reply.jobs)) - 1  # the reply is here: other numbers are not in use
         if reply.jobs:
             self.listening.worked()
         return reply
@@ -177,10 +179,10 @@ class DatabaseQueue(KeyspaceQueue):
     def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
         token, slot = self.owner.split("/")
         owners = [f"{token}/{int(slot) + SLOTS * lane}" for lane in {0, *lanes}]
-        self.turns += 1
+        self.calls += 1
 
         def look() -> list[Reserved]:
-            self.lanes.begin(queues, self.turns)
+            self.lanes.begin(queues, self.calls)
             return self.leases.held_by(owners, queues)
 
         return self.table.atomic(look)

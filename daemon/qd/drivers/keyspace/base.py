@@ -22,10 +22,11 @@ Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
 EFFECTS = ("due.lua", "keep.lua", "batch.lua", "places.lua", "effects.lua")
-TAKE = ("reservation.lua", "pick.lua", "failed.lua", "tied.lua", "take.lua")
+RARELY = ("rarely.lua", "reservation.lua", "failed.lua", "tied.lua", "rarely_end.lua")
+TAKE = ("fresh.lua", "pick.lua", *RARELY, "take.lua")
 PARTS = {  # the files of a script, joined in this order; a script that is not listed is a single file
-    "turn": (*TAKE, "turn.lua"),
-    "lanes": (*TAKE, "stopped.lua", "lanes.lua"),
+    "turn": ("exceptions.lua", "usual.lua", *TAKE, "turn.lua"),
+    "lanes": ("exceptions.lua", *TAKE, "stopped.lua", "lanes.lua"),
     "settle_lanes": ("stopped.lua", "settle_lanes.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
     **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
@@ -51,13 +52,13 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
     "lock_take": ("line.lua", "lock_take.lua"),
     "lock_give": ("line.lua", "lock_give.lua"),
     # For brokers that keep nothing but jobs: the same answers, plus the state of the delivery at the broker.
-    "delivery_turn": ("reservation.lua", "failed.lua", "tied.lua", "delivery.lua", "delivery_turn.lua"),
+    "delivery_turn": ("fresh.lua", "reservation.lua", "failed.lua", "tied.lua", "delivery.lua", "delivery_turn.lua"),
     "delivery_ack": ("delivery.lua", *EFFECTS, "delivery_open.lua", "ack.lua", "delivery_close.lua"),
     "delivery_release": ("delivery.lua", *EFFECTS, "delivery_open.lua", "release.lua", "delivery_close.lua"),
     "delivery_bury": ("delivery.lua", *EFFECTS, "failed.lua", "delivery_open.lua", "bury.lua", "delivery_close.lua"),
     "delivery_keep": (*EFFECTS, "delivery_keep.lua"),
     "delivery_reclaim": ("delivery.lua", "delivery_reclaim.lua"),
-    "outbox": ("tied.lua", "came_through.lua", "outbox.lua"),
+    "outbox": ("fresh.lua", "tied.lua", "came_through.lua", "outbox.lua"),
     "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
     **{each: ("places.lua", f"{each}.lua") for each in ("hold", "hold_note", "unhold")},
     "admit": ("window.lua", "admit.lua"),
@@ -122,10 +123,11 @@ class Keyspace(Protocol):
 
 
 class Unanswered(BaseException):
-    """Raised by the keyspace of an event loop (redis/aio.py), which has no reply to this call yet. commands: of the call."""
+    """Raised by the keyspace of an event loop (redis/aio.py), which has no reply to this call yet. commands: of the
+    call, packed. scripts: what their hashes mean."""
 
-    def __init__(self, commands: Sequence[tuple[bytes, Script | None]]) -> None:
-        self.commands = commands
+    def __init__(self, commands: Sequence[bytes], scripts: Sequence[Script | None]) -> None:
+        self.commands, self.scripts = commands, scripts
 
 
 class Script:

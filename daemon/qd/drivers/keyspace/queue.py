@@ -93,7 +93,7 @@ class KeyspaceQueue:
         self.base = f"{who.token}.{who.slot}."
         self.keep = keep
         self.longest = TAKEN * max_payload
-        self.turns = self.begun = who.turns  # of earlier workers of this slot, so that each mark is unique
+        self.turns = self.calls = self.begun = who.turns  # of earlier workers of this slot, so that each mark is unique
         self.jobs: Jobs = KeptJobs(space, settings.prefix)
         self.ticks: Ticks = KeptTicks(space, settings.prefix)
         if who.token:

@@ -13,7 +13,7 @@ from qd.drivers.keyspace.base import Arg
 from qd.drivers.redis.connection import RedisConnection
 
 Tries = Sequence[tuple[Arg, ...]]
-OF_A_MEMBER = ("ZREM", "ZSCORE", "ZRANK", "HGET", "HDEL", "HEXISTS", "HMGET", "HSTRLEN", "SREM")
+OF_A_MEMBER = ("ZREM", "ZSCORE", "ZMSCORE", "ZRANK", "HGET", "HDEL", "HEXISTS", "HMGET", "HSTRLEN", "SREM")
 OF_A_KEY = ("ZCARD", "HLEN", "HKEYS", "HGETALL", "EXISTS", "GET", "SCARD", "PTTL", "LLEN", "LPOP")
 
 
@@ -59,6 +59,7 @@ def quiet_tries(prefix: str, queue: str) -> Tries:
         ("EXPIRE", none, 5),
         ("PEXPIRE", none, 5000),
         ("LINDEX", none, 0),
+        ("LRANGE", none, 0, 0),
         ("LTRIM", none, 0, -1),
         ("LREM", none, 0, "m"),
         ("BLPOP", none, "soon"),

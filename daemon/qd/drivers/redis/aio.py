@@ -17,7 +17,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hiredis
@@ -51,12 +51,10 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings
 
 T = TypeVar("T")
-Command = tuple[bytes, Script | None]  # packed; the script of an EVALSHA
 FULL = 1 << 15  # bytes that are written at once: the server should work while other tasks still send
 LATE = 0.1  # seconds to read what has arrived while the program blocked the loop
 IDLE = 1.0  # seconds after which the connection is checked before it is used
 SPARES = 16  # connections kept for waits
-UNLIMITED = nullcontext()
 
 
 class Link(asyncio.Protocol):
@@ -221,35 +219,35 @@ class AsyncConnection:
     def __init__(self, url: str, name: str, timeout: float) -> None:
         self.target, self.name, self.timeout = target_of(url), name, timeout
         self._link: Link | None = None
-        self._make_usable = Once(self._made_usable)
+        self.make_usable = Once(self._made_usable)
         self._checked = 0.0  # when it was last known to be connected to the right server, monotonic
         self._sent_text = set[str]()  # hashes of the scripts whose text was sent over this connection
 
-    async def ask(self, commands: Sequence[Command], more: float = 0.0) -> list[Any]:
-        """The replies; errors among them are exceptions in the list. more: seconds by which the command itself waits. An
-        unknown script is sent again with its text: nothing was executed. Raises as RedisConnection.call_many."""
-        replies = await (await self._ready(more)).send([command for command, _ in commands])
+    async def ask(self, command: bytes, more: float = 0.0) -> Any:
+        """The reply to one command. more: seconds by which the command itself waits. Raises as RedisConnection.call."""
+        link = self.usable() or await self.make_usable()
+        link.timeout = self.timeout + more
+        (reply,) = await link.send([command])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def with_texts(self, commands: Sequence[bytes], scripts: Sequence[Script | None], replies: list[Any]) -> None:
+        """Send scripts that the server does not know again with their text. It has executed nothing of them."""
         for last in (False, True):
-            again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
-            if not again:
-                break
-            texts = []
+            again, texts = [place for place, reply in enumerate(replies) if is_unknown(reply)], list[bytes]()
             for place in again:
-                command, script = commands[place]
+                command, script = commands[place], scripts[place]
                 if script is not None and (last or script.sha not in self._sent_text):
                     self._sent_text.add(script.sha)
                     command = with_text(script, command)
                 texts.append(command)
-            for place, reply in zip(again, await (await self._ready()).send(texts), strict=True):
-                replies[place] = reply
-        return replies
+            if texts:
+                link = self.usable() or await self.make_usable()
+                for place, reply in zip(again, await link.send(texts), strict=True):
+                    replies[place] = reply
 
-    async def _ready(self, more: float = 0.0) -> Link:
-        link = self._usable() or await self._make_usable()
-        link.timeout = self.timeout + more
-        return link
-
-    def _usable(self) -> Link | None:
+    def usable(self) -> Link | None:
         link = self._link
         if link is None or not link.open:
             return None
@@ -320,32 +318,32 @@ class Replayed:
     def stranger(self) -> str:
         return stranger(self._connection.target)
 
-    def _replies(self, commands: Callable[[], Sequence[Command]]) -> list[Any]:
+    def _replies(self, commands: Callable[[], Sequence[bytes]], scripts: Sequence[Script | None]) -> list[Any]:
         if self.at == len(self.known):
-            raise Unanswered(commands())
+            raise Unanswered(commands(), scripts)
         found = self.known[self.at]
         self.at += 1
         if isinstance(found, QdError):
             raise found
         return found
 
-    def _reply(self, command: Callable[[], Command]) -> Any:
-        (reply,) = self._replies(lambda: [command()])
+    def _reply(self, command: Callable[[], bytes], script: Script | None) -> Any:
+        (reply,) = self._replies(lambda: [command()], (script,))
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     def call(self, *args: Arg) -> Any:
-        return self._reply(lambda: (packed(args), None))
+        return self._reply(lambda: packed(args), None)
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        return self._replies(lambda: [(packed(command), None) for command in commands])
+        return self._replies(lambda: [packed(command) for command in commands], (None,) * len(commands))
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        return self._reply(lambda: (evalsha(script, names, args), script))
+        return self._reply(lambda: evalsha(script, names, args), script)
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        replies = self._replies(lambda: [(evalsha(*call[:3]), call.script) for call in calls])
+        replies = self._replies(lambda: [evalsha(*call[:3]) for call in calls], [call.script for call in calls])
         return [with_refusals(reply) for reply in replies]
 
 
@@ -363,38 +361,45 @@ class AsyncQueue:
     def _new(self) -> AsyncConnection:
         return AsyncConnection(self._settings.url or "", self._title, self._patience)
 
-    async def do(self, step: Callable[[Connector], T], patience: float | None = None) -> T:
+    async def do(self, step: Callable[[Connector], T]) -> T:
         """The result of step(queue). It runs again with each reply that has come, until no call is left without one. So it
-        must do nothing but call the server and compute. patience: seconds for all of it. Raises as step(queue)."""
+        must do nothing but call the server and compute. Raises as step(queue)."""
         known = list[list[Any] | QdError]()
+        while True:
+            self._space.known, self._space.at = known, 0
+            try:
+                return step(self._queue)
+            except Unanswered as asked:
+                commands, scripts = asked.commands, asked.scripts
+            try:
+                link = self._connection.usable() or await self._connection.make_usable()
+                replies = await link.send(commands)
+                if any(map(is_unknown, replies)):
+                    await self._connection.with_texts(commands, scripts, replies)
+                known.append(replies)
+            except QdError as error:  # raised by the call, whose error handling is part of the step
+                known.append(error)
+
+    async def do_within(self, seconds: float, step: Callable[[Connector], T]) -> T:
+        """As do, in at most `seconds`."""
         try:
-            async with asyncio.timeout(patience) if patience is not None else UNLIMITED:
-                while True:
-                    self._space.known, self._space.at = known, 0
-                    try:
-                        return step(self._queue)
-                    except Unanswered as asked:
-                        commands = asked.commands
-                    try:
-                        known.append(await self._connection.ask(commands))
-                    except QdError as error:  # raised by the call, whose error handling is part of the step
-                        known.append(error)
+            async with asyncio.timeout(seconds):
+                return await self.do(step)
         except TimeoutError:
             where = self._connection.target.place
             raise NoAnswer(f"Redis at {where} does not answer: no answer in time") from None
 
     async def pop(self, name: str, seconds: float) -> bool:
         """Take the first item of the list `name`, waiting at most `seconds`, on a connection of its own."""
-        spare, reply = self._spares.pop() if self._spares else self._new(), None
+        spare, fit = self._spares.pop() if self._spares else self._new(), False
         try:
-            (reply,) = await spare.ask([(packed(("BLPOP", name, max(0.001, round(seconds, 3)))), None)], seconds)
+            reply = await spare.ask(packed(("BLPOP", name, max(0.001, round(seconds, 3)))), seconds)
+            fit = len(self._spares) < SPARES
         finally:
-            if isinstance(reply, list | None) and len(self._spares) < SPARES:
+            if fit:
                 self._spares.append(spare)
             else:
                 spare.close()
-        if isinstance(reply, Exception):
-            raise reply
         return bool(reply)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@
     settle_lanes    settle_lanes.lua    for keepers: the jobs of a dead worker
 
 The fence of a worker is a field in the owners of the first of its queues, in alphabetical order; on a cluster each slot has
-its own. It is the number of the last turn, and a turn that knows only of an older one does nothing.
+its own. It is the number of the last call, and a turn that knows only of an older one does nothing.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class LaneQueue(KeyspaceQueue):
     """run: queues on one server."""
 
     answers = (*KeyspaceQueue.answers, "lanes", "held_lanes")
+    keeps_suspects = True
 
     @cached_property
     def _known(self) -> dict[str, int]:
-        """Queue with a fence -> the last turn whose reply has come."""
+        """Queue with a fence -> the last call whose reply has come."""
         return {}
 
     def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
@@ -83,14 +84,22 @@ class LaneQueue(KeyspaceQueue):
         raise NotImplementedError
 
     def _lanes_in(self, run: Run, turn: LaneTurn) -> LaneReply:
-        first = self.turns + 1
-        self.turns = last = self.turns + max(1, len(turn.lanes))
+        first, self.calls = self.turns + 1, self.calls + 1
+        self.turns += max(1, len(turn.lanes))
         how = "s" if turn.suspects else "d" if turn.diverts else ""
         known = self._known.get(run.fenced, self.begun)
-        words: list[Arg] = [known, last, first, turn.single, how, places_of(run.queues, turn.shut), len(turn.lanes)]
+        words: list[Arg] = [
+            known,
+            self.calls,
+            first,
+            turn.single,
+            how,
+            places_of(run.queues, turn.shut),
+            len(turn.lanes),
+        ]
         words += turn.lanes
         groups = list[list[Reserved]]()
-        for what, jobs in (("done", turn.done), ("back", turn.back)):
+        for what, jobs in (("back", turn.back), ("done", turn.done)):
             for place, queue in enumerate(run.queues):
                 if some := [job for job in jobs if job.queue == queue]:
                     groups.append(some)
@@ -102,10 +111,11 @@ class LaneQueue(KeyspaceQueue):
         reply = self._evaluate(run, "lanes", command)
         if reply[0] == -2:
             raise ConnectionLost("Redis executed a turn whose reply this worker does not have; reconnecting")
-        self._known[run.fenced] = last
+        self._known[run.fenced] = self.calls
         lost = [tuple(map(int, each.split(b":"))) for each in reply[1].split()]
         paused = tuple([run.queues[int(place) - 1] for place in reply[4].split()])
         jobs = self._jobs_of(run, reply[5:], turn.lanes, first)
+        self.turns = first + max(1, len(jobs)) - 1  # the reply is here: other numbers are not in use
         gone = tuple([groups[group - 1][number - 1] for group, number in lost])
         return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, reply[3])
 
@@ -127,12 +137,12 @@ class LaneQueue(KeyspaceQueue):
     def _held_in(self, run: Run, lanes: Sequence[int]) -> list[Reserved]:
         token, slot = self.owner.split("/")
         places = [int(slot) + SLOTS * lane for lane in (0, *lanes)]
-        self.turns += 1
+        self.calls += 1
         names = self._keys(*[kind(queue) for queue in run.queues for kind in (keys.reserved, keys.owners)])
         (fence,) = self._keys(keys.owners(run.fenced))
         owners = [f"{token}/{place}" for place in places]
-        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + keys.FENCE, self.turns, *owners)
-        self._known[run.fenced] = self.turns
+        reply = script("held_lanes").call(self.space, [fence, *names], self.owner + keys.FENCE, self.calls, *owners)
+        self._known[run.fenced] = self.calls
         return [
             reserved_of(run.queues[index - 1], member, f"{token}.{places[number - 1]}.")
             for index, number, member in chunked(reply, 3)

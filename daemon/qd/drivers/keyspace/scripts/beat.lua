@@ -21,12 +21,14 @@ local function to_ready(i, payloads)
   redis.call('RPUSH', KEYS[i], unpack(payloads))
 end
 
+local fields = {}
+for k = 8, #ARGV do fields[k - 7] = token .. '/' .. ARGV[k] end
+
 -- One command renews all of them. If its count says that some are missing, or were renewed in the same millisecond, each is
 -- looked up.
 local function renew(i)
   if ARGV[4] ~= '1' or #ARGV < 8 then return end
-  local fields, at, scores = {}, {}, {}
-  for k = 8, #ARGV do fields[#fields + 1] = token .. '/' .. ARGV[k] end
+  local at, scores = {}, {}
   local owned, till = redis.call('HMGET', KEYS[i + 4], unpack(fields)), string.format('%.3f', now + lease)
   for k, payload in ipairs(owned) do
     if payload then scores[#scores + 1], scores[#scores + 2], at[#at + 1] = till, payload, k end

@@ -4,11 +4,11 @@
 -- executed whose reply is lost.
 -- KEYS  see take.lua
 -- ARGV  1 to 5 see take.lua   6 key of the hash with the fence
---       7 last turn whose reply the worker has   8 last number that this turn may use   9 its first number
+--       7 last call whose reply the worker has   8 number of this call   9 its first turn number
 --       10 lane of a job that is taken by itself   11 'd': jobs that may have killed a worker go to the suspects, 's': take
 --       only suspects, '': neither   12 indexes of queues from which no job is taken (" 2 3 ")
 --       13 number of free lanes   14... these lanes
---       then groups, each of one queue: 'done' or 'back', index of the queue, number of jobs, key of cancelled jobs, the places,
+--       then groups, each of one queue, those that may be refused first: 'back' or 'done', index of the queue, number of jobs, key of cancelled jobs, the places,
 --       the payloads as reserved, and for 'back' the payloads to put back at the head of ready
 -- Returns { -2 } if it is late, or { 0, "group:number ..." of acks whose lease was lost, ms until the next delayed job or -1,
 --           payloads buried unread, paused queues (" 2 3"), index of the queue or 0,
@@ -101,7 +101,7 @@ local function bulk(i)
       local mark = token .. '.' .. place .. '.' .. turn .. '.1"'
       n = n + 1
       texts[n] = string.sub(p, 1, from) .. '"attempts":1,"rsv":"' .. mark .. string.sub(p, from + 13)
-      scores[2 * n - 1], scores[2 * n] = until_then, texts[n]
+      scores[2 * n - 1], scores[2 * n] = till, texts[n]
       pairs_of[2 * n - 1], pairs_of[2 * n] = token .. '/' .. place, texts[n]
     end
     step = step * 4
@@ -139,7 +139,7 @@ local function reserve_from(i, found)
     if text ~= false then break end
   end
   if type(text) == 'table' then return text end
-  if not text then return note_due(i) end
+  if not text then note_due(i) return nil end
   if cleared[i] then cleared[i][owner] = nil end
   reply = {i / EACH + 1, 'alone', text, mark, start, length, before}
 end
@@ -156,6 +156,7 @@ local function take()
   end
 end
 
+-- Once something was answered, the reply says so: a refusal from here on is the next turn's.
 local refused
 if many > 0 then
   local ok, why = pcall(take)
@@ -164,8 +165,8 @@ end
 for i, fields in pairs(cleared) do
   local names = {}
   for name in pairs(fields) do names[#names + 1] = name end
-  if #names > 0 then redis.call('HDEL', KEYS[i + 5], unpack(names)) end
+  if #names > 0 then redis.pcall('HDEL', KEYS[i + 5], unpack(names)) end
 end
 if refused and #groups == 0 then return type(refused) == 'table' and refused or redis.error_reply(refused) end
-if #groups > 0 and not reply then redis.call('HSET', fenced, field, last) end
+if #groups > 0 and not reply then redis.pcall('HSET', fenced, field, last) end
 return {0, table.concat(lost, ' '), reply and -1 or wait_ms(), malformed, table.concat(paused, ' '), unpack(reply or {0})}

@@ -1,4 +1,4 @@
--- The reservation's fields in a payload (the unit), put in front of turn.lua. cjson is not used: it would turn [] into {} and
+-- The reservation's fields in a payload (the unit), put in front of take.lua. cjson is not used: it would turn [] into {} and
 -- cut numbers at 14 digits. The unit replaces Laravel's top-level "attempts":
 --   "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.PLACE.TURN.N"
 -- A job's checkpoint comes after it (checkpoint.lua) and is not part of it. In JSON the text "attempts" before a colon is a key
@@ -9,23 +9,6 @@
 -- the pushed bytes can be restored. nil: not an object, or attempts is not a count.
 
 local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
-
--- Attempts 0 at the end, and never reserved before: the position of that key's comma, else nil.
-local function fresh_at(p)
-  local at = string.find(p, ',"attempts":0', -27, true)
-  local rest = at and string.sub(p, at + 13)
-  if rest ~= ',"delay":null}' and rest ~= '}' then return nil end
-  if string.byte(p) ~= 123 or string.find(p, 'rsv"', 1, true) then return nil end
-  return at, rest
-end
-
-local function fresh_text(p, base)
-  local at, rest = fresh_at(p)
-  if not at then return nil end
-  local mark = base .. '.1'
-  local text = '"attempts":1,"rsv":"' .. mark .. '"'
-  return string.sub(p, 1, at) .. text .. rest, mark, at, #text, '"attempts":0'
-end
 
 -- An integer from 0 to 2^53, else nil. Compared as text: as numbers 2^53 and 2^53 + 1 are equal.
 local function count(digits)
@@ -188,12 +171,12 @@ local function other_text(p, base)
   end
 
   -- A reservation that was never answered counts as a crash, not as an attempt; nor as a crash if the job was not alone in
-  -- its worker: then it is a suspect.
+  -- its worker. Either way it may have killed the worker.
   local mark, suspect = unit.rsv or got.rsv, false
   local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
   if mark and string.match(mark, '%d*$') == attempts then
-    suspect = tonumber(string.match(mark, '%.(%d+)')) >= 256
-    if not suspect then crashes = crashes + 1 end
+    suspect = true
+    if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end
   else attempts = string.format('%.0f', unit.attempts + 1) end
   mark = base .. '.' .. attempts
   local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}

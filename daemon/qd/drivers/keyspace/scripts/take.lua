@@ -7,16 +7,20 @@
 local EACH = 9
 local most = tonumber(ARGV[4])
 local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-local until_then = string.format('%.6f', now + ARGV[3])
+local till = time[1] + ARGV[3] -- the lease's end; whole seconds are faster to write
+till = till % 1 == 0 and string.format('%d.%06d', till, time[2]) or string.format('%.6f', till + time[2] / 1000000)
 local malformed, due, fence = 0, nil, nil -- fence: a function, see lanes.lua
 
-local function rarely()
+local function now()
+  return time[1] + time[2] / 1000000
+end
+
+local function settings()
   return string.match(ARGV[5], '^(%d+) (%d*) (%S+) (%d+) (.*)$')
 end
 
 local function migrate(i)
-  local payloads = redis.call('ZRANGEBYSCORE', KEYS[i + 3], '-inf', string.format('%.6f', now), 'LIMIT', 0, (rarely()))
+  local payloads = redis.call('ZRANGEBYSCORE', KEYS[i + 3], '-inf', string.format('%.6f', now()), 'LIMIT', 0, (settings()))
   if #payloads == 0 then return end
   local tokens = {}
   for k = 1, #payloads do tokens[k] = '1' end
@@ -36,9 +40,10 @@ end
 -- would be reserved again and again and still be ready.
 local function lease(i, list, p, head, owner, text)
   redis.call('LPOP', KEYS[i + 4]) -- the first write deletes: see turn.lua
-  local owners, also = KEYS[i + 5], fence and fence(KEYS[i + 5]) or {}
-  redis.call('ZADD', KEYS[i + 2], until_then, text)
-  local step = redis.pcall('HSET', owners, owner, text, unpack(also))
+  local owners, step, also = KEYS[i + 5], nil, fence and fence(KEYS[i + 5])
+  redis.call('ZADD', KEYS[i + 2], till, text)
+  if also then step = redis.pcall('HSET', owners, owner, text, unpack(also))
+  else step = redis.pcall('HSET', owners, owner, text) end
   if type(step) ~= 'table' then step = pop(list, p, head) end
   if type(step) ~= 'table' then return nil end
   redis.call('ZREM', KEYS[i + 2], text)
@@ -49,13 +54,14 @@ end
 -- From `list` into the failed store, unread.
 local function reject(i, list, p, head, base, reason)
   local id = base .. '.m' .. malformed
-  local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now)
-  local _, records, seconds, bytes = rarely()
+  local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now())
+  local _, records, seconds, bytes = settings()
+  local rare = rarely()
   redis.call('LPOP', KEYS[i + 4])
-  bury(KEYS[i + 7], KEYS[i + 8], id, record, p, now, records, seconds, bytes)
+  rare.bury(KEYS[i + 7], KEYS[i + 8], id, record, p, now(), records, seconds, bytes)
   local step = pop(list, p, head)
   if type(step) ~= 'table' then malformed = malformed + 1 return nil end
-  unbury(KEYS[i + 7], KEYS[i + 8], {id}, kept_bytes(KEYS[i + 7], KEYS[i + 8]))
+  rare.unbury(KEYS[i + 7], KEYS[i + 8], {id}, rare.kept_bytes(KEYS[i + 7], KEYS[i + 8]))
   return step
 end
 
@@ -90,10 +96,10 @@ local function look(i, list, base, owner, diverts)
     return reject(i, list, p, head, base, reason) or false
   end
   local q, once_leased, text, mark, start, length, before, suspect = p, nil, nil, nil, nil, nil, nil, nil
-  if may_be_tied(p) then q, once_leased = taken(p, KEYS[i + 1] .. ':keyed', (select(5, rarely()))) end
+  if may_be_tied(p) then q, once_leased = rarely().taken(p, KEYS[i + 1] .. ':keyed', (select(5, settings()))) end
   if not q then return drop(i, list, p, head) or false end
   text, mark, start, length, before = fresh_text(q, base)
-  if not text then text, mark, start, length, before, suspect = other_text(q, base) end
+  if not text then text, mark, start, length, before, suspect = rarely().other_text(q, base) end
   if suspect and diverts then return divert(i, list, p, head) or false end
   if not text then return reject(i, list, p, head, base, 'not a JSON object with a count of attempts') or false end
   local refused = lease(i, list, p, head, owner, text)
@@ -116,20 +122,14 @@ local function closed(i, shut, found)
   return found > 0 and redis.call('EXISTS', KEYS[i + 6]) == 1
 end
 
--- How many of the keys `paused` and `suspects` of all queues exist. Usually none, and then one call has told so.
-local function exceptions()
-  if #KEYS == EACH then return redis.call('EXISTS', KEYS[6], KEYS[9]) end
-  local names = {}
-  for i = 0, #KEYS - 1, EACH do names[#names + 1], names[#names + 2] = KEYS[i + 6], KEYS[i + 9] end
-  return redis.call('EXISTS', unpack(names))
-end
-
+-- Returns the time, or nil if no delayed job waits.
 local function note_due(i)
   local next_at = redis.call('ZRANGE', KEYS[i + 3], 0, 0, 'WITHSCORES')[2]
   if next_at and (not due or tonumber(next_at) < due) then due = tonumber(next_at) end
+  return next_at
 end
 
 -- ms until the next delayed job, -1 for none.
 local function wait_ms()
-  return due and math.max(0, math.ceil((due - now) * 1000)) or -1
+  return due and math.max(0, math.ceil((due - now()) * 1000)) or -1
 end

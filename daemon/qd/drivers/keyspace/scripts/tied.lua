@@ -1,15 +1,7 @@
--- Taking jobs with a lock or a key, put in front of turn.lua. Locks and entries are named in the payload, so they are not KEYS.
+-- Taking jobs with a lock or a key, put in front of take.lua. Locks and entries are named in the payload, so they are not KEYS.
 --   "unique":"NAME"       its lock is renewed from now on; a lock until the start is freed later, after the middleware
 --   "key":"ISSUE NAME"    its entry under NAME. If the entry has the same issue, the job is taken and can no longer be moved or
 --                         cancelled, and the payload says "taken". If not, it was moved or cancelled, and is dropped
-
--- qd writes "qd" last before the id, so one byte identifies the usual payload, with an id of 32 letters or a uuid.
-local function may_be_tied(p)
-  if string.sub(p, -27) == ',"attempts":0,"delay":null}' then
-    return string.byte(p, #p - 67) == 125 or string.byte(p, #p - 71) == 125
-  end
-  return string.find(p, '"qd":{', 1, true) ~= nil
-end
 
 local QD = '"qd":{'
 

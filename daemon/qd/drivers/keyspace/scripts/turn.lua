@@ -7,34 +7,47 @@
 --           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
 local owner, base, done, shut = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[10]
-local acked, paused, free = -1, {}, nil
+local paused, free = {}, nil
 
 -- The first write deletes, even if there is nothing to delete (an ack, a token): then a server at its maxmemory executes the
 -- rest of the script, and workers can drain a full queue.
 if done > 0 then
-  local i = (done - 1) * EACH
-  acked = redis.call('ZREM', KEYS[i + 2], ARGV[9])
-  if acked == 1 or redis.call('HGET', KEYS[i + 5], owner) == ARGV[9] then
-    redis.call('HDEL', KEYS[i + 5], owner)
-    free = i
-  end
+  free = (done - 1) * EACH
+  acked = acked or redis.call('ZREM', KEYS[free + 2], ARGV[9])
+  if acked == 0 and redis.call('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end
 end
 -- One job at a time. If the worker holds another one, this call was late and the worker had abandoned it, or such a late call
--- reserved that job. Nothing is reserved, and the worker queries what it owns.
-for i = 0, #KEYS - 1, EACH do
-  if i ~= free and redis.call('HGET', KEYS[i + 5], owner) then return {-2, -1, 0, 0, '', '', 0, 0, ''} end
-end
-local found = exceptions()
-for i = 0, #KEYS - 1, EACH do
-  if closed(i, shut, found) then
-    paused[#paused + 1] = i / EACH + 1
-  else
-    local text, mark, start, length, before
-    if found > 0 then text, mark, start, length, before = reserve(i, KEYS[i + 9], base, owner) end
-    if not text then text, mark, start, length, before = reserve(i, KEYS[i + 1], base, owner) end
-    if type(text) == 'table' then return text end
-    if text then return {acked, -1, malformed, i / EACH + 1, text, mark, start, length, before, unpack(paused)} end
-    note_due(i)
+-- reserved that job. Nothing is reserved, and the worker queries what it owns. An ack that found its job proves that it holds
+-- no other.
+for i = 0, acked == 1 and -1 or #KEYS - 1, EACH do
+  if i ~= free and redis.call('HGET', KEYS[i + 5], owner) then
+    if free then redis.call('HDEL', KEYS[free + 5], owner) end
+    return {-2, -1, 0, 0, '', '', 0, 0, ''}
   end
 end
-return {acked, wait_ms(), malformed, 0, '', '', 0, 0, '', unpack(paused)}
+
+acked = acked or -1
+
+local function take()
+  found = found or exceptions()
+  for i = 0, #KEYS - 1, EACH do
+    if closed(i, shut, found) then
+      paused[#paused + 1] = i / EACH + 1
+    else
+      local text, mark, start, length, before
+      if found > 0 then text, mark, start, length, before = reserve(i, KEYS[i + 9], base, owner) end
+      if not text then text, mark, start, length, before = reserve(i, KEYS[i + 1], base, owner) end
+      if type(text) == 'table' then return text end
+      if text then
+        if free == i then free = nil end -- the new owner has replaced the old one
+        return {acked, -1, malformed, i / EACH + 1, text, mark, start, length, before, unpack(paused)}
+      end
+      if not note_due(i) then redis.call('LTRIM', KEYS[i + 4], 1, 0) end -- the queue is empty: see usual.lua
+    end
+  end
+  return {acked, wait_ms(), malformed, 0, '', '', 0, 0, '', unpack(paused)}
+end
+
+local ok, reply = pcall(take)
+if free then redis.call('HDEL', KEYS[free + 5], owner) end
+return (ok or type(reply) == 'table') and reply or redis.error_reply(reply)

@@ -1,0 +1,145 @@
+"""Watches workers that run several jobs: jobs that do not end, and jobs that block the event loop.
+
+    over its deadline (or cancelled) by 0.4 s -> the worker drains, another starts beside it -> its other jobs have ended, or
+                                                 25 s are over -> killed; this job has timed out, the others go back
+    one step of a task for 1 s                -> loop.blocked, with the stack
+    that for block_timeout, or its job is 0.4 s over its deadline -> killed at once: no other task can go on
+
+While a step blocks the loop, its time is not counted against the other jobs. W.BLAME tells the keeper which job it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qd.log import Log
+from qd.master.children import Children, Worker
+from qd.master.watchdog import GRACE, STACK, stack_taken
+from qd.options.tables import WorkOptions
+from qd.process.scoreboard import L, LaneState, Role, SlotState, Verdict, W, now
+
+EACH = 0.25  # seconds between two looks at a busy worker
+SLOW = 1.0  # seconds of one step after which it is logged
+BLOCKED = 10.0  # seconds of one step after which the worker is killed
+OTHERS = 25.0  # seconds that the other jobs have, at most
+LOGGED = 60.0  # seconds between two log lines about one job
+
+
+class Late(NamedTuple):
+    """A job that has not ended in time. by: seconds."""
+
+    turn: int
+    lane: int
+    by: float
+    verdict: Verdict
+
+
+class LaneWatch:
+    def __init__(self, children: Children, log: Log) -> None:
+        self.children, self.log = children, log
+        self._next: float | None = None
+        self._logged = dict[str, int]()  # name of a job -> moment
+
+    def check(self, work: WorkOptions) -> None:
+        self._next = None
+        if work.concurrency == 1:
+            return
+        for worker in self.children.of(Role.WORKER):
+            if worker.slot[W.LEAVES] and not work.no_respawn:
+                worker.draining = True
+            if worker.pid and worker.verdict is None and worker.slot[W.STATE] == SlotState.BUSY:
+                self._wait(EACH)
+                self._check(worker, min(work.stop_timeout or OTHERS, OTHERS))
+
+    def next(self) -> float | None:
+        """Seconds until `check` has something to do."""
+        return self._next
+
+    def _wait(self, seconds: float) -> None:
+        if seconds > 0:
+            self._next = seconds if self._next is None else min(self._next, seconds)
+
+    def _check(self, worker: Worker, others: float) -> None:
+        blocked, turn = self._blocked(worker)
+        running, late = self._late(worker, blocked, turn)
+        for job in late:
+            if job.turn == turn:  # nothing else can go on
+                if blocked >= STACK and self._stack(worker):
+                    self._kill(worker, job)
+                return
+        if blocked > BLOCKED and self._stack(worker):
+            self._kill(worker, Late(turn, self._lane(worker, turn), blocked, Verdict.TIMEOUT))
+        elif blocked > SLOW:
+            self._log_blocked(worker, turn, blocked)
+        if not late:
+            return
+        if not worker.late_at:
+            worker.late_at = now()
+            lane = self.children.board.lane(worker.slot.number, late[0].lane)
+            slot, hint = worker.slot.number, "it does not end: its worker takes no more jobs, and is killed for it"
+            self.log.error("job.overdue", slot=slot, pid=worker.pid, job=lane.job, queue=lane.queue, hint=hint)
+            worker.drain()
+        over = (now() - worker.late_at) / 1e9 > others
+        if (over or running <= len(late)) and self._stack(worker):
+            self._kill(worker, late[0])
+
+    def _blocked(self, worker: Worker) -> tuple[float, int]:
+        """For how many seconds one step has been running, and of which turn; 0.0, 0 if none blocks the loop."""
+        step = worker.slot[W.STEP], worker.slot[W.STEPS]
+        if step != worker.step:
+            worker.step, worker.step_at, worker.step_logged = step, now(), False
+            if worker.late_at == 0:
+                worker.stack_at = 0
+        seconds = (now() - worker.step_at) / 1e9
+        return (seconds, step[0]) if step[0] and seconds >= EACH - 0.01 else (0.0, 0)
+
+    def _late(self, worker: Worker, blocked: float, turn: int) -> tuple[int, list[Late]]:
+        """How many jobs are running, and those that should have ended."""
+        board, slot, at = self.children.board, worker.slot, now()
+        states, deadlines, over = (board.lane_words(slot, word) for word in (L.STATE, L.DEADLINE, L.OVER))
+        running, late = 0, list[Late]()
+        for number, state in enumerate(states, 1):
+            if state & 3 != LaneState.STARTED:
+                continue
+            running += 1
+            its, deadline = state >> 2, deadlines[number - 1]
+            if over[number - 1] == its:
+                running -= not deadline
+            cancelled = worker.lane_cancels.get(its & 0xFFFFFFFF, 0) if over[number - 1] != its else 0
+            for moment, verdict in ((deadline, Verdict.TIMEOUT), (cancelled, Verdict.CANCELLED)):
+                if not moment:
+                    continue
+                by = (at - moment) / 1e9 - (blocked if its != turn else 0.0)
+                if by > GRACE:
+                    late.append(Late(its, number, by, verdict))
+                    break
+                self._wait(GRACE - by + 0.005)
+        return running, late
+
+    def _stack(self, worker: Worker) -> bool:
+        self._wait(0.05)
+        return stack_taken(worker)
+
+    def _lane(self, worker: Worker, turn: int) -> int:
+        states = self.children.board.lane_words(worker.slot, L.STATE)
+        return next((number for number, state in enumerate(states, 1) if state >> 2 == turn), 0)
+
+    def _log_blocked(self, worker: Worker, turn: int, seconds: float) -> None:
+        if worker.step_logged or not self._stack(worker):
+            return
+        worker.step_logged = True
+        number = self._lane(worker, turn)
+        name = self.children.board.lane(worker.slot.number, number).job if number else ""
+        if now() - self._logged.get(name, -(2**62)) < LOGGED * 1e9:
+            return
+        if len(self._logged) > 1000:  # names come from payloads
+            self._logged.clear()
+        self._logged[name] = now()
+        hint = "no other async job goes on meanwhile: await it, or use asyncio.to_thread"
+        stack = self.children.stack(worker) or None
+        fields = {"slot": worker.slot.number, "pid": worker.pid, "job": name or None, "seconds": seconds, "hint": hint}
+        self.log.line("warning", "loop.blocked", {**fields, "trace": stack})
+
+    def _kill(self, worker: Worker, late: Late) -> None:
+        worker.slot[W.BLAME] = late.turn
+        self.children.kill(worker, late.verdict)
