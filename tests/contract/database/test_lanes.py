@@ -70,7 +70,8 @@ def all_of(queue: DatabaseQueue, first: LaneReply) -> list[list[str | None]]:
 
 def test_a_turn_reserves_several_jobs_in_order_and_the_next_one_acks_them(queue, table):
     fill(queue)
-    done, seen, most = (), [], 0
+    done: Sequence[Reserved] = ()
+    seen, most = list[str | None](), 0
     while (reply := turn(queue, done=done)).jobs:
         assert reply.lost == ()
         most, done = max(most, len(reply.jobs)), reply.jobs
@@ -386,7 +387,8 @@ def test_after_a_lost_reply_no_turn_changes_anything_until_the_worker_has_asked(
 def late(queue: DatabaseQueue, connect: rows.Connect) -> DatabaseQueue:
     """The same worker on a connection that it gives up."""
     other = connect()
-    other.turns, other.lanes.known, other.lanes.fence = queue.turns, queue.lanes.known, queue.lanes.fence
+    other.turns, other.calls = queue.turns, queue.calls
+    other.lanes.known, other.lanes.fence = queue.lanes.known, queue.lanes.fence
     other.lanes.most = queue.lanes.most
     return other
 
