@@ -16,7 +16,7 @@ from qd.worker.worker import Worker
 class BoardOfANewKeeper(Scoreboard):
     """The keeper writes its first contact right after the worker's first read of the scoreboard."""
 
-    def header(self, word: H) -> int:
+    def header(self, word: int) -> int:
         before = super().header(word)
         scoreboard.set_open_queues(cast(Scoreboard, super()), True, ())
         self.set_header(H.KEEPER_CONTACT, now())
