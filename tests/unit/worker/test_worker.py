@@ -25,11 +25,9 @@ class BoardOfANewKeeper(Scoreboard):
 
 def test_a_new_worker_sees_maintenance_mode_before_the_first_contact_of_its_keeper() -> None:
     board = BoardOfANewKeeper()
-    events = SimpleNamespace(emit=lambda *facts, before: True)
-    settlement = SimpleNamespace(flush=lambda: None)
     shut = ShutQueues(board, ("mail",), force=False)
     worker: Any = SimpleNamespace(
-        board=board, shut_queues=shut, paused=False, lease_ns=10**12, events=events, settlement=settlement, serves=()
+        board=board, shut_queues=shut, paused=False, lease_ns=10**12, hears=lambda event: False
     )
     assert not Worker._may_look(worker)
     assert not Worker._may_look(worker)
