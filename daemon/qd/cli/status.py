@@ -220,7 +220,10 @@ def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
         **facts,
         "silent": master.silent(now),
         **health,
-        "workers": [fields(each, "slot", "pid", "state", "job", "queue", "since", "done") for each in master.workers],
+        "workers": [
+            fields(each, "slot", "pid", "state", "job", "queue", "since", "done", "running", "longest")
+            for each in master.workers
+        ],
         "schedulers": [fields(each, *schedulers) for each in master.schedulers],
     }
 

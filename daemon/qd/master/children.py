@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qd.master.postmortem import OomKills, crashed_on_loop, job_stack
+from qd.master.postmortem import OomKills, crashed_on_loop, job_stack, stack_of
 from qd.process import SLOTS, fork, proc
 from qd.process.exit_codes import ORDERLY, Exit, ending
-from qd.process.scoreboard import L, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
+from qd.process.scoreboard import L, Lane, Role, Scoreboard, Slot, SlotState, Verdict, W, Why, now
 from qd.process.signals import KEPT, TAKE_STACK
 
 SPAWN_PATIENCE = 10.0  # seconds until a requested worker that has not been born is given up
+STACK, STACKS = 16_384, 262_144  # bytes that are read of one stack, of those of many threads
+NOWHERE = "(its task was waiting)"
 CANCELS = 1000  # cancelled jobs of one worker that are remembered
 YOUNG = 5.0  # seconds after it was ready in which an idle worker that dies counts as part of a crash loop
 
@@ -236,7 +238,7 @@ class Children:
         slot, at = worker.slot, now()
         lanes = self.board.started(slot)
         if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
-            slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker)) else 0
+            slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker, STACK)) else 0
         blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
         if blamed is not None:
             slot.describe(blamed.job.encode(), blamed.queue.encode())
@@ -255,7 +257,7 @@ class Children:
             slot[W.JOBS],
             slot[W.HANDED_BACK],
             peak,
-            self.stack(worker),
+            self.stack(worker, blamed),
             self.oom.killed(status) if worker.verdict is None else False,
             len(lanes) or int(bool(began)),
         )
@@ -271,17 +273,24 @@ class Children:
             self.dead.add(slot.number)
         return death
 
-    def stack(self, worker: Worker) -> str:
-        """The last Python stack that the worker's fault handler wrote; empty if there is none."""
-        return job_stack(self._written(worker)) if worker.stack_at else ""
+    def stack(self, worker: Worker, lane: Lane | None = None) -> str:
+        """The last Python stack that its fault handler wrote; empty if there is none. lane: of that job; None: with several
+        jobs, of the event loop."""
+        if not worker.stack_at:
+            return ""
+        if not self.board.started(worker.slot):
+            return job_stack(self._written(worker, STACK))
+        if lane is not None and not lane[L.THREAD] and worker.slot[W.STEP] != lane.state[0]:
+            return NOWHERE
+        return stack_of(self._written(worker, STACKS), lane[L.THREAD] if lane is not None else 0)
 
-    def _written(self, worker: Worker) -> str:
-        """What its fault handler wrote last."""
+    def _written(self, worker: Worker, most: int) -> str:
+        """The last `most` bytes that its fault handler wrote."""
         if worker.stack_fd is None:
             return ""
         try:
             size = os.fstat(worker.stack_fd).st_size
-            return os.pread(worker.stack_fd, 16384, max(0, size - 16384)).decode("utf-8", "replace")
+            return os.pread(worker.stack_fd, most, max(0, size - most)).decode("utf-8", "replace")
         except OSError:
             return ""
 

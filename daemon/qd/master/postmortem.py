@@ -90,6 +90,12 @@ def job_stack(stack: str, home: str = HOME) -> str:
     return "\n\n".join(_cut(block, home) for block in stack.split("\n\n"))
 
 
+def stack_of(stack: str, thread: int, home: str = HOME) -> str:
+    """The part about one thread, cut in the same way. thread: its number, 0: the main thread, which comes last."""
+    head = f"Thread 0x{thread:016x} " if thread else "\n\n"
+    return _cut(stack.rstrip().rpartition(head)[2].partition("\n\n")[0], home)
+
+
 def crashed_on_loop(stack: str, home: str = HOME) -> bool:
     """Whether the last note of a fault handler is about the thread with the event loop of a ConcurrentWorker. A very deep
     stack does not tell."""

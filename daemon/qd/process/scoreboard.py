@@ -196,6 +196,7 @@ class L:
     WHY = 6  # master: why the job is to end
     OVER = 7
     LOST_TURN = 8  # keeper
+    THREAD = 9  # the thread that runs its code, 0 for a task
 
 
 class H:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,7 @@ class WorkerReport(msgspec.Struct):
     done: int = 0
     held: int = 0  # fetched and not started
     running: int = 0  # jobs; `job` is the one that has been running longest
+    longest: list[dict[str, Any]] = []  # of several jobs: job, queue and since of those that have been running longest
     queue: str | None = None
     start: int | None = None  # clock ticks after boot at which the process started
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from qd.drivers.base import KeeperConnector
 
 
+MOST_THREADS = 64  # jobs whose threads a fault handler writes: it knows no more than 100, with others of the app
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
 
 
@@ -60,7 +61,7 @@ def serve(
 
     between: called after each wait for a job, see Worker.
     """
-    context, stack_fd = settled(context, assignment, several=settings.work.concurrency > 1)
+    context, stack_fd = settled(context, assignment, several=settings.work.concurrency)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
     opened = partial(open_queue, settings, settings.work.connection, title=title, own=own)
@@ -79,9 +80,9 @@ def serve(
     return worker.run(lambda: context.sender.send(ready, stack_fd))
 
 
-def settled(context: ChildContext, assignment: Assignment, *, several: bool = False) -> tuple[ChildContext, int | None]:
-    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks. several: it
-    runs several jobs at once."""
+def settled(context: ChildContext, assignment: Assignment, *, several: int = 0) -> tuple[ChildContext, int | None]:
+    """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks. several: how
+    many jobs it may run at once."""
     own_stdin()
     print_by_line()
     context = replace(context, log=context.log.of(assignment.role.word, WaitingLogWriter()))
@@ -92,9 +93,9 @@ def settled(context: ChildContext, assignment: Assignment, *, several: bool = Fa
         signal.signal(number, signals.nothing)
     signals.ForkedCopies().guard()
     stack_fd = ready_for_stacks()
-    if several and stack_fd is not None:
-        # Only the main thread, which has the event loop: with all of more than 100 threads, it would be left out.
-        faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=False)
+    if several > 1 and stack_fd is not None:
+        # Of more than 100 threads, the main thread would be left out, which has the event loop.
+        faulthandler.register(cast(int, TAKE_STACK), file=stack_fd, all_threads=several <= MOST_THREADS)
         faulthandler.enable(file=stack_fd, all_threads=False)  # the master looks which thread has crashed
     log_job_records(context.log)
     return context, stack_fd

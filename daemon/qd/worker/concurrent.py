@@ -30,6 +30,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qd import events
@@ -47,7 +48,8 @@ from qd.worker.lanes import JobPool, LaneRun, waited
 from qd.worker.outcome import Attempt, Back
 from qd.worker.settle import Settlement, log_fields, short
 from qd.worker.steps import Steps
-from qd.worker.worker import IDLE, Worker
+from qd.worker.timeout import Alarm
+from qd.worker.worker import IDLE, Worker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -60,8 +62,19 @@ FAR = 2**63
 ACK_NS = 10_000_000  # until the ack of a finished job is sent, at the latest
 EXCLUSIVE_NS = 10_000_000_000  # for which an exclusive job waits for the others; then it goes back
 SUSPECTS_NS = 10_000_000_000  # between two looks for suspects; a worker that runs some leaves after as long
+SUSPECTS_SOON_NS = 1_000_000_000  # the same if it has looked for a job in vain
 WAKE = 0  # the byte in the mailbox that is no signal
 BROKEN = 0.5  # seconds until a broken wait for a token is tried again
+
+
+class MainAlarm(Alarm):
+    """For a job alone in the main thread. rang: called by the handler of SIGALRM, which the master sends for all jobs."""
+
+    rang: Callable[[], None]
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        self.rang()
+        super()._ring(number, frame)
 
 
 class LaneAnswers(WorkerConnection):
@@ -77,8 +90,11 @@ class LaneAnswers(WorkerConnection):
     def finish(self, job: Reserved) -> None:
         self.since = self.since or now()
         self.finished.append(job)
-        if not job.lane:
-            self.slot[W.PROOF] = self.board.proof_of(job.turn)
+        proof = self.board.proof_of(job.turn)
+        if job.lane:
+            self.board.lane(self.slot.number, job.lane)[L.PROOF] = proof
+        else:
+            self.slot[W.PROOF] = proof
 
     @property
     def owes(self) -> bool:
@@ -153,11 +169,10 @@ class ConcurrentWorker(Worker):
     ) -> None:
         """waiting: a second connection, for waits."""
         settings = replace(settings, work=replace(settings.work, prefetch=1))
-        super().__init__(app, settings, queue, context, assignment, between)
+        super().__init__(app, settings, queue, context, assignment, between, MainAlarm)
+        self.alarm.rang = partial(self.mailbox.post, signal.SIGALRM)
         self.lanes = queue
-        self.most = min(
-            settings.work.concurrency, self.board.lanes
-        )  # after a reload a master has the lanes of its start
+        self.most = min(settings.work.concurrency, self.board.lanes)  # the master has the lanes of its start
         rota = self.connection.rota
         self.answers = LaneAnswers(queue, rota, self.log, self._rest_while_away, self.board, self.slot)
         self.connection = self.answers
@@ -175,8 +190,8 @@ class ConcurrentWorker(Worker):
         self._deadline, self._deadline_lock = FAR, threading.Lock()
         self._wakes_at = 0
         self._reason: StopReason | None = None
-        self._exclusive: LaneRun | None = None
-        self._exclusive_until = 0
+        self._exclusive = deque[LaneRun]()  # jobs that wait until the others have ended,
+        self._exclusive_until = 0  # for so long
         self._alone: Reserved | None = None  # for the main thread
         self._alone_done = threading.Event()
         self._over, self._broken = False, None
@@ -185,17 +200,20 @@ class ConcurrentWorker(Worker):
         for end in (self._io_wakes, self._io_wake):
             os.set_blocking(end, False)
         self._suspects_at = 0
+        self._soon = 0 if self.work.stop_when_empty or self.work.stop_when_empty_for else SUSPECTS_SOON_NS
         self._ran = self._found_nothing = False  # it has run something; since then it has looked for a job in vain
         self._io = 0  # the thread that owns the connection
         self._warned = set[str]()
         self.loop: asyncio.AbstractEventLoop
 
+    alarm: MainAlarm
     _broken: BaseException | None
 
     # -- the main thread
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
         self._open()
+        self.mailbox.heard = self._heard
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.steps.install(self.loop, self.most)
@@ -227,6 +245,12 @@ class ConcurrentWorker(Worker):
             self.mailbox.post(WAKE)
             watching.join(1.0)
             self._close()
+
+    def _heard(self, number: int) -> None:
+        """A signal's handler. Another kind of event loop has its own wakeup descriptor in place of the mailbox."""
+        note_sigterm(number)
+        self._signals.append(number)
+        self.wake()
 
     def _copied(self) -> None:
         self.steps.copied = True
@@ -308,8 +332,8 @@ class ConcurrentWorker(Worker):
                 self.slot[W.LEAVES] = 1
             if self._reason is not None and not self._busy and not self._ended and self._leave(self._reason):
                 return
-            if self._exclusive is not None:
-                self._wait_alone(self._exclusive)
+            if self._exclusive:
+                self._wait_alone()
             elif self._reason is None and self._may_look() and self._turns():
                 continue
             if self.answers.owes and now() - self.answers.since >= ACK_NS:
@@ -332,11 +356,10 @@ class ConcurrentWorker(Worker):
             return False
         self._more, self._look_at = False, 0
         self._exchange(most)
-        sure = bool(self.work.stop_when_empty or self.work.stop_when_empty_for)
-        new = sure or self._found_nothing or self._ran or not self.tokens.in_vain
+        new = not self._soon or self._found_nothing or self._ran or not self.tokens.in_vain
         self._found_nothing = new and not self._more
         self._ran = self._ran and not self._found_nothing
-        return self._more or (self._found_nothing and not self._busy)
+        return not self.connection.away and (self._more or (self._found_nothing and not self._busy))
 
     def _exchange(self, most: int) -> None:
         """Ack what has finished and reserve up to `most` jobs."""
@@ -362,6 +385,8 @@ class ConcurrentWorker(Worker):
         except AWAY as error:
             connection.broke(error)
             self._more = True
+            if not connection.unsure:
+                self._release_asked()
             return
         connection._away_since = 0.0
         connection.finished, connection.since = [], 0
@@ -372,10 +397,9 @@ class ConcurrentWorker(Worker):
             self._more = bool(reply.jobs)
         for job in reply.jobs:
             connection.rota.took(job.queue, time.monotonic())
+        self._asked = [lane for lane in lanes if lane not in {job.lane for job in reply.jobs}]
+        self._release_asked()
         self._start(reply.jobs)
-        self._asked = []
-        for lane in set(lanes) - {job.lane for job in reply.jobs}:
-            self._release(lane)
         if reply.lost:
             self.settlement.lost(reply.lost)
 
@@ -397,10 +421,14 @@ class ConcurrentWorker(Worker):
                 self._release(job.lane)
         self.answers.finished = [job for job in held if job.mark in done]
         new = [job for job in held if job.mark not in known | done]
-        for lane in set(self._asked) - {job.lane for job in new}:
+        self._asked = [lane for lane in self._asked if lane not in {job.lane for job in new}]
+        self._release_asked()
+        self._start(new)
+
+    def _release_asked(self) -> None:
+        for lane in self._asked:
             self._release(lane)
         self._asked = []
-        self._start(new)
 
     def _start(self, jobs: Any) -> None:
         slot, tasks = self.slot, list[Callable[[], None]]()
@@ -415,7 +443,8 @@ class ConcurrentWorker(Worker):
             if not isinstance(attempt, Attempt):
                 run.finish(attempt)
             elif attempt.declared.options.exclusive:
-                self._exclusive, self._exclusive_until = run, now() + EXCLUSIVE_NS
+                self._exclusive.append(run)
+                self._exclusive_until = now() + EXCLUSIVE_NS
             elif (call := run.attempts.coroutine(attempt)) is not None:
                 run.words.set(run.turn, LaneState.STARTED)
                 tasks.append(partial(run.as_task, attempt, call, self._base))
@@ -457,9 +486,8 @@ class ConcurrentWorker(Worker):
 
     def _watch(self) -> None:
         while not self._over:
-            seconds = min(1.0, max(0.0, (self._deadline - now()) / 1e9))
-            self._wakes_at = now() + int(seconds * 1e9)
-            self.mailbox.peek(seconds)
+            self._wakes_at = now() + 1_000_000_000  # before the deadline is read: an earlier one wakes this thread
+            self.mailbox.peek(min(1.0, max(0.0, (self._deadline - now()) / 1e9)))
             came = self.mailbox.read()
             if signal.SIGALRM in came:
                 self._end_some()
@@ -535,7 +563,7 @@ class ConcurrentWorker(Worker):
         if self.connection.away:
             return self.connection.pause()
         seconds = IDLE if self.between or self.work.stop_when_empty else 1.0
-        looks = self._reason is None and self._exclusive is None and not self.paused
+        looks = self._reason is None and not self._exclusive and not self.paused
         if looks and not self._may_look():
             looks, seconds = False, min(seconds, IDLE if self.board.header(H.KEEPER_CONTACT) else 0.003)
         if looks and self._free:
@@ -583,11 +611,11 @@ class ConcurrentWorker(Worker):
 
     # -- alone in the main thread
 
-    def _wait_alone(self, run: LaneRun) -> None:
-        """Run the exclusive job once the others have ended."""
-        assert run.job is not None
-        if len(self._busy) == 1 and not self._ended:
-            self._exclusive = None
+    def _wait_alone(self) -> None:
+        """Run the exclusive jobs, one by one, once the others have ended."""
+        if len(self._busy) == len(self._exclusive) and not self._ended:
+            run = self._exclusive.popleft()
+            assert run.job is not None
             run.words.set(run.turn, LaneState.STARTED)
             self._run_alone(run.job)
             run.checkpoints.end()
@@ -596,8 +624,8 @@ class ConcurrentWorker(Worker):
                 self._release(run.number)
             self._more = True
         elif now() >= self._exclusive_until or self._reason is not None:
-            self._exclusive = None
-            run.finish(Back(1.0, "an exclusive job: others run for too long", spends=False))
+            while self._exclusive:
+                self._exclusive.popleft().finish(Back(1.0, "an exclusive job: others run for too long", spends=False))
 
     def _run_alone(self, job: Reserved) -> None:
         """Run it in the main thread while this one waits, so that the connection is the job's."""
@@ -610,12 +638,12 @@ class ConcurrentWorker(Worker):
     def _suspects_due(self) -> bool:
         """Whether an idle worker looks for suspects: when it is new, when a token came and no job was found, and now and
         then; not if enough others run some."""
-        lately = self._suspects_at > 0 and now() - self._suspects_at < SUSPECTS_NS
+        since = now() - self._suspects_at if self._suspects_at else FAR
+        if since < (self._soon if self._found_nothing else SUSPECTS_NS):
+            return False
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
         left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
-        if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS:
-            lately = True
-        if lately and not self._found_nothing:
+        if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS and not self._found_nothing:
             return False
         return sum(slot[W.SUSPECTS] for slot in workers) < max(1, len(workers) // 4)
 

@@ -71,6 +71,7 @@ class LaneAlarm(Alarm):
         self.ended_by, self._seconds = None, seconds
         self._flying = self._overdue = False
         self._depth, self._thread = 0, threading.get_ident()
+        self.words[L.THREAD] = 0 if in_main_thread() else self._thread
         self.deadline = self.words[L.DEADLINE] = now() + int(seconds * 1e9) if seconds else 0
         self._inside = True
         if seconds:

@@ -142,6 +142,30 @@ def tsees(n: int) -> None:
 async def exits() -> None:
     sys.exit(3)
 
+@app.job("forks", tries=1)
+def forks() -> None:
+    if os.fork() == 0:
+        note("copy")
+        return
+    os.wait()
+    note("forked")
+
+@app.job("aforks", tries=1)
+async def aforks() -> None:
+    if os.fork() == 0:
+        note("copy")
+        await asyncio.sleep(0)
+        note("never")
+    os.wait()
+    note("forked")
+
+@app.job("grows", tries=1)
+def grows() -> None:
+    grown.append(bytearray(80 << 20))
+    note("grown", os.getpid())
+
+grown = []
+
 @app.job("blocking", tries=1)
 async def blocking() -> None:
     quick.dispatch(5)
@@ -244,15 +268,63 @@ def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: 
     work = concurrent(shop, 10)
     push(redis, "nap", count=5, seconds=0.5)
     witness.wait("nap", count=5)
-    push(redis, "alone")
+    push(redis, "alone", count=3)
     push(redis, "nap", count=5, seconds=0.1)
-    witness.wait("after")
+    witness.wait("after", count=3)
     lines = witness.lines
     witness.wait("woke", count=10)
     work.stop()
     at = lines.index("alone True")
     assert lines[at + 1] == "after"
     assert lines[:at].count("woke 0") == sum(line.startswith("nap") for line in lines[:at])
+
+
+@pytest.mark.parametrize("job", ["forks", "aforks"])
+def test_a_copy_that_a_job_forks_runs_nothing_else(shop: Project, witness: Witness, redis: Client, job: str) -> None:
+    work = concurrent(shop, 10)
+    push(redis, "asleep", count=5)
+    witness.wait("start", count=5)
+    push(redis, job)
+    witness.wait("forked")
+    witness.go()
+    witness.wait("end", count=5)
+    work.stop()
+    assert (len(witness.starting("copy")), len(witness.starting("end")), witness.starting("never")) == (1, 5, [])
+
+
+def test_a_worker_over_its_memory_lets_its_jobs_finish_and_is_replaced(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = concurrent(shop, 10, "--memory", "40M")
+    push(redis, "asleep")
+    witness.wait("start")
+    push(redis, "grows")
+    (grown,) = witness.wait("grown")
+    eventually(lambda: len(work.children("qd: worker")) == 2)
+    push(redis, "quick")
+    (quick,) = witness.wait("quick")
+    assert quick.split()[2] != grown.split()[1]
+    witness.go()
+    witness.wait("end")
+    eventually(lambda: len(work.children("qd: worker")) == 1)
+    work.stop()
+
+
+def test_the_status_shows_the_longest_job_and_counts_the_others(shop: Project, witness: Witness, redis: Client) -> None:
+    work = concurrent(shop, 20)
+    push(redis, "asleep", count=12)
+    witness.wait("start", count=12)
+
+    def worker() -> dict[str, object]:
+        (master,) = json.loads(shop.quick("status", "--json").stdout)["masters"]
+        (only,) = master["workers"]
+        return dict(only)
+
+    assert eventually(lambda: worker() if worker()["running"] == 12 else None)["job"] == "asleep"
+    assert "asleep and 11 more" in shop.quick("status").stdout
+    witness.go()
+    witness.wait("end", count=12)
+    work.stop()
 
 
 # -- timeouts
@@ -291,6 +363,7 @@ def test_a_thread_in_a_blocking_call_ends_with_its_worker(shop: Project, witness
     work = concurrent(shop, 10)
     push(redis, "in_c")
     work.wait_line("job.killed .*reason=timeout .*job=in_c")
+    work.wait_line('jobs.py", line .* in in_c$')  # the stack of its thread
     work.wait_line("job.failed .*job=in_c .*JobTimeout")
     work.stop()
 
@@ -313,6 +386,7 @@ def test_a_job_that_blocks_the_loop_is_killed_and_the_others_go_back_unspent(
     push(redis, "blocks")
     witness.wait("blocks")
     work.wait_line("loop.blocked .*job=blocks")
+    work.wait_line('jobs.py", line .* in blocks$')
     assert work.wait_line("job.killed .*job=blocks .*took=2\\.")
     witness.wait("start", count=198)
     witness.go()

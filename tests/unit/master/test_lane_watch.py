@@ -50,7 +50,8 @@ class Watched:
         self.worker.step_at = now() - int(seconds * SECOND)
 
     @property
-    def killed(self) -> tuple[Verdict | None, int]:
+    def killed(self) -> Any:
+        """The verdict, and the turn of the job that is to blame."""
         return self.worker.verdict, self.slot[W.BLAME]
 
     def is_late(self, turn: int, seconds: float = 1.0) -> None:

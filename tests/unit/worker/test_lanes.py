@@ -248,9 +248,13 @@ def test_a_job_has_ended_when_its_tasks_and_threads_have(loop: asyncio.AbstractE
             await asyncio.sleep(60)
         order.append("task")
 
+    def in_thread() -> None:
+        time.sleep(0.4)
+        order.append("thread")
+
     async def job() -> None:
         left = asyncio.create_task(stubborn())
-        thread = asyncio.create_task(asyncio.to_thread(lambda: (time.sleep(0.4), order.append("thread"))))
+        thread = asyncio.create_task(asyncio.to_thread(in_thread))
         await asyncio.sleep(0.05)
         assert not left.done()
         assert not thread.done()
