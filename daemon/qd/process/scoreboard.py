@@ -268,7 +268,7 @@ class Scoreboard:
         """number: from 1 to `lanes`."""
         return Lane(self, slot, number)
 
-    def lane_words(self, slot: Slot, word: L) -> list[int]:
+    def lane_words(self, slot: Slot, word: int) -> list[int]:
         """This word of each lane of the slot that is in use, from lane 1 on."""
         count, stride = min(slot[W.LANES], self.lanes), LANE_BYTES // 8
         start = ((SLOTS + 1) * SLOT_BYTES + slot.number * self.lanes * LANE_BYTES) // 8 + word
