@@ -75,8 +75,9 @@ class Monitor:
 class Server:
     """`with Server(folder) as server:` a running redis-server, `server.port`, `server.client`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        """options: more of redis-server's."""
+        self.folder, self.options = folder, options
 
     def __enter__(self) -> "Server":
         binary = shutil.which("redis-server")
@@ -86,7 +87,7 @@ class Server:
             self.port: int = probe.getsockname()[1]
         options = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
         quiet = ["--dir", str(self.folder), "--logfile", "redis.log"]
-        self.process = subprocess.Popen([binary, *options, *quiet])
+        self.process = subprocess.Popen([binary, *options, *quiet, *self.options])
         self.client = self._connect()
         return self
 

@@ -1,18 +1,19 @@
 """Runs one peer at a time: its worker processes, its producer, and the named pipe to which its jobs report."""
 
+import fcntl
 import json
 import os
 import select
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import tree
-from lineup import Argv, Peer
+from lineup import VENV, Argv, Peer, Setup
 
 from server import Server
 
@@ -40,6 +41,7 @@ class Stage:
         self.pipe = os.open(
             self.fifo, os.O_RDWR | os.O_NONBLOCK
         )  # both ends: neither the driver nor a job waits in open()
+        fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # a thousand jobs report at once
         self.unread = b""
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -50,12 +52,13 @@ class Stage:
             os.read(self.pipe, 1 << 16)
         self.unread = b""
 
-    def environment(self, peer: Peer) -> dict[str, str]:
+    def environment(self, peer: Peer, setup: Setup | None = None) -> dict[str, str]:
         url = self.server.url
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("QD_", "RQ_", "CELERY_"))}
         ours = {"QD_REDIS_URL": url, "RQ_REDIS_URL": url, "BENCH_REDIS_URL": url}
-        ours |= {"BENCH_FIFO": str(self.fifo), "BENCH_TMP": str(self.folder)}
-        return inherited | ours | {"PYTHONPATH": os.pathsep.join(map(str, peer.path))}
+        ours |= {"BENCH_FIFO": str(self.fifo), "BENCH_TMP": str(self.folder), "BENCH_NODE": str(VENV / "bullmq")}
+        ours |= {"PYTHONPATH": os.pathsep.join(map(str, peer.path))}
+        return inherited | ours | dict(setup.env if setup else {})
 
     def stamps(self, count: int, patience: float = PATIENCE) -> Iterator[Stamp]:
         """The next `count` lines that jobs write.
@@ -77,21 +80,24 @@ class Stage:
             yield Stamp(label, *map(int, numbers))
 
     @contextmanager
-    def workers(self, peer: Peer, *argvs: Argv) -> "Iterator[Workers]":
-        """Run these processes; end them and all their descendants afterwards."""
+    def workers(self, peer: Peer, name: str) -> "Iterator[Workers]":
+        """Run the processes of this setup; end them and all their descendants afterwards."""
+        setup = peer.setups[name]
         with open(self.folder / f"{peer.name}.log", "ab") as log:
-            self.processes = [self._start(peer, argv, log.fileno()) for argv in argvs]
+            self.processes = [self._start(peer, setup, argv, log.fileno()) for argv in setup.argvs]
         running = Workers(self.processes)
         try:
             yield running
         finally:
+            if peer.killed:
+                running.kill()
             running.end()
 
-    def _start(self, peer: Peer, argv: Argv, log: int) -> subprocess.Popen[bytes]:
+    def _start(self, peer: Peer, setup: Setup, argv: Argv, log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
             cwd=self.folder,
-            env=self.environment(peer),
+            env=self.environment(peer, setup),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -126,6 +132,12 @@ class Workers:
             code = process.wait(seconds)
             if code != 0:
                 raise RuntimeError(f"{process.args!r} exited with {code}, not 0: see its log")
+
+    def kill(self) -> None:
+        """KILL the whole tree at once."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def end(self) -> None:
         """Send TERM, wait ten seconds, then KILL what is left of the tree."""

@@ -35,4 +35,4 @@ def size() -> int:
 
 
 if __name__ == "__main__":
-    serve(single=noop.delay, bulk=None, stamp=stamp.delay, later=later, size=size)
+    serve(single=noop.delay, stamp=stamp.delay, later=later, size=size)

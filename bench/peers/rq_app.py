@@ -22,7 +22,7 @@ def main() -> None:
 
     queue = Queue(connection=Redis.from_url(os.environ["BENCH_REDIS_URL"]))
 
-    def bulk(count: int) -> None:
+    def send(_kind: str, count: int) -> None:
         for first in range(0, count, 1000):
             queue.enqueue_many([Queue.prepare_data(jobs.noop) for _ in range(min(1000, count - first))])
 
@@ -35,7 +35,7 @@ def main() -> None:
 
     serve(
         single=lambda: queue.enqueue(jobs.noop),
-        bulk=bulk,
+        send=send,
         stamp=lambda label, at: queue.enqueue(jobs.stamp, label, at),
         later=later,
         size=size,

@@ -78,6 +78,19 @@ def test_the_job_of_a_killed_worker_runs_again(tried: Tried, figures: Figures) -
     work.stop()
 
 
+def test_a_killed_worker_costs_the_jobs_that_it_had_fetched_nothing(tried: Tried) -> None:
+    count = min(200, tried.kind.many // 2)
+    tried.push(*range(count))
+    tried.push(count, job="dies")
+    tried.push(*range(count + 1, 2 * count))
+    work = ready(tried.shop)
+    work.wait_line(r'worker.died .*how="signal 9 \(SIGKILL\)')
+    eventually(tried.empty, 60)
+    work.stop()
+    assert sorted(int(note[1]) for note in tried.shop.noted("E")) == list(range(2 * count))
+    assert {note[2] for note in tried.shop.noted("E")} == {"1"} or not tried.can("counts")
+
+
 @pytest.mark.fault(
     "61", "kill -9 of master and workers, and a new start", "their unfinished jobs run again (from the start)"
 )

@@ -355,4 +355,23 @@ def test_the_drain_table_shows_the_round_trip_time_of_each_row(bench: Any, serve
     assert 0 < trip < 1e6
     samples = {"drain": {"qd": [{"drain": 9000.0, "round_trip_us": 21.5}], "Laravel": [{"drain": 4000.0}]}}
     lines = bench("report").render({}, samples).splitlines()
-    assert "| a round trip to Redis (PING) before that drain, µs ↓ | **21.5** | - |" in lines
+    assert "|  | drain, 1 worker, jobs/s ↑ | a round trip to Redis (PING) before that drain, µs ↓ |" in lines
+    assert "| **qd** | **9,000** | **21.5** |" in lines
+    assert "| Laravel | 4,000 (2.2 x) | - |" in lines
+
+
+def test_a_peer_that_is_too_slow_to_draw_is_named_in_the_chart(bench: Any) -> None:
+    speeds = {"qd auto": 9000.0, "Sidekiq": 5000.0, "rq": 200.0}
+    samples = {"drain": {name: [{"drain": speed}] for name, speed in speeds.items()}}
+    facts = {"date": "2026-11-27 21:14 UTC", "machine": "2 CPUs, x", "qd": "abc1234"}
+    (chart,) = bench("charts").charts(facts, samples).values()
+    assert [bar.name for bar in chart.bars] == ["qd auto", "Sidekiq"]
+    assert "Not drawn: rq 200." in bench("charts").drawn(chart)
+
+
+def test_goals_compare_with_the_named_row(bench: Any) -> None:
+    speeds = {"qd auto": 9000.0, "qd prefetch=1": 6000.0, "Sidekiq": 5000.0}
+    samples = {"drain": {name: [{"drain": speed}] for name, speed in speeds.items()}}
+    lines = bench("report").render({}, samples).splitlines()
+    assert "| drain, 1 worker, jobs/s | qd prefetch=1 | ≥ 1 x Sidekiq | 1.20 x | yes |" in lines
+    assert "| drain, 1 worker, jobs/s | qd auto | ≥ 1.7 x Sidekiq | 1.80 x | yes |" in lines

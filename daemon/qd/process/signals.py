@@ -51,6 +51,11 @@ class Mailbox:
         for fd in (self._read, self._write):
             os.set_blocking(fd, False)
         self._pipe = identity(self._read)
+        with contextlib.suppress(OSError):  # on Linux, one descriptor for both ends: `renew` has only one to check
+            both = os.open(f"/proc/self/fd/{self._read}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.close(self._read)
+            os.close(self._write)
+            self._read = self._write = both
 
     def _close_pipe(self) -> None:
         for fd in (self._read, self._write):
@@ -59,7 +64,7 @@ class Mailbox:
 
     def renew(self) -> bool:
         """After user code, before `repair`: open a new pipe if that code has closed it. True: it had."""
-        if identity(self._write) == identity(self._read) == self._pipe:
+        if identity(self._write) == self._pipe and (self._read == self._write or identity(self._read) == self._pipe):
             return False
         self._close_pipe()
         self._open_pipe()

@@ -94,7 +94,7 @@ class Child:
         try:
             why = StopReason.SIGNAL
             while not self._over:
-                if not self.scheduler.runs.alive and (reason := self.leaving.reason(0)) is not None:
+                if not self.scheduler.runs.alive and (reason := self.leaving.reason(now(), 0)) is not None:
                     why = reason  # the master starts a replacement
                     self.scheduler.drain()
                 wait = self._turn()

@@ -7,10 +7,10 @@ Nothing here answers the job: settle.py does. User code runs only inside `alarm.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from qd import events
@@ -314,23 +314,24 @@ class Attempts:
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
         declared, job, listeners = attempt.declared, attempt.job, self.app._listeners
-        if listeners.has(events.JobPopped):
+        has = listeners.has
+        if has(events.JobPopped):
             listeners.emit(events.JobPopped(job))
-        if listeners.has(events.JobProcessing):
+        if has(events.JobProcessing):
             listeners.emit(events.JobProcessing(job))
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
         self.hooks.exit_if_copy()
-        if job.outcome is None and listeners.has(events.JobProcessed):
+        if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
-        if job.outcome is None and listeners.has(events.JobAttempted):
+        if job.outcome is None and has(events.JobAttempted):
             listeners.emit(events.JobAttempted(job, None))
         return result
 
     def _finished(self, result: object) -> object:
         """The job's result; for an async job, after running its coroutine."""
-        return self.coroutines.run(result, self.alarm) if inspect.iscoroutine(result) else result
+        return self.coroutines.run(result, self.alarm) if isinstance(result, CoroutineType) else result
 
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""

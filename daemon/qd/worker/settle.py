@@ -246,6 +246,7 @@ def full(error: BaseException, log: Log) -> str | None:
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]
 
 
+ENDS = (Done, Failed, Cancelled)
 UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
@@ -257,7 +258,7 @@ class Settlement:
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
         job, settler, payload = held.job, self.settler, self.attempts.payload
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
-        ends = isinstance(outcome, Done | Failed | Cancelled)
+        ends = isinstance(outcome, ENDS)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(settler.queue, job, payload, holder))

@@ -40,23 +40,24 @@ class Alarm:
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
         self._slot, self._inside, self._pid = slot, False, os.getpid()
+        self._handler = self._ring  # one object, to be recognized later
         self._deadline = 0  # a copy of the word in the slot, which a job could overwrite
         self._seconds = 0.0  # the limit of what runs now
         self._lost = False  # a checkpoint of the job has found its lease lost
 
     def open(self) -> None:
-        signal.signal(signal.SIGALRM, self._ring)
+        signal.signal(signal.SIGALRM, self._handler)
 
     def guard(self, body: Callable[[], T], seconds: float) -> T:
         """Run user code for at most `seconds`; 0: no limit. If there is a result, a late alarm is ignored."""
-        if getsignal(signal.SIGALRM) != self._ring:  # an earlier job has replaced the handler
+        if getsignal(signal.SIGALRM) is not self._handler:  # an earlier job has replaced the handler
             self.open()
         self.ended_by, self._lost, shield.overdue = None, False, None
         result: object = MISSING
         self._seconds = seconds
         self._deadline = now() + int(seconds * 1e9) if seconds else 0
         if seconds:
-            self._slot[W.DEADLINE] = self._deadline
+            self._slot.words[W.DEADLINE] = self._deadline
             signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             try:
@@ -72,7 +73,7 @@ class Alarm:
         finally:
             if seconds and os.getpid() == self._pid:  # not in a copy that the job has forked: the slot is not its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                self._slot[W.DEADLINE] = 0
+                self._slot.words[W.DEADLINE] = 0
             if self.ended_by is not None and os.getpid() == self._pid:
                 self._slot[W.OVER] = self._slot[W.TURN]
         return result  # type: ignore[return-value]

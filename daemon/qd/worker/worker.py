@@ -41,6 +41,7 @@ from qd.worker.timeout import Alarm
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
 BOOTING = 2_000_000_000  # ns after the start in which it checks more often: the keeper's first contact may be near
+LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
 
 
 class Worker:
@@ -90,6 +91,7 @@ class Worker:
         if self.ahead is not None:
             self.ahead.lost = self.settlement.lost
         self.events = WorkerEvents(app._listeners, self._beat)
+        self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
         self.shut_queues = ShutQueues(self.board, self.work.queues, self.work.force)
@@ -152,7 +154,7 @@ class Worker:
         self.slot[W.BEAT] = now() + int(seconds * 1e9)
 
     def _reason_to_stop(self) -> StopReason | None:
-        self._beat()
+        self.slot.words[W.BEAT] = at = now()
         if self.mailbox.arrived:
             self._read_signals()
         if self.stop_requested:
@@ -161,7 +163,7 @@ class Worker:
             return StopReason.RAISED
         if self.attempts.recycle is not None:
             return StopReason.RECYCLE
-        return self.exit_conditions.reason(self.jobs, self.once_over)
+        return self.exit_conditions.reason(at, self.jobs, self.once_over)
 
     def _read_signals(self) -> None:
         self._handle(set(self.mailbox.read()))
@@ -189,6 +191,8 @@ class Worker:
         # Without a keeper no lease is renewed.
         if not contact or now() - contact > self.lease_ns // 2:
             return False
+        if not self.hears(events.Looping):
+            return True
         return self.events.emit(events.Looping, *self.serves, before=self.settlement.flush)
 
     def _idle(self, longest: float = IDLE) -> None:
@@ -214,9 +218,8 @@ class Worker:
         """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
         if self.ahead is not None:
             return self._take_ahead(self.ahead)
-        self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
         connection = self.connection
-        self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+        self._look()
         try:
             if connection.unsure and (mine := connection.query_held()) is not None:
                 return mine
@@ -234,8 +237,7 @@ class Worker:
         """The next job that was fetched, else a turn."""
         if (job := connection.next_held()) is not None:
             return job
-        self.slot[W.STATE], self._looked = SlotState.LOOKING, now()
-        self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+        self._look()
         try:
             if connection.unsure:
                 connection.query_owned()
@@ -248,10 +250,15 @@ class Worker:
             self.settlement.lost(connection.lost_of(reply))
         return connection.next_held()
 
+    def _look(self) -> None:
+        """A turn begins."""
+        self.slot.words[W.STATE], self._looked = LOOKING, now()
+        if self.hears(events.JobPopping):
+            self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+
     def _most(self) -> int:
         """Jobs that a turn may fetch."""
-        listeners = self.app._listeners
-        if listeners.has(events.Looping) or listeners.has(events.JobPopping) or self.exit_conditions.near:
+        if self.hears(events.Looping) or self.hears(events.JobPopping) or self.exit_conditions.near:
             return 1
         return self.exit_conditions.jobs_left(self.jobs)
 
@@ -272,7 +279,8 @@ class Worker:
         self.checkpoints.begin(job)
         outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
         held = self.checkpoints.end()
-        self.slot[W.STATE], self.slot[W.JOB_AT] = SlotState.LOOKING, 0
+        words = self.slot.words
+        words[W.STATE], words[W.JOB_AT] = LOOKING, 0
         if self.mailbox.renew():
             # Answer the job over a new connection. The stack file, an event loop and the app's own connections cannot be
             # restored in this process.
@@ -283,7 +291,7 @@ class Worker:
         if self.mailbox.repair() and self.board.header(H.STOP_AT):
             self.stop_requested = True  # the signal may have been lost
         self.jobs += 1
-        self.slot[W.JOBS] = self.jobs
+        words[W.JOBS] = self.jobs
         took = (now() - self._began) / 1e9
         if self.ahead is not None:
             self.ahead.estimate.ran(job, took)
@@ -300,13 +308,14 @@ class Worker:
             self._after_wait()
 
     def _begin(self, payload: Payload, limits: JobLimits) -> None:
-        slot = self.slot
+        words = self.slot.words
         fails = fails_when_killed(limits, payload)
-        slot[W.FAILS], slot[W.BACKOFF_MS] = fails, 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
-        slot[W.TURN] = self._turn  # after FAILS, which belongs to TURN
-        slot[W.JOB_AT] = self._began = now()
-        self.titles.job(slot, payload.job, self._queue)
-        slot[W.STATE] = SlotState.BUSY
+        words[W.FAILS] = fails
+        words[W.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
+        words[W.JOB_AT] = self._began = now()
+        self.titles.job(self.slot, payload.job, self._queue)
+        words[W.STATE] = BUSY
 
     # -- wait
 
@@ -370,6 +379,7 @@ class ExitConditions:
     def __init__(self, work: WorkOptions, slot: Slot) -> None:
         self.work, self.slot = work, slot
         self._max_jobs, self._leave_at, self._anon, self._measured_at = 0, 0.0, 0, 0
+        self._over_memory = False  # at the last measurement
 
     def open(self) -> None:
         """Start to measure."""
@@ -389,10 +399,14 @@ class ExitConditions:
     def jobs_left(self, jobs: int) -> int:
         return self._max_jobs - jobs if self._max_jobs else PREFETCHED
 
-    def reason(self, jobs: int, once_over: bool = False) -> StopReason | None:
-        if self.work.memory and self._over_memory():
+    def reason(self, at: int, jobs: int, once_over: bool = False) -> StopReason | None:
+        """at: this moment."""
+        work = self.work
+        if work.memory and at - self._measured_at > MEASURE_NS:
+            self._measure(at)
+        if self._over_memory:
             return StopReason.MEMORY
-        if self.work.once and (jobs or once_over):
+        if work.once and (jobs or once_over):
             return StopReason.ONCE
         if self._leave_at and time.monotonic() >= self._leave_at:
             return StopReason.MAX_TIME
@@ -400,10 +414,8 @@ class ExitConditions:
             return StopReason.MAX_JOBS
         return None
 
-    def _over_memory(self) -> bool:
-        """Measured at most every 5 ms: very short jobs leak little in between."""
-        at = now()
-        if at - self._measured_at > MEASURE_NS:
-            self._measured_at = at
-            self.slot[W.GROWN] = max(0, proc.own_anon_bytes() - self._anon)
-        return self.slot[W.GROWN] > self.work.memory
+    def _measure(self, at: int) -> None:
+        """At most every 5 ms: very short jobs leak little in between."""
+        self._measured_at = at
+        self.slot[W.GROWN] = grown = max(0, proc.own_anon_bytes() - self._anon)
+        self._over_memory = grown > self.work.memory

@@ -70,7 +70,8 @@ def all_of(queue: DatabaseQueue, first: LaneReply) -> list[list[str | None]]:
 
 def test_a_turn_reserves_several_jobs_in_order_and_the_next_one_acks_them(queue, table):
     fill(queue)
-    done, seen, most = (), [], 0
+    done: Sequence[Reserved] = ()
+    seen, most = list[str | None](), 0
     while (reply := turn(queue, done=done)).jobs:
         assert reply.lost == ()
         most, done = max(most, len(reply.jobs)), reply.jobs
@@ -237,7 +238,12 @@ def test_a_turn_is_at_most_three_round_trips(queue, monkeypatch):
     fill(queue)
     jobs, sent = turn(queue).jobs, list[int]()
     call = queue.connection._call
-    monkeypatch.setattr(queue.connection, "_call", lambda act: (sent.append(1), call(act))[1])
+
+    def counted(act: Callable[[Any], Any]) -> Any:
+        sent.append(1)
+        return call(act)
+
+    monkeypatch.setattr(queue.connection, "_call", counted)
     assert len(turn(queue, done=jobs).jobs) == len(LANES)
     assert len(sent) == 3
 
@@ -313,15 +319,19 @@ def test_each_job_of_a_turn_can_be_answered_by_itself(queue, table):
 
 
 @SERVERS
-def test_a_turn_during_the_renewal_of_its_leases_acks_all(connect, table):
+@pytest.mark.parametrize("what", ["done", "back"])
+def test_a_turn_during_the_renewal_of_its_leases_answers_all(connect, table, what):
     worker, keeper = connect(), connect()
     fill(worker)
     jobs = many(worker)
+    waiting = len(table.rows())
     for each in ("jobs", "qd_reserved"):
         table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5 WHERE reserved_at IS NOT NULL")
     places = tuple(split_mark(held.mark).place for held in jobs)
-    reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, done=jobs))
-    assert (reply.lost, len(reply.jobs)) == ((), len(table.rows(table="qd_reserved")))
+    answer: dict[str, Any] = {what: jobs}
+    reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, lanes=(), **answer))
+    assert (reply.lost, table.rows(table="qd_reserved")) == ((), [])
+    assert [row.reserved_at for row in table.rows()] == [None] * (waiting - len(jobs) * (what == "done"))
 
 
 def test_a_job_that_php_has_taken_over_is_lost_and_the_others_are_acked(queue, table):
@@ -377,7 +387,8 @@ def test_after_a_lost_reply_no_turn_changes_anything_until_the_worker_has_asked(
 def late(queue: DatabaseQueue, connect: rows.Connect) -> DatabaseQueue:
     """The same worker on a connection that it gives up."""
     other = connect()
-    other.turns, other.lanes.known, other.lanes.fence = queue.turns, queue.lanes.known, queue.lanes.fence
+    other.turns, other.calls = queue.turns, queue.calls
+    other.lanes.known, other.lanes.fence = queue.lanes.known, queue.lanes.fence
     other.lanes.most = queue.lanes.most
     return other
 

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from qd.payload.build import make
 from tests.support.payloads import failed, push
 from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, ready
@@ -482,6 +484,24 @@ def test_a_crash_on_the_loop_makes_only_that_job_a_suspect(shop: Project, witnes
     witness.go()
     witness.wait("end", count=20)
     work.wait_line("job.failed .*job=crashes_on_loop", seconds=60.0)
+    work.stop()
+
+
+def test_a_busy_worker_leaves_for_a_suspect(shop: Project, witness: Witness, redis: Client) -> None:
+    """It is run by the next worker, while this one finishes its jobs."""
+    shop.program = (
+        sys.executable,
+        "-c",
+        "from qd.worker import concurrent; concurrent.SUSPECTS_NS = 10**9\nfrom qd.cli.main import main; main()",
+    )
+    work = concurrent(shop, 10)
+    push(redis, "asleep", count=5)
+    witness.wait("start", count=5)
+    redis.call("RPUSH", "queues:default:suspects", make("quick", b'{"n": 7}', created_at=int(time.time())))
+    witness.wait("quick 7")
+    assert not witness.starting("end")
+    witness.go()
+    witness.wait("end", count=5)
     work.stop()
 
 

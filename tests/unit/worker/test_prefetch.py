@@ -115,7 +115,7 @@ class World:
         self.connection = LaneConnection(
             cast(Any, self.server), rota, log, lambda seconds: None, board=self.board, slot=self.slot, prefetch=3
         )
-        self.slot._words = cast(Any, SteppedWords(self.slot._words, step))
+        self.slot.words = cast(Any, SteppedWords(self.slot.words, step))
 
     def worker(self) -> None:
         lost = []

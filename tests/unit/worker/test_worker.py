@@ -16,7 +16,7 @@ from qd.worker.worker import Worker
 class BoardOfANewKeeper(Scoreboard):
     """The keeper writes its first contact right after the worker's first read of the scoreboard."""
 
-    def header(self, word: H) -> int:
+    def header(self, word: int) -> int:
         before = super().header(word)
         scoreboard.set_open_queues(cast(Scoreboard, super()), True, ())
         self.set_header(H.KEEPER_CONTACT, now())
@@ -25,11 +25,9 @@ class BoardOfANewKeeper(Scoreboard):
 
 def test_a_new_worker_sees_maintenance_mode_before_the_first_contact_of_its_keeper() -> None:
     board = BoardOfANewKeeper()
-    events = SimpleNamespace(emit=lambda *facts, before: True)
-    settlement = SimpleNamespace(flush=lambda: None)
     shut = ShutQueues(board, ("mail",), force=False)
     worker: Any = SimpleNamespace(
-        board=board, shut_queues=shut, paused=False, lease_ns=10**12, events=events, settlement=settlement, serves=()
+        board=board, shut_queues=shut, paused=False, lease_ns=10**12, hears=lambda event: False
     )
     assert not Worker._may_look(worker)
     assert not Worker._may_look(worker)

@@ -7,6 +7,7 @@ mailbox. Each process and thread has its own connection.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -59,6 +60,16 @@ NAMED = 60.0  # seconds that resolving a host name may take
 LARGE = 1 << 20  # bytes of a reply after which the reader is replaced
 RATE = 1 << 16  # bytes per second, the minimum for a large reply
 LEAVING = 0.1  # seconds a server may take to close the connection, too
+
+
+def write_some(fd: int, command: bytes) -> int:
+    """Write what fits into the buffer of a socket with a timeout: most commands do. Returns how many bytes that were.
+
+    sendall() would first wait until there is room, one more system call for each command."""
+    try:
+        return os.write(fd, command)
+    except BlockingIOError:
+        return 0
 
 
 class RedisConnection(Patience):
@@ -239,9 +250,12 @@ class RedisConnection(Patience):
         self._write(command)
 
     def _write(self, command: bytes) -> None:
-        assert self._sock is not None
+        sock = self._sock
+        assert sock is not None
         try:
-            self._sock.sendall(command)
+            sent = 0 if isinstance(sock, ssl.SSLSocket) else write_some(sock.fileno(), command)
+            if sent < len(command):
+                sock.sendall(memoryview(command)[sent:])
         except (OSError, ssl.SSLError) as error:
             self.lost(error)
 
