@@ -160,9 +160,9 @@ class Reserved(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The field of the owners hash: "<token>/<place>"."""
-        token, place, _, _ = self.mark.split(".")
-        return f"{token}/{place}"
+        """The field of the owners hash: "<token>/<seat>"."""
+        token, seat, _, _ = self.mark.split(".")
+        return f"{token}/{seat}"
 
     @property
     def turn(self) -> int:
@@ -374,7 +374,7 @@ def put_back(payload: Payload, delay: float) -> tuple[Effect, ...]:
 
 class BeatRequest(NamedTuple):
     """token: of the master. report: JSON, "" for none. lease: seconds. reclaims_until: last moment (unix, server clock)
-    at which the beat may reclaim leases, 0 for never. slots: places of live workers, slot + 256 x lane."""
+    at which the beat may reclaim leases, 0 for never. slots: seats of live workers, slot + 256 x lane."""
 
     token: str
     report: str

@@ -104,7 +104,7 @@ class Keeper:
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
         self._renewed_at = 0.0
-        self._unrenewed = list[int]()  # places whose leases the next beats renew
+        self._unrenewed = list[int]()  # seats whose leases the next beats renew
         self.server_health = ServerHealth(log, queue.settings.driver)
         self._server_now = self._reported_at = 0.0
         self.restarts = Restarts(context, self.laravel, log)
@@ -198,25 +198,25 @@ class Keeper:
             raise reply.broke
         return received + (SOON if first and fresh else self._until_next(reply))
 
-    def _request(self, report: str, places: Sequence[int] = ()) -> BeatRequest:
-        """places: whose leases it renews."""
-        return BeatRequest(self.context.token, report, self.lease, bool(places), self._reclaims_until(), places)
+    def _request(self, report: str, seats: Sequence[int] = ()) -> BeatRequest:
+        """seats: whose leases it renews."""
+        return BeatRequest(self.context.token, report, self.lease, bool(seats), self._reclaims_until(), seats)
 
     def _to_renew(self, at: float) -> list[int]:
-        """The places whose leases the next beat renews."""
+        """The seats whose leases the next beat renews."""
         if self._renews(at):
-            self._unrenewed = self._places()
-        places, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
-        return places
+            self._unrenewed = self._seats()
+        seats, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
+        return seats
 
-    def _places(self) -> list[int]:
+    def _seats(self) -> list[int]:
         """Where workers have jobs, or may have some: each slot, and the lanes in use."""
-        places = list[int]()
+        seats = list[int]()
         for slot in self.board:
             if slot[W.STATE] in ALIVE:
                 lanes = min(slot[W.LANES], self.board.lanes) + 1
-                places += range(slot.number, slot.number + SLOTS * lanes, SLOTS)
-        return places
+                seats += range(slot.number, slot.number + SLOTS * lanes, SLOTS)
+        return seats
 
     def _apply(self, reply: BeatReply, control: BeatReply | None, at: float, first: bool) -> None:
         """control: of the server with restarts and maintenance, by whose clock restarts are stamped. None: not read yet."""
@@ -257,9 +257,9 @@ class Keeper:
         return min(wait, max(0.001, reply.due / 1000)) if reply.due >= 0 else wait
 
     def _report_lost(self, lost: list[tuple[int, int]]) -> None:
-        for place, turn in lost:
-            slot = self.board.slot(place % SLOTS)
-            if place >= SLOTS and not self._runs(slot, place, turn):
+        for seat, turn in lost:
+            slot = self.board.slot(seat % SLOTS)
+            if seat >= SLOTS and not self._runs(slot, seat, turn):
                 continue  # it has finished, or has not started and never will
             if slot[W.LOST_TURN] != turn:  # else it was logged, and its job has not ended yet
                 slot[W.LOST_TURN] = turn
@@ -267,10 +267,10 @@ class Keeper:
                 self.log.error("lease.lost", slot=slot.number, pid=slot[W.PID], job=slot.job)
             self.context.sender.send(Lost(slot=slot.number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
-    def _runs(self, slot: Slot, place: int, turn: int) -> bool:
+    def _runs(self, slot: Slot, seat: int, turn: int) -> bool:
         """Whether the job of this turn, in a lane, is running as far as the scoreboard tells."""
         if self.settings.work.concurrency > 1:
-            return self.board.lane(slot.number, place // SLOTS).state == (turn, LaneState.STARTED)
+            return self.board.lane(slot.number, seat // SLOTS).state == (turn, LaneState.STARTED)
         return slot[W.STARTED] == turn and bool(slot[W.JOB_AT])
 
     def _log_late_answers(self, late_answers: Sequence[LateAnswer]) -> None:
@@ -283,8 +283,8 @@ class Keeper:
 
     def _report_cancelled(self, cancelled: list[tuple[int, int]]) -> None:
         """Repeated at each beat until the job has ended: it may not have begun yet."""
-        for place, turn in cancelled:
-            slot = self.board.slot(place % SLOTS)
+        for seat, turn in cancelled:
+            slot = self.board.slot(seat % SLOTS)
             self.context.sender.send(Cancel(slot=slot.number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
 
     # -- the reports of others

@@ -67,28 +67,28 @@ def ending_of(before: bytes) -> Ending | None:
 
 
 class Mark(NamedTuple):
-    """The owner of a reservation: master token, place, turn, and the attempts at that time (once answered, an Ending).
+    """The owner of a reservation: master token, seat, turn, and the attempts at that time (once answered, an Ending).
 
     Lane 0 of a worker runs a job that was taken alone. Its other lanes hold jobs that were taken together or run beside
     others: if their worker dies without an answer, no crash is counted against them."""
 
     token: str
-    place: int
+    seat: int
     turn: int
     n: str
 
     @property
     def slot(self) -> int:
-        return self.place % SLOTS
+        return self.seat % SLOTS
 
     @property
     def lane(self) -> int:
-        return self.place // SLOTS
+        return self.seat // SLOTS
 
     @property
     def owner(self) -> str:
         """The field of the owners hash."""
-        return f"{self.token}/{self.place}"
+        return f"{self.token}/{self.seat}"
 
     @property
     def generation(self) -> int:
@@ -98,7 +98,7 @@ class Mark(NamedTuple):
     @property
     def base(self) -> str:
         """The part that an answer does not change."""
-        return f"{self.token}.{self.place}.{self.turn}"
+        return f"{self.token}.{self.seat}.{self.turn}"
 
     @property
     def noted(self) -> str:
@@ -107,7 +107,7 @@ class Mark(NamedTuple):
 
 
 def split_mark(mark: str) -> Mark:
-    """The parts of a mark, "TOKEN.PLACE.TURN.N". Raises ValueError if `mark` is not one."""
+    """The parts of a mark, "TOKEN.SEAT.TURN.N". Raises ValueError if `mark` is not one."""
     parts = mark.split(".")
     if len(parts) != 4 or not parts[0] or not (parts[3] in _LETTERS or parts[3].isdecimal()):
         raise ValueError(f"'{mark[:80]}' is not the mark of a reservation (TOKEN.SLOT.TURN.N)")
@@ -203,7 +203,7 @@ def taken_alone(member: bytes, mark: str) -> bytes:
     """`member` with its mark moved to lane 0: it ran alone, so that its unanswered mark counts a crash."""
     parts = split_mark(mark)
     unit = _find(member, mark)
-    alone = parts._replace(place=parts.slot)
+    alone = parts._replace(seat=parts.slot)
     new = unit[0].replace(b'"rsv":"%b.' % parts.base.encode(), b'"rsv":"%b.' % alone.base.encode())
     return member[: unit.start()] + new + member[unit.end() :]
 

@@ -14,4 +14,4 @@ systemd        sd_notify
 """
 
 SLOTS = 256
-"""Children of a master at most. The place of a job in its workers is slot + SLOTS x lane."""
+"""Children of a master at most. The seat of a job in its workers is slot + SLOTS x lane."""

@@ -346,7 +346,7 @@ class Lane:
 
     def __init__(self, board: Scoreboard, slot: int, number: int) -> None:
         self.number = number
-        self.place = slot + SLOTS * number
+        self.seat = slot + SLOTS * number
         start = (SLOTS + 1) * SLOT_BYTES + (slot * board.lanes + number - 1) * LANE_BYTES
         self._words, self._first = board.words, start // 8
         text = start + LANE_WORDS * 8

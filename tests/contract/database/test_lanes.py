@@ -284,7 +284,7 @@ def test_a_cancelled_job_that_is_put_back_is_dropped_by_the_next(queue):
     assert found is not None
     assert queue.jobs.stop(found)
     mark = split_mark(jobs[3].mark)
-    assert beat(queue, slots=(1, mark.place)).cancelled == [(mark.place, mark.turn)]
+    assert beat(queue, slots=(1, mark.seat)).cancelled == [(mark.seat, mark.turn)]
     turn(queue, lanes=(), back=jobs)
     (first,) = turn(queue, lanes=LANES[:1]).jobs
     assert b'.c"' not in first.before
@@ -327,7 +327,7 @@ def test_a_turn_during_the_renewal_of_its_leases_answers_all(connect, table, wha
     waiting = len(table.rows())
     for each in ("jobs", "qd_reserved"):
         table.do(f"UPDATE {each} SET reserved_at = reserved_at - 5 WHERE reserved_at IS NOT NULL")
-    places = tuple(split_mark(held.mark).place for held in jobs)
+    places = tuple(split_mark(held.mark).seat for held in jobs)
     answer: dict[str, Any] = {what: jobs}
     reply = during(table, keeper, lambda: beat(keeper, slots=places), lambda: turn(worker, lanes=(), **answer))
     assert (reply.lost, table.rows(table="qd_reserved")) == ((), [])
@@ -339,7 +339,7 @@ def test_a_job_that_php_has_taken_over_is_lost_and_the_others_are_acked(queue, t
     jobs = many(queue)
     (row,) = [row for row in table.rows() if row.payload.encode() == job(int((ids(jobs)[2] or "")[2:]))]
     table.do("UPDATE jobs SET reserved_at = reserved_at + 1, attempts = attempts + 1 WHERE id = :id", id=row.id)
-    places = tuple(split_mark(held.mark).place for held in jobs)
+    places = tuple(split_mark(held.mark).seat for held in jobs)
     assert beat(queue, until=0.0, slots=places).lost == [(places[2], jobs[2].turn)]
     assert turn(queue, lanes=(), done=jobs).lost == (jobs[2],)
     assert [(row.id, row.attempts) for row in table.rows() if row.reserved_at is not None] == [(row.id, 2)]
@@ -490,7 +490,7 @@ def test_the_keeper_renews_the_leases_of_all_places(connect, table):
     worker, keeper = connect(1, 30.0), connect(9)
     fill(worker)
     jobs = many(worker)
-    places = tuple(split_mark(held.mark).place for held in jobs)
+    places = tuple(split_mark(held.mark).seat for held in jobs)
     table.do("UPDATE qd_reserved SET leased_until = 1")
     answer = beat(keeper, slots=places[:8])
     assert (answer.lost, answer.reclaimed) == ([], 8)

@@ -48,7 +48,7 @@ def test_a_turn_takes_as_many_jobs_as_lanes_are_free(queue, seen):
     assert ids(got.jobs) == [f"id{n}" for n in range(8)]
     for lane, held in zip(LANES, got.jobs, strict=True):
         mark = split_mark(held.mark)
-        assert (mark.place, mark.turn, mark.n) == (1 + 256 * lane, lane, "1")
+        assert (mark.seat, mark.turn, mark.n) == (1 + 256 * lane, lane, "1")
         payload = read(held.member)
         assert (payload.rsv, payload.attempts, payload.crashes) == (held.mark, 1, 0)
         assert original(held.member, held.start, held.length, held.before) == job(lane - 1)

@@ -57,8 +57,8 @@ class LaneReserver:
         if not self.fence:
             self.table.atomic(lambda: self.begin(turn.queues, self.known))
         known, malformed, lost, jobs = self.known, 0, list[Reserved](), list[Reserved]()
-        places = [self.slot + SLOTS * lane for lane in (turn.single, *turn.lanes)]
-        marks = [f"{self.token}.{place}.{first + max(0, n - 1)}" for n, place in enumerate(places)]
+        seats = [self.slot + SLOTS * lane for lane in (turn.single, *turn.lanes)]
+        marks = [f"{self.token}.{seat}.{first + max(0, n - 1)}" for n, seat in enumerate(seats)]
         for _ in range(MOST):
             found = self._attempt(turn, marks, known, last)
             if found.there is not None:

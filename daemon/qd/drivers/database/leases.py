@@ -40,7 +40,7 @@ from qd.payload.reservation import split_mark
 MOST = 100  # leases a beat reclaims at most; one with more to do comes again soon
 DAY = 86400
 
-Turns = list[tuple[int, int]]  # place and turn
+Turns = list[tuple[int, int]]  # seat and turn
 
 
 class Leases:
@@ -285,4 +285,4 @@ def _waiting(table: JobTable, queues: Sequence[str], us: int) -> list[int]:
 
 def turn_of(mark: str) -> tuple[int, int]:
     found = split_mark(f"{mark}.-")
-    return found.place, found.turn
+    return found.seat, found.turn

@@ -136,15 +136,15 @@ class LaneQueue(KeyspaceQueue):
 
     def _held_in(self, run: Run, lanes: Sequence[int]) -> list[Reserved]:
         token, slot = self.owner.split("/")
-        places = [int(slot) + SLOTS * lane for lane in (0, *lanes)]
+        seats = [int(slot) + SLOTS * lane for lane in (0, *lanes)]
         self.calls += 1
         names = self._keys(*[kind(queue) for queue in run.queues for kind in (keys.reserved, keys.owners)])
         (fence,) = self._keys(keys.owners(run.fenced))
-        owners = [f"{token}/{place}" for place in places]
+        owners = [f"{token}/{seat}" for seat in seats]
         reply = script("held_lanes").call(self.space, [fence, *names], self.owner + keys.FENCE, self.calls, *owners)
         self._known[run.fenced] = self.calls
         return [
-            reserved_of(run.queues[index - 1], member, f"{token}.{places[number - 1]}.")
+            reserved_of(run.queues[index - 1], member, f"{token}.{seats[number - 1]}.")
             for index, number, member in chunked(reply, 3)
         ]
 

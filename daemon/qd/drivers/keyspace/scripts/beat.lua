@@ -3,10 +3,10 @@
 --      paused
 -- ARGV  1 master token   2 report (JSON, '' = none)   3 lease in seconds   4 renew (1 or 0)
 --       5 last moment of this clock at which it may reclaim, 0 for never
---       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... places of live workers, at most 500
+--       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... seats of live workers, at most 500
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
---           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("place:turn place:turn"),
---           "place:turn" of lost leases ... }
+--           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("seat:turn seat:turn"),
+--           "seat:turn" of lost leases ... }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -116,12 +116,12 @@ end
 local function cancelled()
   local marks, running = redis.pcall('HGETALL', KEYS[4]), {}
   for k = 1, #marks, 2 do
-    local master, place, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?%d?%d?%d?)%.(%d+)$')
+    local master, seat, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?%d?%d?%d?)%.(%d+)$')
     local held = master ~= token and tonumber(marks[k + 1]) and now - marks[k + 1] < 86400
     for i = 5, master == token and #KEYS or 0, 6 do
-      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. place)
+      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. seat)
       if payload and string.find(payload, '"rsv":"' .. marks[k] .. '.', 1, true) then
-        held, running[#running + 1] = true, place .. ':' .. turn
+        held, running[#running + 1] = true, seat .. ':' .. turn
       end
     end
     if not held then redis.call('HDEL', KEYS[4], marks[k]) end

@@ -1,5 +1,5 @@
 -- One turn of a worker that has several jobs: ack what has finished, put back what has not started, lease more.
--- A place is slot + 256 x lane. The fence is the field "<token>/<slot>:turn" of one of the owners hashes: the number of the
+-- A seat is slot + 256 x lane. The fence is the field "<token>/<slot>:turn" of one of the owners hashes: the number of the
 -- last turn. A turn that names an older one as the last whose reply its worker has does nothing: it is late, or a turn was
 -- executed whose reply is lost.
 -- KEYS  see take.lua
@@ -8,7 +8,7 @@
 --       10 lane of a job that is taken by itself   11 'd': jobs that may have killed a worker go to the suspects, 's': take
 --       only suspects, '': neither   12 indexes of queues from which no job is taken (" 2 3 ")
 --       13 number of free lanes   14... these lanes
---       then groups, each of one queue, those that may be refused first: 'back' or 'done', index of the queue, number of jobs, key of cancelled jobs, the places,
+--       then groups, each of one queue, those that may be refused first: 'back' or 'done', index of the queue, number of jobs, key of cancelled jobs, the seats,
 --       the payloads as reserved, and for 'back' the payloads to put back at the head of ready
 -- Returns { -2 } if it is late, or { 0, "group:number ..." of acks whose lease was lost, ms until the next delayed job or -1,
 --           payloads buried unread, paused queues (" 2 3"), index of the queue or 0,
@@ -97,12 +97,12 @@ local function bulk(i)
       local from = fresh_at(p)
       bytes = bytes + #p
       if not from or may_be_tied(p) or foreign(p) or most > 0 and #p > most or n > 0 and bytes > MUCH then break end
-      local place, turn = string.format('%d', slot + 256 * ARGV[14 + n]), string.format('%.0f', number + n)
-      local mark = token .. '.' .. place .. '.' .. turn .. '.1"'
+      local seat, turn = string.format('%d', slot + 256 * ARGV[14 + n]), string.format('%.0f', number + n)
+      local mark = token .. '.' .. seat .. '.' .. turn .. '.1"'
       n = n + 1
       texts[n] = string.sub(p, 1, from) .. '"attempts":1,"rsv":"' .. mark .. string.sub(p, from + 13)
       scores[2 * n - 1], scores[2 * n] = till, texts[n]
-      pairs_of[2 * n - 1], pairs_of[2 * n] = token .. '/' .. place, texts[n]
+      pairs_of[2 * n - 1], pairs_of[2 * n] = token .. '/' .. seat, texts[n]
     end
     step = step * 4
   until n == share or n < before + wanted
@@ -123,8 +123,8 @@ local function bulk(i)
 end
 
 local paused, reply = {}, nil
-local place = string.format('%d', slot + 256 * single)
-local base, owner = token .. '.' .. place .. '.' .. string.format('%.0f', number), token .. '/' .. place
+local seat = string.format('%d', slot + 256 * single)
+local base, owner = token .. '.' .. seat .. '.' .. string.format('%.0f', number), token .. '/' .. seat
 
 -- Reserve from one queue: sets `reply` if it can, or returns an error.
 local function reserve_from(i, found)
