@@ -138,7 +138,7 @@ MECHANISMS = {
     "renewal of lanes": Named(
         "the keeper renews the leases of all jobs of a worker",
         "faults/test_mechanisms.py::test_the_leases_of_all_jobs_of_a_worker_are_renewed",
-        "lease",
+        "match='lease'",
     ),
 }
 

@@ -137,9 +137,9 @@ def blind(real: Callable[..., Any]) -> Callable[..., Any]:
     return next_held
 
 
-def first_places(real: Callable[..., Any]) -> Callable[..., Any]:
+def first_seats(real: Callable[..., Any]) -> Callable[..., Any]:
     """Only the first lane of each worker has its lease renewed."""
-    return lambda keeper: [place for place in real(keeper) if place < 256]
+    return lambda keeper: [seat for seat in real(keeper) if seat < 256]
 
 
 SCRIPTS = "qd.drivers.keyspace.base"
@@ -179,7 +179,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "fence": [(SCRIPTS, script_without("lanes", FENCE, ""))],
     "proof": [("qd.process.scoreboard", replaced("Scoreboard.finished", never(0)))],
     "suspects": [(SCRIPTS, script_without(name, NOT_ALONE, "crashes = crashes + 1")) for name in ("lanes", "turn")],
-    "renewal of lanes": [("qd.keeper.keeper", replaced("Keeper._places", first_places))],
+    "renewal of lanes": [("qd.keeper.keeper", replaced("Keeper._seats", first_seats))],
     "nothing": [],
 }
 
