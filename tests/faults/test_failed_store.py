@@ -61,6 +61,7 @@ def killed(shop: Project, file: Path, each: int, *words: str, **env: str) -> Pro
 
 
 @EACH
+@pytest.mark.modes("1", why="its kills are counted in the turn of a worker with one job")
 def test_workers_killed_while_writing_a_record_leave_each_job_in_one_place(
     each: int, project: MakeProject, redis: Client
 ) -> None:

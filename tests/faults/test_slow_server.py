@@ -53,6 +53,7 @@ def late(client: Client) -> None:
     "stuck jobs are still killed on time (times: after their timeout); with retry_after = 10 s no lease is lost",
 )
 @pytest.mark.parametrize("act", [asleep, paused, late])
+@pytest.mark.modes("1", "prefetch", why="a job that keeps the interpreter's lock stops those beside it, too")
 def test_timeouts_work_without_a_server(
     act: Callable[[Client], None], project: MakeProject, own: Server, proxy: Proxy, figures: Figures
 ) -> None:

@@ -135,8 +135,9 @@ class Seen:
         return [FailedRecord(name, json.loads(kept[name][0]), kept[name][1]) for name in order]
 
     def everywhere(self, queue: str) -> Counter[bytes]:
-        """Each stored payload of the queue: ready, delayed, reserved or failed."""
+        """Each stored payload of the queue: ready, a suspect, delayed, reserved or failed."""
         raws = [buried.raw for buried in self.failed(queue)]
+        raws += self.call("LRANGE", queue, "suspects", 0, -1)
         return Counter([*self.ready(queue), *self.delayed(queue), *self.reserved(queue), *raws])
 
     def now(self) -> float:
