@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from qd import redaction
 from qd.config.settings import Settings
 from qd.drivers.connections import ThreadConnections
-from tests.support import reliability, stalls, waiting
+from tests.support import modes, reliability, stalls, waiting
 from tests.support.project import Project
 from tests.support.redis import Client
 from tests.support.servers import beanstalkd as beanstalkds
@@ -28,6 +28,7 @@ from tests.support.servers.redis import KEEPS, Server, Valkey
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     reliability.add_option(parser)
+    modes.add_option(parser)
     stalls.add_option(parser)
 
 
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*patterns): Redis keys that the test may leave behind (see clean_redis)")
     config.addinivalue_line("markers", "slow: minutes long, left out unless asked for (-m slow; `make soak`)")
     config.addinivalue_line("markers", "fault(row, what, holds): a row of the table of faults (support/reliability.py)")
+    config.addinivalue_line("markers", "modes(*names, why): the only modes of a fault test (support/modes.py)")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # pytest runs in the background of a shell; tests send SIGINT
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # The duration of an example is no criterion; the rest are Hypothesis's defaults (in CI: the same examples each time).
@@ -42,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady")
     page = config.getoption("--reliability")
     config.pluginmanager.register(reliability.Report(Path(page) if page else None))
+    config.pluginmanager.register(modes.Modes(config.getoption("--modes")), "modes")
     if seed := config.getoption("--stalls"):
         config.pluginmanager.register(stalls.Stalls(seed))
 
@@ -242,14 +245,22 @@ def sentinel(shared_sentinel: sentinels.Sentinel) -> Iterator[sentinels.Sentinel
 
 
 @pytest.fixture
-def project(server: Server, tmp_path: Path) -> Iterator[Callable[..., Project]]:
+def mode(request: pytest.FixtureRequest) -> str:
+    """How many jobs workers have in their hands (support/modes.py). Empty: this is no fault test, and `qd` has its built-in
+    options."""
+    own: modes.Modes = request.config.pluginmanager.getplugin("modes")
+    return own.of(request.node)
+
+
+@pytest.fixture
+def project(server: Server, tmp_path: Path, mode: str) -> Iterator[Callable[..., Project]]:
     """project(jobs="...", config="...", url=...): a project's folder on the test's server; see support/project.py."""
     made: list[Project] = []
 
     def make(jobs: str = "", config: str = "", url: str = "") -> Project:
         root = tmp_path / f"project{len(made) or ''}"
         root.mkdir()
-        made.append(Project(root, url or server.url, jobs, config))
+        made.append(Project(root, url or server.url, jobs, config, modes.MODES.get(mode, {})))
         return made[-1]
 
     yield make

@@ -283,6 +283,7 @@ def queues(cluster: Cluster) -> tuple[str, str, str]:
     "kill -9 at lines of qd while the end of a job has effects on other nodes of a cluster (chain, batch, lock)",
     "each job is sent once, counts are exact, the lock is free",
 )
+@pytest.mark.modes("1", "prefetch", why="it kills at lines of the thread that does everything; row 57 has several")
 @pytest.mark.parametrize("every", [997, pytest.param(29, marks=pytest.mark.slow)])
 def test_effects_on_other_nodes_are_applied_once_if_their_worker_is_killed_at_any_line(
     cluster: Cluster, app: Qd, step: Any, once: Any, project: MakeProject, figures: Figures, every: int

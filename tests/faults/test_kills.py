@@ -27,9 +27,11 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 
 
 @pytest.mark.fault(
-    "2", "kill -9 of a worker in a lone job", "counted as a crash and not as an attempt; one log line reports it"
+    "2",
+    "kill -9 of a worker in a lone job",
+    "counted as a crash and not as an attempt (as nothing if the worker runs several); one log line reports it",
 )
-def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures) -> None:
+def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures, mode: str) -> None:
     work = start()
     for _ in range(10):
         (n,) = ledger.push(seconds=50, again=0.0)  # long enough for any delay of the kill
@@ -38,7 +40,7 @@ def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger
         assert again.attempt == 1
         ledger.wait_end(n)
     ledger.wait_all()
-    work.wait_line("job.done .*attempt=1 crashes=1", count=10)
+    work.wait_line("job.done .*attempt=1 took" if mode == "concurrency" else "job.done .*attempt=1 crashes=1", count=10)
     assert len(work.matches(r'worker.died .*how="signal 9 \(SIGKILL\).*job=work')) == 10
     work.stop()
     ledger.conserve()
@@ -154,8 +156,9 @@ def test_the_jobs_of_a_killed_process_tree_run_again_after_a_restart(
     again = start(workers=4)
     ledger.wait_all()
     first = min(note.at for note in ledger.starts() if note.at > at) - at
-    back = [moment - unix for moment in logged(again, "job.requeued .*its master died")]
-    assert len(back) == len(in_hand)
+    back = [moment - unix for moment in logged(again, "jobs?.requeued .*its master died")]
+    requeued = again.matches("jobs.requeued .*requeued=(\\d+)")
+    assert (sum(int(match[1]) for match in requeued) or len(back)) >= len(in_hand)
     again.stop()
     ledger.conserve(doubles=ledger.in_flight())
     figures.add(lost=len(ledger.lost()), doubles=len(ledger.doubles()), back=[first, *back], p50=1.0, p99=1.5)
@@ -172,7 +175,7 @@ def lease_end(redis: Client) -> float:
     "kill -9 of a whole host; another host is already waiting, or is started then",
     "its job is reclaimed when the lease has expired, and not earlier (times: from there)",
 )
-@pytest.mark.leaves("qd:masters")  # of the lost host, for an hour
+@pytest.mark.leaves("qd:masters", "queues:*:owners")  # of the lost host, for an hour
 @pytest.mark.parametrize(
     ("lease", "by", "waiting"),
     [(2, "name", True), (2, "boot", True), (2, "ns", True), (4, "name", False)],
@@ -254,15 +257,16 @@ def answered_too_late(ledger: Ledger) -> set[int]:
 @pytest.mark.fault(
     "12",
     "a job that kills its master, or the whole program, each time; it is started again",
-    "started exactly three times, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
+    "started three times alone, then failed; the 60 jobs behind it are done (times: from a start to the next job done)",
 )
 @pytest.mark.parametrize("how", ["parent", "everything"])
 def test_a_job_that_kills_its_master_fails_after_max_crashes(
-    shop: Project, ledger: Ledger, figures: Figures, redis: Client, how: str
+    shop: Project, ledger: Ledger, figures: Figures, redis: Client, how: str, mode: str
 ) -> None:
     push(redis, "mine", how=how)
     ledger.push(60)
-    for _ in range(3):
+    deaths = 3 if mode == "1" else 4  # the first time it was not alone, and nobody is left who knows which one ran
+    for _ in range(deaths):
         work = shop.work("-w", "1")  # with two workers, the same other job might be killed three times
         assert work.wait(20) == -signal.SIGKILL
     work = shop.work("-w", "2")
@@ -272,7 +276,7 @@ def test_a_job_that_kills_its_master_fails_after_max_crashes(
     back = ledger.wait_end(n).at - began
     eventually(lambda: {note.n for note in ledger.ends()} == set(ledger.pushed), what="the end of every other job")
     work.stop()
-    assert len(ledger.starts(-2)) == 3
+    assert len(ledger.starts(-2)) == deaths
     ((record, _),) = failed(redis)
     assert record["crashes"] == 3
     assert ledger.standing() == {-1: 1}, "only the mine is left, in the failed store"

@@ -53,8 +53,9 @@ def test_jobs_much_longer_than_their_lease_run_once(
     lease: int, seconds: int, shop: Project, start: Start, ledger: Ledger, figures: Figures, redis: Client
 ) -> None:
     shop.config(f'retry_after = "{lease}s"\n')
-    work = start("--timeout", "300", workers=8)
-    other = work_on_another_host(shop, "-w", "4", "--timeout", "300")
+    options = ("--timeout", "300", "--sleep", "60")  # workers with room for more jobs do not call either
+    work = start(*options, workers=8)
+    other = work_on_another_host(shop, "-w", "4", *options)
     jobs = [n for how in WAYS for n in ledger.push(seconds=seconds, how=how)] + ledger.push(7, seconds=seconds)
     all_started(ledger, jobs)
     began, before = time.monotonic(), calls(redis)

@@ -58,6 +58,7 @@ def shop(project: MakeProject) -> Project:
     "a job that uses all the memory of its cgroup (40 MB beyond qd itself), repeatedly",
     "the kernel kills its worker, never the master; the failed record names out of memory; the next job runs at once",
 )
+@pytest.mark.modes("1", "prefetch", why="it counts the deaths that one job costs; row 53 has several")
 @pytest.mark.parametrize("how", ["heap", "file"])
 @pytest.mark.parametrize(
     "times", [pytest.param(5, id="5 times"), pytest.param(20, id="20 times", marks=pytest.mark.slow)]

@@ -39,6 +39,28 @@ def test_a_lease_is_renewed_as_long_as_its_worker_lives(
     figures.tell(ledger)
 
 
+NAP = """
+import asyncio
+
+@app.job("nap", timeout=0)
+async def nap(n: int) -> None:
+    mark("S", n)
+    await asyncio.sleep(5)
+    mark("E", n)
+"""
+
+
+def test_the_leases_of_all_jobs_of_a_worker_are_renewed(project: MakeProject, clean_redis: Client) -> None:
+    shop = project(jobs=JOBS + NAP, config='retry_after = "2s"\n')
+    ledger, work = Ledger(shop, clean_redis), shop.work("-w", "1", "--concurrency", "10")
+    ledger.push(10, job="nap")
+    ledger.wait_all()
+    work.stop()
+    assert not work.matches("lease")
+    assert len(ledger.starts()) == 10
+    ledger.conserve()
+
+
 def test_no_lease_is_reclaimed_right_after_an_outage(project: MakeProject, figures: Figures) -> None:
     with Server(*KEEPS) as server:
         shop = project(jobs=JOBS, url=server.url, config='retry_after = "1s"\n')

@@ -9,7 +9,7 @@ import pytest
 
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.keyspace import DatabaseKeyspace
-from tests.support.fleet import JOBS, ONCE, Fleet, Seat, code_of
+from tests.support.fleet import JOBS, Fleet, Seat, code_of, judge, storm
 from tests.support.project import SOURCE, MakeProject, Project
 from tests.support.redis import Client
 from tests.support.reliability import Figures
@@ -30,6 +30,7 @@ pytestmark = [
         "nothing lost or failed, no attempt spent; only jobs running at a kill run twice; each version requeues jobs of the "
         "other",
     ),
+    pytest.mark.modes("1", "prefetch", why="the version before does not know jobs that ran beside others"),
 ]
 
 
@@ -56,47 +57,6 @@ def mix(before: Path) -> Iterator[Mix]:
     yield begin
     for fleet in made:
         fleet.close()
-
-
-def storm(fleet: Fleet, rounds: int) -> None:
-    """In each round and version: workers, the keeper, and the master twice. In each fifth round only the
-    end of the lease brings the jobs of a master back. There are more rounds if no job went from one version to the other."""
-    done = 0
-    while done < rounds or (done < rounds + 5 and len(+fleet.crossed) < len(fleet.seats)):
-        done += 1
-        for seat in fleet.seats:
-            fleet.kill_worker(seat)
-            fleet.kill_worker(seat)
-            fleet.kill_master(seat, by="keeper" if done % 5 else "lease")
-            fleet.kill_keeper(seat)
-            fleet.kill_worker(seat)
-            fleet.kill_master(seat, by="successor")
-    fleet.finish()
-
-
-def judge(fleet: Fleet, figures: Figures) -> None:
-    tally, masters = fleet.tally, {seat.name: {work.pid for work in seat.masters} for seat in fleet.seats}
-    assert not tally.unsure
-    assert not tally.open(tally.failed), "lost"
-    assert not any(fleet.standing().values())
-    assert not tally.overlaps, "in two processes at once"
-    doubles = tally.doubles()
-    assert not [double for double in doubles if not double.reason], "twice without a reason"
-    for n, runs in tally.runs.items():
-        attempts = [run.attempt for run in runs]
-        assert attempts == sorted(attempts), f"job {n}: {attempts}"
-        assert attempts[-1] == (1 if tally.kinds[n] in ONCE else 2), f"job {n} ({tally.kinds[n]}): {attempts}"
-    for number, seat in enumerate(fleet.seats):
-        assert fleet.crossed[seat.name], "no job of a killed master went on in the other version"
-        for sender in range(len(fleet.seats)):
-            ran = any(
-                run.master in masters[seat.name]
-                for n, runs in tally.runs.items()
-                for run in runs
-                if n % len(fleet.seats) == sender
-            )
-            assert ran, f"no job of producer {sender} was run by number {number}"
-    figures.add(lost=0, doubles=len(doubles), jobs=len(tally.kinds))
 
 
 @OPTIONS

@@ -123,7 +123,7 @@ def test_a_process_that_reuses_a_pid_is_not_touched(
     for number in gone:
         crowd.take(number)
     again = shop.work("-w", "2", within=crowd.words)
-    again.wait_line("job.requeued .*its master died")
+    again.wait_line("jobs?.requeued .*its master died")
     ledger.wait_end(last)
     ledger.wait_all()
     again.child("qd: master").terminate()

@@ -115,6 +115,31 @@ MECHANISMS = {
         "process/worker/test_middleware.py::test_a_release_by_middleware_costs_no_attempt_and_says_why",
         "attempt 1",
     ),
+    "recall": Named(
+        "a worker starts no prefetched job that the keeper takes back",
+        "unit/worker/test_prefetch.py::test_no_interleaving_runs_a_job_twice_or_loses_one",
+        "assert lost == []",
+    ),
+    "fence": Named(
+        "a turn of several jobs that arrives late does nothing",
+        "contract/keyspace/test_lanes.py::test_a_turn_that_comes_after_held_lanes_does_nothing[redis by unix socket]",
+        "== [-2]",
+    ),
+    "proof": Named(
+        "a finished job of a dead worker is acked by proof",
+        "contract/keeper/test_dead_lanes.py::test_a_crash_counts_against_the_running_job_only[redis by unix socket]",
+        "assert [",
+    ),
+    "suspects": Named(
+        "a crash is counted only against a job that ran alone",
+        "contract/keyspace/test_lanes.py::test_a_worker_takes_a_suspect_by_itself_and_before_others[redis by unix socket]",
+        "(1, 1)",
+    ),
+    "renewal of lanes": Named(
+        "the keeper renews the leases of all jobs of a worker",
+        "faults/test_mechanisms.py::test_the_leases_of_all_jobs_of_a_worker_are_renewed",
+        "match='lease'",
+    ),
 }
 
 
@@ -134,6 +159,7 @@ def run(switched_off: str, tests: list[str], folder: Path) -> tuple[int, str]:
             "-p",
             "no:cacheprovider",
             f"--basetemp={folder}",
+            "--modes=1",
             "--show-capture=no",
             *named,
         ],

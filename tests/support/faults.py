@@ -44,8 +44,10 @@ from typing import Any
 import qd
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
+from qd.drivers.types import LaneTurn
 from qd.process import proc
 from qd.worker.attempt import Attempts
+from qd.worker.lanes import LaneRun
 from qd.worker.worker import Worker
 from tests.support.processes import Procs
 from tests.support.project import SOURCE, Project
@@ -80,10 +82,12 @@ class Failpoint:
 
     def install(self) -> None:
         self._around(RedisQueue, "turn", self._turn)
+        self._around(RedisQueue, "turn_lanes", self._turn_lanes)
         self._around(RedisConnection, "send", self._send)
         self._around(Worker, "_begin", partial(self._behind, "noted"))
+        self._around(LaneRun, "take", partial(self._behind, "noted"))
         self._around(Attempts, "_fire", partial(self._before, "fire"))
-        self._around(Attempts, "run", partial(self._behind, "fired"))
+        self._around(Attempts, "perform", partial(self._behind, "fired"))
 
     def _around(self, owner: type, name: str, body: Callable[..., Any]) -> None:
         """Replace a method by `body`, which gets the method as its first argument."""
@@ -104,6 +108,13 @@ class Failpoint:
         reply = turn(queue, done, *queues)
         if done is not None or reply.reserved is not None:
             self.at("pop_replied" if done is None else "ack_replied")
+        return reply
+
+    def _turn_lanes(self, turn_lanes: Callable[..., Any], queue: RedisQueue, turn: LaneTurn) -> Any:
+        self.wire, self.turning = queue.connection, "ack" if turn.done else "pop"
+        reply = turn_lanes(queue, turn)
+        if turn.done or reply.jobs:
+            self.at("ack_replied" if turn.done else "pop_replied")
         return reply
 
     def _send(self, send: Callable[..., None], wire: RedisConnection, command: bytes) -> None:

@@ -28,6 +28,7 @@ import pytest
 
 from tests.support.processes import QD, Procs
 from tests.support.project import SOURCE, START, Project
+from tests.support.reliability import Figures
 from tests.support.tally import Ended, Run, Tally
 from tests.support.waiting import eventually
 
@@ -75,9 +76,21 @@ class Seat:
 
 
 class Fleet:
-    def __init__(self, shop: Project, seats: Sequence[Seat], *, seed: int, late: float = 0.0) -> None:
-        """late: see Tally."""
+    def __init__(
+        self,
+        shop: Project,
+        seats: Sequence[Seat],
+        *,
+        seed: int,
+        late: float = 0.0,
+        rate: int = RATE,
+        burst: float = 0.02,
+        ahead: int = 10**6,
+    ) -> None:
+        """late: see Tally. rate: jobs a second of each producer. burst: seconds between two bursts of them. ahead: jobs that
+        may be sent and not done."""
         self.shop, self.seats, self.draw = shop, seats, random.Random(seed)
+        self.rate, self.burst, self.ahead = rate, burst, ahead
         self.tally = Tally(shop.root, late=late)
         self.kills: Counter[str] = Counter()
         self.crossed: Counter[str] = Counter()  # jobs of a killed master that another version began next
@@ -105,7 +118,8 @@ class Fleet:
         assert f"runs {seat.code / 'qd'}" in seat.work.output, f"not the code of {seat.code}: {seat.work.output}"
 
     def _produce(self, number: int, seat: Seat) -> None:
-        words = [QD[0], "producer.py", str(number), str(len(self.seats)), str(self.draw.randrange(2**31)), str(RATE)]
+        numbers = (number, len(self.seats), self.draw.randrange(2**31), self.rate, self.burst, self.ahead)
+        words = [QD[0], "producer.py", *map(str, numbers)]
         env = self.shop.env(PYTHONPATH=str(seat.code))
         self.producers.append(subprocess.Popen(words, cwd=self.shop.root, env=env, stdin=subprocess.DEVNULL))
 
@@ -187,9 +201,55 @@ class Fleet:
         return not [run for run in runs if run.ended is None and self.tally.runs[run.n][-1] is run]
 
 
+def storm(fleet: Fleet, rounds: int, jobs: int = 0) -> None:
+    """In each round and seat: workers, the keeper, and the master twice. In each fifth round only the end of the lease
+    brings the jobs of a master back. There are more rounds until so many jobs were sent, and a few more if no job went from
+    one seat to the other."""
+    done = 0
+    while (
+        done < rounds or len(fleet.tally.kinds) < jobs or (done < rounds + 5 and len(+fleet.crossed) < len(fleet.seats))
+    ):
+        done += 1
+        for seat in fleet.seats:
+            fleet.kill_worker(seat)
+            fleet.kill_worker(seat)
+            fleet.kill_master(seat, by="keeper" if done % 5 else "lease")
+            fleet.kill_keeper(seat)
+            fleet.kill_worker(seat)
+            fleet.kill_master(seat, by="successor")
+    fleet.finish()
+
+
+def judge(fleet: Fleet, figures: Figures) -> None:
+    """Assert that no job is lost, has spent an attempt or ran twice without a reason, and that each seat ran jobs of each
+    producer."""
+    tally, masters = fleet.tally, {seat.name: {work.pid for work in seat.masters} for seat in fleet.seats}
+    assert not tally.unsure
+    assert not tally.open(tally.failed), "lost"
+    assert not any(fleet.standing().values())
+    assert not tally.overlaps, "in two processes at once"
+    doubles = tally.doubles()
+    assert not [double for double in doubles if not double.reason], "twice without a reason"
+    for n, runs in tally.runs.items():
+        attempts = [run.attempt for run in runs]
+        assert attempts == sorted(attempts), f"job {n}: {attempts}"
+        assert attempts[-1] == (1 if tally.kinds[n] in ONCE else 2), f"job {n} ({tally.kinds[n]}): {attempts}"
+    for number, seat in enumerate(fleet.seats):
+        assert fleet.crossed[seat.name], "no job of a killed master went on in the other seat"
+        for sender in range(len(fleet.seats)):
+            ran = any(
+                run.master in masters[seat.name]
+                for n, runs in tally.runs.items()
+                for run in runs
+                if n % len(fleet.seats) == sender
+            )
+            assert ran, f"no job of producer {sender} was run by number {number}"
+    figures.add(lost=0, doubles=len(doubles), jobs=len(tally.kinds))
+
+
 # Each job notes its start (S) and end (E), or that it has to run again (X). Those in ONCE have one attempt, so a kill that
-# spends it is a failed job.
-ONCE = ("plain", "long", "delayed", "saves", "single", "link")
+# spends it is a failed job. KINDS: weights.
+ONCE = ("plain", "long", "delayed", "saves", "single", "link", "task", "bunch")
 JOBS = """
 import qd
 print("runs", os.path.dirname(qd.__file__), flush=True)
@@ -236,25 +296,45 @@ def released(n: int) -> None:
         mark("X", n)
         current_job().release(0.1)
     mark("E", n)
-"""
 
-# sys.argv: its number, the number of producers, the seed, jobs per second. Ends when a file `enough` exists.
+KINDS = dict(plain=50, long=10, delayed=8, saves=5, single=5, shaky=5, released=5, link=5)
+"""
+# More of them, for one version only.
+MIXED = (
+    JOBS
+    + """
+import asyncio
+
+@app.job("task", tries=1)
+async def task(n: int) -> None:
+    mark("S", n)
+    await asyncio.sleep(0.01)
+    mark("E", n)
+
+KINDS = dict(plain=60, task=60, long=2, delayed=8, saves=2, single=5, shaky=4, released=4, link=5, bunch=3)
+"""
+)
+
+# sys.argv: its number, the number of producers, the seed, jobs per second, seconds between two bursts, jobs ahead. Ends when
+# a file `enough` exists.
 PRODUCER = """
 import os, random, sys, time
 import jobs
 
-number, step, seed, rate = map(int, sys.argv[1:])
+number, step, seed, rate = map(int, sys.argv[1:5])
 draw = random.Random(seed)
 log = open(f"pushed.{number}", "w", buffering=1)
 began, sent, n = time.monotonic(), 0, number
 
 def send(n):
-    kind = draw.choices(["plain", "long", "delayed", "saves", "single", "shaky", "released", "link"],
-                        [50, 10, 8, 5, 5, 5, 5, 5])[0]
+    kind = draw.choices([*jobs.KINDS], [*jobs.KINDS.values()])[0]
     numbers = [n]
     if kind == "link":
         numbers = [n, n + step, n + 2 * step]
         jobs.app.chain(*(jobs.plain.bind(each, 0.02) for each in numbers)).dispatch()
+    elif kind == "bunch":
+        numbers = [n + each * step for each in range(4)]
+        jobs.app.batch(*(jobs.plain.bind(each, 0.01) for each in numbers)).dispatch()
     elif kind in ("plain", "long", "delayed"):
         seconds = round(draw.uniform(1, 1.5) if kind == "long" else draw.uniform(0, 0.05), 3)
         job = jobs.plain.using(delay=draw.uniform(0.05, 2)) if kind == "delayed" else jobs.plain
@@ -265,10 +345,13 @@ def send(n):
         log.write(f"P {each} {kind} {each}\\n")
     return numbers[-1] + step
 
+open("ledger", "a").close()
+ledger, done = open("ledger"), 0  # of all producers
 while not os.path.exists("enough"):
-    while sent < (time.monotonic() - began) * rate:
+    done += ledger.read().count("E ")
+    while sent < (time.monotonic() - began) * rate and n // step * step < done + int(sys.argv[6]):
         n = send(n)
         sent += 1
-    time.sleep(0.02)
+    time.sleep(float(sys.argv[5]))
 jobs.app.connections.close_all()
 """

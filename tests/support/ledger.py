@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qd.payload.build import make
+from tests.support.modes import MODES
 from tests.support.payloads import push_raw
 from tests.support.project import Project
 from tests.support.redis import Client, Seen
@@ -51,12 +52,15 @@ WAYS = {"sleep": time.sleep, "hold": hold, "cpu": cpu, "sub": lambda s: subproce
 def work(n: int, seconds: float = 0.0, how: str = "sleep", again: float | None = None) -> None:
     "again: seconds once it was killed, was over its timeout, or its lease has run out."
     mark("S", n)
-    if again is not None and (current_job().attempt > 1 or json.loads(current_job().payload).get("crashes")):
+    job = current_job()
+    if again is not None and (job.attempt > 1 or job.interrupted or json.loads(job.payload).get("crashes")):
         seconds = again
     if seconds:
         WAYS[how](seconds)
     mark("E", n)
 """
+
+UNSENT = 0.05  # seconds for which a worker with several jobs may keep an ack: 10 ms, or one more short job
 
 
 class Note(NamedTuple):
@@ -84,6 +88,7 @@ class Ledger:
         self.pushed: list[int] = []
         self.ids: dict[int, str] = {}  # as in the log
         self.kills: list[Kill] = []
+        self.several = project.mode != MODES["1"]  # jobs may be in the hands of one worker
 
     # -- acting
 
@@ -168,7 +173,11 @@ class Ledger:
 
     def in_flight(self) -> set[int]:
         """The jobs that killed processes were running, or had ended but not acked."""
-        return {mine[-1].n for _, mine in self._killed()}
+        found = set[int]()
+        for kill, mine in self._killed():
+            late = [note.n for note in mine if note.kind == "E" and note.at > kill.at - UNSENT]
+            found |= {mine[-1].n, *self._running(mine), *(late if self.several else ())}
+        return found
 
     def _killed(self) -> list[tuple[Kill, list[Note]]]:
         """Each kill of a process that had begun a job, with the notes of that process until then."""
@@ -179,17 +188,26 @@ class Ledger:
         until = [(kill, [note for note in of_pid.get(kill.pid, ()) if note.at <= end]) for kill, end in ends]
         return [(kill, mine) for kill, mine in until if mine]
 
+    def _running(self, notes: Iterable[Note]) -> set[int]:
+        """The jobs that this process was running after these notes. One that raised an error has no end."""
+        running = set[int]()
+        for note in notes:
+            running = running if self.several else set()
+            running.add(note.n) if note.kind == "S" else running.discard(note.n)
+        return running
+
     def overlaps(self) -> list[int]:
         """Jobs that ran in two processes at once. An attempt without an end lasts until its process was killed, else until
-        the next note of the same process."""
+        the next note of the same process, or of the same job there if a process runs several."""
         ended_at = {kill.pid: kill.at for kill in self.kills}
         spans: dict[int, list[tuple[float, float]]] = {}
-        later: dict[int, float] = {}  # pid -> its note after this one
+        later: dict[object, float] = {}  # process, or process and job -> its note after this one
         for note in reversed(self.notes):
+            of = (note.pid, note.n) if self.several else note.pid
             if note.kind == "S":
-                end = later.get(note.pid, ended_at.get(note.pid, note.at))
+                end = later.get(of, ended_at.get(note.pid, note.at))
                 spans.setdefault(note.n, []).append((note.at, end))
-            later[note.pid] = note.at
+            later[of] = note.at
         return sorted(n for n, each in spans.items() if crosses(sorted(each)))
 
     def recoveries(self) -> list[float]:
@@ -198,8 +216,8 @@ class Ledger:
         for note in self.starts():
             starts.setdefault(note.n, []).append(note.at)
         for kill, mine in self._killed():
-            if mine[-1].kind == "S":
-                found.append(min((at for at in starts[mine[-1].n] if at > kill.at), default=float("inf")) - kill.at)
+            for n in self._running(mine):
+                found.append(min((at for at in starts[n] if at > kill.at), default=float("inf")) - kill.at)
         return found
 
     def conserve(self, *, doubles: Iterable[int] = ()) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,10 +37,12 @@ START = 60.0  # seconds that a start may take on a busy machine
 class Project:
     """`jobs` is the text of jobs.py (without an `app =` the usual imports and `app = Qd()` come first), `config` is
     added to qd.toml. `run` is the runtime folder the project's processes see, empty again after a clean end. `fresh`: its
-    programs are executed, not forked from the warm process (support/warm.py)."""
+    programs are executed, not forked from the warm process (support/warm.py). `mode`: environment variables for them."""
 
-    def __init__(self, root: Path, url: str, jobs: str = "", config: str = "") -> None:
-        self.root, self.url = root, url
+    def __init__(
+        self, root: Path, url: str, jobs: str = "", config: str = "", mode: Mapping[str, str] | None = None
+    ) -> None:
+        self.root, self.url, self.mode = root, url, mode or {}
         self.run = Path(tempfile.mkdtemp(prefix="qd-run-"))
         self.fresh = False
         self.started: list[Procs] = []
@@ -61,7 +63,7 @@ class Project:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         path = os.pathsep.join(filter(None, [str(SOURCE), kept.get("PYTHONPATH")]))
         ours = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(self.run), "NO_COLOR": "1"}
-        return {**kept, **ours, **more}
+        return {**kept, **ours, **self.mode, **more}
 
     def work(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
         """Start `qd work ...`. The test must end it; processes left running fail the test. within: prefix of the command."""

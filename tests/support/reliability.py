@@ -26,10 +26,12 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import Ledger
+from tests.support.modes import MODES
 
 HEAD = (
-    "| row | what is done to it | what holds | runs | lost | twice | back after: p50 | p99 | longest | | tests | run on |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    "| row | what is done to it | what holds | runs | modes | lost | twice | back after: p50 | p99 | longest | | tests "
+    "| run on |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
 LINE = re.compile(r"^\| (\d+\w*(?: \w+)?) \| .* \|$", re.MULTILINE)
 RUNS = 3  # the column
@@ -95,7 +97,8 @@ class Report:
         properties: dict[str, Any] = dict(report.user_properties)
         if "fault" not in properties or (report.when != "call" and report.passed):
             return
-        seen = {"outcome": report.outcome, **properties["fault"], **properties.get("figures", {})}
+        mode = properties.get("mode", "")
+        seen = {"outcome": report.outcome, "mode": mode, **properties["fault"], **properties.get("figures", {})}
         self.rows.setdefault(seen["row"], {})[report.nodeid] = seen
 
     @pytest.hookimpl(trylast=True)
@@ -151,11 +154,13 @@ def with_cells(text: str, rows: dict[str, dict[str, dict[str, Any]]]) -> str:
     before, tail = rest.split(last, 1)
     names, cells, whats = read_cells(before)
     for row, tests in rows.items():
+        of_connection: dict[str, list[dict[str, Any]]] = {}
         for test in tests.values():
             if "connection" in test:
                 whats[row] = f"{test['what']}: {test['holds']}"
-                names = list(dict.fromkeys([*names, test["connection"]]))
-                cells[row, test["connection"]] = cell_of(test)
+                of_connection.setdefault(test["connection"], []).append(test)
+        names = list(dict.fromkeys([*names, *of_connection]))
+        cells |= {(row, name): cell_of(each) for name, each in of_connection.items()}
     lines = [["row", "what is done, and what holds", *names], ["---"] * (2 + len(names))]
     lines += [[row, whats[row], *[cells.get((row, name), "") for name in names]] for row in sorted(whats, key=order)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -171,11 +176,13 @@ def read_cells(table: str) -> tuple[list[str], dict[tuple[str, str], str], dict[
     return names, cells, {row[0]: row[1] for row in rows[2:]}
 
 
-def cell_of(test: dict[str, Any]) -> str:
-    if test["outcome"] != "passed":
+def cell_of(tests: Sequence[dict[str, Any]]) -> str:
+    """The worst of all modes."""
+    if any(test["outcome"] != "passed" for test in tests):
         return "**broken**"
-    twice = f", {test['doubles']} twice" if test["doubles"] else ""
-    return f"{span(max(test['back']))}{twice}"
+    doubles = sum(test["doubles"] for test in tests)
+    longest = max(back for test in tests for back in test["back"])
+    return f"{span(longest)}{f', {doubles} twice' if doubles else ''}"
 
 
 def runs(line: str) -> int:
@@ -196,8 +203,25 @@ def line_of(row: str, tests: dict[str, dict[str, Any]]) -> str:
     counts = [str(sum(test[key] for test in measured)) if measured else "" for key in ("lost", "doubles")]
     spans = [span(share(times, part)) for part in (0.5, 0.99, 1.0)] if times else ["", "", ""]
     files = ", ".join(sorted({nodeid.split("::")[0].removeprefix("tests/") for nodeid in tests}))
-    cells = [row, seen[0]["what"], seen[0]["holds"], str(len(tests)), *counts, *spans, verdict, files, stamp()]
+    what, holds = seen[0]["what"], seen[0]["holds"]
+    cells = [row, what, holds, str(len(tests)), modes_of(seen), *counts, *spans, verdict, files, stamp()]
     return f"| {' | '.join(cells)} |"
+
+
+def modes_of(tests: Sequence[dict[str, Any]]) -> str:
+    """The modes in which they ran, each with its p50 of `back` if there are several."""
+    times: dict[str, list[float]] = {}
+    broken = {test["mode"] for test in tests if test["outcome"] != "passed"}
+    for test in tests:
+        times.setdefault(test["mode"], []).extend(test.get("back", ()))
+    if set(times) == {""}:
+        return ""
+    words = {
+        mode: f": {span(share(back, 0.5))}" if back and len(times) > 1 else ""
+        for mode in MODES
+        if (back := times.get(mode)) is not None
+    }
+    return ", ".join(f"{mode}{word}{' **broken**' if mode in broken else ''}" for mode, word in words.items())
 
 
 def span(seconds: float) -> str:

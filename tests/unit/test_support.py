@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from tests.support import warm
 from tests.support.fleet import code_of
+from tests.support.modes import MODES, chosen
 from tests.support.processes import Procs
 from tests.support.programs import missing
 from tests.support.reliability import HEAD, line_of, share, with_lines
@@ -184,7 +186,7 @@ Tests = dict[str, dict[str, Any]]
 
 
 def seen(name: str, **more: object) -> dict[str, Any]:
-    return {"what": f"kill -9 of {name}", "holds": "all of it", "slow": False, "outcome": "passed", **more}
+    return {"what": f"kill -9 of {name}", "holds": "all of it", "slow": False, "outcome": "passed", "mode": "", **more}
 
 
 def one(name: str, **more: object) -> Tests:
@@ -198,8 +200,22 @@ def rows(text: str) -> list[str]:
 def test_a_row_counts_all_of_its_tests() -> None:
     tests = one("one", lost=0, doubles=1, back=[0.1, 0.3]) | one("two", lost=2, doubles=0, back=[1.5])
     line = line_of("2", tests)
-    assert line.startswith("| 2 | kill -9 of one | all of it | 2 | 2 | 1 | 300 ms | 1.5 s | 1.5 s | holds |")
+    assert line.startswith("| 2 | kill -9 of one | all of it | 2 |  | 2 | 1 | 300 ms | 1.5 s | 1.5 s | holds |")
     assert "| faults/test_one.py, faults/test_two.py |" in line
+
+
+def test_a_row_names_its_modes_and_how_long_each_took() -> None:
+    ran = one("one", mode="1", lost=0, doubles=0, back=[0.1]) | one("two", mode="prefetch", outcome="failed")
+    assert "| 2 | 1: 100 ms, prefetch **broken** | 0 | 0 | 100 ms |" in line_of("2", ran)
+
+
+def test_a_fault_test_runs_in_each_of_its_modes_in_as_many_days() -> None:
+    monday = date(2026, 11, 23)
+    for modes in (tuple(MODES), ("1", "prefetch")):
+        days = [chosen("tests/test_some.py::test_one", modes, monday + timedelta(days)) for days in range(len(modes))]
+        assert sorted(days) == sorted(modes)
+    names = [f"tests/test_some.py::test_{number}" for number in range(100)]
+    assert {chosen(name, tuple(MODES), monday) for name in names} == set(MODES)
 
 
 def test_one_failed_test_breaks_its_row() -> None:

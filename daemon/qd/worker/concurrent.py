@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qd import events
 from qd.config.settings import Settings
 from qd.drivers.base import Connector, LaneConnector
+from qd.drivers.keyspace import keys
 from qd.drivers.types import LaneTurn, Reserved
 from qd.errors import ConnectionLost
 from qd.jobs.context import current_job
@@ -49,7 +50,7 @@ from qd.worker.outcome import Attempt, Back
 from qd.worker.settle import Settlement, log_fields, short
 from qd.worker.steps import Steps
 from qd.worker.timeout import Alarm
-from qd.worker.worker import IDLE, Worker, note_sigterm
+from qd.worker.worker import BOOTING, IDLE, Worker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -220,11 +221,16 @@ class ConcurrentWorker(Worker):
         os.register_at_fork(after_in_child=self._copied)
         self.app.connections.used = self._warn_blocking
         self._base = copy_context()
-        ready()
         watching = threading.Thread(target=self._watch, name="qd-watch", daemon=True)
         watching.start()
-        for act, name in ((self.tokens.serve, "qd-wait"), (self._serve, "qd-io")):
+        begins = threading.Event()
+        serves = partial(self._serve, begins)
+        for act, name in ((self.tokens.serve, "qd-wait"), (serves, "qd-io")):
             threading.Thread(target=act, name=name, daemon=True).start()
+        self.pool.submit(lambda: None)  # starts the first: it is ready once it needs no more threads to run a job
+        self._show(looks=True)
+        ready()
+        begins.set()
         try:
             while not self._over:
                 try:
@@ -313,8 +319,9 @@ class ConcurrentWorker(Worker):
 
     # -- the thread qd-io
 
-    def _serve(self) -> None:
+    def _serve(self, begins: threading.Event) -> None:
         self._io = threading.get_ident()
+        begins.wait()
         try:
             self._work()
         except BaseException as error:
@@ -332,17 +339,20 @@ class ConcurrentWorker(Worker):
                 self.slot[W.LEAVES] = 1
             if self._reason is not None and not self._busy and not self._ended and self._leave(self._reason):
                 return
+            may_look = False
             if self._exclusive:
                 self._wait_alone()
-            elif self._reason is None and self._may_look() and self._turns():
-                continue
+            elif self._reason is None:
+                may_look = self._may_look()
+                if may_look and self._turns():
+                    continue
             if self.answers.owes and now() - self.answers.since >= ACK_NS:
                 self._exchange(0)
-            self._rest_here()
+            self._rest_here(may_look)
 
     def _turns(self) -> bool:
         """Make a turn if jobs may be ready. False: it has nothing to do now."""
-        if not self._busy and not self.answers.owes and self._suspects_due():
+        if self._suspects_due():
             self._found_nothing = False
             self._run_suspects()
         if self._look_at and now() >= self._look_at:
@@ -557,15 +567,15 @@ class ConcurrentWorker(Worker):
             self._attend(away=True)
             self._beat()
 
-    def _rest_here(self) -> None:
+    def _rest_here(self, looks: bool) -> None:
+        """Sleep until something has changed. looks: it may take jobs."""
         if self._ended or self._calls:
             return
         if self.connection.away:
             return self.connection.pause()
-        seconds = IDLE if self.between or self.work.stop_when_empty else 1.0
-        looks = self._reason is None and not self._exclusive and not self.paused
-        if looks and not self._may_look():
-            looks, seconds = False, min(seconds, IDLE if self.board.header(H.KEEPER_CONTACT) else 0.003)
+        seconds = IDLE if self.between or self.work.stop_when_empty or not looks else 1.0
+        if not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING:
+            seconds = 0.003
         if looks and self._free:
             self._wait_for_tokens()
         else:
@@ -577,8 +587,7 @@ class ConcurrentWorker(Worker):
         if not self._busy:
             self.slot[W.LOOKED] = self._looked if looks else now()
             held = self.shut_queues.holds and not self.paused
-            at_rest = not (self._more or self._found_nothing or self.answers.owes)
-            if at_rest:
+            if not ((looks and (self._more or self._found_nothing)) or self.answers.owes):
                 self.slot[W.STATE] = SlotState.WAITING if looks or held else SlotState.IDLE
         self._show(looks)
         self._peek(seconds)
@@ -636,16 +645,26 @@ class ConcurrentWorker(Worker):
         self._alone_done.wait()
 
     def _suspects_due(self) -> bool:
-        """Whether an idle worker looks for suspects: when it is new, when a token came and no job was found, and now and
-        then; not if enough others run some."""
+        """Whether to look for suspects: a new worker, one that has found no job, and each now and then; not if enough others
+        run some. A busy worker leaves for them: the next one is new."""
         since = now() - self._suspects_at if self._suspects_at else FAR
-        if since < (self._soon if self._found_nothing else SUSPECTS_NS):
+        if self.answers.owes or since < (self._soon if self._found_nothing and not self._busy else SUSPECTS_NS):
             return False
         workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
         left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
         if len(workers) == 1 and left_at and now() - left_at < SUSPECTS_NS and not self._found_nothing:
             return False
-        return sum(slot[W.SUSPECTS] for slot in workers) < max(1, len(workers) // 4)
+        others = sum(slot[W.SUSPECTS] or (slot[W.LEAVES] if self._busy else 0) for slot in workers)
+        if others >= max(1, len(workers) // 4):
+            return False
+        if not self._busy:
+            return True
+        self._suspects_at = now()
+        space, prefix = self.queue.kept
+        with suppress(*AWAY):
+            if any(space.call("EXISTS", prefix + keys.suspects(queue)) for queue in self.work.queues):
+                self._reason, self.slot[W.LEAVES] = StopReason.MAX_JOBS, 1
+        return False
 
     def _run_suspects(self) -> None:
         """Run suspects one at a time, then leave: the next worker of this slot has no traces of them."""

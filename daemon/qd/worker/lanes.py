@@ -203,7 +203,13 @@ class JobPool:
             number = self._count
         self._tasks.put(act)
         if starts:
-            threading.Thread(target=self._work, name=f"qd-job-{number}", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=f"qd-job-{number}", daemon=True).start()
+            except RuntimeError:  # no more threads are allowed: the others run it
+                with self._lock:
+                    self._count -= 1
+                if not self._count:
+                    raise
 
     def _work(self) -> None:
         while True:

@@ -127,6 +127,7 @@ SHOWING = [
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
+@pytest.mark.modes("1", "prefetch", why="the title of a worker with several jobs names none")
 def test_no_secret_is_seen_in_log_titles_errors_failed_store_or_any_key(
     shop: Project, redis: Client, format: str
 ) -> None:
@@ -254,6 +255,7 @@ COMMANDS += [
     "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
+@pytest.mark.modes("1", "prefetch", why="the title of a worker with several jobs names none")
 def test_no_text_of_a_payload_or_an_error_forges_a_line_or_reaches_the_terminal(
     project: MakeProject, redis: Client, format: str
 ) -> None:

@@ -52,6 +52,7 @@ def test_stop_signals_end_an_idle_program_at_once_with_exit_0(shop: Project, num
 
 
 @STOPPED
+@pytest.mark.modes("1", "prefetch", why="a second job would run at the same time")
 def test_term_finishes_the_current_job_and_takes_no_other(shop: Project, witness: Witness) -> None:
     work = ready(shop)
     shop.qd("dispatch", "lasts", "--count", "2")

@@ -98,7 +98,7 @@ def test_each_malformed_payload_is_kept_once_unchanged_and_the_jobs_behind_it_ru
 @pytest.mark.leaves("queues:default", "queues:default:delayed", "queues:default:notify")  # what is held, and its turn
 @ROW_24
 def test_odd_payloads_kill_no_worker_and_each_stays_in_one_place(
-    shop: Project, witness: Witness, redis: Client
+    shop: Project, witness: Witness, redis: Client, mode: str
 ) -> None:
     work = ready(shop, "--log-level", "debug")
     workers = waiting(work)
@@ -114,7 +114,9 @@ def test_odd_payloads_kill_no_worker_and_each_stays_in_one_place(
         return done + len(failed(redis)) + held == len(corpus)
 
     eventually(accounted, what="every odd payload done, failed or held")
-    assert waiting(work) == workers, "a worker died of a payload"
+    assert not work.matches("worker.died"), "a worker died of a payload"
+    if mode != "concurrency":  # there, a worker that has run a job with an unanswered mark leaves
+        assert waiting(work) == workers
     bounded(work)
     work.stop()
 

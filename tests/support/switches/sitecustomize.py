@@ -124,8 +124,28 @@ def spending(real: Callable[..., Any]) -> Callable[..., Any]:
     return by_job
 
 
+def blind(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker with prefetched jobs does not see that the keeper takes them back."""
+
+    def next_held(ahead: Any) -> Any:
+        batch, ahead._batch = ahead._batch, -1
+        try:
+            return real(ahead)
+        finally:
+            ahead._batch = batch
+
+    return next_held
+
+
+def first_seats(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Only the first lane of each worker has its lease renewed."""
+    return lambda keeper: [seat for seat in real(keeper) if seat < 256]
+
+
 SCRIPTS = "qd.drivers.keyspace.base"
 FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
+FENCE = "if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end"
+NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end"
 
 # Mechanism -> patches of modules.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
@@ -155,6 +175,11 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
     "put back at no cost": [("qd.worker.outcome", replaced("Outcomes.by_job", spending))],
+    "recall": [("qd.worker.prefetch", replaced("LaneConnection.next_held", blind))],
+    "fence": [(SCRIPTS, script_without("lanes", FENCE, ""))],
+    "proof": [("qd.process.scoreboard", replaced("Scoreboard.finished", never(0)))],
+    "suspects": [(SCRIPTS, script_without(name, NOT_ALONE, "crashes = crashes + 1")) for name in ("lanes", "turn")],
+    "renewal of lanes": [("qd.keeper.keeper", replaced("Keeper._seats", first_seats))],
     "nothing": [],
 }
 

@@ -268,3 +268,12 @@ def test_a_job_has_ended_when_its_tasks_and_threads_have(loop: asyncio.AbstractE
 
     loop.run_until_complete(steps.first(loop, whole(), owner, context_of(owner)))
     assert order == ["task", "thread", "ended"]
+
+
+def test_an_exception_that_is_on_its_way_is_taken_back_when_the_job_ends(
+    alarm: LaneAlarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr("qd.worker.lanes.raise_in", lambda thread, kind: raised.append(kind and kind.__name__))
+    alarm.guard(lambda: alarm.end(Why.CANCEL), 0.0)
+    assert raised == ["JobCancelled", None]
