@@ -344,7 +344,7 @@ def test_a_user_with_missing_key_rights(shop: Project, own: Server) -> None:
 
 def test_a_user_with_exactly_the_keys_of_its_queue_passes(shop: Project, own: Server) -> None:
     with own.client() as client:
-        kinds = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths")
+        kinds = ("delayed", "reserved", "notify", "owners", "paused", "failed", "failed_at", "deaths", "suspects")
         names = ["queues:default", *(f"queues:default:{kind}" for kind in kinds), "qd:masters", "qd:restart", "qd:down"]
         client.call("ACL", "SETUSER", "narrow", "on", ">pw", "+@all", *(f"~{name}" for name in names))
         use_url(shop, own.tcp_url.replace("//", "//narrow:pw@"))

@@ -59,7 +59,7 @@ def monitor(server: Server):
 def test_monitor_shows_one_job_as_on_the_page(project: Callable[..., Project], monitor: Monitor) -> None:
     shop = project("@app.job('mail.welcome', queue='mail')\ndef welcome(to: str) -> None:\n    print(to, flush=True)\n")
     shop.qd("dispatch", "mail.welcome", "to=x", "--queue", "other")  # the first one loads the script
-    work = shop.work("mail", "-w", "1", "--sleep", "10m")
+    work = shop.work("mail", "-w", "1", "--sleep", "10m", "--prefetch", "1")
     eventually(lambda: "client BLPOP queues:mail:notify" in recorded(monitor), 60)
     so_far = len(beats(monitor))
     eventually(lambda: len(beats(monitor)) > so_far, 60)  # a beat during the push would wake the worker once more

@@ -62,6 +62,8 @@ class Estimate:
         self._last = 1
 
     def ran(self, job: Reserved, took: float) -> None:
+        if self._fixed:
+            return
         name = name_of(job.member)
         before = self._averages.get(name)
         if before is None and len(self._averages) >= NAMES:
@@ -111,6 +113,7 @@ class LaneConnection(WorkerConnection):
         self.held = deque[Reserved]()
         self.back = list[Reserved]()
         self.lost: Callable[[Sequence[Reserved]], None] = lambda jobs: None
+        self.started = 0  # turn of the job that was started last; those of a batch ascend by one, in its order
         self._batch, self._first, self._until, self._woke = 0, True, 0, 0
 
     # -- one turn
@@ -131,7 +134,9 @@ class LaneConnection(WorkerConnection):
         slot[W.LANES] = jobs[-1].lane if jobs else 0
         if jobs:
             self.rota.took(jobs[0].queue, time.monotonic())
-            self._batch = slot[W.BATCH] = batch_of(jobs[0].turn, len(jobs))
+            first = jobs[0].turn
+            self.started = first - 1
+            self._batch = slot[W.BATCH] = batch_of(first, len(jobs))
             self._first, self._until = True, sent_at + WINDOW_NS
         if len(jobs) > 1:
             slot[W.HELD_AT] = sent_at
@@ -151,15 +156,18 @@ class LaneConnection(WorkerConnection):
         job = self.held[0]
         if not self._first and (boottime_ns() > self._until or not self.estimate.fits(job)):
             return None
-        self.slot[W.STARTED] = job.turn
-        if self.slot[W.RECALL] == self._batch:
+        words = self.slot.words
+        words[W.STARTED] = self.started + 1
+        if words[W.RECALL] == self._batch:
             return None
         self._first = False
+        self.started += 1
         return self.held.popleft()
 
     def finish(self, job: Reserved) -> None:
+        """job: the one that was started last."""
         self.finished.append(job)
-        self.slot[W.PROOF] = self.board.proof_of(job.turn)
+        self.slot.words[W.PROOF] = self.board.proof_of(self.started)
 
     def _keep_held(self) -> None:
         """Nothing that is held now will start."""

@@ -151,7 +151,7 @@ class Worker:
 
     def _beat(self, seconds: float = 0.0) -> None:
         """Write a heartbeat for the master; the next one may take `seconds`."""
-        self.slot[W.BEAT] = now() + int(seconds * 1e9)
+        self.slot.words[W.BEAT] = now() + int(seconds * 1e9)
 
     def _reason_to_stop(self) -> StopReason | None:
         self.slot.words[W.BEAT] = at = now()
@@ -275,7 +275,7 @@ class Worker:
     # -- run it
 
     def _do(self, job: Reserved) -> None:
-        self._queue, self._turn = job.queue, job.turn
+        self._queue, self._turn = job.queue, job.turn if self.ahead is None else self.ahead.started
         self.checkpoints.begin(job)
         outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
         held = self.checkpoints.end()

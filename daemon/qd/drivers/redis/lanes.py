@@ -27,6 +27,7 @@ from qd.process import SLOTS
 ASKED = 500  # owners that a command reads
 SETTLED, SETTLED_BYTES = 100, 16 << 20  # answers of a step
 NEW, DELAY = b'"attempts":0', b',"delay":null}'
+FIELDS = len(b'"attempts":1,"rsv":""')
 TURNED = (
     keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused, keys.failed, keys.failed_at,
     keys.suspects,
@@ -126,10 +127,10 @@ class LaneQueue(KeyspaceQueue):
         if found[1] == b"alone":
             _, _, member, mark, start, length, before = found
             return (Reserved(queue, member, mark.decode(), start, length, before),)
-        jobs = list[Reserved]()
+        jobs, number = list[Reserved](), int(slot)
         for turn, (lane, member) in enumerate(zip(lanes, found[2:], strict=False), first):
-            mark = f"{token}.{int(slot) + SLOTS * lane}.{turn}.1"
-            length = len(b'"attempts":1,"rsv":""') + len(mark)
+            mark = f"{token}.{number + SLOTS * lane}.{turn}.1"
+            length = FIELDS + len(mark)
             start = len(member) - length - (len(DELAY) if member.endswith(DELAY) else 1)
             jobs.append(Reserved(queue, member, mark, start, length, NEW))
         return tuple(jobs)
