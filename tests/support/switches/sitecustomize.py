@@ -143,7 +143,8 @@ def first_seats(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SCRIPTS = "qd.drivers.keyspace.base"
-FRESH = "      if may_be_tied(p) then q, once_leased = taken(p, KEYS[i] .. ':keyed', locks) end\n"
+FRESH = "if may_be_tied(p) then q, once_leased = rarely().taken("
+OWNED, OWNED_TOO = (f"redis.pcall('HSET', owners, owner, text{more})" for more in ("", ", unpack(also)"))
 FENCE = "if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end"
 NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end"
 
@@ -151,11 +152,13 @@ NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = cra
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "renewal": [("qd.keeper.keeper", replaced("Keeper._renews", never(False)))],
     "owner mark": [
-        (SCRIPTS, script_without("turn", "redis.pcall('HSET', KEYS[i + 4], owner, text)", "0")),
+        (SCRIPTS, script_without("turn", OWNED, "0")),
+        (SCRIPTS, script_without("lanes", OWNED_TOO, "redis.pcall('HSET', owners, unpack(also))")),
+        (SCRIPTS, script_without("lanes", "unpack(pairs_of))", "field, last)")),
     ],
     "end with the master": [("qd.process.proc", replaced("set_pdeathsig", never(True)))],
     "hard kill": [("qd.master.watchdog", replaced("Watchdog.check", never(None)))],
-    "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"      redis.call('LPOP', ready)\n{FRESH}"))],
+    "read before pop": [(SCRIPTS, script_without("turn", FRESH, f"redis.call('LPOP', list)\n{FRESH}"))],
     "reclaim only when long connected": [("qd.keeper.keeper", replaced("Keeper._reclaims_until", never(1e12)))],
     "hand-back": [("qd.keeper.dead_workers", replaced("DeadWorkers._move", as_a_crash))],
     "worker first for the OOM killer": [("qd.process.proc", replaced("oom_score_adj", never(True)))],
@@ -169,7 +172,9 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
-    "one job a worker": [(SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i], owner)", "false"))],
+    "one job a worker": [
+        (SCRIPTS, script_without("turn", "redis.call('HGET', KEYS[i + 5], owner) then", "false then"))
+    ],
     "a lock is its job's": [(SCRIPTS, script_without("hold", "elseif places[i] ~= owner then", "else"))],
     "a window that slides": [
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
