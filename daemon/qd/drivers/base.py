@@ -313,9 +313,12 @@ class KeeperConnector(Connector, Protocol):
 class LaneConnector(KeeperConnector, Protocol):
     """A connection on which a worker may hold several jobs: prefetch and concurrency. Without it they are 1.
 
-    keeps_suspects: it keeps jobs that may have killed a worker apart from the ready ones. Concurrency needs that."""
+    keeps_suspects: it keeps jobs that may have killed a worker apart from the ready ones. Concurrency needs that.
+    fetches_ahead: prefetch = "auto" fetches several. Not on a cluster, where the answers for an unreachable node are left on
+    another one by one."""
 
     keeps_suspects: bool
+    fetches_ahead: bool
 
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
         """Ack the finished jobs, put back the unstarted ones and reserve, in one call. It reserves at most one job for each

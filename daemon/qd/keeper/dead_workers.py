@@ -56,12 +56,9 @@ class DeadWorkers:
         queues: tuple[str, ...],
         context: ChildContext,
         log: Log,
-        *,
-        concurrent: bool = False,
     ) -> None:
-        """concurrent: workers run several jobs at once."""
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
-        self.lanes, self.concurrent = with_lanes(queue), concurrent
+        self.lanes = with_lanes(queue)
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> settled generation, until when it is checked again
         self._dead: list[MasterReport] | None = None  # masters still to be settled; None: not read yet
@@ -150,7 +147,7 @@ class DeadWorkers:
         board, fates = self.context.board, list[tuple[Reserved, Fate]]()
         last = board.finished(slot, [job.turn for job in jobs])
         for job in jobs:
-            if self.concurrent:
+            if slot[W.SEVERAL]:
                 lane = board.lane(slot.number, split_mark(job.mark).lane)
                 finished = lane[L.PROOF] == board.proof_of(job.turn)
                 started = lane.state == (job.turn, LaneState.STARTED)
@@ -166,7 +163,7 @@ class DeadWorkers:
             return LaneAnswer(job.owner, job.member)
         if fate is Fate.HELD:
             return LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark))
-        if not self.concurrent:
+        if not slot[W.SEVERAL] or job.turn == slot[W.STARTED]:  # it ran alone; the second: an exclusive job
             self._answer(job, slot, JobWords.of(slot), job.owner)
             return None
         if verdict in (Verdict.CRASH, Verdict.MEMORY) and blamed in (0, job.turn):

@@ -94,7 +94,7 @@ class Keeper:
         self.longest = max(0.1, self.lease / 3)  # seconds between two beats, where that is less than one
         self.gap = min(1.0, self.longest) + max(0.5, self.lease / 6)  # seconds: a longer pause between two interrupts
         self.queues = tuple(dict.fromkeys((*settings.work.queues, *also)))
-        self.dead_workers = DeadWorkers(queue, self.queues, context, log, concurrent=settings.work.concurrency > 1)
+        self.dead_workers = DeadWorkers(queue, self.queues, context, log)
         lanes = with_lanes(queue)
         self.recall = Recall(lanes, self.queues, context.board, context.token) if lanes is not None else None
         self.retention = FailedRetention(
@@ -269,7 +269,7 @@ class Keeper:
 
     def _runs(self, slot: Slot, seat: int, turn: int) -> bool:
         """Whether the job of this turn, in a lane, is running as far as the scoreboard tells."""
-        if self.settings.work.concurrency > 1:
+        if slot[W.SEVERAL]:
             return self.board.lane(slot.number, seat // SLOTS).state == (turn, LaneState.STARTED)
         return slot[W.STARTED] == turn and bool(slot[W.JOB_AT])
 

@@ -60,7 +60,7 @@ class Recall:
         """Nothing of this batch starts any more. The worker may have taken another batch meanwhile: that is not touched."""
         turns = turns_of(batch)
         jobs = [job for job in jobs_of(self.lanes, self.queues, self.token, slot.number) if job.turn in turns]
-        last = self.board.finished(slot, [job.turn for job in jobs])
+        last = min(self.board.finished(slot, [job.turn for job in jobs]), turns[-1])
         slot[W.SETTLED] = max(slot[W.SETTLED], last)  # before the ack: the worker's own ack may find them gone
         for queue in self.queues:
             answers = [

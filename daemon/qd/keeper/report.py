@@ -114,7 +114,7 @@ class Report:
         """Of several jobs: the LONGEST that have been running for the longest time, and the number of all."""
         busy = slot[W.STATE] == SlotState.BUSY
         job = {"job": slot.job, "queue": slot.queue, "since": self._since(slot[W.JOB_AT])} if busy else {}
-        several = self.settings.work.concurrency > 1 and busy
+        several = bool(slot[W.SEVERAL]) and busy
         lanes = sorted(self.board.started(slot), key=lambda lane: lane[L.JOB_AT]) if several else []
         jobs = [
             {"job": lane.job, "queue": lane.queue, "since": self._since(lane[L.JOB_AT])} for lane in lanes[:LONGEST]

@@ -302,10 +302,10 @@ class Children:
             its = lane.state[0] & 0xFFFFFFFF
             if turn is None or turn == its:
                 lane[L.WHY], found = why | its << 8, True
-        if not found or turn is None:
-            if turn is not None and turn != current:
-                return False
+        if turn is None or turn == current:
             worker.slot[W.WHY] = why | current << 8
+        elif not found:
+            return False
         worker.send(signal.SIGALRM)
         return True
 

@@ -3,7 +3,7 @@
     over its deadline (or cancelled) by 0.4 s -> the worker drains, another starts beside it -> its other jobs have ended, or
                                                  25 s are over -> killed; this job has timed out, the others go back
     one step of a task for 1 s                -> loop.blocked, with the stack
-    that for block_timeout, or its job is 0.4 s over its deadline -> killed at once: no other task can go on
+    that for 10 s, or its job is 0.4 s over its deadline -> killed at once: no other task can go on
 
 While a step blocks the loop, its time is not counted against the other jobs. W.BLAME tells the keeper which job it was.
 """
@@ -42,9 +42,9 @@ class LaneWatch:
 
     def check(self, work: WorkOptions) -> None:
         self._next = None
-        if work.concurrency == 1:
-            return
         for worker in self.children.of(Role.WORKER):
+            if not worker.slot[W.SEVERAL]:
+                continue
             if worker.slot[W.LEAVES] and not work.no_respawn:
                 worker.draining = True
             if worker.pid and worker.verdict is None and worker.slot[W.STATE] == SlotState.BUSY:
@@ -91,12 +91,13 @@ class LaneWatch:
             if worker.late_at == 0:
                 worker.stack_at = 0
         seconds = (now() - worker.step_at) / 1e9
-        return (seconds, step[0]) if step[0] and seconds >= EACH - 0.01 else (0.0, 0)
+        return (seconds, step[0]) if step[0] else (0.0, 0)
 
     def _late(self, worker: Worker, blocked: float, turn: int) -> tuple[int, list[Late]]:
         """How many jobs are running, and those that should have ended."""
         board, slot, at = self.children.board, worker.slot, now()
-        states, deadlines, over = (board.lane_words(slot, word) for word in (L.STATE, L.DEADLINE, L.OVER))
+        words = (L.STATE, L.DEADLINE, L.OVER, L.THREAD)
+        states, deadlines, over, threads = (board.lane_words(slot, word) for word in words)
         running, late = 0, list[Late]()
         for number, state in enumerate(states, 1):
             if state & 3 != LaneState.STARTED:
@@ -109,7 +110,9 @@ class LaneWatch:
             for moment, verdict in ((deadline, Verdict.TIMEOUT), (cancelled, Verdict.CANCELLED)):
                 if not moment:
                     continue
-                by = (at - moment) / 1e9 - (blocked if its != turn else 0.0)
+                # A task waits while the step of another runs, which began up to EACH before it was first seen.
+                waited = blocked + EACH if turn and its != turn and not threads[number - 1] else 0.0
+                by = (at - moment) / 1e9 - waited
                 if by > GRACE:
                     late.append(Late(its, number, by, verdict))
                     break

@@ -211,7 +211,7 @@ class WorkOptions:
     @property
     def lanes(self) -> int:
         """Lanes that each worker needs besides lane 0."""
-        return self.concurrency if self.concurrency > 1 else PREFETCHED
+        return max(PREFETCHED, self.concurrency)  # enough for either, since a reload may change both
 
     @property
     def runs_schedule(self) -> bool:

@@ -34,7 +34,7 @@ from qd.process import SLOTS
 from qd.process.exit_codes import OVER_TIMEOUT
 
 WORD = 2**64 - 1  # the largest value of a word
-WORDS = 40  # a slot's numbers
+WORDS = 42  # a slot's numbers
 NAME, QUEUE = 96, 64  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 LANE_WORDS = 12
@@ -160,6 +160,7 @@ class W:
     BLAME = 37  # master: turn of the job that ended the worker, 0 unknown
     LEAVES = 38  # worker: 1 once it takes no more jobs and only lets its jobs finish
     SUSPECTS = 39  # worker: 1 while it runs suspects
+    SEVERAL = 40  # worker: 1 if it runs several jobs at once, so that its lanes have words of their own
 
 
 MOST_LANES = 1024
@@ -276,7 +277,7 @@ class Scoreboard:
 
     def started(self, slot: Slot) -> list[Lane]:
         """The lanes of the slot whose jobs have started, and may have finished."""
-        states = self.lane_words(slot, L.STATE)
+        states = self.lane_words(slot, L.STATE) if slot[W.SEVERAL] else []
         return [self.lane(slot.number, n) for n, state in enumerate(states, 1) if state & 3 == LaneState.STARTED]
 
     def proof_of(self, turn: int) -> int:

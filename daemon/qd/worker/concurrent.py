@@ -37,9 +37,10 @@ from qd import events
 from qd.config.settings import Settings
 from qd.drivers.base import Connector, LaneConnector
 from qd.drivers.keyspace import keys
-from qd.drivers.types import LaneTurn, Reserved
+from qd.drivers.types import LaneAnswer, LaneTurn, Reserved
 from qd.errors import ConnectionLost
 from qd.jobs.context import current_job
+from qd.payload.reservation import unstarted
 from qd.process import proc
 from qd.process.descriptors import ready_of
 from qd.process.exit_codes import StopReason
@@ -213,6 +214,7 @@ class ConcurrentWorker(Worker):
     # -- the main thread
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        self.slot[W.SEVERAL] = 1
         self._open()
         self.mailbox.heard = self._heard
         self.loop = asyncio.new_event_loop()
@@ -430,7 +432,12 @@ class ConcurrentWorker(Worker):
             if job.mark not in there:
                 self._release(job.lane)
         self.answers.finished = [job for job in held if job.mark in done]
-        new = [job for job in held if job.mark not in known | done]
+        found = [job for job in held if job.mark not in known | done]
+        for job in found:
+            if not job.lane:  # a suspect: it must not run beside others
+                text = unstarted(job.member, job.mark)
+                self.lanes.settle_lanes(job.queue, [LaneAnswer(job.owner, job.member, text, suspect=True)])
+        new = [job for job in found if job.lane]
         self._asked = [lane for lane in self._asked if lane not in {job.lane for job in new}]
         self._release_asked()
         self._start(new)
@@ -626,10 +633,13 @@ class ConcurrentWorker(Worker):
             run = self._exclusive.popleft()
             assert run.job is not None
             run.words.set(run.turn, LaneState.STARTED)
+            self.slot[W.STARTED] = run.turn  # nothing runs beside it: it is to blame for the worker's death
+            before = len(self.answers.finished)
             self._run_alone(run.job)
+            self.slot[W.STARTED] = 0
             run.checkpoints.end()
             del self._busy[run.number]
-            if run.job not in self.answers.finished:
+            if len(self.answers.finished) == before:  # it is answered
                 self._release(run.number)
             self._more = True
         elif now() >= self._exclusive_until or self._reason is not None:

@@ -79,8 +79,9 @@ class LaneAlarm(Alarm):
 
     def moved(self, ns: int) -> None:
         """The loop was blocked by another job for so long."""
-        if self._inside and self.deadline:
-            self.deadline = self.words[L.DEADLINE] = self.deadline + ns
+        with self._lock:
+            if self._inside and self.deadline and not self.words[L.THREAD]:
+                self.deadline = self.words[L.DEADLINE] = self.deadline + ns
 
     def ends(self) -> None:
         with self._lock:

@@ -9,9 +9,10 @@
 
 k doubles from turn to turn as long as k jobs fit into 5 ms, by the highest average of the names that ran lately.
 
-Safety depends on no clock. Before a job starts, the worker writes its turn into STARTED, then reads RECALL; the keeper
-writes RECALL, waits, then reads STARTED. A worker that finds its batch recalled starts nothing of it and puts back, under
-the marks of this batch, what it still holds: what the keeper has put back already has no such mark any more.
+Safety depends on no clock but one: the keeper's wait lets every processor see RECALL. Before a job starts, the worker
+writes its turn into STARTED, then reads RECALL; the keeper writes RECALL, waits, then reads STARTED. A worker that finds its
+batch recalled starts nothing of it and puts back, under the marks of this batch, what it still holds: what the keeper has
+put back already has no such mark any more.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class LaneConnection(WorkerConnection):
         words = self.slot.words
         words[W.STARTED] = self.started + 1
         if words[W.RECALL] == self._batch:
+            words[W.STARTED] = self.started  # it has not
             return None
         self._first = False
         self.started += 1
@@ -189,6 +191,8 @@ class LaneConnection(WorkerConnection):
         self._away_since = self._away_since or time.monotonic()
         self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
         self._keep_held()
+        if self.back:
+            self.slot[W.HELD_AT] = 1  # long ago: the keeper puts them back if it reaches the server
 
     def query_owned(self) -> None:
         """A broken turn may have acked, put back and reserved. What it reserved is put back by the next turn."""

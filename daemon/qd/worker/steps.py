@@ -59,11 +59,11 @@ class Stepped(Coroutine[Any, Any, Any]):
         try:
             return go(*args)
         finally:
-            slot[W.STEP] = before
             if steps.copied:
                 fork.leave(0)  # a copy of the worker that the job has forked: the other jobs are not its own
             if (took := now() - began) > LONG_NS and not before:
-                steps.blocked(took, self._owner.turn)
+                steps.blocked(took, self._owner.turn)  # before STEP is 0: the master sees a step, or later deadlines
+            slot[W.STEP] = before
 
     def close(self) -> None:
         self._coroutine.close()

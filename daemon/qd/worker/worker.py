@@ -69,7 +69,9 @@ class Worker:
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
-        lanes, prefetch = with_lanes(queue), self.work.prefetch if context.waker is not None else 1  # 0: auto
+        lanes, prefetch = with_lanes(queue), self.work.prefetch  # 0: auto
+        if context.waker is None or (lanes is not None and not prefetch and not lanes.fetches_ahead):
+            prefetch = 1
         self.connection = WorkerConnection(queue, rota, self.log, self._rest_while_away)
         self.ahead: LaneConnection | None = None
         if lanes is not None and prefetch != 1 and not (self.work.once or self.work.rest):

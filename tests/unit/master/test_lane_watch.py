@@ -30,7 +30,7 @@ class Watched:
         self.slot, self.sent = self.worker.slot, list[int]()
         monkeypatch.setattr(Worker, "send", lambda worker, number: self.sent.append(number))
         monkeypatch.setattr("qd.process.fork.kill_group", lambda pid: None)
-        self.slot[W.STATE], self.slot[W.LANES] = SlotState.BUSY, 3
+        self.slot[W.STATE], self.slot[W.LANES], self.slot[W.SEVERAL] = SlotState.BUSY, 3, 1
         self.lanes = [board.lane(0, number) for number in (1, 2, 3)]
         for turn, lane in enumerate(self.lanes, 1):
             lane.set(turn, LaneState.STARTED)

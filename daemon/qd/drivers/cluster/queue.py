@@ -63,6 +63,7 @@ ENDS = (
 
 class ClusterQueue(LaneQueue):
     stays = STAYS
+    fetches_ahead = False
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class DatabaseQueue(KeyspaceQueue):
     """space: the keyspace of the same database; the table of jobs uses its connection."""
 
     space: DatabaseKeyspace
-    keeps_suspects = False
+    keeps_suspects, fetches_ahead = False, True
 
     def __init__(
         self,

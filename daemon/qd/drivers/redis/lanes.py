@@ -73,7 +73,7 @@ class LaneQueue(KeyspaceQueue):
     """run: queues on one server."""
 
     answers = (*KeyspaceQueue.answers, "lanes", "held_lanes")
-    keeps_suspects = True
+    keeps_suspects = fetches_ahead = True
 
     @cached_property
     def _known(self) -> dict[str, int]:
