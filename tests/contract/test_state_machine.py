@@ -149,7 +149,7 @@ MUTANTS = {
         "settle_lanes", {"if #gone > 0 then redis.call('ZREM', KEYS[2], unpack(gone)) end\n": ""}
     ),
     "a job beside others that counts a crash": Mutant(
-        "lanes", {"    if not suspect then crashes": "    if true then crashes"}
+        "lanes", {"if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes": "if true then crashes"}
     ),
     "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
     "an ack without a check": Mutant("ack", {"return held and 1 or 0": "return 1"}),
