@@ -96,18 +96,27 @@ class Option(NamedTuple):  # a dataclass would cost a millisecond at every start
         """The value of this option from a file, the environment, a flag or code. Raises ValueError."""
         if self.auto and value == "auto":
             return "auto"
-        found = KINDS[self.kind](value)
+        try:
+            found = KINDS[self.kind](value)
+        except ValueError:
+            if self.at_most:
+                raise ValueError(f"{value!r} is not a whole number {self._span}") from None
+            raise
         if self.choices and found not in self.choices:
             near = kinds.did_you_mean(str(found), self.choices)
             raise ValueError(f"{found!r} is not one of {', '.join(self.choices)}{near}")
         if self.kind == "size" and 0 < found < 1 << 20:  # Laravel's --memory=128 means megabytes
             hint = f" (write '{value}M' for megabytes)" if str(value).isdigit() else ""
             raise ValueError(f"{value} is {found} bytes, less than a megabyte{hint}")
+        if self.at_most and not self.at_least <= found <= self.at_most:
+            raise ValueError(f"{found:g} is not {self._span}")
         if self.kind in ("count", "span") and found < self.at_least:
             raise ValueError(f"{found:g} is too small (at least {self.at_least:g})")
-        if self.at_most and found > self.at_most:
-            raise ValueError(f"{found:g} is too large (at most {self.at_most:g})")
         return found
+
+    @property
+    def _span(self) -> str:
+        return f"from {self.at_least:g} to {self.at_most:g}{', or auto' if self.auto else ''}"
 
 
 _UNITS = {"span": "seconds", "spans": "seconds", "size": "bytes"}
@@ -161,11 +170,11 @@ class WorkOptions:
         shown="auto, the CPUs granted",
     )  # fmt: skip
     prefetch: int = option(
-        1, "count", "fetch up to this many jobs with one call, 1: none ahead", auto=True, unit="jobs",
+        1, "count", "fetch up to this many jobs with one call, 1 to 100 or auto", auto=True, unit="jobs",
         shown="auto, more for shorter jobs", at_least=1, at_most=PREFETCHED,
     )  # fmt: skip
     concurrency: int = option(
-        1, "count", "run up to this many jobs at once in each worker, async jobs as tasks, others in threads",
+        1, "count", "run up to this many jobs at once in each worker, 1 to 1000: async jobs as tasks, others in threads",
         unit="jobs", at_least=1, at_most=1000,
     )  # fmt: skip
     once: bool = option(False, "switch", "run one job and exit", in_file=False, environ="")

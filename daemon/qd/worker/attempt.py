@@ -82,7 +82,7 @@ class Coroutines:
         except asyncio.CancelledError as cancelled:
             if alarm.ended_by is not None:
                 raise alarm.ended_by.with_traceback(cancelled.__traceback__) from None  # where it was cancelled
-            raise RuntimeError("the job cancelled itself") from None
+            raise RuntimeError("its task was cancelled by code of the app") from None
         finally:
             alarm.cancel = None
             left = asyncio.all_tasks(loop)

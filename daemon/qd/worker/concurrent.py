@@ -17,6 +17,7 @@ worker that leaves afterwards.
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import logging
 import os
@@ -43,7 +44,7 @@ from qd.jobs.context import current_job
 from qd.payload.reservation import unstarted
 from qd.process import proc
 from qd.process.descriptors import ready_of
-from qd.process.exit_codes import StopReason
+from qd.process.exit_codes import Exit, StopReason
 from qd.process.scoreboard import ALIVE, H, L, LaneState, Role, Scoreboard, Slot, SlotState, W, Why, now
 from qd.worker.connection import AWAY, WorkerConnection
 from qd.worker.lanes import JobPool, LaneRun, waited
@@ -327,10 +328,18 @@ class ConcurrentWorker(Worker):
         try:
             self._work()
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno == errno.EBADF:
+                self._leave_without_descriptors()
             self._broken = error
         finally:
             self._over = True
             self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _leave_without_descriptors(self) -> None:
+        """Nothing can be answered from here: the keeper does it. Jobs that were running are suspects."""
+        reason = "a job closed this worker's file descriptors; the worker is being replaced"
+        self.log.error("worker.descriptors_closed", reason=reason)
+        os._exit(int(Exit.RAISED))
 
     def _work(self) -> None:
         while True:

@@ -439,7 +439,11 @@ class LaneRun:
 
     def _meaning(self, cancelled: asyncio.CancelledError) -> BaseException:
         by = self.alarm.ended_by
-        return RuntimeError("the job cancelled itself") if by is None else by.with_traceback(cancelled.__traceback__)
+        return (
+            RuntimeError("its task was cancelled by code of the app")
+            if by is None
+            else by.with_traceback(cancelled.__traceback__)
+        )
 
     def _cancel(self) -> None:
         """On the loop: cancel it until it ends."""
