@@ -61,7 +61,6 @@ def killed(shop: Project, file: Path, each: int, *words: str, **env: str) -> Pro
 
 
 @EACH
-@pytest.mark.modes("1", why="its kills are counted in the turn of a worker with one job")
 def test_workers_killed_while_writing_a_record_leave_each_job_in_one_place(
     each: int, project: MakeProject, redis: Client
 ) -> None:
@@ -69,7 +68,8 @@ def test_workers_killed_while_writing_a_record_leave_each_job_in_one_place(
     file = shop.run / "lines"
     for n in range(count):
         push(redis, "fails", n=n)
-    work = killed(shop, file, each, "work", "-w", "1", "--max-crashes", "100000")
+    # prefetch 1: the kills are counted in `turn`
+    work = killed(shop, file, each, "work", "-w", "1", "--max-crashes", "100000", "--prefetch", "1")
     all_jobs = Counter(range(count))
 
     def over() -> bool:

@@ -41,6 +41,7 @@ def each_ran_once(ledger: Ledger, *works: Procs) -> None:
 
 
 @pytest.mark.usefixtures("clean_redis")
+@pytest.mark.modes("1", "prefetch", why="workers with room for more jobs look for suspects now and then")
 @pytest.mark.fault(
     "8",
     "jobs that run for many times retry_after, sleeping, computing and in C, on two hosts",

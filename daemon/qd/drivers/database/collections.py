@@ -152,17 +152,20 @@ def ltrim(step: Step, words: Words) -> StatusReply:
 
 
 def zadd(step: Step, words: Words) -> int:
-    """ZADD name [XX | NX] score member ..."""
+    """ZADD name [XX | NX] [CH] score member ..."""
     name, *rest = words
     only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
-    added = pairs(rest[1:] if only_old or only_new else rest)
+    rest = rest[1:] if only_old or only_new else rest
+    changed = rest[0].upper() == b"CH"
+    added = pairs(rest[1:] if changed else rest)
     # If a member is given twice, the last score counts; with NX the first, since the member is not new any more.
     scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
     found = step.get(name, ZSET) if only_old else step.change(name, ZSET)
     old = items.some(step, found, scores)
     new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
     new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
-    return items.put(step, found, {each: (score, None) for each, score in new.items()})
+    count = items.put(step, found, {each: (score, None) for each, score in new.items()})
+    return len(new) if changed else count
 
 
 def zscore(step: Step, words: Words) -> bytes | None:

@@ -146,15 +146,17 @@ def ltrim(step: Step, place: QueueKey, words: Words) -> StatusReply:
 
 
 def zadd(step: Step, place: QueueKey, words: Words) -> int:
-    only_old = words[0].upper() == b"XX"
-    for score, payload in pairs(words[1:] if only_old else words):
+    only_old, changed = words[0].upper() == b"XX", 0
+    words = words[1:] if only_old else words
+    counts = words[0].upper() == b"CH"
+    for score, payload in pairs(words[1:] if counts else words):
         if place.spot == "reserved":
             if not only_old:
                 raise ServerRefused("ERR only a worker can reserve a job in a database")
-            place.jobs.lease(step, place.queue, payload, real(score))
+            changed += place.jobs.lease(step, place.queue, payload, real(score))
         else:
             place.jobs.add(step, place.queue, (payload,), real(score), head=False)
-    return 0 if only_old else len(words) // 2
+    return changed if counts else 0 if only_old else len(words) // 2
 
 
 def zrem(step: Step, place: QueueKey, words: Words) -> int:
