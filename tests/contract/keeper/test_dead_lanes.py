@@ -15,7 +15,7 @@ from qd.log import Log
 from qd.master.code import ChildContext
 from qd.payload.format import read
 from qd.process.channels import MessageReceiver
-from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W, batch_of
+from qd.process.scoreboard import L, LaneState, Scoreboard, SlotState, Verdict, W, batch_of
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job
 from tests.support.redis import Seen
@@ -128,3 +128,51 @@ def test_a_recall_acks_what_has_finished_and_puts_back_what_has_not_started(
     assert [each.turn for each in reply.lost] == [jobs[0].turn, jobs[1].turn]
     assert context.board.slot(SLOT)[W.SETTLED] == jobs[1].turn
     assert seen.ready("a") == pushed[3:]
+
+
+# -- workers that run several jobs at once
+
+
+def run_all(context: ChildContext, jobs: list[Reserved]) -> None:
+    """The worker runs all of them, each in its lane."""
+    slot = context.board.slot(SLOT)
+    slot[W.SEVERAL] = 1
+    for held in jobs:
+        context.board.lane(SLOT, held.lane).set(held.turn, LaneState.STARTED)
+
+
+def suspects(worker: RedisQueue) -> list[bytes]:
+    found: list[bytes] = worker.space.call("LRANGE", *worker._keys(keys.suspects("a")), 0, -1)
+    return found
+
+
+def test_without_blame_all_that_ran_are_suspects_and_the_finished_one_is_acked(
+    place, connect, seen: Seen, worker, context
+):
+    jobs = taken(worker, context)
+    run_all(context, jobs)
+    context.board.lane(SLOT, jobs[0].lane)[L.PROOF] = context.board.proof_of(jobs[0].turn)
+    die(context, connect, Verdict.CRASH)
+    assert suspects(worker) == [each.member for each in jobs[1:]]
+    assert len(seen.ready("a")) == 75
+
+
+def test_the_job_to_blame_is_the_only_suspect(place, connect, seen: Seen, worker, context):
+    jobs = taken(worker, context)
+    run_all(context, jobs)
+    context.board.slot(SLOT)[W.BLAME] = jobs[3].turn
+    die(context, connect, Verdict.CRASH)
+    assert suspects(worker) == [jobs[3].member]
+    assert [read(each).attempts for each in seen.ready("a")[:4]] == [0] * 4
+
+
+def test_an_exclusive_job_killed_for_its_timeout_has_timed_out(place, connect, seen: Seen, worker, context):
+    jobs = taken(worker, context)
+    run_all(context, jobs[2:3])
+    slot = context.board.slot(SLOT)
+    slot[W.STARTED] = slot[W.TURN] = jobs[2].turn
+    slot[W.BACKOFF_MS] = 60_000
+    die(context, connect, Verdict.TIMEOUT)
+    assert suspects(worker) == []
+    (delayed,) = seen.delayed("a")
+    assert (read(delayed).attempts, read(delayed).exceptions) == (1, 1)
