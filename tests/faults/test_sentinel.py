@@ -23,6 +23,13 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
+def sentinel() -> Iterator[Sentinel]:
+    """Servers of its own for each test: after a failover sentinels wait for minutes before they do some things again."""
+    with Sentinel() as servers:
+        yield servers
+
+
+@pytest.fixture
 def shop(project: MakeProject, sentinel: Sentinel) -> Project:
     return project(jobs=JOBS, url=sentinel.url)
 
