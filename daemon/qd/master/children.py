@@ -43,6 +43,7 @@ class Worker:
     cancelled_at: int = 0
     stack_at: int = 0  # when its stack was requested
     verdict: Verdict | None = None  # set when the master has killed it
+    due: Verdict | None = None  # its stacks are being written, and then it is killed for this
     ready_at: float = 0.0  # monotonic, 0 not yet
     killed_at: float = 0.0
     beat: int = 0  # its last heartbeat
@@ -237,6 +238,8 @@ class Children:
             return None
         slot, at = worker.slot, now()
         lanes = self.board.started(slot)
+        if worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+            worker.verdict = worker.due
         if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
             slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker, STACK)) else 0
         blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)

@@ -61,6 +61,7 @@ class LaneWatch:
 
     def _check(self, worker: Worker, others: float) -> None:
         blocked, turn = self._blocked(worker)
+        worker.due, worker.slot[W.BLAME] = None, 0
         running, late = self._late(worker, blocked, turn)
         for job in late:
             if job.turn == turn:  # nothing else can go on
@@ -80,8 +81,11 @@ class LaneWatch:
             self.log.error("job.overdue", slot=slot, pid=worker.pid, job=lane.job, queue=lane.queue, hint=hint)
             worker.drain()
         over = (now() - worker.late_at) / 1e9 > others
-        if (over or running <= len(late)) and self._stack(worker):
-            self._kill(worker, late[0])
+        if over or running <= len(late):
+            worker.due = late[0].verdict  # its fault handler may crash while other threads run
+            worker.slot[W.BLAME] = late[0].turn
+            if self._stack(worker):
+                self._kill(worker, late[0])
 
     def _blocked(self, worker: Worker) -> tuple[float, int]:
         """For how many seconds one step has been running, and of which turn; 0.0, 0 if none blocks the loop."""
