@@ -3,7 +3,7 @@
     a worker took several jobs, and 100 ms have passed -> write RECALL -> 10 ms later read STARTED
     -> ack what has finished, put back at the head what has not started
 
-The worker's side, and why no clock matters for safety: worker/prefetch.py. RECALL is on the scoreboard, so a new keeper
+The worker's side, and why this is safe: worker/prefetch.py. RECALL is on the scoreboard, so a new keeper
 continues. While no worker holds jobs, nothing is done; a byte from a worker starts it (process/channels.Waker).
 """
 

@@ -70,7 +70,7 @@ class Mark(NamedTuple):
     """The owner of a reservation: master token, seat, turn, and the attempts at that time (once answered, an Ending).
 
     Lane 0 of a worker runs a job that was taken alone. Its other lanes hold jobs that were taken together or run beside
-    others: if their worker dies without an answer, no crash is counted against them."""
+    others: a mark of theirs that is never answered counts no crash."""
 
     token: str
     seat: int

@@ -186,7 +186,7 @@ class LaneState(IntEnum):
 
 
 class L:
-    """The words of a lane. All are written by the worker except WHY and LOST_TURN."""
+    """The words of a lane. All are written by the worker except WHY."""
 
     STATE = 0  # turn << 2 | LaneState
     PROOF = 1  # proof_of(turn) once its job has finished and is not acked yet
@@ -196,7 +196,6 @@ class L:
     FAILS = 5
     WHY = 6  # master: why the job is to end
     OVER = 7
-    LOST_TURN = 8  # keeper
     THREAD = 9  # the thread that runs its code, 0 for a task
 
 
@@ -367,11 +366,6 @@ class Lane:
 
     def set(self, turn: int, state: LaneState) -> None:
         self._words[self._first] = turn << 2 | state
-
-    def clear(self) -> None:
-        for word in range(LANE_WORDS):
-            self[word] = 0
-        self.describe(b"", b"")
 
     def describe(self, name: bytes, queue: bytes) -> None:
         self._name[:] = name[:NAME].ljust(NAME, b"\0")

@@ -1,6 +1,6 @@
 -- One turn of a worker that has several jobs: ack what has finished, put back what has not started, lease more.
 -- A seat is slot + 256 x lane. The fence is the field "<token>/<slot>:turn" of one of the owners hashes: the number of the
--- last turn. A turn that names an older one as the last whose reply its worker has does nothing: it is late, or a turn was
+-- last call. A call that names an older one as the last whose reply its worker has does nothing: it is late, or a call was
 -- executed whose reply is lost.
 -- KEYS  see take.lua
 -- ARGV  1 to 5 see take.lua   6 key of the hash with the fence

@@ -1,4 +1,4 @@
--- Answer jobs of lanes of dead workers.
+-- A keeper answers jobs of lanes: of dead workers, and what a live one holds for too long.
 -- KEYS ready, reserved, notify, owners, suspects, cancelled jobs
 -- ARGV for each (at most 100): owner, payload as reserved, 'ack', 'head' or 'suspect', payload to put back
 -- Returns for each 1, or 0 if the owner has it no longer: then nothing is done. At the head of ready they keep their order.
