@@ -104,6 +104,7 @@ class Keeper:
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
         self._renewed_at = 0.0
+        self._lost_seats = set[tuple[int, int]]()  # lost leases that were logged: seat and turn
         self._unrenewed = list[int]()  # seats whose leases the next beats renew
         self.server_health = ServerHealth(log, queue.settings.driver)
         self._server_now = self._reported_at = 0.0
@@ -261,8 +262,10 @@ class Keeper:
             slot = self.board.slot(seat % SLOTS)
             if seat >= SLOTS and not self._runs(slot, seat, turn):
                 continue  # it has finished, or has not started and never will
-            if slot[W.LOST_TURN] != turn:  # else it was logged, and its job has not ended yet
+            # Else it was logged, and its job has not ended yet. With several jobs LOST_TURN may be that of another.
+            if slot[W.LOST_TURN] != turn and (seat, turn) not in self._lost_seats:
                 slot[W.LOST_TURN] = turn
+                self._lost_seats = {*list(self._lost_seats)[:1000], (seat, turn)}
                 self.board.count(H.LEASES_LOST)
                 self.log.error("lease.lost", slot=slot.number, pid=slot[W.PID], job=slot.job)
             self.context.sender.send(Lost(slot=slot.number, generation=slot[W.GENERATION], turn=turn & 0xFFFFFFFF))
