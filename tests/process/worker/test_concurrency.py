@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,12 @@ def grows() -> None:
     grown.append(bytearray(80 << 20))
     note("grown", os.getpid())
 
+@app.job("hogs", tries=1)
+def hogs() -> None:
+    grown.append(bytearray(os.urandom(1000) * 400_000))
+    note("hogs")
+    time.sleep(60)
+
 grown = []
 
 @app.job("blocking", tries=1)
@@ -313,6 +320,37 @@ def test_a_worker_over_its_memory_lets_its_jobs_finish_and_is_replaced(
     witness.go()
     witness.wait("end")
     eventually(lambda: len(work.children("qd: worker")) == 1)
+    work.stop()
+
+
+@DEATHS
+def test_a_worker_over_memory_hard_is_killed_and_only_the_job_that_takes_so_much_fails(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = concurrent(shop, 10, "--memory-hard", "250M", "--max-crashes", "1")
+    push(redis, "asleep", count=5)
+    witness.wait("start", count=5)
+    push(redis, "hogs")
+    work.wait_line("jobs.requeued .*suspects=6 ")
+    witness.go()
+    assert set(witness.wait("end", count=5, seconds=60.0)) == {"end 0 1"}
+    work.wait_line("job.failed .*job=hogs.*over --memory-hard", seconds=60.0)
+    work.stop()
+
+
+def test_workers_after_hup_run_as_many_jobs_as_the_new_configuration_says(shop: Project, witness: Witness) -> None:
+    shop.config("[worker]\nworkers = 1\nconcurrency = 4")
+    work = shop.work(QD_CONCURRENCY="")
+    work.wait_line("master.ready")
+    for round, count in enumerate((2, 3), 1):
+        shop.config(f"[worker]\nworkers = 1\nconcurrency = {count}")
+        start, before = len(work.lines), len(witness.lines)
+        work.signal(signal.SIGHUP)
+        work.wait_line("master.reloaded workers=1", start=start)
+        shop.qd("dispatch", "nap", "seconds=0.3", "--count", "12")
+        witness.wait("woke", count=12 * round)
+        running = list(accumulate(1 if line.startswith("nap") else -1 for line in witness.lines[before:]))
+        assert max(running) == count
     work.stop()
 
 
