@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qd.drivers.connections import Connections
 from qd.drivers.keyspace.base import Unanswered
-from qd.drivers.pausing import Pause, Pausing, block_on
+from qd.drivers.pausing import Pause, Pausing, block_on, settled
 from qd.errors import ArgumentError, ConnectionLost, EndJob, LockLost, ServerBusy, ServerRefused, Unreachable
 from qd.options.kinds import seconds_of
 from qd.process.shield import shield
@@ -27,9 +27,10 @@ from qd.store.base import Store, store_of
 from qd.store.locks import Mutex
 
 if TYPE_CHECKING:
-    from qd.drivers.redis.aio import AsyncQueue
+    from concurrent.futures import Executor
 
 T = TypeVar("T")
+Threads = Callable[[], "Executor | None"]
 PATIENCE = 5.0  # seconds the server may take to reply, the default of a connection
 ALREADY = nullcontext()
 LONGEST = 200  # characters of a name
@@ -91,13 +92,11 @@ class LockServer:
                     raise
             return act(store_of(queue))
 
-    async def native(self) -> AsyncQueue | None:
-        """The connection of the running event loop; None: use `call` in a thread."""
-        return await self._connections.native(self._connection)
-
     async def acall(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
-        """As `call`, on the connection of the running event loop. Only where `native` has found one."""
-        queue, began = await self._loops(), time.monotonic()
+        """As `call`, on the connection of the running event loop; without one, in a thread."""
+        queue, began = await self._connections.native(self._connection), time.monotonic()
+        if queue is None:
+            return await in_thread(lambda: self.call(act, patience))
         try:
             return await queue.do_within(patience, lambda found: act(store_of(found)))
         except (Unreachable, ServerBusy):
@@ -110,23 +109,26 @@ class LockServer:
     def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pause:
         return Pause(lambda: self.call(act, patience), lambda: self.acall(act, patience))
 
-    def waiting(self, mutex: Mutex, seconds: float, patience: float, wake: int) -> Pause:
-        """Wait until the lock may be ours, at most `seconds`."""
+    def waiting(self, mutex: Mutex, seconds: float, patience: float, threads: Threads) -> Pause:
+        """Wait until the lock may be ours, at most `seconds`. threads: for tasks of an event loop without a connection."""
 
         def block() -> None:
             with self.within(patience):
-                mutex.wait(self.store, seconds, wake)
+                mutex.wait(self.store, seconds)
 
         async def wait() -> None:
-            queue = await self._loops()
-            await queue.pop(mutex.woken_by, seconds)
+            queue = await self._connections.native(self._connection)
+            await (in_thread(block, threads()) if queue is None else queue.pop(mutex.woken_by, seconds))
 
         return Pause(block, wait)
 
-    async def _loops(self) -> AsyncQueue:
-        queue = await self.native()
-        assert queue is not None
-        return queue
+
+async def in_thread(body: Callable[[], T], threads: Executor | None = None) -> T:
+    """The result of a call, whose end is awaited even if the task is cancelled. threads: None for the loop's own, for short
+    calls only: a release must find one free."""
+    import asyncio  # loaded only by apps that use it
+
+    return await settled(asyncio.get_running_loop().run_in_executor(threads, body))
 
 
 def checked_name(what: str, name: object) -> str:

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from qd.drivers.connections import Connections
-from qd.drivers.pausing import Pausing, block_on, wait_for
+from qd.drivers.pausing import Pausing, block_on, settled, wait_for
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs.context import Limit
 from qd.jobs.plan import Duration
 from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, RetryPatience, in_thread, settled, task_of
+from qd.locks.waiting import COURTESY, RetryPatience
 from qd.payload.format import plain_name
 from qd.store.locks import Rate
 
@@ -58,15 +58,12 @@ class Limiter:
         import asyncio  # loaded only by apps that use it
 
         start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
-        native = await self._server.native() is not None
         try:
-            while True:
-                pause = await (wait_for(start.ask()) if native else in_thread(lambda: block_on(start.ask())))
-                if not pause:
-                    return pause is not None
+            while pause := await wait_for(start.ask()):
                 await asyncio.sleep(pause)
+            return pause is not None
         except asyncio.CancelledError:
-            await (settled(task_of(wait_for(start.leave()))) if native else in_thread(lambda: block_on(start.leave())))
+            await settled(asyncio.get_running_loop().create_task(wait_for(start.leave())))
             raise
 
     async def atry_acquire(self) -> bool:

@@ -9,81 +9,27 @@
 If an exception ends the wait, we leave the line and release a lock that was handed to us meanwhile.
 
 Coroutines wait on the event loop's own connections (drivers/redis/aio.py). Where there are none, they wait in threads, and
-a cancelled task waits for its thread. Each lock has a limit of waiting coroutines per event loop, since each needs a
-connection; in a thread a pipe, too. asyncio is imported only by apps that use it.
+a cancelled task waits until its thread's call has ended. Each lock has a limit of waiting coroutines per event loop, since
+each needs a connection. asyncio is imported only by apps that use it.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from qd.drivers.pausing import Pausing, sleep
 from qd.errors import ConnectionLost, ServerRefused
-from qd.locks.lease import AWAY, PATIENCE, LockServer
+from qd.locks.lease import AWAY, PATIENCE, LockServer, Threads
 from qd.store.locks import THERE, LockReply, Mutex
 
 if TYPE_CHECKING:
     import asyncio
-
-
-T = TypeVar("T")
-
-
-def shared(body: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a short call in the default executor."""
-    import asyncio
-
-    return asyncio.get_running_loop().run_in_executor(None, body)
-
-
-def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a long call in its own thread, which keeps the default executor free for releases."""
-    import asyncio
-    from concurrent.futures import Future
-
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(body())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="qd-lock-wait", daemon=True).start()
-    return asyncio.wrap_future(future)
-
-
-def task_of(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    import asyncio
-
-    return asyncio.get_running_loop().create_task(call)
-
-
-async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lambda: None) -> T:
-    """Its result. If the task is cancelled: call `cancel`, wait until the call has ended, then raise CancelledError."""
-    import asyncio
-
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        if not future.done():
-            cancel()
-        while not future.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-        raise
-
-
-async def in_thread(body: Callable[[], T]) -> T:
-    """The result of a short call, whose end is awaited even if the task is cancelled."""
-    return await settled(shared(body))
+    from concurrent.futures import Executor
 
 
 MOST = 16  # coroutines of an event loop that wait for a lock at a time
@@ -95,6 +41,13 @@ class WaiterLimit:
     def __init__(self) -> None:
         self.inside = 0
         self.waiting: deque[asyncio.Future[None]] = deque()
+
+    @cached_property
+    def threads(self) -> Executor:
+        """For drivers without asyncio. They end with this object."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(MOST, "qd-lock-wait")
 
     async def enter(self, seconds: float | None) -> bool:
         """False: there was no room within `seconds` (None: no limit). After True, call `leave`."""
@@ -148,22 +101,6 @@ class TakenLock(NamedTuple):
     began: float
 
 
-class Cancel:
-    """Ends a wait from another thread."""
-
-    def __init__(self) -> None:
-        self.reads, self._writes = os.pipe()
-        self.requested = False
-
-    def request(self) -> None:
-        self.requested = True
-        os.write(self._writes, b"x")
-
-    def close(self) -> None:
-        os.close(self.reads)
-        os.close(self._writes)
-
-
 class RetryPatience:
     """How long to wait, and how long the server may be unreachable meanwhile. timeout: seconds; None: no limit."""
 
@@ -196,9 +133,9 @@ class Wait:
     """One wait of one owner for `seconds` of a lock."""
 
     def __init__(
-        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, cancel: Cancel | None
+        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, threads: Threads
     ) -> None:
-        self._server, self._mutex, self._seconds, self._cancel = server, mutex, seconds, cancel
+        self._server, self._mutex, self._seconds, self._threads = server, mutex, seconds, threads
         self._patience = RetryPatience(timeout)
         self._came = 0
 
@@ -219,8 +156,7 @@ class Wait:
 
     def _step(self) -> Pausing[TakenLock | LockReply | None]:
         """None: not yet."""
-        stay = self._patience.left > 0 and not (self._cancel and self._cancel.requested)
-        began, moment = time.monotonic(), min(MOMENT, self._seconds)
+        stay, began, moment = self._patience.left > 0, time.monotonic(), min(MOMENT, self._seconds)
         answer = yield self._server.ask(
             lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
         )
@@ -230,8 +166,7 @@ class Wait:
         if not stay:
             return answer  # type: ignore[no-any-return]
         self._came = answer.came
-        wake = self._cancel.reads if self._cancel else -1
-        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, wake)
+        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, self._threads)
         return None
 
     def _kept(self, token: int) -> Pausing[TakenLock | None]:

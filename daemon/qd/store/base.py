@@ -35,9 +35,9 @@ class Store(Protocol):
     def token(self, name: str) -> None:
         """Append a token to the list `name`, to wake a client that waits on it."""
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Wait at most `seconds` for a token in the list `name` and take it. False: none came, or the file descriptor
-        `wake` became readable. The connection stays usable if an exception interrupts the wait."""
+    def pop(self, name: str, seconds: float) -> bool:
+        """Wait at most `seconds` for a token in the list `name` and take it. False: none came. The connection stays usable
+        if an exception interrupts the wait."""
 
     def left(self, name: str) -> float:
         """Seconds until it expires; 0: it does not exist, or never expires."""
@@ -82,8 +82,8 @@ class KeyspaceStore:
     def token(self, name: str) -> None:
         self.space.call("RPUSH", self.prefix + name, "1")
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        return self.space.pop(self.prefix + name, seconds, wake)
+    def pop(self, name: str, seconds: float) -> bool:
+        return self.space.pop(self.prefix + name, seconds)
 
     def left(self, name: str) -> float:
         return max(0, int(self.space.call("PTTL", self.prefix + name))) / 1000

@@ -324,12 +324,12 @@ class ClusterClient(Patience):
         """A command on one key."""
         return Item(slot_of(name), packed((command, name, *args)))
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         real, slot = self.names.placed(name)
         for _ in range(ROUNDS):
             node = self.nodes.of(slot)
             try:
-                return node.ready().pop(real, seconds, wake)
+                return node.ready().pop(real, seconds)
             except ServerRefused as error:
                 if not self._redirected([error], slot, node):
                     raise

@@ -138,12 +138,12 @@ class DatabaseKeyspace:
 
     # -- waiting
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         until, listening = time.monotonic() + seconds, Listening(self.connection)
         try:
             while not (found := bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None):
                 left = until - time.monotonic()
-                if left <= 0 or not listening.wait({channel_of(name.encode())}, left, wake):
+                if left <= 0 or not listening.wait({channel_of(name.encode())}, left, -1):
                     break
         except BaseException:
             listening.abort()

@@ -222,13 +222,13 @@ class RedisConnection(Patience):
                 for lost in pending[place:]:
                     lost.error = error
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         """One BLPOP. An alarm can interrupt only the wait; the connection is then closed."""
         command = packed(("BLPOP", name, max(0.001, round(seconds, 3))))
         try:
             with shield:
                 self.send(command)
-            came = self.readable(seconds + self.timeout, wake)
+            came = self.readable(seconds + self.timeout, -1)
             with shield:
                 return bool(self.receive() if came else self.leave())
         except ConnectionLost:
