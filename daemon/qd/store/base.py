@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from qd.drivers.base import Connector
-from qd.drivers.keyspace.base import Arg, Keyspace, checked
+from qd.drivers.keyspace.base import Arg, Keyspace
 from qd.drivers.keyspace.base import script as text_of
 
 T = TypeVar("T")
@@ -71,10 +71,7 @@ class KeyspaceStore:
         self.space.call("SET", self.prefix + name, value, *expiry)
 
     def take(self, name: str) -> bytes | None:
-        # the oldest supported servers have no GETDEL
-        commands = [("MULTI",), ("GET", self.prefix + name), ("DEL", self.prefix + name), ("EXEC",)]
-        (*_, (value, _deleted)) = checked(self.space.call_many(commands))
-        return value  # type: ignore[no-any-return]
+        return self.step("take_value", [name])  # type: ignore[no-any-return]
 
     def fields(self, name: str) -> Mapping[str, bytes]:
         return fields_of(self.space.call("HGETALL", self.prefix + name))

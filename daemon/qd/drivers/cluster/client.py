@@ -135,7 +135,7 @@ def is_redirection(error: Exception) -> bool:
 Called = tuple[str, tuple[str, ...], tuple[Arg, ...]]
 """A script call that was collected instead of sent: name, keys and arguments."""
 
-KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "MULTI", "EXEC", "SCRIPT", "CLUSTER", "EVAL")
+KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "SCRIPT", "CLUSTER", "EVAL")
 SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
 
 
@@ -256,8 +256,6 @@ class ClusterClient(Patience):
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """Raises ConnectionLost if a server is unreachable; the others have executed their commands."""
-        if any(command[0] == "MULTI" for command in commands):
-            return self._as_one(commands)
         items = list[Item]()
         for command in commands:
             item = self._item(command)
@@ -287,25 +285,6 @@ class ClusterClient(Patience):
         found = [name.encode("utf-8", "surrogateescape") for name in original if name is not None]
         return [b"0" if place >= len(nodes) else b"%d:%b" % (place, following), found]
 
-    def _as_one(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """MULTI ... EXEC on keys of one slot, on one connection."""
-        slot = next(self.names.slot(str(command[1])) for command in commands if str(command[0]) not in KEYLESS)
-        raw = b"".join([self._item(command).command for command in commands])
-        for _ in range(ROUNDS):
-            node = self.nodes.of(slot)
-            replies = node.ready().exchange([raw], len(commands))
-            if not (isinstance(replies[-1], Exception) and self._redirected(replies, slot, node)):
-                return replies
-        raise self._exchange.moving(slot)
-
-    def _redirected(self, replies: Sequence[Any], slot: int, node: Node) -> bool:
-        for reply in replies:
-            word, _, rest = str(reply).partition(" ")
-            if isinstance(reply, ServerRefused) and word == "MOVED":
-                self.nodes.note_moved(slot, self.nodes.at(rest.split(" ")[1], node.place))
-                return True
-        return False
-
     def _item(self, args: Sequence[Arg]) -> Item:
         """args: with the caller's names. If there are several keys (BLPOP), the first one decides the slot."""
         command = str(args[0]).upper()
@@ -331,8 +310,9 @@ class ClusterClient(Patience):
             try:
                 return node.ready().pop(real, seconds)
             except ServerRefused as error:
-                if not self._redirected([error], slot, node):
+                if not str(error).startswith("MOVED "):
                     raise
+                self.nodes.note_moved(slot, self.nodes.at(str(error).split(" ")[2], node.place))
         return False
 
     # -- to the servers

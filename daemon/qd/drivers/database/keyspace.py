@@ -75,7 +75,7 @@ class DatabaseKeyspace:
         return self._run(commands.names_of(command, words), lambda step: commands.run(step, words), command.writes)
 
     def call_many(self, given: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """See Keyspace.call_many. MULTI and EXEC are accepted; all of the commands are one step in any case."""
+        """See Keyspace.call_many. All of the commands are one step."""
         lines = [[word(arg) for arg in args] for args in given]
         known = [(words, command) for words in lines if (command := commands.known(words)) is not None]
         names = [name for words, command in known for name in commands.names_of(command, words)]
