@@ -32,9 +32,7 @@ class Once(Generic[T]):
     async def __call__(self) -> T:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._work())
-            self._task.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # perhaps nobody waits any more
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits now
         return await asyncio.shield(self._task)
 
 
@@ -61,9 +59,8 @@ class LoopConnections:
             await asyncio.sleep(0)  # the loop closes the sockets
 
     def close(self) -> None:
-        for queue in self.queues.values():
-            if queue is not None:
-                queue.close()
+        for queue in filter(None, self.queues.values()):
+            queue.close()
 
 
 class Loops:
@@ -72,9 +69,8 @@ class Loops:
     def __init__(self, settings: Callable[[], Settings], open: Open) -> None:
         self._settings, self._open = settings, open
         self._of: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._inherited: list[
-            LoopConnections
-        ] = []  # from a parent process: not even the garbage collector may close them
+        # From a parent process: not even the garbage collector may close them.
+        self._inherited = list[LoopConnections]()
         self._lock = threading.Lock()
 
     async def get(self, name: str | None) -> AsyncQueue | None:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -68,53 +68,42 @@ class LockServer:
         self._connections, self._connection = connections, connection
         self.identity = (id(connections), connection)  # equal for the same server
 
-    @property
-    def store(self) -> Store:
-        """Raises ConfigError."""
-        return store_of(self._connections.get(self._connection))
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self._connections.get(self._connection).within(seconds)
-
-    def call(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
+    def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pausing[T]:
         """The result of act(store); an alarm is delayed until then. Raises ConnectionLost, ServerRefused, ConfigError.
 
         Calls it again if the connection broke immediately, as one that the server has closed, so `act` must be idempotent.
         """
-        queue, began = self._connections.get(self._connection), time.monotonic()
-        with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
-            try:
-                return act(store_of(queue))
-            except (Unreachable, ServerBusy):
-                raise
-            except ConnectionLost:
-                if time.monotonic() - began > patience / 2:
-                    raise
-            return act(store_of(queue))
-
-    async def acall(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
-        """As `call`, on the connection of the running event loop; without one, in a thread."""
-        queue, began = await self._connections.native(self._connection), time.monotonic()
-        if queue is None:
-            return await in_thread(lambda: self.call(act, patience))
+        began = time.monotonic()
         try:
-            return await queue.do_within(patience, lambda found: act(store_of(found)))
+            return (yield self._once(act, patience))  # type: ignore[no-any-return]
         except (Unreachable, ServerBusy):
             raise
         except ConnectionLost:
             if time.monotonic() - began > patience / 2:
                 raise
-        return await queue.do_within(patience, lambda found: act(store_of(found)))
+        return (yield self._once(act, patience))  # type: ignore[no-any-return]
 
-    def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pause:
-        return Pause(lambda: self.call(act, patience), lambda: self.acall(act, patience))
+    def _once(self, act: Callable[[Store], T], patience: float) -> Pause:
+        def block() -> T:
+            queue = self._connections.get(self._connection)
+            with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
+                return act(store_of(queue))
+
+        async def wait() -> T:
+            queue = await self._connections.native(self._connection)
+            if queue is None:
+                return await in_thread(block)
+            return await queue.do_within(patience, lambda found: act(store_of(found)))
+
+        return Pause(block, wait)
 
     def waiting(self, mutex: Mutex, seconds: float, patience: float, threads: Threads) -> Pause:
         """Wait until the lock may be ours, at most `seconds`. threads: for tasks of an event loop without a connection."""
 
         def block() -> None:
-            with self.within(patience):
-                mutex.wait(self.store, seconds)
+            queue = self._connections.get(self._connection)
+            with queue.within(patience):
+                mutex.wait(store_of(queue), seconds)
 
         async def wait() -> None:
             queue = await self._connections.native(self._connection)
@@ -192,7 +181,7 @@ class HeldLock:
 
     def _extend(self, seconds: float, patience: float) -> Pausing[None]:
         began = time.monotonic()
-        if (yield self._server.ask(lambda store: self._mutex.extend(store, seconds), patience)):
+        if (yield from self._server.ask(lambda store: self._mutex.extend(store, seconds), patience)):
             self._held_until(began + seconds)
         else:
             self.lose()
@@ -244,7 +233,7 @@ class HeldLock:
 
     def _released(self) -> Pausing[None]:
         self._ended = True
-        if not (yield self._server.ask(self._give)):
+        if not (yield from self._server.ask(self._give)):
             self.lose()
 
     def _give(self, store: Store) -> bool:

@@ -88,7 +88,10 @@ class Lock:
             taken = yield from wait.over()
             if isinstance(taken, TakenLock):
                 with shield:
-                    self._keep(HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost))
+                    held = HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost)
+                    self._held = self._last = held
+                    if self.renew:
+                        renewals(held).add(held)
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
@@ -98,11 +101,6 @@ class Lock:
             raise
         self._refused_by = taken.by
         return False
-
-    def _keep(self, held: HeldLock) -> None:
-        self._held = self._last = held
-        if self.renew:
-            renewals(held).add(held)
 
     def _forget(self) -> None:
         held, self._held = self._held, None
@@ -186,7 +184,7 @@ class Lock:
 
     def owner(self) -> Owner | None:
         """Its current owner, in any process; None: it is free. Raises ConnectionLost."""
-        by = self._server.call(Mutex(self.name, "").by)
+        by = block_on(self._server.ask(Mutex(self.name, "").by))
         return None if by is None else read_owner(by)
 
     def locked(self) -> bool:
@@ -285,7 +283,7 @@ class Lock:
 
     async def aowner(self) -> Owner | None:
         """As owner."""
-        by = await self._server.acall(Mutex(self.name, "").by)
+        by = await wait_for(self._server.ask(Mutex(self.name, "").by))
         return None if by is None else read_owner(by)
 
     async def __aenter__(self) -> Lock:

@@ -152,19 +152,19 @@ class Wait:
     def leave(self) -> Pausing[None]:
         """Leave the line, and release the lock if we have it."""
         with suppress(ConnectionLost, ServerRefused):
-            yield self._server.ask(self._mutex.give, COURTESY)
+            yield from self._server.ask(self._mutex.give, COURTESY)
 
     def _step(self) -> Pausing[TakenLock | LockReply | None]:
         """None: not yet."""
         stay, began, moment = self._patience.left > 0, time.monotonic(), min(MOMENT, self._seconds)
-        answer = yield self._server.ask(
+        answer = yield from self._server.ask(
             lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
         )
         self._patience.answered()
         if answer.token:
             return TakenLock(answer.token, began) if moment == self._seconds else (yield from self._kept(answer.token))
         if not stay:
-            return answer  # type: ignore[no-any-return]
+            return answer
         self._came = answer.came
         yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, self._threads)
         return None
@@ -173,7 +173,7 @@ class Wait:
         """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
         a late call cannot extend it."""
         began = time.monotonic()
-        ours = yield self._server.ask(
+        ours = yield from self._server.ask(
             lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
         )
         return TakenLock(token, began) if ours else None

@@ -42,91 +42,6 @@ class Item(NamedTuple):
     script: Script | None = None
 
 
-class Exchange:
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-
-    def run(self, items: Sequence[Item], timeout: float) -> list[Any]:
-        """All replies. Errors, also those of unreachable servers, are exceptions in the list."""
-        replies: list[Any] = [None] * len(items)
-        pending: Sent = {place: (item.slot, (item.command,)) for place, item in enumerate(items)}
-        targets = dict[int, Node]()
-        until, pause = time.monotonic() + min(PATIENCE, timeout), STEP[0]
-        for _ in range(ROUNDS):
-            self._round(pending, targets, replies)
-            again, waits = self._again(items, replies, pending, targets)
-            if not again or time.monotonic() > until:
-                break
-            if waits:
-                time.sleep(pause)
-                pause = min(STEP[1], pause * 2)
-            pending = again
-        for place, reply in enumerate(replies):
-            if isinstance(reply, ServerRefused) and is_redirection(reply):
-                replies[place] = self.moving(items[place].slot, f": {reply}")
-        return [with_refusals(reply) for reply in replies]
-
-    def moving(self, slot: int, reply: str = "") -> ServerBusy:
-        return ServerBusy(f"slot {slot} of the cluster at {self.nodes.place} is moving to another server{reply}")
-
-    def _round(self, pending: Sent, targets: dict[int, Node], replies: list[Any]) -> None:
-        """Write to all servers, then read from all. targets: the server of each item; an item with ASKING keeps its own."""
-        groups: dict[Node, list[int]] = {}
-        for place, (slot, commands) in pending.items():
-            try:
-                if len(commands) == 1:
-                    targets[place] = self.nodes.of(slot)
-                groups.setdefault(targets[place], []).append(place)
-            except (ConnectionLost, ServerRefused) as error:
-                replies[place] = error
-        written = []
-        for node, places in groups.items():
-            try:
-                node.ready().write_all([part for place in places for part in pending[place][1]])
-                written.append(node)
-            except (ConnectionLost, ServerRefused) as error:
-                self._broke(node, places, replies, error)
-        for node in written:
-            try:
-                for place in groups[node]:
-                    replies[place] = node.connection.read_all(len(pending[place][1]))[-1]
-            except ConnectionLost as error:
-                at = groups[node].index(place)
-                self._broke(node, groups[node][at:], replies, error)
-
-    def _broke(self, node: Node, places: Sequence[int], replies: list[Any], error: Exception) -> None:
-        self.nodes.stale = True
-        node.note_error(error)
-        for place in places:
-            replies[place] = error
-
-    def _again(
-        self, items: Sequence[Item], replies: list[Any], sent: Sent, targets: dict[int, Node]
-    ) -> tuple[Sent, bool]:
-        """The items that no server has executed and that must be sent again, and whether to wait first."""
-        again: Sent = {}
-        waits = False
-        for place, (slot, commands) in sent.items():
-            reply, item = replies[place], items[place]
-            if not isinstance(reply, ServerRefused | ServerBusy):
-                continue
-            if is_unknown(reply) and item.script is not None:
-                again[place] = slot, (*commands[:-1], with_text(item.script, commands[-1]))
-            elif str(reply).startswith("MOVED "):
-                self.nodes.note_moved(slot, self.nodes.at(str(reply).split(" ")[2], targets[place].place))
-                again[place] = slot, commands[-1:]
-            elif str(reply).startswith("ASK "):
-                targets[place] = self.nodes.at(str(reply).split(" ")[2], targets[place].place)
-                again[place] = slot, (packed(("ASKING",)), commands[-1])
-            elif "TRYAGAIN" in str(reply):
-                again[place], waits = (slot, commands[-1:]), True
-            elif isinstance(reply, ServerBusy):
-                self.nodes.stale = True  # it is a replica now, or separated from the others
-            elif TORN in str(reply):
-                replies[place] = ConnectionLost(f"a slot moved to another server in the middle of a step: {reply}")
-        return again, waits
-
-
 def is_redirection(error: Exception) -> bool:
     text = str(error)
     return text.startswith(("MOVED ", "ASK ")) or "TRYAGAIN" in text or TORN in text
@@ -179,22 +94,17 @@ class ClusterClient(Patience):
         self.names = Names(prefix)
         self._name = name
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self.nodes = Nodes(url, self._open)
-        self._exchange = Exchange(self.nodes)
+        self.nodes = Nodes(url, self.open)
         self.clock = self.names.slot(prefix + keys.TICKS)
         self.beat_state = BeatState()
         self.skips = False  # True: SCAN skips unreachable servers, for callers that only read
         self.left: list[Called] | None = None  # a list: collect answers here instead of sending them
 
-    def _open(self, url: str) -> RedisConnection:
+    def open(self, url: str) -> RedisConnection:
         made = RedisConnection(url, name=self._name, connect_timeout=self.connect_timeout, timeout=self.timeout)
         if self.about is not None:
             made.on_progress(self.about)
         return made
-
-    def opened(self, place: str) -> RedisConnection:
-        """A new connection to this server."""
-        return self._open(self.nodes.seeds.url(place))
 
     def away(self) -> dict[str, str]:
         """Nodes that do not answer, each with its error, while others do. Empty if all answer, or none."""
@@ -348,7 +258,81 @@ class ClusterClient(Patience):
 
     def exchange(self, items: Sequence[Item]) -> list[Any]:
         """All replies. Errors, also those of unreachable servers, are exceptions in the list."""
-        return self._exchange.run(items, self.timeout)
+        replies: list[Any] = [None] * len(items)
+        pending: Sent = {place: (item.slot, (item.command,)) for place, item in enumerate(items)}
+        targets = dict[int, Node]()
+        until, pause = time.monotonic() + min(PATIENCE, self.timeout), STEP[0]
+        for _ in range(ROUNDS):
+            self._round(pending, targets, replies)
+            again, waits = self._again(items, replies, pending, targets)
+            if not again or time.monotonic() > until:
+                break
+            if waits:
+                time.sleep(pause)
+                pause = min(STEP[1], pause * 2)
+            pending = again
+        for place, reply in enumerate(replies):
+            if isinstance(reply, ServerRefused) and is_redirection(reply):
+                where = f"slot {items[place].slot} of the cluster at {self.nodes.place}"
+                replies[place] = ServerBusy(f"{where} is moving to another server: {reply}")
+        return [with_refusals(reply) for reply in replies]
+
+    def _round(self, pending: Sent, targets: dict[int, Node], replies: list[Any]) -> None:
+        """Write to all servers, then read from all. targets: the server of each item; an item with ASKING keeps its own."""
+        groups: dict[Node, list[int]] = {}
+        for place, (slot, commands) in pending.items():
+            try:
+                if len(commands) == 1:
+                    targets[place] = self.nodes.of(slot)
+                groups.setdefault(targets[place], []).append(place)
+            except (ConnectionLost, ServerRefused) as error:
+                replies[place] = error
+        written = []
+        for node, places in groups.items():
+            try:
+                node.ready().write_all([part for place in places for part in pending[place][1]])
+                written.append(node)
+            except (ConnectionLost, ServerRefused) as error:
+                self._broke(node, places, replies, error)
+        for node in written:
+            try:
+                for place in groups[node]:
+                    replies[place] = node.connection.read_all(len(pending[place][1]))[-1]
+            except ConnectionLost as error:
+                at = groups[node].index(place)
+                self._broke(node, groups[node][at:], replies, error)
+
+    def _broke(self, node: Node, places: Sequence[int], replies: list[Any], error: Exception) -> None:
+        self.nodes.stale = True
+        node.note_error(error)
+        for place in places:
+            replies[place] = error
+
+    def _again(
+        self, items: Sequence[Item], replies: list[Any], sent: Sent, targets: dict[int, Node]
+    ) -> tuple[Sent, bool]:
+        """The items that no server has executed and that must be sent again, and whether to wait first."""
+        again: Sent = {}
+        waits = False
+        for place, (slot, commands) in sent.items():
+            reply, item = replies[place], items[place]
+            if not isinstance(reply, ServerRefused | ServerBusy):
+                continue
+            if is_unknown(reply) and item.script is not None:
+                again[place] = slot, (*commands[:-1], with_text(item.script, commands[-1]))
+            elif str(reply).startswith("MOVED "):
+                self.nodes.note_moved(slot, self.nodes.at(str(reply).split(" ")[2], targets[place].place))
+                again[place] = slot, commands[-1:]
+            elif str(reply).startswith("ASK "):
+                targets[place] = self.nodes.at(str(reply).split(" ")[2], targets[place].place)
+                again[place] = slot, (packed(("ASKING",)), commands[-1])
+            elif "TRYAGAIN" in str(reply):
+                again[place], waits = (slot, commands[-1:]), True
+            elif isinstance(reply, ServerBusy):
+                self.nodes.stale = True  # it is a replica now, or separated from the others
+            elif TORN in str(reply):
+                replies[place] = ConnectionLost(f"a slot moved to another server in the middle of a step: {reply}")
+        return again, waits
 
 
 def text_of(value: Arg) -> str:

@@ -79,9 +79,7 @@ class RedisConnection(Patience):
         self._reader: Any = None
         self._pending: list[PendingReplies] = []
         self._used = 0.0
-        self.report_breaks = (
-            False  # True: if the idle connection was lost, raise ConnectionLost instead of reconnecting
-        )
+        self.report_breaks = False  # True: raise ConnectionLost if the idle connection was lost, do not reconnect
 
     @property
     def connected(self) -> bool:
