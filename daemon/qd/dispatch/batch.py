@@ -75,7 +75,7 @@ class BatchCall(CompositeCall):
     def dispatch(self) -> Batch:
         """Send its jobs, the first 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
         batch, new, messages, after = self._made()
-        batch._submit(messages, partial(batch._made, new), after)
+        batch._submit(messages, lambda sent: batch._kept.send(new, entries(sent)), after)
         return batch
 
     async def adispatch(self) -> Batch:
@@ -229,7 +229,7 @@ class Batch(Handle[None]):
         messages = [self._send.prepare(*member, Relations(batch=self.id)) for member in added]
         batch = Message(self._connection, "", b"", name=f"batch {self.id}")
         check_connections([batch, *messages], WHAT)
-        self._submit(messages, self._added)
+        self._submit(messages, lambda sent: self._kept.add(self.id, entries(sent)))
         return [Handle(message.id, self._send, message.plan) for message in messages]
 
     def retry_failed(self) -> int:
@@ -247,12 +247,6 @@ class Batch(Handle[None]):
         post = partial(self._send._submit_now, messages, push)
         if not any(self._send.waits(each) for each in (*messages, *callbacks)) or not self._send.after_commit(post):
             post()
-
-    def _made(self, new: NewBatch, messages: Sequence[Message]) -> None:
-        self._kept.send(new, entries(messages))
-
-    def _added(self, messages: Sequence[Message]) -> None:
-        self._kept.add(self.id, entries(messages))
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"

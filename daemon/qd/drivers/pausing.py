@@ -55,6 +55,13 @@ async def wait_for(steps: Pausing[T], until_over: Callable[[Pause], Awaitable[An
         error = None  # it refers to this frame
 
 
+async def wait_to_end(steps: Pausing[T]) -> T:
+    """As wait_for; the steps go on if the task is cancelled."""
+    import asyncio  # loaded only by apps that use it
+
+    return await settled(asyncio.get_running_loop().create_task(wait_for(steps)))
+
+
 async def settled(future: Future[T]) -> T:
     """Its result. If the task is cancelled, wait until the call has ended, then raise CancelledError."""
     import asyncio  # loaded only by apps that use it

@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from qd.drivers.connections import Connections
-from qd.drivers.pausing import Pausing, block_on, settled, wait_for
+from qd.drivers.pausing import Pausing, block_on, wait_for, wait_to_end
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import Listeners
 from qd.events import LockLost as LostEvent
@@ -256,30 +255,24 @@ class Lock:
             left = None if seconds is None else max(0.0, began + seconds - time.monotonic())
             return await wait_for(self._acquire(left, lambda: limit.threads))
         finally:
-            limit.leave()
+            limit.room.release()
 
     async def arelease(self) -> None:
         """As release."""
         held = self._mine("release")
         try:
-            await self._to_its_end(self._give)
+            await wait_to_end(self._give())
         finally:
             held.report_loss()
 
     async def aextend(self, seconds: Duration | None = None) -> None:
         """As extend."""
-        held = self._extend(seconds)[0]
+        held, steps = self._extend(seconds)
         try:
-            await self._to_its_end(lambda: self._extend(seconds)[1])
+            await wait_to_end(steps)
         finally:
             self._extended(held)
         held.check()
-
-    async def _to_its_end(self, steps: Callable[[], Pausing[None]]) -> None:
-        """Also if the task is cancelled."""
-        import asyncio  # loaded only by apps that use it
-
-        await settled(asyncio.get_running_loop().create_task(wait_for(steps())))
 
     async def aowner(self) -> Owner | None:
         """As owner."""
@@ -295,7 +288,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._to_its_end(lambda: self._leave(error))
+            await wait_to_end(self._leave(error))
         finally:
             if self._last is not None and self._last.ours:
                 self._last.report_loss()

@@ -16,7 +16,6 @@ each needs a connection. asyncio is imported only by apps that use it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,11 +35,12 @@ MOST = 16  # coroutines of an event loop that wait for a lock at a time
 
 
 class WaiterLimit:
-    """Limits how many coroutines of one event loop wait for a lock at once. Used in the loop's thread only."""
+    """Limits how many coroutines of one event loop wait for a lock at once; the others follow in order."""
 
     def __init__(self) -> None:
-        self.inside = 0
-        self.waiting: deque[asyncio.Future[None]] = deque()
+        import asyncio  # loaded only by apps that use it
+
+        self.room = asyncio.Semaphore(MOST)
 
     @cached_property
     def threads(self) -> Executor:
@@ -50,31 +50,14 @@ class WaiterLimit:
         return ThreadPoolExecutor(MOST, "qd-lock-wait")
 
     async def enter(self, seconds: float | None) -> bool:
-        """False: there was no room within `seconds` (None: no limit). After True, call `leave`."""
+        """False: there was no room within `seconds` (None: no limit). After True, release `room`."""
         import asyncio
 
-        if self.inside < MOST:
-            self.inside += 1
-            return True
-        turn = asyncio.get_running_loop().create_future()
-        self.waiting.append(turn)
         try:
-            await asyncio.wait([turn], timeout=seconds)
-        except asyncio.CancelledError:
-            if turn.done():
-                self.leave()
-            raise
-        finally:
-            if not turn.done():
-                self.waiting.remove(turn)
-        return turn.done()
-
-    def leave(self) -> None:
-        """Let the next coroutine in."""
-        if self.waiting:
-            self.waiting.popleft().set_result(None)
-        else:
-            self.inside -= 1
+            async with asyncio.timeout(seconds):
+                return await self.room.acquire()
+        except TimeoutError:
+            return False
 
 
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[object, WaiterLimit]] = WeakKeyDictionary()

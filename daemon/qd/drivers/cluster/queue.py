@@ -69,6 +69,7 @@ class ClusterQueue(LaneQueue):
         self.connection = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
         super().__init__(settings, self.connection, who, **limits)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
+        self._known = {}
         self._waits = SlotWaits(self.connection)
         self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order

@@ -37,6 +37,7 @@ class RedisQueue(LaneQueue):
         self.connection = RedisConnection(settings.url or "", name=who.title)
         super().__init__(settings, self.connection, who, **limits)
         self._runs: dict[tuple[str, ...], Run] = {}
+        self._known = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         names = tuple(queues)
