@@ -84,7 +84,7 @@ class BatchCall(CompositeCall):
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
         batch, new, messages, _ = self._made()
-        await self._send.asubmit(messages, queue, partial(created, new, entries(messages)))
+        await self._send.asubmit(messages, queue, lambda found: found.batches.send(new, entries(messages)))
         return batch
 
     def _made(self) -> tuple[Batch, NewBatch, list[Message], list[Message]]:
@@ -250,11 +250,6 @@ class Batch(Handle[None]):
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
-
-
-def created(new: NewBatch, jobs: Sequence[Entry], queue: Connector) -> dict[int, str]:
-    queue.batches.send(new, jobs)
-    return {}
 
 
 def entries(messages: Sequence[Message]) -> list[Entry]:

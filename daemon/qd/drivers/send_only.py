@@ -272,12 +272,10 @@ NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are dropped: none ever runs
 
 
 def open_null(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
-    return cast(Connector, NullQueue(settings, at))  # __getattr__ refuses the rest
+    queue = NullQueue(at, limits=NULL_LIMITS, whole=settings)
+    return cast(Connector, queue)  # __getattr__ refuses the rest
 
 
 class NullQueue(SendingOnly):
-    def __init__(self, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(settings, limits=NULL_LIMITS, whole=whole)
-
     def take(self, job: Outgoing) -> str | None:
         return None

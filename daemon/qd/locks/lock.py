@@ -241,9 +241,7 @@ class Lock:
 
     async def aacquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """As acquire."""
-        return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
-
-    async def _aacquire(self, seconds: float | None) -> bool:
+        seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
         if await wait_for(self._acquire(0.0)):
             return True
         if seconds is not None and seconds <= 0:
@@ -280,7 +278,7 @@ class Lock:
         return None if by is None else read_owner(by)
 
     async def __aenter__(self) -> Lock:
-        if not await self._aacquire(self._timeout):
+        if not await self.aacquire(self._timeout):
             raise self._taken()
         return self
 

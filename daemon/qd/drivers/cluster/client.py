@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from qd.drivers.base import Patience
 from qd.drivers.cluster.nodes import Names, Node, Nodes, slot_of
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Script
+from qd.drivers.keyspace.base import Arg, Script, checked
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import evalsha, is_unknown, packed, with_refusals, with_text
 from qd.drivers.types import LateAnswer
@@ -51,7 +51,6 @@ Called = tuple[str, tuple[str, ...], tuple[Arg, ...]]
 """A script call that was collected instead of sent: name, keys and arguments."""
 
 KEYLESS = ("TIME", "PING", "ACL", "CLIENT", "INFO", "CONFIG", "SCRIPT", "CLUSTER", "EVAL")
-SEVERAL = ("MGET", "DEL", "UNLINK", "EXISTS")  # all of their arguments are keys
 
 
 class BeatState:
@@ -149,20 +148,15 @@ class ClusterClient(Patience):
         command = str(args[0]).upper()
         if command == "SCAN":
             return self._scan(args)
-        if command in SEVERAL and len(args) > 2:
-            return self._of_several(command, args[1:])
+        if command == "MGET":
+            return self._get_each(args[1:])
         return self.send(self._item(args))
 
-    def _of_several(self, command: str, names: Sequence[Arg]) -> Any:
-        """One call per key, since the keys may be in several slots."""
-        single = "GET" if command == "MGET" else command
-        replies = self.call_many([(single, name) for name in names])
-        for reply in replies:
-            if isinstance(reply, Exception) and not (single == "GET" and "WRONGTYPE" in str(reply)):
-                raise reply
-        if single == "GET":  # MGET returns None for a key of another type
-            return [None if isinstance(reply, Exception) else reply for reply in replies]
-        return sum(replies)
+    def _get_each(self, names: Sequence[Arg]) -> list[bytes | None]:
+        """MGET, but with one call per key, since the keys may be in several slots."""
+        replies = self.call_many([("GET", name) for name in names])
+        mistyped = [isinstance(reply, Exception) and "WRONGTYPE" in str(reply) for reply in replies]
+        return checked([None if wrong else reply for wrong, reply in zip(mistyped, replies, strict=True)])
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """Raises ConnectionLost if a server is unreachable; the others have executed their commands."""
