@@ -69,10 +69,8 @@ class RedisConnection(Patience):
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
-        self.target = target_of(url)
-        self.name = name
-        self.connect_timeout = connect_timeout
-        self.timeout = timeout
+        self.target, self.name = target_of(url), name
+        self.connect_timeout, self.timeout = connect_timeout, timeout
         self._connection: Opened | None = None  # redis-py's
         self._sock: socket.socket | None = None  # of _connection
         self._file: Identity | None = None  # of the socket: a job may close it and reuse its descriptor
