@@ -50,7 +50,16 @@ def test_the_page_has_the_four_users():
 
 def test_the_worker_user_has_the_rights_of_the_scripts():
     folder = Path(qd.__file__).parent / "drivers" / "keyspace" / "scripts"
-    operators = ("clear.lua", "find.lua", "retry.lua", "forget.lua", "stop.lua", "drop.lua", "adopt.lua")
+    operators = (
+        "clear.lua",
+        "find.lua",
+        "retry.lua",
+        "forget.lua",
+        "stop.lua",
+        "drop.lua",
+        "adopt.lua",
+        "take_value.lua",
+    )
     elsewhere = (
         "ends_left.lua",
         "outbox.lua",

@@ -75,7 +75,7 @@ class BatchCall(CompositeCall):
     def dispatch(self) -> Batch:
         """Send its jobs, the first 1,000 in one step with the batch itself. Raises as the dispatch of one job."""
         batch, new, messages, after = self._made()
-        batch._submit(messages, partial(batch._made, new), after)
+        batch._submit(messages, lambda sent: batch._kept.send(new, entries(sent)), after)
         return batch
 
     async def adispatch(self) -> Batch:
@@ -84,7 +84,7 @@ class BatchCall(CompositeCall):
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
         batch, new, messages, _ = self._made()
-        await self._send.asubmit(messages, queue, partial(created, new, entries(messages)))
+        await self._send.asubmit(messages, queue, lambda found: found.batches.send(new, entries(messages)))
         return batch
 
     def _made(self) -> tuple[Batch, NewBatch, list[Message], list[Message]]:
@@ -229,7 +229,7 @@ class Batch(Handle[None]):
         messages = [self._send.prepare(*member, Relations(batch=self.id)) for member in added]
         batch = Message(self._connection, "", b"", name=f"batch {self.id}")
         check_connections([batch, *messages], WHAT)
-        self._submit(messages, self._added)
+        self._submit(messages, lambda sent: self._kept.add(self.id, entries(sent)))
         return [Handle(message.id, self._send, message.plan) for message in messages]
 
     def retry_failed(self) -> int:
@@ -248,19 +248,8 @@ class Batch(Handle[None]):
         if not any(self._send.waits(each) for each in (*messages, *callbacks)) or not self._send.after_commit(post):
             post()
 
-    def _made(self, new: NewBatch, messages: Sequence[Message]) -> None:
-        self._kept.send(new, entries(messages))
-
-    def _added(self, messages: Sequence[Message]) -> None:
-        self._kept.add(self.id, entries(messages))
-
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
-
-
-def created(new: NewBatch, jobs: Sequence[Entry], queue: Connector) -> dict[int, str]:
-    queue.batches.send(new, jobs)
-    return {}
 
 
 def entries(messages: Sequence[Message]) -> list[Entry]:

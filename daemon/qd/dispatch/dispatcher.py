@@ -105,12 +105,12 @@ class Dispatcher:
         return await self._connections.native(*names)
 
     async def asubmit(
-        self, messages: Sequence[Message], queue: AsyncQueue, push: Callable[[Connector], dict[int, str]] | None = None
+        self, messages: Sequence[Message], queue: AsyncQueue, push: Callable[[Connector], Any] | None = None
     ) -> list[str]:
-        """As `submit`. queue: that of `native`. push: sends them, in place of a plain push."""
+        """As `submit`. queue: that of `native`. push: sends all of them, in place of a plain push."""
         if self._listeners.has(JobQueueing):
             self._emit(JobQueueing, messages)
-        return self._sent(messages, await queue.do(push or partial(posted, messages)))
+        return self._sent(messages, await queue.do(push or partial(posted, messages)) or {})
 
     def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
         """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if

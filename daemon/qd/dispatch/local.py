@@ -13,7 +13,6 @@ LocalConnection      takes the place of a connection in run(); MemoryBatches cou
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -312,19 +311,13 @@ def outside_loop(act: Callable[[], None]) -> None:
 
     if asyncio._get_running_loop() is None:
         return act()
-    raised: list[BaseException] = []
+    from concurrent.futures import ThreadPoolExecutor
 
-    def body() -> None:
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=copy_context().run, args=(body,))
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
+    thread = ThreadPoolExecutor(1)
+    try:
+        thread.submit(copy_context().run, act).result()
+    finally:
+        thread.shutdown(wait=False)
 
 
 # -- in place of a connection

@@ -51,17 +51,13 @@ def polls(timeout: float | None) -> Iterator[tuple[float, Pause]]:
         wait = min(LONGEST_WAIT, wait * GROWS)
 
 
-async def no_loop() -> None:
-    """For jobs that are not waited for in an event loop."""
-
-
-def read_by(native: Native, read: Callable[[], T], step: Callable[[Connector], T]) -> Pause:
+def read_by(native: Native | None, read: Callable[[], T], step: Callable[[Connector], T]) -> Pause:
     """Read from the server: by read() in a thread, and in a task by a step on the loop's own connection, if it has one."""
 
     async def wait() -> T:
         import asyncio  # loaded only by apps that use it
 
-        queue = await native()
+        queue = await native() if native is not None else None
         return await (asyncio.to_thread(read) if queue is None else queue.do(step))
 
     return Pause(read, wait)
@@ -77,7 +73,7 @@ class SentJobs:
         queue: str,
         keeps: bool | None = None,
         declared: Declared | None = None,
-        native: Native = no_loop,
+        native: Native | None = None,
     ) -> None:
         self._jobs, self._queue, self._keeps, self._declared, self._native = jobs, queue, keeps, declared, native
 

@@ -17,15 +17,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from qd.dispatch.local import (
-    Lenient,
-    LocalRunner,
-    MemoryBatches,
-    SentJob,
-    SentPolicy,
-    effects_of,
-    outside_loop,
-)
+from qd.dispatch.local import Lenient, LocalRunner, MemoryBatches, SentJob, SentPolicy, effects_of, outside_loop
 from qd.dispatch.results import value_of_error
 from qd.drivers.base import Connector
 from qd.drivers.send_only import NoJobs, SendingOnly

@@ -43,23 +43,12 @@ class Address:
     start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Home:
     """Where the embedded server of one project keeps its files."""
 
-    folder: Path
-
-    @classmethod
-    def of(cls, root: Path) -> Home:
-        return cls(root.resolve() / ".qd" / "embedded")
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
+    def __init__(self, root: Path) -> None:
+        self.folder = root.resolve() / ".qd" / "embedded"
+        self.lock, self.log = self.folder / "lock", self.folder / "server.log"
 
     def make(self) -> None:
         """Create the folder for this user only, and a .gitignore so that the queue is not committed. Raises OSError, also
@@ -216,12 +205,12 @@ def resolve(url: str, root: Path) -> str:
     db = parse_qs(rest.removeprefix("?")).get("db", ["0"])[-1]
     if rest not in ("", f"?db={db}") or not db.isdecimal():
         raise ConfigError(f"cannot read url '{url}': the embedded server is 'embedded:' or 'embedded:?db=1'")
-    return url_of(ensure(Home.of(root)), db)
+    return url_of(ensure(Home(root)), db)
 
 
 def status(root: Path) -> Status | None:
     """The state of the project's server; None: it is not running. Never starts one."""
-    home = Home.of(root)
+    home = Home(root)
     address = home.address()
     answer = ask(address, "INFO") if address else None
     if address is None or not answer or not answer.startswith(b"$"):
@@ -243,7 +232,7 @@ def stop(root: Path) -> bool:
 
     Raises ConnectionLost if it does not end.
     """
-    home = Home.of(root)
+    home = Home(root)
     if not home.lock.exists():
         return False
     address = home.address()
@@ -276,7 +265,7 @@ def end(home: Home, address: Address | None) -> None:
 def revive(root: Path) -> int | None:
     """Restart a killed server at its old socket without waiting for it. Returns its pid; None: it is running, or was stopped
     on purpose. Raises ConfigError, OSError and SubprocessError."""
-    home = Home.of(root)
+    home = Home(root)
     if home.address() is None:
         return None
     with locked(home) as lock:
@@ -299,9 +288,7 @@ def ensure(home: Home) -> Address:
         if address and address.pid != pid:
             pid, since = address.pid, at  # a new server has no socket yet
         if lock is None and not started and address and at - since > LOST_AFTER and not address.socket.exists():
-            terminate(
-                address
-            )  # a logout deleted the runtime folder: the server is unreachable and still holds the files
+            terminate(address)  # a logout deleted the runtime folder: it is unreachable and still holds the files
         if at - began > START_WAIT:
             where = f"pid {address.pid}, {address.socket}" if address else "no address noted"
             raise ConfigError(f"the embedded server ({where}) does not answer: end it, then try again (see {home.log})")

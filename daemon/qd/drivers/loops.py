@@ -32,9 +32,7 @@ class Once(Generic[T]):
     async def __call__(self) -> T:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._work())
-            self._task.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # perhaps nobody waits any more
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits now
         return await asyncio.shield(self._task)
 
 
@@ -46,14 +44,9 @@ class LoopConnections:
         self.settings: Settings | None = None
         self.queues: dict[str | None, AsyncQueue | None] = {}
         self.opening: dict[str | None, Once[None]] = {}
-        self._end: AsyncGenerator[None] | None = None
+        self.end: AsyncGenerator[None] | None = None
 
-    async def close_with_loop(self) -> None:
-        if self._end is None:
-            self._end = self._until_end()
-            await anext(self._end)
-
-    async def _until_end(self) -> AsyncGenerator[None]:
+    async def until_end(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
@@ -61,9 +54,8 @@ class LoopConnections:
             await asyncio.sleep(0)  # the loop closes the sockets
 
     def close(self) -> None:
-        for queue in self.queues.values():
-            if queue is not None:
-                queue.close()
+        for queue in filter(None, self.queues.values()):
+            queue.close()
 
 
 class Loops:
@@ -72,9 +64,8 @@ class Loops:
     def __init__(self, settings: Callable[[], Settings], open: Open) -> None:
         self._settings, self._open = settings, open
         self._of: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._inherited: list[
-            LoopConnections
-        ] = []  # from a parent process: not even the garbage collector may close them
+        # From a parent process: not even the garbage collector may close them.
+        self._inherited = list[LoopConnections]()
         self._lock = threading.Lock()
 
     async def get(self, name: str | None) -> AsyncQueue | None:
@@ -84,9 +75,7 @@ class Loops:
         if own is None or own.pid != os.getpid() or (own.settings and own.settings is not self._settings()):
             own = self._begin(loop)
         if name not in own.queues:
-            if name not in own.opening:
-                own.opening[name] = Once(lambda: self._opened(own, name))
-            await own.opening[name]()
+            await own.opening.setdefault(name, Once(lambda: self._opened(own, name)))()
         return own.queues[name]
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
@@ -101,7 +90,9 @@ class Loops:
 
     async def _opened(self, own: LoopConnections, name: str | None) -> None:
         """Settings are read, modules imported and an embedded server is started in a thread."""
-        await own.close_with_loop()
+        if own.end is None:
+            own.end = own.until_end()
+            await anext(own.end)
         own.settings = settings = await asyncio.to_thread(self._settings)
         found = settings.connection(name).name
         if found not in own.queues:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeVar, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 T = TypeVar("T")
 
@@ -22,6 +26,17 @@ Pausing = Generator[Pause, Any, T]
 
 
 def block_on(steps: Pausing[T]) -> T:
+    async def block(pause: Pause) -> Any:
+        return pause.block()
+
+    try:
+        wait_for(steps, block).send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a pause has not blocked")
+
+
+async def wait_for(steps: Pausing[T], until_over: Callable[[Pause], Awaitable[Any]] = lambda pause: pause.wait()) -> T:
     answer: Any = None
     error: BaseException | None = None
     try:
@@ -29,7 +44,7 @@ def block_on(steps: Pausing[T]) -> T:
             try:
                 pause = steps.send(answer) if error is None else steps.throw(error)
                 answer = error = None
-                answer = pause.block()
+                answer = await until_over(pause)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
@@ -40,23 +55,24 @@ def block_on(steps: Pausing[T]) -> T:
         error = None  # it refers to this frame
 
 
-async def wait_for(steps: Pausing[T]) -> T:
-    answer: Any = None
-    error: BaseException | None = None
+async def wait_to_end(steps: Pausing[T]) -> T:
+    """As wait_for; the steps go on if the task is cancelled."""
+    import asyncio  # loaded only by apps that use it
+
+    return await settled(asyncio.get_running_loop().create_task(wait_for(steps)))
+
+
+async def settled(future: Future[T]) -> T:
+    """Its result. If the task is cancelled, wait until the call has ended, then raise CancelledError."""
+    import asyncio  # loaded only by apps that use it
+
     try:
-        while True:
-            try:
-                pause = steps.send(answer) if error is None else steps.throw(error)
-                answer = error = None
-                answer = await pause.wait()
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            except BaseException as raised:  # of the pause; or an alarm anywhere in this loop
-                if cast(Any, steps).gi_frame is None:  # of the procedure, which has ended
-                    raise
-                error = raised
-    finally:
-        error = None  # it refers to this frame
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        raise
 
 
 def sleep(seconds: float) -> Pause:

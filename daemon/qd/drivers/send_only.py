@@ -66,7 +66,6 @@ class NoBatches:
     """base.Batches whose jobs never run."""
 
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None: ...
-
     def add(self, id: str, jobs: Sequence[Entry]) -> None: ...
 
     def cancel(self, id: str) -> bool:
@@ -166,6 +165,8 @@ class SendingOnly:
 
 T = TypeVar("T")
 OnFailure = Callable[[str, Exception], object]
+FIRST = ("jobs", "batches", "free", "cancel_keyed", "move_keyed", "keyed_due", "sizes", "queues", "clear")
+"""What a FailoverQueue has of its first connection, besides `kept` and `ticks`, which may raise."""
 REST = 5.0  # seconds for which a failed connection is tried last
 LIMITS: Gaps = MappingProxyType(
     {
@@ -192,7 +193,8 @@ class FailoverQueue(SendingOnly):
     ) -> None:
         super().__init__(settings, limits=LIMITS, whole=whole)
         self.parts, self._on_failure = parts, on_failure
-        self.jobs, self.batches = parts[0].jobs, parts[0].batches
+        for name in FIRST:
+            setattr(self, name, getattr(parts[0], name))
         self._rests = dict[int, float]()  # index of a failed part -> until when it is tried last
         self._last = 0  # index of the part that took the last job
 
@@ -238,8 +240,6 @@ class FailoverQueue(SendingOnly):
         log.warning("jobs for '%s' go to '%s': '%s' fails: %s", name, names[index], names[before], error)
         self._on_failure(names[before], error)
 
-    # -- the first part only
-
     @property
     def kept(self) -> tuple[Keyspace, str]:
         return self.parts[0].kept
@@ -247,29 +247,6 @@ class FailoverQueue(SendingOnly):
     @property
     def ticks(self) -> Ticks:
         return self.parts[0].ticks
-
-    def free(self, name: str, owner: str) -> bool:
-        return self.parts[0].free(name, owner)
-
-    def cancel_keyed(self, queue: str, name: str) -> bool:
-        return self.parts[0].cancel_keyed(queue, name)
-
-    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
-        return self.parts[0].move_keyed(queue, name, delay)
-
-    def keyed_due(self, queue: str, name: str) -> float | None:
-        return self.parts[0].keyed_due(queue, name)
-
-    def sizes(self, queue: str) -> Sizes:
-        return self.parts[0].sizes(queue)
-
-    def queues(self) -> Sequence[str]:
-        return self.parts[0].queues()
-
-    def clear(self, queue: str) -> int:
-        return self.parts[0].clear(queue)
-
-    # -- all parts
 
     def patience(self, connect: float, answer: float) -> None:
         for part in self.parts:
@@ -295,12 +272,10 @@ NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are dropped: none ever runs
 
 
 def open_null(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
-    return cast(Connector, NullQueue(settings, at))  # __getattr__ refuses the rest
+    queue = NullQueue(at, limits=NULL_LIMITS, whole=settings)
+    return cast(Connector, queue)  # __getattr__ refuses the rest
 
 
 class NullQueue(SendingOnly):
-    def __init__(self, whole: Settings, settings: ConnectionSettings) -> None:
-        super().__init__(settings, limits=NULL_LIMITS, whole=whole)
-
     def take(self, job: Outgoing) -> str | None:
         return None

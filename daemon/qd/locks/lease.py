@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qd.drivers.connections import Connections
 from qd.drivers.keyspace.base import Unanswered
-from qd.drivers.pausing import Pause, Pausing, block_on
+from qd.drivers.pausing import Pause, Pausing, block_on, settled
 from qd.errors import ArgumentError, ConnectionLost, EndJob, LockLost, ServerBusy, ServerRefused, Unreachable
 from qd.options.kinds import seconds_of
 from qd.process.shield import shield
@@ -27,9 +27,10 @@ from qd.store.base import Store, store_of
 from qd.store.locks import Mutex
 
 if TYPE_CHECKING:
-    from qd.drivers.redis.aio import AsyncQueue
+    from concurrent.futures import Executor
 
 T = TypeVar("T")
+Threads = Callable[[], "Executor | None"]
 PATIENCE = 5.0  # seconds the server may take to reply, the default of a connection
 ALREADY = nullcontext()
 LONGEST = 200  # characters of a name
@@ -67,66 +68,56 @@ class LockServer:
         self._connections, self._connection = connections, connection
         self.identity = (id(connections), connection)  # equal for the same server
 
-    @property
-    def store(self) -> Store:
-        """Raises ConfigError."""
-        return store_of(self._connections.get(self._connection))
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self._connections.get(self._connection).within(seconds)
-
-    def call(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
+    def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pausing[T]:
         """The result of act(store); an alarm is delayed until then. Raises ConnectionLost, ServerRefused, ConfigError.
 
         Calls it again if the connection broke immediately, as one that the server has closed, so `act` must be idempotent.
         """
-        queue, began = self._connections.get(self._connection), time.monotonic()
-        with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
-            try:
-                return act(store_of(queue))
-            except (Unreachable, ServerBusy):
-                raise
-            except ConnectionLost:
-                if time.monotonic() - began > patience / 2:
-                    raise
-            return act(store_of(queue))
-
-    async def native(self) -> AsyncQueue | None:
-        """The connection of the running event loop; None: use `call` in a thread."""
-        return await self._connections.native(self._connection)
-
-    async def acall(self, act: Callable[[Store], T], patience: float = PATIENCE) -> T:
-        """As `call`, on the connection of the running event loop. Only where `native` has found one."""
-        queue, began = await self._loops(), time.monotonic()
+        began = time.monotonic()
         try:
-            return await queue.do_within(patience, lambda found: act(store_of(found)))
+            return (yield self._once(act, patience))  # type: ignore[no-any-return]
         except (Unreachable, ServerBusy):
             raise
         except ConnectionLost:
             if time.monotonic() - began > patience / 2:
                 raise
-        return await queue.do_within(patience, lambda found: act(store_of(found)))
+        return (yield self._once(act, patience))  # type: ignore[no-any-return]
 
-    def ask(self, act: Callable[[Store], T], patience: float = PATIENCE) -> Pause:
-        return Pause(lambda: self.call(act, patience), lambda: self.acall(act, patience))
+    def _once(self, act: Callable[[Store], T], patience: float) -> Pause:
+        def block() -> T:
+            queue = self._connections.get(self._connection)
+            with shield, queue.within(patience) if patience < PATIENCE else ALREADY:
+                return act(store_of(queue))
 
-    def waiting(self, mutex: Mutex, seconds: float, patience: float, wake: int) -> Pause:
-        """Wait until the lock may be ours, at most `seconds`."""
-
-        def block() -> None:
-            with self.within(patience):
-                mutex.wait(self.store, seconds, wake)
-
-        async def wait() -> None:
-            queue = await self._loops()
-            await queue.pop(mutex.woken_by, seconds)
+        async def wait() -> T:
+            queue = await self._connections.native(self._connection)
+            if queue is None:
+                return await in_thread(block)
+            return await queue.do_within(patience, lambda found: act(store_of(found)))
 
         return Pause(block, wait)
 
-    async def _loops(self) -> AsyncQueue:
-        queue = await self.native()
-        assert queue is not None
-        return queue
+    def waiting(self, mutex: Mutex, seconds: float, patience: float, threads: Threads) -> Pause:
+        """Wait until the lock may be ours, at most `seconds`. threads: for tasks of an event loop without a connection."""
+
+        def block() -> None:
+            queue = self._connections.get(self._connection)
+            with queue.within(patience):
+                mutex.wait(store_of(queue), seconds)
+
+        async def wait() -> None:
+            queue = await self._connections.native(self._connection)
+            await (in_thread(block, threads()) if queue is None else queue.pop(mutex.woken_by, seconds))
+
+        return Pause(block, wait)
+
+
+async def in_thread(body: Callable[[], T], threads: Executor | None = None) -> T:
+    """The result of a call, whose end is awaited even if the task is cancelled. threads: None for the loop's own, for short
+    calls only: a release must find one free."""
+    import asyncio  # loaded only by apps that use it
+
+    return await settled(asyncio.get_running_loop().run_in_executor(threads, body))
 
 
 def checked_name(what: str, name: object) -> str:
@@ -190,7 +181,7 @@ class HeldLock:
 
     def _extend(self, seconds: float, patience: float) -> Pausing[None]:
         began = time.monotonic()
-        if (yield self._server.ask(lambda store: self._mutex.extend(store, seconds), patience)):
+        if (yield from self._server.ask(lambda store: self._mutex.extend(store, seconds), patience)):
             self._held_until(began + seconds)
         else:
             self.lose()
@@ -242,7 +233,7 @@ class HeldLock:
 
     def _released(self) -> Pausing[None]:
         self._ended = True
-        if not (yield self._server.ask(self._give)):
+        if not (yield from self._server.ask(self._give)):
             self.lose()
 
     def _give(self, store: Store) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from qd.drivers.connections import Connections
-from qd.drivers.pausing import Pausing, block_on, wait_for
+from qd.drivers.pausing import Pausing, block_on, sleep, wait_for
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs.context import Limit
 from qd.jobs.plan import Duration
 from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, RetryPatience, in_thread, settled, task_of
+from qd.locks.waiting import COURTESY, RetryPatience
 from qd.payload.format import plain_name
 from qd.store.locks import Rate
 
@@ -29,12 +28,29 @@ class Limiter:
     def acquire(self, timeout: Duration | None = None) -> bool:
         """Wait for a start; waiters are served in order. False, immediately: the wait would exceed `timeout` seconds (None:
         no limit). Raises ConnectionLost if the server is unreachable for too long."""
-        start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
-        while (pause := block_on(start.ask())) is not None:
-            if not pause:
-                return True
-            start.sleep(pause)
-        return False
+        return block_on(self._acquire(timeout))
+
+    def _acquire(self, timeout: Duration | None) -> Pausing[bool]:
+        seconds = checked_timeout(f"the limiter '{self.name}'", timeout)
+        owner, patience = new_owner(), RetryPatience(seconds)
+        start = lambda store: self._rate.start(store, owner, owner, None if seconds is None else patience.left)  # noqa: E731
+        try:
+            while True:
+                try:
+                    answer = yield from self._server.ask(start, patience.call_timeout)
+                except ConnectionLost as error:
+                    yield from patience.bear(error)
+                    continue
+                patience.answered()
+                if answer.late or not answer.wait:
+                    return not answer.late
+                yield sleep(answer.wait)
+        except (ConnectionLost, ServerRefused):
+            raise
+        except BaseException:  # an alarm, or the task was cancelled: give up the turn
+            with suppress(ConnectionLost, ServerRefused):
+                yield from self._server.ask(lambda store: self._rate.leave(store, owner), COURTESY)
+            raise
 
     def try_acquire(self) -> bool:
         """Start now if the limit allows it. False: the limit is reached."""
@@ -42,7 +58,7 @@ class Limiter:
 
     def left(self) -> int:
         """How many could start now. Raises ConnectionLost."""
-        return self._server.call(self._rate.left)
+        return block_on(self._server.ask(self._rate.left))
 
     def __enter__(self) -> Limiter:
         self.acquire()
@@ -55,19 +71,7 @@ class Limiter:
 
     async def aacquire(self, timeout: Duration | None = None) -> bool:
         """As acquire."""
-        import asyncio  # loaded only by apps that use it
-
-        start = Start(self._server, self._rate, checked_timeout(f"the limiter '{self.name}'", timeout))
-        native = await self._server.native() is not None
-        try:
-            while True:
-                pause = await (wait_for(start.ask()) if native else in_thread(lambda: block_on(start.ask())))
-                if not pause:
-                    return pause is not None
-                await asyncio.sleep(pause)
-        except asyncio.CancelledError:
-            await (settled(task_of(wait_for(start.leave()))) if native else in_thread(lambda: block_on(start.leave())))
-            raise
+        return await wait_for(self._acquire(timeout))
 
     async def atry_acquire(self) -> bool:
         """As try_acquire."""
@@ -82,42 +86,3 @@ class Limiter:
 
     def __repr__(self) -> str:
         return f"<limiter '{self.name}' {self.limit.most} per {self.limit.per:g} s>"
-
-
-class Start:
-    """One wait for a start."""
-
-    def __init__(self, server: LockServer, rate: Rate, timeout: float | None) -> None:
-        self._server, self._rate, self._owner = server, rate, new_owner()
-        self._patience, self._ends = RetryPatience(timeout), timeout is not None
-
-    def ask(self) -> Pausing[float | None]:
-        """0: it may start. Else the seconds until the next call; None: that exceeds the timeout."""
-        left = self._patience.left if self._ends else None
-        while True:
-            try:
-                answer = yield self._server.ask(
-                    lambda store: self._rate.start(store, self._owner, self._owner, left), self._patience.call_timeout
-                )
-            except ConnectionLost as error:
-                yield from self._patience.bear(error)
-            except ServerRefused:
-                raise
-            except BaseException:  # an alarm, after the call
-                yield from self.leave()
-                raise
-            else:
-                self._patience.answered()
-                return None if answer.late else answer.wait
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep; an exception that interrupts it gives up the turn."""
-        try:
-            time.sleep(seconds)
-        except BaseException:
-            block_on(self.leave())
-            raise
-
-    def leave(self) -> Pausing[None]:
-        with suppress(ConnectionLost, ServerRefused):
-            yield self._server.ask(lambda store: self._rate.leave(store, self._owner), COURTESY)

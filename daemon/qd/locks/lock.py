@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from qd.drivers.connections import Connections
-from qd.drivers.pausing import Pause, Pausing, block_on, wait_for
+from qd.drivers.pausing import Pausing, block_on, wait_for, wait_to_end
 from qd.errors import ConnectionLost, EndJob, LockError, LockLost, LockTaken, ServerRefused, Unreachable
 from qd.events import Listeners
 from qd.events import LockLost as LostEvent
@@ -26,6 +24,7 @@ from qd.locks.lease import (
     HeldLock,
     LockServer,
     Owner,
+    Threads,
     checked_name,
     checked_timeout,
     checked_ttl,
@@ -35,12 +34,9 @@ from qd.locks.lease import (
     renewals,
     uninterrupted,
 )
-from qd.locks.waiting import Cancel, TakenLock, Wait, in_thread, own_thread, settled, shared, task_of, waiter_limit
+from qd.locks.waiting import TakenLock, Wait, waiter_limit
 from qd.process.shield import shield
 from qd.store.locks import Mutex
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Lock:
@@ -77,21 +73,24 @@ class Lock:
         Raises ConnectionLost if the server is unreachable for too long; LockError if this object already holds it.
         """
         seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
-        return block_on(self._acquire(seconds, None))
+        return block_on(self._acquire(seconds))
 
-    def _acquire(self, seconds: float | None, cancel: Cancel | None = None) -> Pausing[bool]:
+    def _acquire(self, seconds: float | None, threads: Threads = lambda: None) -> Pausing[bool]:
         if self._held is not None and self._held.ours and not self._held.look():
             raise LockError(
                 f"the lock '{self.name}' is held already by this object: make one for each taking with"
                 f' app.lock("{self.name}", ...)'
             )
         mutex = Mutex(self.name, new_owner())
-        wait = Wait(self._server, mutex, self.ttl, seconds, cancel)
+        wait = Wait(self._server, mutex, self.ttl, seconds, threads)
         try:
             taken = yield from wait.over()
             if isinstance(taken, TakenLock):
                 with shield:
-                    self._keep(HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost))
+                    held = HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost)
+                    self._held = self._last = held
+                    if self.renew:
+                        renewals(held).add(held)
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
@@ -101,11 +100,6 @@ class Lock:
             raise
         self._refused_by = taken.by
         return False
-
-    def _keep(self, held: HeldLock) -> None:
-        self._held = self._last = held
-        if self.renew:
-            renewals(held).add(held)
 
     def _forget(self) -> None:
         held, self._held = self._held, None
@@ -189,11 +183,8 @@ class Lock:
 
     def owner(self) -> Owner | None:
         """Its current owner, in any process; None: it is free. Raises ConnectionLost."""
-        by = self._by().block()
+        by = block_on(self._server.ask(Mutex(self.name, "").by))
         return None if by is None else read_owner(by)
-
-    def _by(self) -> Pause:
-        return self._server.ask(Mutex(self.name, "").by)
 
     def locked(self) -> bool:
         """Whether any process has it now. Raises ConnectionLost."""
@@ -250,84 +241,44 @@ class Lock:
 
     async def aacquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
         """As acquire."""
-        return await self._aacquire(checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0)
-
-    async def _aacquire(self, seconds: float | None) -> bool:
-        native = await self._server.native() is not None
-        if native:
-            taken = await wait_for(self._acquire(0.0))
-        else:
-            taken = await self._awaited(shared(lambda: block_on(self._acquire(0.0))), lambda: None)
-        if taken or (seconds is not None and seconds <= 0):
-            return taken
+        seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
+        if await wait_for(self._acquire(0.0)):
+            return True
+        if seconds is not None and seconds <= 0:
+            return False
         limit, began = waiter_limit((self._server.identity, self.name)), time.monotonic()
         if not await limit.enter(seconds):
             return False
         try:
             left = None if seconds is None else max(0.0, began + seconds - time.monotonic())
-            return await (wait_for(self._acquire(left)) if native else self._wait_in_line(left))
+            return await wait_for(self._acquire(left, lambda: limit.threads))
         finally:
-            limit.leave()
-
-    async def _wait_in_line(self, seconds: float | None) -> bool:
-        """Wait in line, in a separate thread."""
-        try:
-            cancel = Cancel()
-        except OSError as error:
-            raise LockError(f"the lock '{self.name}' cannot be waited for: {error}; raise `ulimit -n`") from error
-        try:
-            future = own_thread(lambda: block_on(self._acquire(seconds, cancel)))
-            return await self._awaited(future, cancel.request)
-        finally:
-            cancel.close()
-
-    async def _awaited(self, future: asyncio.Future[bool], cancel: Callable[[], object]) -> bool:
-        """Whether it was taken. If the task is cancelled, a lock that the thread took meanwhile is released."""
-        try:
-            return await settled(future, cancel)
-        except BaseException:
-            if future.exception() is None and future.result():
-                await in_thread(self._undo)
-            raise
-
-    def _undo(self) -> None:
-        """Release a lock that was taken for a cancelled task."""
-        try:
-            self.release()
-        except (LockError, ConnectionLost, ServerRefused) as error:
-            log.warning("the lock '%s' of a cancelled task could not be released: %s", self.name, error)
+            limit.room.release()
 
     async def arelease(self) -> None:
         """As release."""
         held = self._mine("release")
         try:
-            await self._to_its_end(self._give)
+            await wait_to_end(self._give())
         finally:
             held.report_loss()
 
     async def aextend(self, seconds: Duration | None = None) -> None:
         """As extend."""
-        held = self._extend(seconds)[0]
+        held, steps = self._extend(seconds)
         try:
-            await self._to_its_end(lambda: self._extend(seconds)[1])
+            await wait_to_end(steps)
         finally:
             self._extended(held)
         held.check()
 
-    async def _to_its_end(self, steps: Callable[[], Pausing[None]]) -> None:
-        """Also if the task is cancelled."""
-        if await self._server.native() is None:
-            await in_thread(lambda: block_on(steps()))
-        else:
-            await settled(task_of(wait_for(steps())))
-
     async def aowner(self) -> Owner | None:
         """As owner."""
-        by = await (in_thread(self._by().block) if await self._server.native() is None else self._by().wait())
+        by = await wait_for(self._server.ask(Mutex(self.name, "").by))
         return None if by is None else read_owner(by)
 
     async def __aenter__(self) -> Lock:
-        if not await self._aacquire(self._timeout):
+        if not await self.aacquire(self._timeout):
             raise self._taken()
         return self
 
@@ -335,7 +286,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._to_its_end(lambda: self._leave(error))
+            await wait_to_end(self._leave(error))
         finally:
             if self._last is not None and self._last.ours:
                 self._last.report_loss()

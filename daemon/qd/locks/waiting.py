@@ -9,119 +9,55 @@
 If an exception ends the wait, we leave the line and release a lock that was handed to us meanwhile.
 
 Coroutines wait on the event loop's own connections (drivers/redis/aio.py). Where there are none, they wait in threads, and
-a cancelled task waits for its thread. Each lock has a limit of waiting coroutines per event loop, since each needs a
-connection; in a thread a pipe, too. asyncio is imported only by apps that use it.
+a cancelled task waits until its thread's call has ended. Each lock has a limit of waiting coroutines per event loop, since
+each needs a connection. asyncio is imported only by apps that use it.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from qd.drivers.pausing import Pausing, sleep
 from qd.errors import ConnectionLost, ServerRefused
-from qd.locks.lease import AWAY, PATIENCE, LockServer
+from qd.locks.lease import AWAY, PATIENCE, LockServer, Threads
 from qd.store.locks import THERE, LockReply, Mutex
 
 if TYPE_CHECKING:
     import asyncio
-
-
-T = TypeVar("T")
-
-
-def shared(body: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a short call in the default executor."""
-    import asyncio
-
-    return asyncio.get_running_loop().run_in_executor(None, body)
-
-
-def own_thread(body: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a long call in its own thread, which keeps the default executor free for releases."""
-    import asyncio
-    from concurrent.futures import Future
-
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(body())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="qd-lock-wait", daemon=True).start()
-    return asyncio.wrap_future(future)
-
-
-def task_of(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    import asyncio
-
-    return asyncio.get_running_loop().create_task(call)
-
-
-async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = lambda: None) -> T:
-    """Its result. If the task is cancelled: call `cancel`, wait until the call has ended, then raise CancelledError."""
-    import asyncio
-
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        if not future.done():
-            cancel()
-        while not future.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-        raise
-
-
-async def in_thread(body: Callable[[], T]) -> T:
-    """The result of a short call, whose end is awaited even if the task is cancelled."""
-    return await settled(shared(body))
+    from concurrent.futures import Executor
 
 
 MOST = 16  # coroutines of an event loop that wait for a lock at a time
 
 
 class WaiterLimit:
-    """Limits how many coroutines of one event loop wait for a lock at once. Used in the loop's thread only."""
+    """Limits how many coroutines of one event loop wait for a lock at once; the others follow in order."""
 
     def __init__(self) -> None:
-        self.inside = 0
-        self.waiting: deque[asyncio.Future[None]] = deque()
+        import asyncio  # loaded only by apps that use it
+
+        self.room = asyncio.Semaphore(MOST)
+
+    @cached_property
+    def threads(self) -> Executor:
+        """For drivers without asyncio. They end with this object."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(MOST, "qd-lock-wait")
 
     async def enter(self, seconds: float | None) -> bool:
-        """False: there was no room within `seconds` (None: no limit). After True, call `leave`."""
+        """False: there was no room within `seconds` (None: no limit). After True, release `room`."""
         import asyncio
 
-        if self.inside < MOST:
-            self.inside += 1
-            return True
-        turn = asyncio.get_running_loop().create_future()
-        self.waiting.append(turn)
         try:
-            await asyncio.wait([turn], timeout=seconds)
-        except asyncio.CancelledError:
-            if turn.done():
-                self.leave()
-            raise
-        finally:
-            if not turn.done():
-                self.waiting.remove(turn)
-        return turn.done()
-
-    def leave(self) -> None:
-        """Let the next coroutine in."""
-        if self.waiting:
-            self.waiting.popleft().set_result(None)
-        else:
-            self.inside -= 1
+            async with asyncio.timeout(seconds):
+                return await self.room.acquire()
+        except TimeoutError:
+            return False
 
 
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[object, WaiterLimit]] = WeakKeyDictionary()
@@ -146,22 +82,6 @@ class TakenLock(NamedTuple):
 
     token: int
     began: float
-
-
-class Cancel:
-    """Ends a wait from another thread."""
-
-    def __init__(self) -> None:
-        self.reads, self._writes = os.pipe()
-        self.requested = False
-
-    def request(self) -> None:
-        self.requested = True
-        os.write(self._writes, b"x")
-
-    def close(self) -> None:
-        os.close(self.reads)
-        os.close(self._writes)
 
 
 class RetryPatience:
@@ -196,9 +116,9 @@ class Wait:
     """One wait of one owner for `seconds` of a lock."""
 
     def __init__(
-        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, cancel: Cancel | None
+        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, threads: Threads
     ) -> None:
-        self._server, self._mutex, self._seconds, self._cancel = server, mutex, seconds, cancel
+        self._server, self._mutex, self._seconds, self._threads = server, mutex, seconds, threads
         self._patience = RetryPatience(timeout)
         self._came = 0
 
@@ -215,30 +135,28 @@ class Wait:
     def leave(self) -> Pausing[None]:
         """Leave the line, and release the lock if we have it."""
         with suppress(ConnectionLost, ServerRefused):
-            yield self._server.ask(self._mutex.give, COURTESY)
+            yield from self._server.ask(self._mutex.give, COURTESY)
 
     def _step(self) -> Pausing[TakenLock | LockReply | None]:
         """None: not yet."""
-        stay = self._patience.left > 0 and not (self._cancel and self._cancel.requested)
-        began, moment = time.monotonic(), min(MOMENT, self._seconds)
-        answer = yield self._server.ask(
+        stay, began, moment = self._patience.left > 0, time.monotonic(), min(MOMENT, self._seconds)
+        answer = yield from self._server.ask(
             lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
         )
         self._patience.answered()
         if answer.token:
             return TakenLock(answer.token, began) if moment == self._seconds else (yield from self._kept(answer.token))
         if not stay:
-            return answer  # type: ignore[no-any-return]
+            return answer
         self._came = answer.came
-        wake = self._cancel.reads if self._cancel else -1
-        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, wake)
+        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, self._threads)
         return None
 
     def _kept(self, token: int) -> Pausing[TakenLock | None]:
         """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
         a late call cannot extend it."""
         began = time.monotonic()
-        ours = yield self._server.ask(
+        ours = yield from self._server.ask(
             lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
         )
         return TakenLock(token, began) if ours else None

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from qd.drivers.base import Connector
-from qd.drivers.keyspace.base import Arg, Keyspace, checked
+from qd.drivers.keyspace.base import Arg, Keyspace
 from qd.drivers.keyspace.base import script as text_of
 
 T = TypeVar("T")
@@ -35,9 +35,9 @@ class Store(Protocol):
     def token(self, name: str) -> None:
         """Append a token to the list `name`, to wake a client that waits on it."""
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Wait at most `seconds` for a token in the list `name` and take it. False: none came, or the file descriptor
-        `wake` became readable. The connection stays usable if an exception interrupts the wait."""
+    def pop(self, name: str, seconds: float) -> bool:
+        """Wait at most `seconds` for a token in the list `name` and take it. False: none came. The connection stays usable
+        if an exception interrupts the wait."""
 
     def left(self, name: str) -> float:
         """Seconds until it expires; 0: it does not exist, or never expires."""
@@ -71,10 +71,7 @@ class KeyspaceStore:
         self.space.call("SET", self.prefix + name, value, *expiry)
 
     def take(self, name: str) -> bytes | None:
-        # the oldest supported servers have no GETDEL
-        commands = [("MULTI",), ("GET", self.prefix + name), ("DEL", self.prefix + name), ("EXEC",)]
-        (*_, (value, _deleted)) = checked(self.space.call_many(commands))
-        return value  # type: ignore[no-any-return]
+        return self.step("take_value", [name])  # type: ignore[no-any-return]
 
     def fields(self, name: str) -> Mapping[str, bytes]:
         return fields_of(self.space.call("HGETALL", self.prefix + name))
@@ -82,8 +79,8 @@ class KeyspaceStore:
     def token(self, name: str) -> None:
         self.space.call("RPUSH", self.prefix + name, "1")
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        return self.space.pop(self.prefix + name, seconds, wake)
+    def pop(self, name: str, seconds: float) -> bool:
+        return self.space.pop(self.prefix + name, seconds)
 
     def left(self, name: str) -> float:
         return max(0, int(self.space.call("PTTL", self.prefix + name))) / 1000

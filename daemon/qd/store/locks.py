@@ -115,9 +115,9 @@ class Mutex:
         self._wake(store, handed)
         return bool(ours)
 
-    def wait(self, store: Store, seconds: float, wake: int = -1) -> None:
-        """Return once it may have been handed to us, `seconds` are over, or the descriptor `wake` is readable."""
-        store.pop(self.woken_by, seconds, wake)
+    def wait(self, store: Store, seconds: float) -> None:
+        """Return once it may have been handed to us, or `seconds` are over."""
+        store.pop(self.woken_by, seconds)
 
     @property
     def woken_by(self) -> str:

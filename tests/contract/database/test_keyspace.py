@@ -280,15 +280,8 @@ def last_queries(space: DatabaseKeyspace) -> str:
     return str(space.connection.query("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()").all())
 
 
-def test_a_wait_ends_by_a_descriptor_or_a_waiting_token(database: Stand) -> None:
+def test_a_wait_ends_by_a_waiting_token(database: Stand) -> None:
     space = space_of(database)
-    read, write = os.pipe()
-    try:
-        os.write(write, b"x")
-        assert not space.pop("wake", 60, read)
-    finally:
-        os.close(read)
-        os.close(write)
     assert not space.pop("wake", 0.05)
     space.call("RPUSH", "wake", "1")
     assert space.pop("wake", 60)

@@ -245,10 +245,8 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     else:
         yield ok(what, f"user {user} has all rights that workers need")
     scratch = f"{prefix}{keys.MASTERS}:doctor-{secrets.token_hex(4)}"
-    operators: Tries = [
-        ("SET", scratch, "1", "PX", 1), ("DEL", scratch), ("UNLINK", scratch), ("MGET", scratch), ("SCAN", 0), ("MULTI",),
-        ("EXEC",),
-    ]  # fmt: skip
+    others: Tries = [(name, scratch) for name in ("DEL", "UNLINK", "MGET")]
+    operators: Tries = [("SET", scratch, "1", "PX", 1), *others, ("SCAN", 0)]
     lacks = sorted(refused(connection, operators) - set(missing))
     if lacks and not missing:
         text = (

@@ -179,9 +179,9 @@ class LazyKeyspace:
         with self.named:
             return self.space.begin_many(calls)
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         with self.named:
-            return self.space.pop(name, seconds, wake)
+            return self.space.pop(name, seconds)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:

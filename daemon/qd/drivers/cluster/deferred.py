@@ -45,23 +45,11 @@ CHUNK = 500  # maximum number of jobs in a call
 
 
 class Errand(NamedTuple):
-    """A job to send once. ready: original name of its queue's list; key: as in Outgoing."""
+    """A job to send once. ready: original name of its queue's list. words: for once.lua."""
 
     ready: str
     id: str
-    payload: Arg
-    delay: float = 0.0
-    key: str = ""
-
-    @property
-    def words(self) -> tuple[Arg, ...]:
-        if self.key:
-            issue, _, name = self.key.partition(" ")
-            return self.id, "keyed", name, issue, self.delay, self.payload
-        return self.id, "push", self.delay, self.payload
-
-    def seen(self, client: ClusterClient) -> str:
-        return keys.seen_ids(client.names.real(self.ready))
+    words: tuple[Arg, ...]
 
 
 def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
@@ -75,7 +63,7 @@ def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     for ready, places in chunks:
         real = client.names.real(ready)
         names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed")], keys.seen_ids(real)]
-        words = [word for place in places for word in errands[place].words]
+        words = [word for place in places for word in (errands[place].id, *errands[place].words)]
         items.append(client.at(script("once"), names, [REMEMBERED, *words]))
     for (_, places), reply in zip(chunks, client.exchange(items), strict=True):
         for number, place in enumerate(places):
@@ -280,12 +268,14 @@ def is_undone(action: Action) -> bool:
 
 
 def errand_of(part: Part, id: str) -> Errand:
-    ready, args = part.names[0], part.args
+    """Raises ValueError: not a delay."""
     if part.kind == "push":
-        return Errand(ready, id, args[0], float(args[1]))
-    if part.kind == "single":
-        return Errand(ready, id, args[3], float(args[2]))
-    return Errand(ready, id, args[3], float(args[2]), f"{text_of(args[1])} {text_of(args[0])}")
+        payload, delay = part.args
+    else:
+        *name, delay, payload = part.args
+        if part.kind == "keyed":
+            return Errand(part.names[0], id, ("keyed", *name, float(delay), payload))
+    return Errand(part.names[0], id, ("push", float(delay), payload))
 
 
 def send_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[bytes]) -> Exception | None:
@@ -294,7 +284,7 @@ def send_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[by
     errands, names = list[Errand](), list[bytes]()
     for name, delay, queue, payload in chunked(jobs, 4):
         id = f"{batch}.{name.decode('utf-8', 'replace')}"
-        errands.append(Errand(prefix + keys.ready(queue.decode()), id, payload, float(delay)))
+        errands.append(Errand(prefix + keys.ready(queue.decode()), id, ("push", float(delay), payload)))
         names.append(name)
     replies = send_once(client, errands)
     done = [place for place, reply in enumerate(replies) if not isinstance(reply, Exception)]
@@ -309,7 +299,7 @@ def send_aside(client: ClusterClient, batch: str, prefix: str, jobs: Sequence[by
 def _forget_ids(client: ClusterClient, errands: Sequence[Errand]) -> None:
     seen: dict[str, list[str]] = {}
     for errand in errands:
-        seen.setdefault(errand.seen(client), []).append(errand.id)
+        seen.setdefault(keys.seen_ids(client.names.real(errand.ready)), []).append(errand.id)
     client.exchange([client.at(script("once_over"), [name], [60, *ids]) for name, ids in seen.items()])
 
 

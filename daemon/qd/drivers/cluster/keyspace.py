@@ -28,7 +28,6 @@ from qd.drivers.cluster.nodes import ready_name, slot_of
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, checked, chunked, script
 from qd.drivers.redis.protocol import evalsha, packed
-from qd.drivers.types import LateAnswer
 from qd.errors import ConnectionLost, ServerBusy, ServerRefused
 
 Names = Sequence[str]
@@ -331,21 +330,9 @@ def merged(state: BeatState, about: list[Any], beats: list[Any]) -> list[Any]:
     return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
 
 
-def give_all(client: ClusterClient, notes: Sequence[Note]) -> list[LateAnswer]:
-    """Execute answers left by workers, if their node is reachable again."""
-    found: list[LateAnswer] = []
-    for note in notes:
-        try:
-            found.append(deferred.give(client, note))
-        except ConnectionLost:
-            continue
-        except ServerRefused as error:
-            log.error("an answer left by a worker is not executed yet (%s): %s", note.home, error)
-    return found
-
-
 def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
-    """Execute unfinished notes of other processes, for about BUDGET seconds."""
+    """Execute unfinished notes of other processes, for about BUDGET seconds; also answers left by workers, if their node is
+    reachable again."""
     until, cursors = time.monotonic() + BUDGET, client.beat_state.cursors
     for home in homes:
         try:
@@ -353,7 +340,13 @@ def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
         except (ConnectionLost, ServerRefused, ServerBusy):
             continue
         finish(client, [note for note in notes if is_whole(client, note)])
-        client.beat_state.late_answers += give_all(client, [note for note in notes if deferred.is_late(client, note)])
+        for note in [note for note in notes if deferred.is_late(client, note)]:
+            try:
+                client.beat_state.late_answers.append(deferred.give(client, note))
+            except ConnectionLost:
+                pass
+            except ServerRefused as error:
+                log.error("an answer left by a worker is not executed yet (%s): %s", note.home, error)
         if time.monotonic() > until:
             return
 

@@ -25,7 +25,6 @@ from qd.drivers.cluster.keyspace import ClusterKeyspace
 from qd.drivers.cluster.nodes import Node
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
-from qd.drivers.keyspace.queue import DEFAULT, Bounds
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, run_of
@@ -65,17 +64,12 @@ class ClusterQueue(LaneQueue):
     stays = STAYS
     fetches_ahead = False
 
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        who: ClientIdentity = PRODUCER,
-        *,
-        keep: Bounds = DEFAULT,
-        max_payload: int = 0,
-    ) -> None:
+    def __init__(self, settings: ConnectionSettings, who: ClientIdentity = PRODUCER, **limits: Any) -> None:
+        """limits: see KeyspaceQueue."""
         self.connection = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
-        super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
+        super().__init__(settings, self.connection, who, **limits)
         self._runs: dict[tuple[str, ...], list[Run]] = {}
+        self._known = {}
         self._waits = SlotWaits(self.connection)
         self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
@@ -402,7 +396,7 @@ class SlotWaits:
         if wait is None or wait.node is not node:
             if wait is not None:
                 wait.connection.close()
-            wait = self._by_slot[slot] = NodeWait(node, self.space.opened(node.place))
+            wait = self._by_slot[slot] = NodeWait(node, self.space.open(self.space.nodes.seeds.url(node.place)))
         wait.connection.patience(self.space.connect_timeout, self.space.timeout)
         return wait
 

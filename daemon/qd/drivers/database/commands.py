@@ -176,7 +176,7 @@ def run(step: Step, words: Words) -> Any:
 
 
 def known(words: Words) -> RedisCommand | None:
-    """None if it will be refused, or is MULTI or EXEC."""
+    """None if it will be refused."""
     try:
         return command_of(words)
     except ServerRefused:
@@ -185,21 +185,7 @@ def known(words: Words) -> RedisCommand | None:
 
 def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
     """One reply per line. A refused command has its error as reply, and nothing of it was done."""
-    replies, queued = list[Any](), None
-    for words in lines:
-        word = words[0].upper()
-        if word == b"MULTI":
-            queued = list[Any]()
-            replies.append(OK)
-        elif word == b"EXEC":
-            replies.append(queued or [])
-            queued = None
-        elif queued is not None:
-            queued.append(reply_of(step, words))
-            replies.append(StatusReply(b"QUEUED"))
-        else:
-            replies.append(reply_of(step, words))
-    return replies
+    return [reply_of(step, words) for words in lines]
 
 
 def reply_of(step: Step, words: Words) -> Any:

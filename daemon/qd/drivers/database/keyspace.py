@@ -75,7 +75,7 @@ class DatabaseKeyspace:
         return self._run(commands.names_of(command, words), lambda step: commands.run(step, words), command.writes)
 
     def call_many(self, given: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """See Keyspace.call_many. MULTI and EXEC are accepted; all of the commands are one step in any case."""
+        """See Keyspace.call_many. All of the commands are one step."""
         lines = [[word(arg) for arg in args] for args in given]
         known = [(words, command) for words in lines if (command := commands.known(words)) is not None]
         names = [name for words, command in known for name in commands.names_of(command, words)]
@@ -138,12 +138,12 @@ class DatabaseKeyspace:
 
     # -- waiting
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         until, listening = time.monotonic() + seconds, Listening(self.connection)
         try:
             while not (found := bool(self.call("LLEN", name)) and self.call("LPOP", name) is not None):
                 left = until - time.monotonic()
-                if left <= 0 or not listening.wait({channel_of(name.encode())}, left, wake):
+                if left <= 0 or not listening.wait({channel_of(name.encode())}, left, -1):
                     break
         except BaseException:
             listening.abort()

@@ -34,7 +34,7 @@ from qd.drivers.database.rows import (
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import checked, chunked
+from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
 from qd.drivers.types import (
@@ -199,11 +199,6 @@ class DatabaseQueue(KeyspaceQueue):
         if last:
             self.connection.execute_together(last)
         return there
-
-    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
-        fields = [owner + keys.FENCE for owner in owners]
-        if queues and fields:
-            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     # -- the dead
 

@@ -106,9 +106,9 @@ class Keyspace(Protocol):
         """Start run_many(); call the result for the replies. A server that can work meanwhile does, and other calls may come
         in between."""
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Take the first item of the list `name`, waiting at most `seconds`. False: none came, or the file descriptor `wake`
-        was readable. An exception from a signal handler leaves the keyspace usable."""
+    def pop(self, name: str, seconds: float) -> bool:
+        """Take the first item of the list `name`, waiting at most `seconds`. False: none came. An exception from a signal
+        handler leaves the keyspace usable."""
 
     # See base.Patience for the next three.
 

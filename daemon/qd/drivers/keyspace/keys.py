@@ -71,6 +71,7 @@ there, a batch and the ticks one each: cluster/deferred.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from qd.options.kinds import QUEUE_SUFFIXES
 
@@ -92,13 +93,6 @@ def is_queue(name: str) -> bool:
     return not name.endswith(QUEUE_SUFFIXES)
 
 
-def _of_queue(ending: str) -> Callable[[str], str]:
-    def key(queue: str) -> str:
-        return f"queues:{queue}{ending}"
-
-    return key
-
-
 def _of(start: str, ending: str = "") -> Callable[[str], str]:
     def key(name: str) -> str:
         return f"{start}{name}{ending}"
@@ -106,11 +100,11 @@ def _of(start: str, ending: str = "") -> Callable[[str], str]:
     return key
 
 
-ready = _of_queue("")
+ready = _of("queues:")
 (
     delayed, reserved, notify, owners, paused, failed, failed_at, deaths, keyed, taken, holding, ended, sending, sender,
     elsewhere, resent, suspects,
-) = map(_of_queue, QUEUE_SUFFIXES)  # fmt: skip
+) = map(partial(_of, "queues:"), QUEUE_SUFFIXES)  # fmt: skip
 
 # On a cluster only: next to the key of a queue, a batch or the ticks (`ends`), and next to a ready list.
 ends = _of("", ":ends")

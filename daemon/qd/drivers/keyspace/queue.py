@@ -217,6 +217,12 @@ class KeyspaceQueue:
         ]
         return [field for field in fields if not field.endswith(keys.FENCE)]
 
+    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
+        """Of a base.LaneConnector."""
+        fields = [owner + keys.FENCE for owner in owners]
+        if queues and fields:
+            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
+
     def note_death(self, queue: str, mark: str, note: bytes) -> None:
         """Above DEATHS notes, delete half of the others, in no particular order."""
         (name,) = self._keys(keys.deaths(queue))

@@ -39,10 +39,15 @@ PLACES: tuple[tuple[Spot, str, Callable[[str], str]], ...] = (
 )
 
 
-class KeptJobs:
+class Records:
     def __init__(self, space: Keyspace, prefix: str) -> None:
         self.space, self.prefix = space, prefix
 
+    def _keys(self, *names: str) -> list[str]:
+        return [self.prefix + name for name in names]
+
+
+class KeptJobs(Records):
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
@@ -74,8 +79,7 @@ class KeptJobs:
             effects = [*effects, *left_by(self.space, self.prefix, owner)]
         more, args = effect_args(effects, self.prefix)
         waits = keys.ready if found.spot == "ready" else keys.delayed
-        own = (waits(found.queue), keys.notify(found.queue), keys.keyed(found.queue))
-        names = [self.prefix + name for name in (*own, *more)]
+        names = self._keys(waits(found.queue), keys.notify(found.queue), keys.keyed(found.queue), *more)
         issue, _, key = ((found.payload.qd.key if found.payload.qd else None) or "").partition(" ")
         with shield:
             return bool(
@@ -89,7 +93,7 @@ class KeptJobs:
             return False  # reserved by another program
         if not mark.n.isdecimal():
             return False
-        names = [self.prefix + name for name in (keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)]
+        names = self._keys(keys.reserved(found.queue), keys.owners(found.queue), keys.CANCEL)
         with shield:
             return bool(script("stop").call(self.space, names, mark.owner, mark.base))
 
@@ -103,7 +107,7 @@ class KeptJobs:
         return Kept(status, fields.get(b"value", b""), number(fields.get(b"progress")), number(fields.get(b"at")))
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
-        script("progress").call(self.space, [self.prefix + keys.kept(id)], percent, ttl)
+        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl)
 
 
 def number(text: bytes | None) -> float | None:
@@ -118,10 +122,7 @@ RETRIED = b"retried "  # as batch.lua writes it
 FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at")
 
 
-class KeptBatches:
-    def __init__(self, space: Keyspace, prefix: str) -> None:
-        self._space, self._prefix = space, prefix
-
+class KeptBatches(Records):
     def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None:
         self._add(batch.id, jobs, fields_of(batch))
 
@@ -145,28 +146,28 @@ class KeptBatches:
         queues = list(dict.fromkeys([job.queue for job in jobs]))
         numbers = {queue: number for number, queue in enumerate(queues, 1)}
         names = [*keys_of(id), *[kind(each) for each in queues for kind in (keys.ready, keys.delayed, keys.notify)]]
-        args: list[Arg] = [self._prefix, opens, len(fields) // 2, *fields]
+        args: list[Arg] = [self.prefix, opens, len(fields) // 2, *fields]
         for job in jobs:
             args += [numbers[job.queue], job.uuid, job.delay, job.payload]
-        reply = script("batch_add").call(self._space, self._keys(*names), *args)
+        reply = script("batch_add").call(self.space, self._keys(*names), *args)
         if reply == 0:
             raise UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
         if reply == -1:
             raise BatchFinished(f"batch '{id}' is finished: add to it from inside one of its jobs")
         if reply != 1:
-            self._space.close()
-            raise ConnectionLost(self._space.stranger)
+            self.space.close()
+            raise ConnectionLost(self.space.stranger)
 
     def cancel(self, id: str) -> bool:
-        return bool(script("batch_cancel").call(self._space, self._keys(keys.batch(id))))
+        return bool(script("batch_cancel").call(self.space, self._keys(keys.batch(id))))
 
     def cancelled(self, id: str) -> bool:
-        return self._space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
+        return self.space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
 
     def state(self, id: str) -> BatchState | None:
         batch, pending, failed = self._keys(*keys_of(id))
         commands: list[tuple[Arg, ...]] = [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
-        facts, pending_count, failed_count = checked(self._space.call_many(commands))
+        facts, pending_count, failed_count = checked(self.space.call_many(commands))
         name, total, *times = facts
         if total is None:
             return None
@@ -176,16 +177,13 @@ class KeptBatches:
         )
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        flat = self._space.call("HGETALL", *self._keys(keys.batch_failed(id)))
+        flat = self.space.call("HGETALL", *self._keys(keys.batch_failed(id)))
         found = dict[str, tuple[str, str]]()
         for uuid, place in zip(flat[::2], flat[1::2], strict=True):
             if place != RETRIED:
                 queue, _, record = place.decode().rpartition(" ")
                 found[uuid.decode()] = queue, record
         return found
-
-    def _keys(self, *names: str) -> list[str]:
-        return [self._prefix + name for name in names]
 
 
 def keys_of(id: str) -> tuple[str, str, str]:
@@ -205,9 +203,10 @@ def fields_of(batch: NewBatch) -> list[Arg]:
 TICK_CHUNK = 500  # maximum number of ticks in a script call
 
 
-class KeptTicks:
-    def __init__(self, space: Keyspace, prefix: str) -> None:
-        self.space, self.prefix, self._key = space, prefix, prefix + keys.TICKS
+class KeptTicks(Records):
+    @property
+    def _key(self) -> str:
+        return self.prefix + keys.TICKS
 
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         return self.begin(claims)()

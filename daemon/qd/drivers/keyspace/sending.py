@@ -27,7 +27,7 @@ jobs without knowing about entries.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from qd.drivers.keyspace import keys
@@ -61,45 +61,37 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[ScriptCall]:
     groups = defaultdict[tuple[str, str], list[int]](list)
     for place, job in enumerate(jobs):
-        kind = "keyed" if job.key else "unique" if job.lock else "later" if job.delay else "push"
+        kind = "keyed_send" if job.key else "unique" if job.lock else "later" if job.delay else "push"
         groups[kind, job.queue].append(place)
     return [
-        KINDS[kind](named, queue, jobs, some)
+        call_of(named, kind, queue, jobs, some)
         for (kind, queue), places in groups.items()
         for some in chunked(places, CHUNK)
     ]
 
 
-def call(name: str, names: Sequence[str], args: Iterable[Arg], places: Sequence[int]) -> ScriptCall:
-    return ScriptCall(script(name), names, list(args), places)
+def call_of(named: Keys, kind: str, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
+    names, args = [key(queue) for key in KINDS[kind]], list[Arg]()
+    for job in [jobs[place] for place in places]:
+        if kind == "push":
+            args.append(job.payload)
+        elif kind == "later":
+            args += (job.delay, job.payload)
+        elif kind == "keyed_send":
+            args += keyed_args(job)
+        else:
+            names.append(keys.unique(job.lock))
+            args += single_args(job)
+    return ScriptCall(script(kind), named(*names), args, places)
 
 
-def push(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
-    payloads = [jobs[place].payload for place in places]
-    return call("push", named(keys.ready(queue), keys.notify(queue)), payloads, places)
-
-
-def later(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
-    pairs: list[Arg] = []
-    for place in places:
-        pairs += (jobs[place].delay, jobs[place].payload)
-    return call("later", named(keys.delayed(queue), keys.notify(queue)), pairs, places)
-
-
-def unique(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
-    locks, args = [], list[Arg]()
-    for place in places:
-        locks.append(keys.unique(jobs[place].lock))
-        args += single_args(jobs[place])
-    return call("unique", named(keys.ready(queue), keys.delayed(queue), keys.notify(queue), *locks), args, places)
-
-
-def keyed(named: Keys, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:
-    args = list[Arg]()
-    for place in places:
-        args += keyed_args(jobs[place])
-    kinds = (keys.ready, keys.delayed, keys.notify, keys.keyed)
-    return call("keyed_send", named(*[kind(queue) for kind in kinds]), args, places)
+KINDS = {
+    "push": (keys.ready, keys.notify),
+    "later": (keys.delayed, keys.notify),
+    "unique": (keys.ready, keys.delayed, keys.notify),
+    "keyed_send": (keys.ready, keys.delayed, keys.notify, keys.keyed),
+}
+"""Script -> the first keys of a call."""
 
 
 def single_args(job: Outgoing) -> tuple[Arg, ...]:
@@ -111,9 +103,6 @@ def keyed_args(job: Outgoing) -> tuple[Arg, ...]:
     """For add (keyed.lua): name, issue, delay in s, payload."""
     issue, _, name = job.key.partition(" ")
     return name, issue, job.delay, job.payload
-
-
-KINDS = {"push": push, "later": later, "unique": unique, "keyed": keyed}
 
 
 PLACES = (keys.lock(""), keys.slots(""))  # beginnings of the names of places

@@ -12,7 +12,6 @@ dropped, so it cannot be taken for another one's. The command itself may have be
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from collections import deque
@@ -22,26 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hiredis
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import RedisError
 
 from qd.drivers.base import Connector
-from qd.drivers.keyspace.base import Arg, Keyspace, Script, ScriptCall, Unanswered
+from qd.drivers.keyspace.base import Arg, Keyspace, Script, ScriptCall, Unanswered, checked
 from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.loops import Once
-from qd.drivers.redis.client import NO_DRIVER_INFO
+from qd.drivers.redis import client, protocol
 from qd.drivers.redis.connection import LARGE, RATE
-from qd.drivers.redis.protocol import (
-    check_welcome,
-    classified,
-    evalsha,
-    greeting,
-    is_last,
-    is_unknown,
-    packed,
-    stranger,
-    with_refusals,
-    with_text,
-)
 from qd.drivers.redis.sentinel import target_of
 from qd.drivers.redis.url import RedisUrl, reason, unreached
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, Unreachable
@@ -121,7 +107,7 @@ class Link(asyncio.Protocol):
             while (reply := self._parser.gets()) is not False:
                 if not self._due:
                     return self.lose("the server sent a reply without a call")
-                self._take(classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply)
+                self._take(protocol.classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply)
         except hiredis.ProtocolError as error:
             self.lose(error)
         if not self.open and not self._due:
@@ -133,7 +119,7 @@ class Link(asyncio.Protocol):
         self._came, self.moved = 0, self._loop.time()
         future, count, replies = self._due[0]
         replies.append(reply)
-        if isinstance(reply, Exception | list) and is_last(reply):
+        if isinstance(reply, Exception | list) and protocol.is_last(reply):
             self.open = False
         if len(replies) == count:
             self._due.popleft()
@@ -174,23 +160,11 @@ async def opened(target: RedisUrl, timeout: float) -> tuple[asyncio.Transport, b
     kind: Any = Unix if target.path else Tls if target.tls else Connection
     if target.tls:
         where["context"] = target.tls
-    made = kind(
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        protocol=2,
-        redis_connect_func=lambda _: None,  # in place of redis-py's handshake
-        **NO_DRIVER_INFO,
-        **where,
-    )
+    made = client.unconnected(kind, timeout, **where)
     try:
         await made.connect()
-    except (RedisError, AttributeError) as error:  # see client.py
-        cause = error.__context__
-        if isinstance(cause, OSError) and "Connect call failed" in str(
-            cause
-        ):  # asyncio's text, in place of the system's
-            raise OSError(cause.errno, os.strerror(cause.errno or 0)) from None
-        raise cause if isinstance(cause, OSError) else OSError(str(error)) from None
+    except client.FAILURES as error:
+        raise client.os_error(error) from None
     reader, writer = made._reader, made._writer
     made._reader = made._writer = None  # it is ours now
     reader.feed_eof()
@@ -227,20 +201,17 @@ class AsyncConnection:
         """The reply to one command. more: seconds by which the command itself waits. Raises as RedisConnection.call."""
         link = self.usable() or await self.make_usable()
         link.timeout = self.timeout + more
-        (reply,) = await link.send([command])
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return checked(await link.send([command]))[0]
 
     async def with_texts(self, commands: Sequence[bytes], scripts: Sequence[Script | None], replies: list[Any]) -> None:
         """Send scripts that the server does not know again with their text. It has executed nothing of them."""
         for last in (False, True):
-            again, texts = [place for place, reply in enumerate(replies) if is_unknown(reply)], list[bytes]()
+            again, texts = [place for place, reply in enumerate(replies) if protocol.is_unknown(reply)], list[bytes]()
             for place in again:
                 command, script = commands[place], scripts[place]
                 if script is not None and (last or script.sha not in self._sent_text):
                     self._sent_text.add(script.sha)
-                    command = with_text(script, command)
+                    command = protocol.with_text(script, command)
                 texts.append(command)
             if texts:
                 link = self.usable() or await self.make_usable()
@@ -285,12 +256,12 @@ class AsyncConnection:
             raise unreached(error)(f"Redis at {target.place} does not answer: {reason(error)}") from None
         link = Link(transport, streams, target.place, self.timeout)
         transport.set_protocol(link)
-        commands = greeting(target, self.name, user, password)
+        commands = protocol.greeting(target, self.name, user, password)
         try:
-            replies = link.send([packed(command) for command in commands])
+            replies = link.send([protocol.packed(command) for command in commands])
             if early:  # too many clients
                 link.data_received(early)
-            check_welcome(target, commands, await replies)
+            protocol.check_welcome(target, commands, await replies)
         except BaseException as error:
             link.close()
             target.distrust()
@@ -316,7 +287,7 @@ class Replayed:
 
     @property
     def stranger(self) -> str:
-        return stranger(self._connection.target)
+        return protocol.stranger(self._connection.target)
 
     def _replies(self, commands: Callable[[], Sequence[bytes]], scripts: Sequence[Script | None]) -> list[Any]:
         if self.at == len(self.known):
@@ -328,23 +299,22 @@ class Replayed:
         return found
 
     def _reply(self, command: Callable[[], bytes], script: Script | None) -> Any:
-        (reply,) = self._replies(lambda: [command()], (script,))
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return checked(self._replies(lambda: [command()], (script,)))[0]
 
     def call(self, *args: Arg) -> Any:
-        return self._reply(lambda: packed(args), None)
+        return self._reply(lambda: protocol.packed(args), None)
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        return self._replies(lambda: [packed(command) for command in commands], (None,) * len(commands))
+        return self._replies(lambda: [protocol.packed(command) for command in commands], (None,) * len(commands))
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        return self._reply(lambda: evalsha(script, names, args), script)
+        return self._reply(lambda: protocol.evalsha(script, names, args), script)
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        replies = self._replies(lambda: [evalsha(*call[:3]) for call in calls], [call.script for call in calls])
-        return [with_refusals(reply) for reply in replies]
+        replies = self._replies(
+            lambda: [protocol.evalsha(*call[:3]) for call in calls], [call.script for call in calls]
+        )
+        return [protocol.with_refusals(reply) for reply in replies]
 
 
 class AsyncQueue:
@@ -374,7 +344,7 @@ class AsyncQueue:
             try:
                 link = self._connection.usable() or await self._connection.make_usable()
                 replies = await link.send(commands)
-                if any(map(is_unknown, replies)):
+                if any(map(protocol.is_unknown, replies)):
                     await self._connection.with_texts(commands, scripts, replies)
                 known.append(replies)
             except QdError as error:  # raised by the call, whose error handling is part of the step
@@ -393,7 +363,7 @@ class AsyncQueue:
         """Take the first item of the list `name`, waiting at most `seconds`, on a connection of its own."""
         spare, fit = self._spares.pop() if self._spares else self._new(), False
         try:
-            reply = await spare.ask(packed(("BLPOP", name, max(0.001, round(seconds, 3)))), seconds)
+            reply = await spare.ask(protocol.packed(("BLPOP", name, max(0.001, round(seconds, 3)))), seconds)
             fit = len(self._spares) < SPARES
         finally:
             if fit:

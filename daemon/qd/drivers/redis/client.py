@@ -11,6 +11,7 @@ master of `qd work` imports it before it forks (daemon.py).
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - resolving the first host name imports it
+import os
 import socket
 import ssl
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
+FAILURES = (RedisError, AttributeError)  # AttributeError: redis-py fails to format some socket errors
 # Otherwise redis-py reads its package metadata for each connection, for a handshake that qd does not send: 2 ms, and 2 MB of
 # each forked process. Older versions read it once and do not have this argument.
 NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
@@ -29,6 +31,7 @@ class Opened(Protocol):
 
     _sock: Any
 
+    def connect(self) -> None: ...
     def disconnect(self) -> None: ...
 
 
@@ -56,21 +59,25 @@ def unix(path: str, timeout: float) -> Opened:
 
 
 def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
-    # redis-py's default is no retry. It would deepcopy a `retry` argument, which costs each process 0.3 MB.
-    connection = kind(
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        protocol=2,
-        redis_connect_func=lambda _: None,  # in place of redis-py's handshake: connection.py sends the greeting
-        **NO_DRIVER_INFO,
-        **where,
-    )
+    connection: Opened = unconnected(kind, timeout, **where)
     try:
         connection.connect()
-    except (RedisError, AttributeError) as error:  # AttributeError: redis-py fails to format some socket errors
+    except FAILURES as error:
         connection.disconnect()
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise OSError(str(error)) from error
-    opened: Opened = connection
-    return opened
+        raise os_error(error) from None
+    return connection
+
+
+def unconnected(kind: Any, timeout: float, **where: Any) -> Any:
+    # redis-py's default is no retry. It would deepcopy a `retry` argument, which costs each process 0.3 MB.
+    times = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    # redis_connect_func: in place of redis-py's handshake; qd sends the greeting
+    return kind(protocol=2, redis_connect_func=lambda _: None, **times, **NO_DRIVER_INFO, **where)
+
+
+def os_error(error: BaseException) -> OSError:
+    """The error of the socket, of redis-py's. asyncio's own text is replaced by the system's."""
+    cause = error.__context__
+    if not isinstance(cause, OSError):
+        return OSError(str(error))
+    return OSError(cause.errno, os.strerror(cause.errno or 0)) if "Connect call failed" in str(cause) else cause

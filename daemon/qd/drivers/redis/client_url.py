@@ -16,12 +16,8 @@ from qd.drivers.redis.url import TLS_OPTIONS, host_port
 from qd.errors import ConfigError
 
 REFUSED = (
-    "ssl_ca_data",
-    "ssl_validate_ocsp",
-    "ssl_validate_ocsp_stapled",
-    "ssl_include_verify_flags",
-    "ssl_exclude_verify_flags",
-)
+    "ssl_ca_data", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_include_verify_flags", "ssl_exclude_verify_flags",
+)  # fmt: skip
 TAKEN = "takes a client of redis-py: Redis(...), Sentinel(...).master_for(...) or RedisCluster(...)"
 Parameters = Mapping[str, Any]
 

@@ -19,18 +19,7 @@ import hiredis
 
 from qd.drivers.base import Patience
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall
-from qd.drivers.redis.protocol import (
-    check_welcome,
-    classified,
-    evalsha,
-    greeting,
-    is_last,
-    is_unknown,
-    packed,
-    stranger,
-    with_refusals,
-    with_text,
-)
+from qd.drivers.redis import protocol
 from qd.drivers.redis.sentinel import target_of
 from qd.drivers.redis.url import reason, unreached
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefused, Unreachable
@@ -80,19 +69,15 @@ class RedisConnection(Patience):
     """
 
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
-        self.target = target_of(url)
-        self.name = name
-        self.connect_timeout = connect_timeout
-        self.timeout = timeout
+        self.target, self.name = target_of(url), name
+        self.connect_timeout, self.timeout = connect_timeout, timeout
         self._connection: Opened | None = None  # redis-py's
         self._sock: socket.socket | None = None  # of _connection
         self._file: Identity | None = None  # of the socket: a job may close it and reuse its descriptor
         self._reader: Any = None
         self._pending: list[PendingReplies] = []
         self._used = 0.0
-        self.report_breaks = (
-            False  # True: if the idle connection was lost, raise ConnectionLost instead of reconnecting
-        )
+        self.report_breaks = False  # True: raise ConnectionLost if the idle connection was lost, do not reconnect
 
     @property
     def connected(self) -> bool:
@@ -113,9 +98,9 @@ class RedisConnection(Patience):
             raise unreached(error)(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
-        commands = greeting(self.target, self.name, user, password)
+        commands = protocol.greeting(self.target, self.name, user, password)
         try:
-            check_welcome(self.target, commands, self.call_many(commands))
+            protocol.check_welcome(self.target, commands, self.call_many(commands))
         except BaseException as error:
             self.close()
             self.target.distrust()
@@ -129,16 +114,16 @@ class RedisConnection(Patience):
 
     @property
     def stranger(self) -> str:
-        return stranger(self.target)
+        return protocol.stranger(self.target)
 
     def call(self, *args: Arg) -> Any:
         """One command, one reply."""
-        self.send(packed(args))
+        self.send(protocol.packed(args))
         return self.receive()
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """A pipeline. Errors of single commands are exceptions in the list; raises ConnectionLost only."""
-        return self.exchange([b"".join([packed(c) for c in commands])], len(commands))
+        return self.exchange([b"".join([protocol.packed(c) for c in commands])], len(commands))
 
     def exchange(self, commands: Sequence[bytes], count: int | None = None) -> list[Any]:
         """As call_many, with packed commands."""
@@ -160,7 +145,7 @@ class RedisConnection(Patience):
             if replies and isinstance(replies[0], ServerBusy):  # too many clients: it replies with that and closes
                 raise replies[0] from None
             raise
-        if any(is_last(reply) for reply in replies):
+        if any(protocol.is_last(reply) for reply in replies):
             self.close()
         return replies
 
@@ -168,7 +153,7 @@ class RedisConnection(Patience):
     # nothing, so the script is sent again with its text. Nothing else is ever repeated.
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        return self.evaluate(script, evalsha(script, names, args))
+        return self.evaluate(script, protocol.evalsha(script, names, args))
 
     def evaluate(self, script: Script, command: bytes) -> Any:
         """Send a packed EVALSHA of this script."""
@@ -176,9 +161,9 @@ class RedisConnection(Patience):
         try:
             return self.receive()
         except ServerRefused as error:
-            if not is_unknown(error):
+            if not protocol.is_unknown(error):
                 raise
-        self.send(with_text(script, command))
+        self.send(protocol.with_text(script, command))
         return self.receive()
 
     def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -187,7 +172,7 @@ class RedisConnection(Patience):
     def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
         if not calls:
             return list
-        pending, commands = PendingReplies(len(calls)), [evalsha(*call[:3]) for call in calls]
+        pending, commands = PendingReplies(len(calls)), [protocol.evalsha(*call[:3]) for call in calls]
         if self._pending:  # send() would read these first
             for command in commands:
                 self._write(command)
@@ -199,16 +184,16 @@ class RedisConnection(Patience):
     def _replies(self, calls: Sequence[ScriptCall], pending: PendingReplies) -> list[Any]:
         self._settle()
         replies = pending()
-        again = [place for place, reply in enumerate(replies) if is_unknown(reply)]
+        again = [place for place, reply in enumerate(replies) if protocol.is_unknown(reply)]
         if again:
             sent, texts = set[str](), list[bytes]()
             for place in again:
-                script, command = calls[place].script, evalsha(*calls[place][:3])
-                texts.append(command if script.sha in sent else with_text(script, command))
+                script, command = calls[place].script, protocol.evalsha(*calls[place][:3])
+                texts.append(command if script.sha in sent else protocol.with_text(script, command))
                 sent.add(script.sha)
             for place, reply in zip(again, self.exchange(texts), strict=True):
                 replies[place] = reply
-        return [with_refusals(reply) for reply in replies]
+        return [protocol.with_refusals(reply) for reply in replies]
 
     def _settle(self) -> None:
         """Read all pending replies. An error is raised by the pending objects, not here."""
@@ -222,13 +207,13 @@ class RedisConnection(Patience):
                 for lost in pending[place:]:
                     lost.error = error
 
-    def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
+    def pop(self, name: str, seconds: float) -> bool:
         """One BLPOP. An alarm can interrupt only the wait; the connection is then closed."""
-        command = packed(("BLPOP", name, max(0.001, round(seconds, 3))))
+        command = protocol.packed(("BLPOP", name, max(0.001, round(seconds, 3))))
         try:
             with shield:
                 self.send(command)
-            came = self.readable(seconds + self.timeout, wake)
+            came = self.readable(seconds + self.timeout, -1)
             with shield:
                 return bool(self.receive() if came else self.leave())
         except ConnectionLost:
@@ -263,7 +248,7 @@ class RedisConnection(Patience):
         """The next reply. Raises an error reply as ServerBusy, WrongPassword or ServerRefused."""
         reply = self._reply()
         if isinstance(reply, Exception):
-            if is_last(reply):
+            if protocol.is_last(reply):
                 self.close()
             raise reply
         return reply
@@ -292,7 +277,7 @@ class RedisConnection(Patience):
             self._used = time.monotonic()
         if self.about is not None:
             self.about(0.0)
-        return classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
+        return protocol.classified(str(reply)) if isinstance(reply, hiredis.ReplyError) else reply
 
     def fileno(self) -> int:
         """-1: there is no connection."""

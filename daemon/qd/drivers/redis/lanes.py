@@ -11,12 +11,11 @@ its own. It is the number of the last call, and a turn that knows only of an old
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
+from qd.drivers.keyspace.base import Arg, chunked, chunked_by_size, script
 from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.redis.protocol import packed_items
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, reserved_of
@@ -75,10 +74,8 @@ class LaneQueue(KeyspaceQueue):
     answers = (*KeyspaceQueue.answers, "lanes", "held_lanes")
     keeps_suspects = fetches_ahead = True
 
-    @cached_property
-    def _known(self) -> dict[str, int]:
-        """Queue with a fence -> the last call whose reply has come."""
-        return {}
+    _known: dict[str, int]
+    """Queue with a fence -> the last call whose reply has come."""
 
     def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
         """Send a packed EVALSHA of the script `name`."""
@@ -153,11 +150,6 @@ class LaneQueue(KeyspaceQueue):
         self.forget_lanes(list(self._known), [self.owner])
 
     # -- for keepers
-
-    def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
-        fields = [owner + keys.FENCE for owner in owners]
-        if queues and fields:
-            checked(self.space.call_many([("HDEL", *self._keys(keys.owners(queue)), *fields) for queue in queues]))
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
         (name,) = self._keys(keys.owners(queue))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from qd.drivers.base import PRODUCER, ClientIdentity
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
-from qd.drivers.keyspace.queue import DEFAULT, Bounds
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, places_of, run_of
@@ -33,17 +32,12 @@ NONE_SHUT = b"$0\r\n\r\n"
 
 
 class RedisQueue(LaneQueue):
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        who: ClientIdentity = PRODUCER,
-        *,
-        keep: Bounds = DEFAULT,
-        max_payload: int = 0,
-    ) -> None:
+    def __init__(self, settings: ConnectionSettings, who: ClientIdentity = PRODUCER, **limits: Any) -> None:
+        """limits: see KeyspaceQueue."""
         self.connection = RedisConnection(settings.url or "", name=who.title)
-        super().__init__(settings, self.connection, who, keep=keep, max_payload=max_payload)
+        super().__init__(settings, self.connection, who, **limits)
         self._runs: dict[tuple[str, ...], Run] = {}
+        self._known = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         names = tuple(queues)

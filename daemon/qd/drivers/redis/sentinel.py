@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -130,7 +131,7 @@ class Primary(RedisUrl):
 
     def primary_by(self, sentinel: Address, seconds: float) -> Address:
         """The primary's address according to one sentinel. Raises OSError, ConnectionLost."""
-        with SentinelQuery(sentinel, seconds, self._sentinel_tls) as query:
+        with closing(SentinelQuery(sentinel, seconds, self._sentinel_tls)) as query:
             user, password = self._login
             if password is not None:
                 query.call("AUTH", *([user] if user else []), password)
@@ -163,10 +164,7 @@ class SentinelQuery:
         self._connection = client.tcp(*sentinel, seconds, tls)
         self._sock = self._connection._sock
 
-    def __enter__(self) -> SentinelQuery:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._connection.disconnect()
 
     def call(self, *words: str) -> Any:
