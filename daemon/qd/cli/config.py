@@ -12,8 +12,7 @@ import click
 from qd import config as configuration
 from qd.cli import context, output
 from qd.cli.init import init
-from qd.config import table
-from qd.config.settings import Settings
+from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
@@ -54,17 +53,16 @@ def show(pool: str | None) -> None:
 
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     """(dotted key, its option, the value without secrets), in the order of the file."""
-    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
-    sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
-    sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
-    sections += [("failed", table.FAILED, found.failed), ("signing", table.SIGNING, found.signing)]
-    sections += [("schedule", table.SCHEDULE, found.schedule)]
+    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
+    sections += [(f"connections.{name}", CONNECTION, held) for name, held in found.connections.items()]
+    sections += [("worker", WORK, found.work)]
+    sections += [(name, SECTIONS[name], getattr(found, name)) for name in ("laravel", "failed", "signing", "schedule")]
     for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
                 yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
     for entry in found.schedule.entries:
-        for option in table.ENTRY.values():
+        for option in ENTRY.values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
                 yield name, option, getattr(entry, option.name)
 

@@ -13,9 +13,8 @@ import click
 
 from qd import __version__
 from qd.cli import context, init_files, output
-from qd.config import table
 from qd.config.file import PYPROJECT, find
-from qd.config.settings import Settings
+from qd.config.settings import CONNECTION, Settings, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
 
 NEXT = """\
@@ -85,7 +84,7 @@ def _project() -> init_files.Project:
         user=context.user_name(),
         home=Path.home(),
         pools={pool: context.loaded(pool=pool).work.stop_timeout for pool in context.pool_names() or [""]},
-        url_variable=table.environ_name(table.CONNECTION["url"], found.default),
+        url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from qd.config.table import ENTRY_WORDS, SECTIONS
+from qd.config.settings import SECTIONS
 from qd.errors import ConfigError
 from qd.options import kinds
 
@@ -90,8 +90,6 @@ class ConfigFile:
 
     def _unknown_key(self, key: str, dotted: str, kind: str) -> str:
         where = f"in {self.where(f'{dotted}.{key}')} [{dotted}]"
-        if kind == "schedule.entries.NAME" and key in ENTRY_WORDS:
-            return f"unknown key '{key}' {where}: {ENTRY_WORDS[key]}"
         inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
         near = kinds.did_you_mean(key, [*SECTIONS[kind], *inner])
         homes = _homes(key)

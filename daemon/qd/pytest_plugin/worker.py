@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qd import config
-from qd.config.settings import Settings
-from qd.config.table import CONNECTION, LARAVEL, environ_name
+from qd.config.settings import CONNECTION, LARAVEL, Settings, environ_name
 from qd.drivers.connections import open_memory
 from qd.drivers.embedded import Address, ask, server_binary
 from qd.errors import ConfigError, QdError

@@ -10,7 +10,7 @@ import pytest
 
 from qd import config
 from qd.config.file import lines_of
-from qd.config.table import SECTIONS, environ_name
+from qd.config.settings import SECTIONS, environ_name
 from qd.errors import ConfigError
 from qd.options.tables import WORK
 

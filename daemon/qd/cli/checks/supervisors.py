@@ -15,7 +15,7 @@ from pathlib import Path
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
 from qd.cli.init_files import patience
-from qd.config.load import SCHEDULE
+from qd.config.load import SCHEDULE_POOL
 from qd.config.settings import Settings
 from qd.options.kinds import span
 from qd.options.tables import WorkOptions
@@ -83,7 +83,7 @@ def words_of(command: str) -> list[str] | None:
         if words[at + 1 : at + 2] == ["work"]:
             return words[at + 2 :]
         if words[at + 1 : at + 3] == ["schedule", "work"]:
-            return [*words[at + 3 :], "--pool", SCHEDULE]  # an explicit --pool comes first and wins
+            return [*words[at + 3 :], "--pool", SCHEDULE_POOL]  # an explicit --pool comes first and wins
     return None
 
 
