@@ -83,8 +83,7 @@ def __getattr__(name: str) -> Qd:
     flask_app = ScriptInfo(app_import_path=os.environ.get("FLASK_APP"), set_debug_flag=False).load_app()
     extension = flask_app.extensions.get("qd")
     if extension is None:
-        raise ConfigError(
-            f"the Flask app {flask_app.import_name} has no qd: call QdFlask().init_app(app) where it is made"
-        )
+        way = "call QdFlask().init_app(app) where it is made"
+        raise ConfigError(f"the Flask app {flask_app.import_name} has no qd: {way}")
     qd: Qd = extension.qd
     return qd

@@ -53,9 +53,6 @@ def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Sessi
         app.serializer(MappedObjects())
 
 
-# -- sessions and mapped objects in jobs
-
-
 @contextmanager
 def of_a_job(make: Callable[[], Session]) -> Iterator[Session]:
     """A session for one job: committed when the job returns; rolled back when it raises, is released or fails itself."""
@@ -82,16 +79,12 @@ class MappedObjects:
 
     def load(self, kind: type[Any], key: Key, given: Provided) -> object | None:
         mapper: Mapper[Any] = inspect(kind)
-        parts = key if isinstance(key, list) else [key]
         identity = list[object]()
-        for column, part in zip(mapper.primary_key, parts, strict=True):
+        for column, part in zip(mapper.primary_key, key if isinstance(key, list) else [key], strict=True):
             is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid  # JSON has no UUID
             identity.append(UUID(part) if is_uuid and isinstance(part, str) else part)
         found: object | None = given(Session).get(kind, tuple(identity))
         return found
-
-
-# -- forks
 
 
 def leave_behind(engine: Engine) -> None:
@@ -103,9 +96,6 @@ def leave_behind(engine: Engine) -> None:
             found(close=False)
 
     os.register_at_fork(after_in_child=in_child)
-
-
-# -- transactions
 
 
 def wait_for_commit(act: Act) -> bool:

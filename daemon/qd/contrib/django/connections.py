@@ -41,9 +41,6 @@ def watch(app: Qd) -> None:
         app.on(last)(lambda _: close_old())
 
 
-# -- connections
-
-
 def close_old() -> None:
     """Close each connection of this thread that is broken or too old, unless a transaction is open on it."""
     for connection in opened():
@@ -95,9 +92,6 @@ def opened() -> list[Any]:
     from django.db import connections  # needs Django's settings
 
     return list(connections.all(initialized_only=True))
-
-
-# -- transactions
 
 
 def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozenset()) -> bool:

@@ -144,6 +144,5 @@ def check_settings() -> None:
     from django.conf import settings
 
     if not settings.configured and not os.environ.get("DJANGO_SETTINGS_MODULE"):
-        raise ConfigError(
-            "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
-        )
+        ways = "set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
+        raise ConfigError(f"DJANGO_SETTINGS_MODULE is not set: {ways}")
