@@ -125,8 +125,8 @@ class KeyedModels:
             self._kinds[serializer.name(hint)] = (serializer, hint)
             return Serialized
         if get_origin(hint) is Annotated:
-            inner = self.replaced(first := get_args(hint)[0])
-            return hint if inner is first else inner
+            inner = self.replaced(bare(hint))
+            return hint if inner is bare(hint) else inner
         changed = with_parts(hint, self.replaced)
         self._in_dict |= changed is not hint and get_origin(hint) in (dict, Mapping)
         return changed
@@ -288,10 +288,8 @@ class Extras:
         """Raises NoProvider."""
         for name, kind in self.filled.items():
             if not self._known.provides(kind):
-                raise NoProvider(
-                    f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
-                    "module that the worker imports"
-                )
+                way = f"call app.provide({named(kind)}, ...) in a module that the worker imports"
+                raise NoProvider(f"{self._title}: nothing provides its parameter '{name}': {way}")
         return partial(self.call, target, fields)
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
