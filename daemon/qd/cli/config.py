@@ -26,9 +26,6 @@ def config() -> None:
     """Show the configuration with its origins, or check it."""
 
 
-# --- qd config show --------------------------------------------------------------------------------------------------
-
-
 @config.command("show")
 @click.option("--pool", metavar="NAME", help="Show the values of [pools.NAME].")
 @context.options
@@ -78,9 +75,6 @@ def _shown(option: Option, value: Any) -> Any:
     if option.kind in ("url", "database") and value:
         return mask_url(value)
     return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
-
-
-# --- qd config check -------------------------------------------------------------------------------------------------
 
 
 @config.command("check")

@@ -28,13 +28,8 @@ if TYPE_CHECKING:
 
 
 POLL = 0.1  # seconds between two checks of --wait
-FETCHED = (
-    0.1  # seconds after a pause; later than 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
-)
+FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
-
-
-# -- restart
 
 
 class ControlReply(NamedTuple):
@@ -164,9 +159,6 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
         }
         for was, back, after in answers
     ]
-
-
-# -- pause and resume
 
 
 @click.command()
@@ -319,8 +311,7 @@ END = context.Parsed(end_of)
 
 def of_day(text: str, now: float) -> float:
     """The next time at which a clock here shows `text`."""
-    today = datetime.fromtimestamp(now)
-    at = datetime.fromisoformat(f"{today:%Y-%m-%d} {text}")
+    at = datetime.fromisoformat(f"{datetime.fromtimestamp(now):%Y-%m-%d} {text}")
     return (at if at.timestamp() > now else at + timedelta(days=1)).timestamp()
 
 
@@ -361,10 +352,8 @@ def up() -> None:
     if context.given().json:
         return output.document({"was_down": None if was is None else asdict(was)})
     output.say("maintenance mode is off" if was else "maintenance mode was not on")
-    held = {
-        f"{m.laravel_down} on {m.host}" for m in masters.masters(store) if m.laravel_down and not m.silent(store.now())
-    }
-    for what in sorted(held):
+    reports = [each for each in masters.masters(store) if each.laravel_down and not each.silent(store.now())]
+    for what in sorted({f"{master.laravel_down} on {master.host}" for master in reports}):
         output.note(f"Laravel's own still holds ({what}): `php artisan up` ends it")
 
 
@@ -395,13 +384,13 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
         except ValueError as error:
             raise click.UsageError(f"--allow: {error}") from None
     if len(names) > MAX_OPEN_QUEUES:
-        raise click.UsageError(
-            f"--allow names {len(names)} queues, at most {MAX_OPEN_QUEUES}: `qd pause` the others instead"
-        )
-    known = {queue for place in found.connections for queue in context.queues_named(found, place)} if names else set()
-    if names:
-        reported = masters.queues_of(masters.masters(context.store(found, found.control)))
-        known |= {queue for queues in reported.values() for queue in queues}
+        way = "`qd pause` the others instead"
+        raise click.UsageError(f"--allow names {len(names)} queues, at most {MAX_OPEN_QUEUES}: {way}")
+    if not names:
+        return ()
+    known = {queue for place in found.connections for queue in context.queues_named(found, place)}
+    reported = masters.queues_of(masters.masters(context.store(found, found.control)))
+    known.update(*reported.values())
     for name in names:
         if known and name not in known:
             output.note(f"no worker is known to serve '{name}'{did_you_mean(name, known)}")

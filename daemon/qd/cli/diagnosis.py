@@ -280,7 +280,5 @@ def over(line: QueueLine, limits: HealthThresholds, state: State) -> Iterator[Re
         what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
         yield Reason("max-ready", what, queue=line.name)
     if limits.max_age is not None and age is not None and age > limits.max_age:
-        what = (
-            f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
-        )
-        yield Reason("max-age", f"{what}{rest}", queue=line.name)
+        what = f"its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        yield Reason("max-age", f"queue '{line.name}': {what}{rest}", queue=line.name)

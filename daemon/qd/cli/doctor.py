@@ -190,9 +190,6 @@ def borrows(name: str, settings: Settings) -> bool:
     return settings.connections[name].driver not in WITH_KEYSPACE
 
 
-# -- output
-
-
 def say(finding: Finding) -> None:
     sign = click.style(f"{finding.sign:<4}", fg=COLOURS[finding.sign])
     fix = f" -> {finding.fix}" if finding.fix else ""

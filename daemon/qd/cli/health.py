@@ -89,13 +89,9 @@ def command(
         raise click.UsageError("--expect and --allow-none contradict each other: use one of them")
     from qd.cli.diagnosis import HealthThresholds
 
-    with context.ended_within(
-        AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
-    ):
+    why = f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
+    with context.ended_within(AT_MOST, why):
         return of_fleet(queues, HealthThresholds(max_ready, max_age, expect, allow_none))
-
-
-# -- the fleet, from the server's data
 
 
 def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:

@@ -46,13 +46,11 @@ def init(target: str | None) -> None:
     click.echo(printed[target](project).rstrip("\n"))
     strange = [pool for pool in project.pools if pool and not init_files.INSTANCE.fullmatch(pool)]
     for pool in strange if target == "systemd" else ():
-        output.note(
-            f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: rename it (letters, digits, : _ . and -)"
-        )
+        way = "rename it (letters, digits, : _ . and -)"
+        output.note(f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: {way}")
     if project.kind == "embedded":
-        output.note(
-            f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
-        )
+        way = f"set {project.url_variable} for a shared one"
+        output.note(f'qd init {target}: url is "embedded:", a private server; {way}')
 
 
 def _write(files: Mapping[str, str]) -> None:
@@ -65,9 +63,6 @@ def _write(files: Mapping[str, str]) -> None:
     for name, text in files.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
             file.write(text)
-
-
-# --- this folder's project -------------------------------------------------------------------------------------------
 
 
 def _project() -> init_files.Project:

@@ -115,9 +115,8 @@ def check_entries(app: Qd, settings: Settings, entries: Sequence[Entry], state: 
         found.append(warn("schedule", fact, way))
     elif late:
         way = "see the `schedule.` lines in the logs of the schedulers (`qd status` names them)"
-        longest = ", ".join(
-            f"{name} for {duration(late[name])}" for name in sorted(late, key=late.__getitem__)[-NAMED:][::-1]
-        )
+        names = sorted(late, key=late.__getitem__)[-NAMED:][::-1]
+        longest = ", ".join(f"{name} for {duration(late[name])}" for name in names)
         more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
         found.append(warn("schedule", f"overdue: {longest}{more}", way))
     yield from found or [ok("schedule", well(entries, here, seen.now))]

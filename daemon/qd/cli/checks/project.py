@@ -179,9 +179,8 @@ def memory(project: Project) -> Iterator[Finding]:
         use = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
         way = "fewer workers, a smaller --memory, or more for the container; --memory-hard bounds a single job"
         if limit is not None and not work.memory:
-            yield warn(
-                what, f"--memory is off, the limit here is {limit >> 20}M: the kernel kills what exceeds it", way
-            )
+            fact = f"--memory is off, the limit here is {limit >> 20}M: the kernel kills what exceeds it"
+            yield warn(what, fact, way)
         elif limit is not None and need > limit:
             yield fail(what, f"{use}, over the {limit >> 20}M of this container or unit", way)
         elif whole and need > whole:

@@ -63,9 +63,8 @@ def check_waiting(
         try:
             sample = sample_of(store, queue)
         except ServerRefused as error:
-            yield warn(
-                f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
-            )
+            way = f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
+            yield warn(f"queue {queue}", f"cannot be read: {error}", way)
             continue
         found = list(judged(queue, sample, signing, app))
         found += of_dead_masters(store, queue, masters)
@@ -89,9 +88,8 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
 def judged(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
     names, malformed, refused = dict[str, str](), 0, Counter[str]()  # job -> where it was found; why -> how many
-    waiting = [("at its head", raw) for raw in sample.ready] + [
-        ("among its delayed jobs", raw) for raw in sample.delayed
-    ]
+    waiting = [("at its head", raw) for raw in sample.ready]
+    waiting += [("among its delayed jobs", raw) for raw in sample.delayed]
     for place, raw in waiting:
         if is_object_job(raw):
             continue
@@ -147,9 +145,6 @@ def is_dead(master: MasterReport) -> bool:
     """Whether its process was on this host and in this container, and no longer exists."""
     here = bool(master.boot) and (master.boot, master.ns) == (proc.boot_id(), proc.pid_namespace())
     return here and proc.alive(master.pid, master.start) is False
-
-
-# -- declared jobs and the queues they go to
 
 
 def unworked(connection: str, project: Project, masters: list[MasterReport]) -> Iterator[Finding]:

@@ -251,9 +251,8 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     ]  # fmt: skip
     lacks = sorted(refused(connection, operators) - set(missing))
     if lacks and not missing:
-        text = (
-            f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and similar commands fail"
-        )
+        words = ", ".join(word.upper() for word in lacks)
+        text = f"user {user} may not {words}: `qd restart` and similar commands fail"
         way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
         yield warn(what, text, way)
 

@@ -1,13 +1,11 @@
 """`qd failed retry` and `forget`: failed jobs are sent again or deleted, at most a hundred in a step.
 
-However such a command is interrupted, each job was either moved or not: run it again to do the rest. Progress is a bar
-if stderr is a terminal, else a line now and then.
+However such a command is interrupted, each job was either moved or not: run it again to do the rest.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,38 +28,6 @@ CHUNK = 100  # records in one step
 HEAVY = 4 << 20  # bytes in one step, unless one record is larger
 MOST = 20  # jobs that are named if they cannot be sent
 Step = Callable[[list["Record"]], list[str | None]]  # result for each: None if done, "" if it was gone, else why not
-
-
-class Progress:
-    """total: None if it is unknown before all records were read."""
-
-    def __init__(self, what: str, total: int | None) -> None:
-        self.what, self.total = what, total
-        self.noted_at = time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if sys.stderr.isatty() and not context.given().json:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self.what, total=self.total)
-            self._bar.start()
-        return self
-
-    def at(self, done: int) -> None:
-        if self._bar is not None:
-            self._bar.update(0, completed=done)
-        elif time.monotonic() - self.noted_at >= EVERY:
-            self.noted_at = time.monotonic()
-            output.note(f"{output.count(done, 'job')} {self.what} so far")
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 class Rate(click.FloatRange):
@@ -123,7 +89,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
     tally = Tally()
     what = "would be sent again" if dry_run else "sent again"
-    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
+    go(chosen(at, ids, which, tally), step, tally, what, rate)
     if context.given().json:
         output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
     tell_batches(at, sorted(tally.batches))
@@ -158,7 +124,7 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> in
         return [None] * len(chunk) if dry_run else at.store.forget(chunk[0].queue, chunk)
 
     what = "would be forgotten" if dry_run else "forgotten"
-    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
+    go(chosen(at, ids, which, tally), step, tally, what)
     if context.given().json:
         output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
     return tally.code
@@ -177,9 +143,6 @@ def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
     return {**would, "gone": tally.gone, "refusals": tally.refusals, "refused": tally.refused, "unknown": tally.unknown}
 
 
-# -- which records
-
-
 def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
     """The chosen records, queue by queue, the oldest first. Notes words that match none; raises Refused for one that
     matches several, before anything is done."""
@@ -192,11 +155,6 @@ def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Itera
         output.note(f"qd: no failed job '{word}' (`qd failed list` shows them)")
     named = {record.id: record for word, records in found.items() if records for record in [single(word, records)]}
     return sorted(named.values(), key=lambda record: (record.queue, record.failed_at))
-
-
-def total(at: Place, ids: Sequence[str], which: Filters) -> int | None:
-    """How many are chosen; None if that is unknown before all records were read."""
-    return len(ids) or (None if which.narrows else at.store.count(at.queues))
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
@@ -212,27 +170,25 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
         yield chunk
 
 
-# -- what is done with them
-
-
-def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, rate: float | None = None) -> None:
-    """Chunk by chunk, at most `rate` records per second, with a progress bar; then prints what was done."""
+def go(records: Iterable[Record], step: Step, tally: Tally, what: str, rate: float | None = None) -> None:
+    """Chunk by chunk, at most `rate` records per second; then prints what was done. what: `sent again`."""
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
-    with progress:
-        due = time.monotonic()
-        for chunk in chunks(records, most):
-            if rate is not None:
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
-            for record, why in zip(chunk, step(chunk), strict=True):
-                tally.count(record, why)
-            progress.at(tally.done)
+    due = noted_at = time.monotonic()
+    for chunk in chunks(records, most):
+        if rate is not None:
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+        for record, why in zip(chunk, step(chunk), strict=True):
+            tally.count(record, why)
+        if time.monotonic() - noted_at >= EVERY:
+            noted_at = time.monotonic()
+            output.note(f"{output.count(tally.done, 'job')} {what} so far")
     if context.given().json:
         return
     if tally.refusals > MOST:
         output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
-        output.say(f"{output.count(tally.done, 'job')} {progress.what}")
+        output.say(f"{output.count(tally.done, 'job')} {what}")
 
 
 def resend(at: Place, force: bool) -> Step:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 SHOWN = 100  # records of a table without --limit
 
 
-# -- list
-
-
 @click.command("list")
 @filters
 @click.option(
@@ -70,9 +67,6 @@ def document(record: Record) -> dict[str, Any]:
     facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
     text = record.text()
     return facts | ({"payload": text} if text is not None else {"payload_base64": b64encode(record.payload).decode()})
-
-
-# -- show
 
 
 @click.command("show")

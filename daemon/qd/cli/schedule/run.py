@@ -67,8 +67,6 @@ class MinuteReport:
     def failed(self) -> bool:
         return any(one["outcome"] == "failed" for one in self.ran)
 
-    # -- lines
-
     def read(self, event: str, fields: Mapping[str, Any]) -> bool:
         """A log line of the scheduler. Returns False if it is not about a tick."""
         name, kind = str(fields.get("entry", "")), event.removeprefix("schedule.")
@@ -95,8 +93,6 @@ class MinuteReport:
         self.skipped.append({"entry": name, "tick_at": seconds(at), "reason": reason})
         if self._speaks and self._reasons:
             output.say(f"skipped {name}: {reason}")
-
-    # -- the end
 
     def close(self, elsewhere: Mapping[str, str]) -> None:
         """Report the entries without a line. elsewhere: entry -> the host that took its tick, if known."""

@@ -24,18 +24,11 @@ if TYPE_CHECKING:
 
 
 WIDE = 60  # characters of what an entry does, in a table
-
-
 ZONE = context.Parsed(KINDS["zone"])
 
 
 @click.command("list")
-@click.option(
-    "--timezone",
-    type=ZONE,
-    metavar="ZONE",
-    help="Show times in this zone.  [each entry's own]",
-)
+@click.option("--timezone", type=ZONE, metavar="ZONE", help="Show times in this zone.  [each entry's own]")
 @context.options
 def list_(timezone: str | None) -> int:
     """List what runs when, how it went, what holds it back.
