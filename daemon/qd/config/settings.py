@@ -180,10 +180,9 @@ class Settings:
         found = self.connections[name]
         if found.url is None and found.driver in DRIVERS and found.driver not in BARE:
             place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
-            raise ConfigError(
-                f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
-                f'there url = "embedded:" starts a private server for this project{self.unfound}'
-            )
+            ways = f"set {environ_name(CONNECTION['url'], name)}, or write it into {place}"
+            private = f'there url = "embedded:" starts a private server for this project{self.unfound}'
+            raise ConfigError(f"connection '{name}' has no url: {ways}; {private}")
         return found
 
     def parts(self, name: str | None = None) -> list[str]:
@@ -265,14 +264,11 @@ def check_concurrency(work: WorkOptions) -> None:
         one = "--once" if work.once else "--rest" if work.rest else "-w 0"
         raise ConfigError(f"concurrency = {count} does not go with {one}, which runs one job at a time: leave out one")
     if work.workers * count > MOST_IN_ALL:
-        raise ConfigError(
-            f"workers = {work.workers} x concurrency = {count} are more than the {MOST_IN_ALL} jobs of one `qd work` "
-            "(start a second one)"
-        )
+        most = f"the {MOST_IN_ALL} jobs of one `qd work` (start a second one)"
+        raise ConfigError(f"workers = {work.workers} x concurrency = {count} are more than {most}")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise ConfigError(
-            f"concurrency = {count} needs a Python with its global lock: this build is free-threaded (use more workers)"
-        )
+        why = "needs a Python with its global lock: this build is free-threaded (use more workers)"
+        raise ConfigError(f"concurrency = {count} {why}")
 
 
 def check_work(settings: Settings) -> None:
