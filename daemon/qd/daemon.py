@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from qd.process.channels import Imported
     from qd.worker.template import Serve
 
-
 NAMED = 5  # jobs that a warning about an unserved queue lists
 Load = Callable[[dict[str, object] | None], Settings]  # reads the configuration; the argument: what Qd(...) was given
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from qd.app import Qd
     from qd.config.settings import Settings
 
-
 T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
 Announce = Callable[[Log, "Settings", Imported], None]

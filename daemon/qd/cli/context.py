@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from qd.drivers.base import Connector, Factory
     from qd.store.base import KeyspaceStore
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

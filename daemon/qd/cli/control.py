@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
     from qd.store.base import Store
 
-
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from qd.jobs.job import Call
     from qd.jobs.registry import Declared
 
-
 CHUNK = 1000  # jobs per round trip
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from qd.drivers.database.keyspace import DatabaseKeyspace
     from qd.store.base import KeyspaceStore
 
-
 AT_START = "`qd work` exits with 78 until then"
 PATIENCE = 2.0  # seconds for a connection, and for each reply
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

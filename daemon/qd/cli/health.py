@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from qd.cli.diagnosis import HealthThresholds, Reason
     from qd.cli.state import State
 
-
 LOST = 30.0  # seconds without its keeper; a master replaces a silent keeper long before
 PATIENCE = 2.0  # seconds for a connection, and for each reply
 AT_MOST = 8  # seconds in all; a name server may hang, or an app that names the url

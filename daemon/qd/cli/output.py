@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from qd.store.controls import Down, Pause
 
-
 LONGEST = 1000  # characters of a reason, which every host reads each second
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "

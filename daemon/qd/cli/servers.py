@@ -16,7 +16,6 @@ from qd.drivers.connections import loaded
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
 
-
 MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a database: its library may be missing
 
 

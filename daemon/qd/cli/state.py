@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from qd.drivers.types import Sizes
     from qd.store.base import KeyspaceStore
 
-
 T = TypeVar("T")
 U = TypeVar("U")
 MASTERS = "masters and their workers"

@@ -22,7 +22,6 @@ from qd.errors import ConfigError
 if TYPE_CHECKING:
     from qd.jobs.context import RunningJob
 
-
 KEYS = ("url", "imports")
 
 

@@ -29,7 +29,6 @@ from qd.arguments.injection import Key, Provided
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
 
-
 Act = Callable[[], object]
 
 WAITING = "qd.waiting"  # key of Session.info: transaction -> acts that wait for its commit

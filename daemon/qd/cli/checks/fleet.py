@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
     from qd.schedule.entry import Entry
 
-
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 NAMED = 5  # entries that a line names
 

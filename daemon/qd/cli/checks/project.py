@@ -29,7 +29,6 @@ from qd.process.exit_codes import Exit
 if TYPE_CHECKING:
     from qd.app import Qd
 
-
 IMPORT = 60  # seconds an app may take to import
 ROOT = Path("/")  # where /proc and /sys are
 NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for "no limit"

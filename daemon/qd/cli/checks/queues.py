@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from qd.payload.signing import Signing
     from qd.store.base import KeyspaceStore
 
-
 HEAD = 50  # ready, and delayed, jobs of each queue that are read
 WAITS = ("unserved", "stuck")  # those of health's reasons that are reported here
 

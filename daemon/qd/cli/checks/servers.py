@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from qd.drivers.database.connection import DatabaseConnection
     from qd.drivers.database.keyspace import DatabaseKeyspace
 
-
 Facts = Mapping[str, str]
 PINGS = 50
 SLOW, JERKY = 0.005, 0.05  # seconds of a ping at p50 and p99; each job costs at least one call

@@ -16,7 +16,6 @@ from qd.options import kinds
 if TYPE_CHECKING:
     from qd.store.failed import FailedStore, Record, Wanted
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 Moment = float | timedelta  # unix seconds, or a time ago
 

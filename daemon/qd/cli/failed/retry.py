@@ -22,7 +22,6 @@ from qd.errors import QdError
 if TYPE_CHECKING:
     from qd.store.failed import Record
 
-
 EVERY = 5.0  # seconds between two progress lines
 CHUNK = 100  # records in one step
 HEAVY = 4 << 20  # bytes in one step, unless one record is larger

@@ -17,7 +17,6 @@ from qd.cli.failed.filters import Filters, filters, place, single
 if TYPE_CHECKING:
     from qd.store.failed import Record
 
-
 SHOWN = 100  # records of a table without --limit
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from qd.scheduler.runs import Ended
     from qd.scheduler.scheduler import Scheduler
 
-
 SKIPS = ("schedule.skipped", "schedule.missed")
 MINUTE = 60
 EARLY = 5.0  # seconds by which the server's clock may be behind cron's: then its next minute is meant

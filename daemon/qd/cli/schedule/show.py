@@ -22,7 +22,6 @@ from qd.store import schedule
 if TYPE_CHECKING:
     from qd.config.settings import Settings
 
-
 WIDE = 60  # characters of what an entry does, in a table
 ZONE = context.Parsed(KINDS["zone"])
 
