@@ -10,21 +10,19 @@ import re
 import time
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from qd.cli import context, output
 from qd.cli.output import LONGEST, but, by_whom, local_time
+from qd.config.settings import Settings
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.store import controls, masters
-
-if TYPE_CHECKING:
-    from qd.config.settings import Settings
-    from qd.store.base import Store
+from qd.store.base import Store
 
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)

@@ -14,8 +14,10 @@ import click
 
 from qd.cli import context, output
 from qd.cli.checks import Finding, fail, fleet, ok, project, queues, servers, supervisors, warn
+from qd.cli.checks.project import Project
 from qd.cli.diagnosis import way_out
 from qd.cli.state import refusal
+from qd.config.settings import Settings
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
 from qd.drivers.connections import gaps_of, server_warnings
@@ -23,12 +25,10 @@ from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
 from qd.process.exit_codes import Exit
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
-    from qd.cli.checks.project import Project
-    from qd.config.settings import Settings
     from qd.drivers.database.keyspace import DatabaseKeyspace
-    from qd.store.base import KeyspaceStore
 
 AT_START = "`qd work` exits with 78 until then"
 PATIENCE = 2.0  # seconds for a connection, and for each reply

@@ -12,17 +12,17 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
+from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
+from qd.drivers.types import Found, Kept
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
 from qd.store import masters
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.drivers.types import Found, Kept
-    from qd.store.base import KeyspaceStore
 
 T = TypeVar("T")
 Worker = tuple[masters.MasterReport, masters.WorkerReport]

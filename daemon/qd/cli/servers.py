@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from qd.cli import context, output
+from qd.config.settings import ConnectionSettings, Settings
 from qd.drivers import embedded
 from qd.drivers.connections import loaded
-
-if TYPE_CHECKING:
-    from qd.config.settings import ConnectionSettings, Settings
 
 MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a database: its library may be missing
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from qd.cli import context
+from qd.config.settings import FailedSettings, Settings
 from qd.drivers.keyspace import keys
+from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.store import controls, masters, schedule
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
 from qd.store.masters import MasterReport
-
-if TYPE_CHECKING:
-    from qd.config.settings import FailedSettings, Settings
-    from qd.drivers.types import Sizes
-    from qd.store.base import KeyspaceStore
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from flask import Flask, has_app_context
@@ -18,9 +18,7 @@ from flask.cli import ScriptInfo, pass_script_info
 from qd.app import Qd
 from qd.contrib.command import become_qd, check_keys
 from qd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from qd.jobs.context import RunningJob
+from qd.jobs.context import RunningJob
 
 KEYS = ("url", "imports")
 

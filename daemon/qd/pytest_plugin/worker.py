@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qd import config
+from qd.app import Qd
 from qd.config.settings import CONNECTION, LARAVEL, Settings, environ_name
 from qd.drivers.connections import open_memory
 from qd.drivers.embedded import Address, ask, server_binary
@@ -26,9 +26,6 @@ from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
 from qd.store.masters import queues_found
 from qd.worker.template import load_app
-
-if TYPE_CHECKING:
-    from qd.app import Qd
 
 
 def find_app(named: str, root: Path) -> Qd:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qd import config as configuration
+from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.output import count
@@ -25,9 +25,6 @@ from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import size_text
 from qd.process import liveness, proc
 from qd.process.exit_codes import Exit
-
-if TYPE_CHECKING:
-    from qd.app import Qd
 
 IMPORT = 60  # seconds an app may take to import
 ROOT = Path("/")  # where /proc and /sys are

@@ -8,30 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.checks.project import Project
 from qd.cli.diagnosis import of_failed, of_queue
 from qd.cli.output import by_whom, count
 from qd.cli.state import QueueLine, State, full, is_object_job, overdue_of
 from qd.cli.state import of_php as state_of_php
+from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused
 from qd.log import cut
 from qd.options.kinds import did_you_mean
 from qd.payload.format import read
+from qd.payload.signing import Signing
 from qd.process import proc
 from qd.store import controls
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.cli.checks.project import Project
-    from qd.config.settings import Settings
-    from qd.payload.signing import Signing
-    from qd.store.base import KeyspaceStore
 
 HEAD = 50  # ready, and delayed, jobs of each queue that are read
 WAITS = ("unserved", "stuck")  # those of health's reasons that are reported here

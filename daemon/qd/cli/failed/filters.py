@@ -6,15 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from qd.cli import context
 from qd.options import kinds
-
-if TYPE_CHECKING:
-    from qd.store.failed import FailedStore, Record, Wanted
+from qd.store.failed import FailedStore, Record, Wanted
 
 F = TypeVar("F", bound=Callable[..., Any])
 Moment = float | timedelta  # unix seconds, or a time ago

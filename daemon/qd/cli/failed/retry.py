@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from qd.cli import context, output
 from qd.cli.failed.filters import Filters, Place, filters, place, single
 from qd.errors import QdError
-
-if TYPE_CHECKING:
-    from qd.store.failed import Record
+from qd.store.failed import Record
 
 EVERY = 5.0  # seconds between two progress lines
 CHUNK = 100  # records in one step

@@ -7,15 +7,13 @@ from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from qd.cli import context, output
 from qd.cli.failed.filters import Filters, filters, place, single
-
-if TYPE_CHECKING:
-    from qd.store.failed import Record
+from qd.store.failed import Record
 
 SHOWN = 100  # records of a table without --limit
 

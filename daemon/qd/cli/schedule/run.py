@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qd.app import Qd
 from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.control import laravels
 from qd.cli.schedule.state import moment, named, off, what, why_off
+from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import LEVELS, Log, Write
 from qd.process.exit_codes import Exit
@@ -35,8 +37,6 @@ from qd.schedule.entry import Entry, JobTask, meant_for, next_of
 from qd.store import schedule
 
 if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
     from qd.scheduler.runs import Ended
     from qd.scheduler.scheduler import Scheduler
 

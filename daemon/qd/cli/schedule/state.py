@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
 
+from qd.app import Qd
 from qd.arguments.values import NO_DATA
 from qd.cli import context, output
+from qd.config.settings import Settings
 from qd.dispatch.chain import Chain
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost
@@ -23,11 +25,7 @@ from qd.options.kinds import did_you_mean
 from qd.schedule.entry import CallTask, Entry, JobTask, QdTask, ShellTask, Task
 from qd.schedule.timing import zone_of
 from qd.store import controls, schedule
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.store.base import Store
+from qd.store.base import Store
 
 
 def fault(task: Task) -> str:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qd.app import Qd
 from qd.events import JobExceptionOccurred, JobTimedOut
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.jobs.context import RunningJob
+from qd.jobs.context import RunningJob
 
 
 def watch(app: Qd) -> None:

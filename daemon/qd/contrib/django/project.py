@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.app import Qd
+from qd.arguments.injection import Key, Provided
 from qd.contrib.command import check_keys
 from qd.contrib.django import connections
 from qd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from qd.arguments.injection import Key, Provided
 
 
 class Models:

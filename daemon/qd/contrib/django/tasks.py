@@ -27,15 +27,12 @@ from django.utils.module_loading import import_string
 
 from qd.app import Qd
 from qd.contrib.django import project
+from qd.drivers.types import Found
 from qd.events import JobFailed
 from qd.jobs.context import current_job
 from qd.jobs.job import JobFunction
 from qd.options.tables import JOB_KINDS
 from qd.traces import shown
-
-if TYPE_CHECKING:
-    from qd.drivers.types import Found
-
 
 # django.tasks from Django 6 on, the package django-tasks before.
 if TYPE_CHECKING or django.VERSION < (6, 0):
