@@ -249,12 +249,10 @@ def record(spot: Found) -> dict[str, Any]:
 def described(seen: JobView) -> dict[str, Any]:
     """For programs; null for what does not apply."""
     spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
-    worker: dict[str, Any] | None = None
-    failed: dict[str, Any] | None = None
+    worker = failed = None
     if seen.worker is not None:
         master, of_it = seen.worker
-        own = {"pid": of_it.pid, "slot": of_it.slot, "since": of_it.since}
-        worker = {"host": master.host, "pool": master.pool, **own}
+        worker = {**output.fields(master, "host", "pool"), **output.fields(of_it, "pid", "slot", "since")}
     if spot and spot.spot == "failed":  # with the id of the job
         facts = record(spot)
         failed = facts | {"id": seen.id, "record": facts.get("id")}

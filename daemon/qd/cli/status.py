@@ -96,8 +96,8 @@ def state_of(master: masters.MasterReport, now: float) -> str:
 def say_workers(state: State) -> None:
     rows = [
         (
-            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), job_of(w), (w.queue or "-") if w.job else "-"),
-            *(output.duration(age(w.since, m)), w.done),
+            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), others(w.job, w.running)),
+            *((w.queue or "-") if w.job else "-", output.duration(age(w.since, m)), w.done),
         )
         for m in state.masters
         for w in m.workers
@@ -108,9 +108,9 @@ def say_workers(state: State) -> None:
         output.table(head, rows, right=("worker", "pid", "done"))
 
 
-def job_of(worker: masters.WorkerReport) -> str:
-    """The job that has been running longest, and how many others there are."""
-    return f"{worker.job or '-'}" + (f" and {worker.running - 1} more" if worker.running > 1 else "")
+def others(what: str | None, count: int) -> str:
+    """The job or entry that has been running longest, and how many others there are."""
+    return (what or "-") + (f" and {count - 1} more" if count > 1 else "")
 
 
 def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.SchedulerReport) -> str:
@@ -119,7 +119,7 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 
 def say_schedulers(state: State) -> None:
     rows = [
-        (m.pool_title, m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
+        (m.pool_title, m.host, s.pid, doing(m, s), s.entries, others(s.run, s.runs), output.duration(age(s.since, m)))
         for m in state.masters
         for s in m.schedulers
     ]
@@ -127,11 +127,6 @@ def say_schedulers(state: State) -> None:
         output.say()
         head = ("pool", "host", "scheduler", "state", "entries", "runs", "for")
         output.table(head, rows, right=("scheduler", "entries"))
-
-
-def runs_of(scheduler: masters.SchedulerReport) -> str:
-    more = f" and {scheduler.runs - 1} more" if scheduler.runs > 1 else ""
-    return f"{scheduler.run}{more}" if scheduler.run else "-"
 
 
 def age(since: float | None, master: masters.MasterReport) -> float | None:

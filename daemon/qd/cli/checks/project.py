@@ -79,7 +79,9 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         yield fail("app", "no app is named: `qd work` does not start", way, Exit.CONFIG)
         return
     try:
-        project.app = imported()
+        # What its import prints goes to stderr.
+        with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
+            project.app = context.app()
     except QdError as error:
         way = f"fix it; `python -c 'import {found.app.partition(':')[0]}'` shows the same error"
         yield fail("app", error, way, Exit.CONFIG)
@@ -93,7 +95,15 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: every job that arrives is unknown", way)
     yield from check_queues(project, project.app)
-    yield from check_import()
+    # What prevents forking workers from a process that has imported the app.
+    threads, sockets = proc.thread_names(), proc.connected_sockets()
+    way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
+    for name in threads:
+        yield warn("import", f"left the thread '{name}' running", way)
+    for peer in sockets:
+        yield warn("import", f"left a connection open: {peer}", way)
+    if not threads and not sockets:
+        yield ok("import", "left no thread and no connection behind")
 
 
 def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
@@ -109,24 +119,6 @@ def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
     for name, why in without_limit(app):
         way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
         yield fail(f"job {name}", f"can never run: {why}", way)
-
-
-def imported() -> Qd:
-    """The app. What its import prints goes to stderr. Raises QdError, also if the import hangs."""
-    with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
-        return context.app()
-
-
-def check_import() -> Iterator[Finding]:
-    """What prevents forking workers from a process that has imported the app."""
-    threads, sockets = proc.thread_names(), proc.connected_sockets()
-    way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
-    for name in threads:
-        yield warn("import", f"left the thread '{name}' running", way)
-    for peer in sockets:
-        yield warn("import", f"left a connection open: {peer}", way)
-    if not threads and not sockets:
-        yield ok("import", "left no thread and no connection behind")
 
 
 def connections(project: Project) -> dict[str, Settings]:

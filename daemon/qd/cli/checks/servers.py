@@ -153,8 +153,7 @@ def skew(space: Keyspace, where: str) -> Finding:
 def version(where: str, facts: Facts) -> Finding:
     name = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "?")
-    parts = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    if parts < OLDEST:
+    if tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST:
         return fail(f"{where}.version", f"{name} {text}", "use Redis 6.2 or later, or any Valkey")
     return ok(f"{where}.version", f"{name} {text}")
 

@@ -145,24 +145,18 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
     if isinstance(sections, Finding):
         yield sections
         return
-    ours = {
-        name: (words, keys)
-        for name, keys in sections.items()
-        if name.startswith("program:") and (words := words_of(keys.get("command", ""))) is not None
-    }
+    programs = {name: keys for name, keys in sections.items() if name.startswith("program:")}
+    ours = {name: words for name, keys in programs.items() if (words := words_of(keys.get("command", ""))) is not None}
     if must and not ours:
         way = "name the file that does; `qd init supervisord` prints one"
         yield warn(str(path), "no [program:...] in it runs `qd work`", way)
-    for name, (words, keys) in ours.items():
+    for name, words in ours.items():
+        keys = programs[name]
         if must or not of_others(words, project):
             program = started(f"{path} [{name}]", words, project, keys.get("environment", ""))
-            yield from judged(program, keys)
-
-
-def judged(program: Started, keys: Keys) -> Iterator[Finding]:
-    wait, restart = seconds(keys.get("stopwaitsecs", ""), 10.0), keys.get("autorestart", "unexpected")
-    value = f"stopwaitsecs={wait:g}, autorestart={restart}"
-    yield from list(program_problems(program, keys, wait, restart.lower())) or [ok(program.what, value)]
+            wait, restart = seconds(keys.get("stopwaitsecs", ""), 10.0), keys.get("autorestart", "unexpected")
+            well = ok(program.what, f"stopwaitsecs={wait:g}, autorestart={restart}")
+            yield from list(program_problems(program, keys, wait, restart.lower())) or [well]
 
 
 def program_problems(program: Started, keys: Keys, wait: float, restart: str) -> Iterator[Finding]:
@@ -182,8 +176,7 @@ def program_problems(program: Started, keys: Keys, wait: float, restart: str) ->
     if (signal := keys.get("stopsignal", "TERM").upper().removeprefix("SIG")) not in ("TERM", "INT", "QUIT"):
         yield fail(what, f"stopsignal={signal} does not stop qd gracefully", "stopsignal=TERM")
     if keys.get("user", "root") == "root":
-        value = "no user=: if supervisord runs as root, so do jobs"
-        yield warn(what, value, "user=NAME, its own user", topic="root")
+        yield warn(what, "no user=: if supervisord runs as root, so do jobs", "user=NAME, its own user", topic="root")
 
 
 # -- systemd
