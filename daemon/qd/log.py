@@ -20,7 +20,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from qd.process.descriptors import identity
 from qd.redaction import redact
@@ -32,8 +32,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # needs no quotes: contains no space, "=" or quote
 
 
-class Write(Protocol):
-    def __call__(self, line: bytes, /) -> None: ...
+Write = Callable[[bytes], None]
 
 
 def to_stderr(line: bytes) -> None:

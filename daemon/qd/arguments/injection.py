@@ -219,17 +219,13 @@ class CallValues:
                 error.add_note(f"then closing the provided values raised {type(second).__name__}: {second}")
 
 
-class Forgets(Protocol):
-    def forget(self) -> None: ...
-
-
 class Known:
     """The providers and serializers of an app. Signatures that have cached their types forget them when one is added."""
 
     def __init__(self) -> None:
         self.providers: dict[Any, Provider] = {}
         self.serializers: list[Serializer] = []
-        self.readers: list[Forgets] = []
+        self.on_change: list[Callable[[], None]] = []
 
     def __bool__(self) -> bool:
         return bool(self.providers or self.serializers)
@@ -247,8 +243,8 @@ class Known:
         self._changed()
 
     def _changed(self) -> None:
-        for reader in self.readers:
-            reader.forget()
+        for forget in self.on_change:
+            forget()
 
     def provides(self, hint: Any) -> bool:
         try:

@@ -148,7 +148,7 @@ class Signature:
         self.rest = rest  # **kwargs
         self._declared = tuple(parameters)
         self._known = known if known is not None else Known()
-        self._known.readers.append(self)
+        self._known.on_change.append(self.forget)
         self.forget()
 
     def forget(self) -> None:
@@ -184,8 +184,6 @@ class Signature:
             self.extras = Extras(self.title, known, filled, keyed)
             self._set_parameters([parameter for parameter in self._declared if parameter.name not in filled])
         self._settled = True  # last: another thread may run this too
-
-    # -- in the producer
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """The arguments by name, without defaults. Raises ArgumentError naming the parameter."""
@@ -253,8 +251,6 @@ class Signature:
     def _why(self, name: str, error: Exception, *, arrived: bool = False) -> str:
         models = None if self.extras is None else self.extras.keyed.get(name)
         return why(error) if models is None else models.explain(why(error), arrived)
-
-    # -- in the worker
 
     def decode(self, data: bytes) -> dict[str, object]:
         """The arguments in `data` as the declared types, without defaults.
@@ -341,8 +337,6 @@ class Signature:
             # The first error is about the value that was sent; this one is about the repaired value.
             reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
             raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
-
-    # -- types
 
     def resolve(self) -> None:
         """Evaluate the types now. Raises DeclarationError naming the parameter."""

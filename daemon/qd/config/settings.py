@@ -22,8 +22,7 @@ PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """One [connections.NAME]. url None: not configured. credentials: MODULE:ATTRIBUTE of the provider of user and password,
-    which `url` contains too. retry_after: seconds, at least 1. table: for databases. connections: for failover, in order."""
+    """One [connections.NAME]. url None: not configured; it contains the provider of `credentials`, too."""
 
     name: str
     driver: str = option(
@@ -51,8 +50,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaravelSettings:
-    """The url of Laravel's cache, which stores its restart and pause keys, or "". down: obey the maintenance mode in the
-    cache; down_file: obey it in the file with this path, "" for none."""
+    """cache_url and down_file: "" for none."""
 
     cache_url: str = option(
         "", "url", "the Redis where Laravel's cache keeps its restart and pause keys", shown="none", repr=False
@@ -66,8 +64,7 @@ class LaravelSettings:
 
 @dataclass(frozen=True, slots=True)
 class FailedSettings:
-    """The limits of each queue's failed store. keep: seconds; max_count: None for any number; database: url of the copy, ""
-    for none."""
+    """The limits of each queue's failed store. keep: seconds; max_count: None for any number; database: "" for none."""
 
     enabled: bool = option(True, "switch", "keep jobs that have failed permanently")
     keep: float = option(30 * 86400.0, "span", "delete a failed job after this long", at_least=1)
@@ -85,8 +82,7 @@ class FailedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """keys: "ID:SECRET", the first one signs; without keys nothing is signed or verified. require: refuse unsigned payloads.
-    files: where keys were read from."""
+    """keys: "ID:SECRET"; without keys nothing is signed or verified. files: where keys were read from."""
 
     keys: tuple[str, ...] = option(
         (), "keys", "sign payloads with the first of these keys (ID:SECRET, or ID:file:PATH), accept all of them",

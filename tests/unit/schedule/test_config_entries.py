@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qd import DeclarationError, Qd, config
+from qd.config.settings import Settings
 from qd.errors import ConfigError
 from qd.schedule.entry import CallTask, QdTask, ShellTask
 
@@ -26,7 +27,7 @@ class Shop:
 
         self.cleanup = cleanup
 
-    def configure(self, text: str) -> config.Settings:
+    def configure(self, text: str) -> Settings:
         (self.folder / "qd.toml").write_text(f'[connections.redis]\nurl = "redis://h"\n[schedule]\n{text}')
         self.app.settings = config.load(self.folder / "qd.toml", environ={})
         return self.app.settings
