@@ -115,14 +115,14 @@ def matched(
 def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> None:
     if not answers:
         output.say("no master reports, so there is none to wait for")
+    within = output.duration(seconds)
     for was, back, after in answers:
+        text = f"not back within {within}, pid was {was.pid}"
         if back is not None:
-            output.say(f"{was.title}: {replaced(was, back, output.duration(after))}")
+            text = replaced(was, back, output.duration(after))
         elif rolling:
-            why = "see `master.reload_refused` in its log"
-            output.say(f"{was.title}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
-        else:
-            output.say(f"{was.title}: not back within {output.duration(seconds)}, pid was {was.pid}")
+            text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
+        output.say(f"{was.title}: {text}")
 
 
 def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
@@ -181,7 +181,11 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
             note = controls.pause(store, name, by=context.operator(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if has_laravel(found):
-            pause_laravel(found, place, queues, seconds)
+            there = cache(found)
+            for name in queues:
+                controls.laravel_pause(there, place, name, seconds)
+            if not queues:
+                controls.pause_all(there, seconds)
     time.sleep(FETCHED)
     if context.given().json:
         return output.document({"paused": notes})
@@ -237,14 +241,6 @@ def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     if not queues and not known and not has_laravel(found):
         raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
-
-
-def pause_laravel(found: Settings, place: str, queues: tuple[str, ...], seconds: float | None) -> None:
-    store = cache(found)
-    for name in queues:
-        controls.laravel_pause(store, place, name, seconds)
-    if not queues:
-        controls.pause_all(store, seconds)
 
 
 def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:

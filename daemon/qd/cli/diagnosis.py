@@ -179,9 +179,8 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     if line.paused:
         return Untaken("", "it is paused", f"`qd resume {line.name}`")
     if shut(line, state):
-        if state.down:
-            return Untaken("", "maintenance mode", "`qd up`")
-        return Untaken("", "Laravel's maintenance mode", "`php artisan up`")
+        which = ("maintenance mode", "`qd up`") if state.down else ("Laravel's maintenance mode", "`php artisan up`")
+        return Untaken("", *which)
     serving = [m for m in living(state) if serves(m, line)]
     # Stuck: no worker that is free took anything. A queue whose workers are all busy is behind, not stuck.
     moments = [m.stuck.get(line.name) for m in serving if works(m) and not busy(m)]

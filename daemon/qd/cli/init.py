@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -25,7 +25,7 @@ wrote qd.toml and jobs.py. Next:
 
 
 @click.command("init")
-@click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
+@click.argument("target", required=False, type=click.Choice(list(init_files.PRINTED)))
 @context.options
 def init(target: str | None) -> None:
     """Write a first qd.toml and jobs.py, or print a deployment file.
@@ -37,13 +37,7 @@ def init(target: str | None) -> None:
         click.echo(NEXT)
         return
     project = _project()
-    printed: dict[str, Callable[[init_files.Project], str]] = {
-        "supervisord": init_files.supervisord,
-        "systemd": init_files.systemd,
-        "docker": init_files.docker,
-        "k8s": init_files.kubernetes,
-    }
-    click.echo(printed[target](project).rstrip("\n"))
+    click.echo(init_files.PRINTED[target](project).rstrip("\n"))
     strange = [pool for pool in project.pools if pool and not init_files.INSTANCE.fullmatch(pool)]
     for pool in strange if target == "systemd" else ():
         way = "rename it (letters, digits, : _ . and -)"

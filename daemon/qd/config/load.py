@@ -30,7 +30,6 @@ from qd.config.settings import (
     hide_secrets,
     provider_of,
     sent_to,
-    with_provider,
 )
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
@@ -157,7 +156,9 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
             raise ConfigError(f"{where}: credentials are for a Redis url ({kinds})")
         if other := provider_of(held["url"]):
             raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
-        held["url"] = with_provider(held["url"], held["credentials"])
+        held["url"] += (
+            f"{'&' if '?' in held['url'] else '?'}credentials={held['credentials']}"  # drivers/redis reads it
+        )
     return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
 
 
@@ -344,16 +345,12 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
 
 
 def pooled(layers: Layers, found: Configured, connection: str) -> tuple[str, ...]:
-    """The queues of this connection that other pools in the file serve. Raises ConfigError."""
+    """The queues of this connection that other pools in the file serve."""
     queues = list[str]()
     for name, held in layers.section("pools").items():
         place = held.get("connection") or layers.section("worker").get("connection") or found.default
         if name != layers.pool and "queues" in held and place == connection:
-            try:
-                queues += WORK["queues"].read(held["queues"])
-            except ValueError as error:
-                where = layers.file.where(f"pools.{name}.queues") if layers.file else f"[pools.{name}]"
-                raise ConfigError(f"{where}: {error}") from None
+            queues += WORK["queues"].read(held["queues"])
     return tuple(dict.fromkeys(queues))
 
 

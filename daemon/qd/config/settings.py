@@ -228,11 +228,6 @@ def provider_of(url: str | None) -> str:
     return unquote(found[1]) if found else ""
 
 
-def with_provider(url: str, name: str) -> str:
-    """The url with a credential provider, which drivers/redis reads."""
-    return f"{url}{'&' if '?' in url else '?'}credentials={name}"
-
-
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:
     """Raises ConfigError with the known connections unless `name` is one; `where`: the origin of the name."""
     if name not in known:

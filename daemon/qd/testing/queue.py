@@ -71,10 +71,8 @@ class Waiting:
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
         found = self._first(lambda each: each.queue == queue and id in (each.id, each.uuid))
-        spot: Spot = "delayed" if found is not None and found.delay else "ready"
-        if found is None or spot not in spots:
-            return None
-        return Found(queue, spot, found.body, read(found.body), None)
+        spot: Spot = "delayed" if found and found.delay else "ready"
+        return Found(queue, spot, found.body, read(found.body), None) if found and spot in spots else None
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         for effect in effects:

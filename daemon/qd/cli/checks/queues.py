@@ -130,8 +130,7 @@ def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport
     names = [name.decode("utf-8", "replace") for name in owners] if isinstance(owners, list) else []
     tokens = [name.partition("/")[0] for name in names if not name.endswith(keys.FENCE)]
     alive = {master.token for master in masters if not is_dead(master)}
-    gone = sum(token not in alive for token in tokens)
-    if not gone:
+    if not (gone := sum(token not in alive for token in tokens)):
         return []
     way = "start `qd work` on their host, which requeues them at once; else they return when their leases end"
     return [warn(f"queue {queue}", f"{count(gone, 'job')} reserved by masters that are gone", way)]

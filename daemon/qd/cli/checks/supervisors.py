@@ -226,8 +226,8 @@ def of_systemctl(project: Project) -> Iterator[Finding]:
 
 def of_service(what: str, words: list[str], project: Project, keys: Keys) -> Iterator[Finding]:
     unit = started(what, words, project, keys.get("Environment", ""))
-    value = f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}"
-    yield from list(unit_problems(unit, keys)) or [ok(what, value)]
+    well = ok(what, f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}")
+    yield from list(unit_problems(unit, keys)) or [well]
 
 
 def unit_problems(unit: Started, keys: Keys) -> Iterator[Finding]:

@@ -84,11 +84,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     at = place(which.queue)
     # locks are only known when a retry is tried
     step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
-    tally = Tally()
-    what = "would be sent again" if dry_run else "sent again"
-    go(chosen(at, ids, which, tally), step, tally, what, rate)
-    if context.given().json:
-        output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    tally = go(at, ids, which, step, "sent again", "retried", dry_run, rate)
     tell_batches(at, sorted(tally.batches))
     return tally.code
 
@@ -115,16 +111,11 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> in
     which = Filters(**given)
     check_choice(ids, every, which, "forget")
     at = place(which.queue)
-    tally = Tally()
 
     def step(chunk: list[Record]) -> list[str | None]:
         return [None] * len(chunk) if dry_run else at.store.forget(chunk[0].queue, chunk)
 
-    what = "would be forgotten" if dry_run else "forgotten"
-    go(chosen(at, ids, which, tally), step, tally, what)
-    if context.given().json:
-        output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
-    return tally.code
+    return go(at, ids, which, step, "forgotten", "forgotten", dry_run, None).code
 
 
 def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
@@ -133,11 +124,6 @@ def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> 
         raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: choose records in one way only")
     if not ids and not every and not which.any:
         raise click.UsageError(f"name the jobs to {verb}: ids of `qd failed list`, filters, or --all")
-
-
-def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
-    would = {"would": tally.done} if dry_run else {}
-    return {**would, "gone": tally.gone, "refusals": tally.refusals, "refused": tally.refused, "unknown": tally.unknown}
 
 
 def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
@@ -167,11 +153,14 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
         yield chunk
 
 
-def go(records: Iterable[Record], step: Step, tally: Tally, what: str, rate: float | None = None) -> None:
-    """Chunk by chunk, at most `rate` records per second; then prints what was done. what: `sent again`."""
+def go(
+    at: Place, ids: Sequence[str], which: Filters, step: Step, what: str, key: str, dry_run: bool, rate: float | None
+) -> Tally:
+    """Chunk by chunk, at most `rate` records per second; then prints what was done. what: in words; key: in the document."""
+    tally, what = Tally(), f"would be {what}" if dry_run else what
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
     due = noted_at = time.monotonic()
-    for chunk in chunks(records, most):
+    for chunk in chunks(chosen(at, ids, which, tally), most):
         if rate is not None:
             time.sleep(max(0.0, due - time.monotonic()))
             due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
@@ -181,11 +170,15 @@ def go(records: Iterable[Record], step: Step, tally: Tally, what: str, rate: flo
             noted_at = time.monotonic()
             output.note(f"{output.count(tally.done, 'job')} {what} so far")
     if context.given().json:
-        return
+        would = {"would": tally.done} if dry_run else {}
+        facts = output.fields(tally, "gone", "refusals", "refused", "unknown")
+        output.document({key: 0 if dry_run else tally.done, **would, **facts})
+        return tally
     if tally.refusals > MOST:
         output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
         output.say(f"{output.count(tally.done, 'job')} {what}")
+    return tally
 
 
 def resend(at: Place, force: bool) -> Step:

@@ -15,7 +15,6 @@ import click
 import msgspec
 
 from qd.app import Qd
-from qd.arguments.values import NO_DATA
 from qd.cli import context, output
 from qd.config.settings import Settings
 from qd.dispatch.chain import Chain
@@ -94,7 +93,8 @@ def what(entry: Entry) -> str:
         if isinstance(task.call, Chain):
             return repr(task.call).strip("<>")
         _, plan, data = task.call._to_send()
-        return plan.declared.name + ("" if data in NO_DATA else f" {data.decode('utf-8', 'replace')}")
+        nothing = data in (b"", b"{}", b"[]", b"null")
+        return plan.declared.name + ("" if nothing else f" {data.decode('utf-8', 'replace')}")
     if isinstance(task, CallTask):
         function = task.function
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"

@@ -71,12 +71,9 @@ def install(app: Qd) -> None:
     Jobs take and carry models, wait for commits (`after_commit=True`), and close database connections as a request does.
     A worker calls django.setup() and imports jobs.py and tasks.py of each installed app. Calling it again does nothing.
 
-    Args:
-        app: The app, before it is used.
-
     Example:
         app = Qd("redis://localhost:6379/0")
-        qd.contrib.django.install(app)
+        qd.contrib.django.install(app)  # before it is used
     """
     if connections.wait_for_commit in app._transactions:
         return
