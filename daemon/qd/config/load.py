@@ -156,9 +156,8 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
             raise ConfigError(f"{where}: credentials are for a Redis url ({kinds})")
         if other := provider_of(held["url"]):
             raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
-        held["url"] += (
-            f"{'&' if '?' in held['url'] else '?'}credentials={held['credentials']}"  # drivers/redis reads it
-        )
+        # drivers/redis reads it from the url
+        held["url"] += f"{'&' if '?' in held['url'] else '?'}credentials={held['credentials']}"
     return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
 
 

@@ -36,10 +36,10 @@ class ConnectionSettings:
     )  # fmt: skip
     credentials: str = option(
         "", "reference", "Redis: provider of user and password at each connect, MODULE:ATTRIBUTE, instead of those in "
-        "the url", shown="none",
+        "the url"
     )  # fmt: skip
     table: str = option("jobs", "name", "database: Laravel's table of jobs")
-    connections: tuple[str, ...] = option((), "names", "failover: the connections to try, in this order", shown="none")
+    connections: tuple[str, ...] = option((), "names", "failover: the connections to try, in this order")
     prefix: str = option("", "text", "prefix of every key, Laravel's `redis.options.prefix`", shown='""')
     queue: str = option("default", "queue", "the queue used when none is named")
     retry_after: float = option(
@@ -52,14 +52,10 @@ class ConnectionSettings:
 class LaravelSettings:
     """cache_url and down_file: "" for none."""
 
-    cache_url: str = option(
-        "", "url", "the Redis where Laravel's cache keeps its restart and pause keys", shown="none", repr=False
-    )
+    cache_url: str = option("", "url", "the Redis where Laravel's cache keeps its restart and pause keys", repr=False)
     cache_prefix: str = option("", "text", "prefix of the cache's keys", shown='""')
     down: bool = option(False, "switch", "obey `php artisan down` if its driver is this cache")
-    down_file: str = option(
-        "", "text", "obey `php artisan down` if it creates this file, storage/framework/down", shown="none"
-    )
+    down_file: str = option("", "text", "obey `php artisan down` if it creates this file, storage/framework/down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class FailedSettings:
     enabled: bool = option(True, "switch", "keep jobs that have failed permanently")
     keep: float = option(30 * 86400.0, "span", "delete a failed job after this long", at_least=1)
     max_count: int | None = option(
-        None, "count", "keep at most this many failed jobs per queue, the newest ones", unit="jobs", shown="none", at_least=1
+        None, "count", "keep at most this many failed jobs per queue, the newest ones", unit="jobs", at_least=1
     )  # fmt: skip
     max_bytes: int = option(
         64 << 20, "size", "keep at most this many bytes of failed jobs per queue, the newest ones", at_least=1
@@ -100,15 +96,15 @@ class EntrySettings:
     name: str
     file: str
     line: int
-    job: str = option("", "name", "send this job", shown="none")
-    args: str = option("", "arguments", "with these arguments, `{days = 7}`", shown="none")
+    job: str = option("", "name", "send this job")
+    args: str = option("", "arguments", "with these arguments, `{days = 7}`")
     queue: str = option("", "queue", "to this queue", shown="the job's own")
     connection: str = option("", "name", "on this connection", shown="the job's own")
-    call: str = option("", "name", "call this function, MODULE:FUNCTION", shown="none")
-    shell: str = option("", "text", "run this line with /bin/sh", shown="none")
-    qd: str = option("", "text", "run this qd command, `failed forget --older-than 30d`", shown="none")
-    cron: str = option("", "text", "at these times, `*/5 * * * *`", shown="none")
-    every: float | None = option(None, "span", "at this interval", shown="none", at_least=0.01)
+    call: str = option("", "name", "call this function, MODULE:FUNCTION")
+    shell: str = option("", "text", "run this line with /bin/sh")
+    qd: str = option("", "text", "run this qd command, `failed forget --older-than 30d`")
+    cron: str = option("", "text", "at these times, `*/5 * * * *`")
+    every: float | None = option(None, "span", "at this interval", at_least=0.01)
     timezone: str = option("", "zone", "compute times in this time zone", shown="`timezone` of [schedule]")
     environments: tuple[str, ...] = option(
         (), "names", "only if `env` of [qd], or QD_ENV, is one of these", shown="all"
@@ -149,10 +145,10 @@ class Settings:
     schedule: ScheduleSettings
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
     # [qd]
-    app: str = option("", "name", "the app as MODULE:ATTRIBUTE", flag="--app", shown="none")
-    imports: tuple[str, ...] = option((), "names", "modules that declare jobs", shown="none")
+    app: str = option("", "name", "the app as MODULE:ATTRIBUTE", flag="--app")
+    imports: tuple[str, ...] = option((), "names", "modules that declare jobs")
     env: str = option(
-        "", "name", "where this runs, `production` or `staging`: for schedule entries with `environments`", shown="none"
+        "", "name", "where this runs, `production` or `staging`: for schedule entries with `environments`"
     )
     default: str = option(
         "", "name", "the connection used when none is named", environ="QD_CONNECTION",

@@ -154,7 +154,7 @@ def rows_of(options: Any, environ: str = "QD_", *, flags: bool = False) -> Mappi
                 "flag": "--" + held.name.replace("_", "-") if flags else "",
                 "environ": environ and f"{environ}{held.name.upper()}",
                 "unit": _UNITS.get(held.metadata["kind"], ""),
-                "shown": shown(held.metadata["kind"], held.default),
+                "shown": shown(held.metadata["kind"], held.default) or "none",
             }
             rows[held.name] = Option(name=held.name, default=held.default, **{**derived, **held.metadata})
     return rows
@@ -169,7 +169,7 @@ class WorkOptions:
         shown="the queues of the app's jobs, in turn",
     )  # fmt: skip
     connection: str = option("", "name", "work this connection", short="-c", environ="", shown="`default` of [qd]")
-    pool: str = option("", "name", "use [pools.NAME] over [worker]", in_file=False, shown="none")
+    pool: str = option("", "name", "use [pools.NAME] over [worker]", in_file=False)
     workers: int = option(
         1, "count", "number of workers, 0: one in this process, for breakpoints", short="-w", auto=True,
         shown="auto, the CPUs granted",

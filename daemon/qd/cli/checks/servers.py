@@ -309,9 +309,8 @@ def durability(link: DatabaseConnection, what: str) -> Finding:
         return warn(what, f"its journal is '{journal}': readers and writers wait for each other", way)
     for name in ("fsync", "synchronous_commit") if link.kind == "postgresql" else ():
         if query(link, f"SHOW {name}") == "off":
-            return warn(
-                what, f"{name} is off: a crash of its host loses the last jobs", f"ALTER SYSTEM SET {name} = on"
-            )
+            way = f"ALTER SYSTEM SET {name} = on"
+            return warn(what, f"{name} is off: a crash of its host loses the last jobs", way)
     name = "innodb_flush_log_at_trx_commit"
     if link.kind == "mysql" and (value := query(link, f"SELECT @@{name}")) != "1":
         way = f"SET GLOBAL {name} = 1, and the same in its configuration"
