@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ from qd.redaction import mask_url
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.drivers.base import Factory
+    from qd.process.channels import Imported
     from qd.worker.template import Serve
-
 
 NAMED = 5  # jobs that a warning about an unserved queue lists
 Load = Callable[[dict[str, object] | None], Settings]  # reads the configuration; the argument: what Qd(...) was given
@@ -57,14 +57,7 @@ def run(load: Load) -> int:
         notifier=systemd.Notifier(os.environ),
         title=lambda text: setproctitle(f"qd: master{pool} {text}"),
         replan=lambda: reload_plan(load),
-        announce=lambda message: announce(
-            log,
-            config.from_json(message.settings.encode()),
-            message.jobs,
-            message.entries,
-            message.limits.items(),
-            message.unserved,
-        ),
+        announce=lambda found: announce(log, config.from_json(found.settings.encode()), found),
         prepare=lambda: import_shared(settings),
     )
     return master.run()
@@ -91,9 +84,8 @@ def plan_of(settings: Settings, load: Load) -> MasterPlan:
     """The settings that the master needs, and the functions that its children run."""
     work = settings.work
     if work.workers > MAX_WORKERS:
-        raise ConfigError(
-            f"workers = {work.workers} is more than the {MAX_WORKERS} of one `qd work` (start a second one)"
-        )
+        most = f"the {MAX_WORKERS} of one `qd work` (start a second one)"
+        raise ConfigError(f"workers = {work.workers} is more than {most}")
     if settings.failed.database and find_spec("sqlalchemy") is None:
         raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
     if not work.workers and not work.only_schedule:
@@ -146,9 +138,7 @@ class Bodies:
         from qd.scheduler import process
 
         serves = {Role.WORKER: boot.serve, Role.SCHEDULER: process.serve}
-        return lambda app, settings, context, assignment, between: serves[assignment.role](
-            app, settings, context, assignment, between
-        )
+        return lambda app, settings, context, of, between: serves[of.role](app, settings, context, of, between)
 
 
 def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:
@@ -170,14 +160,7 @@ def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:
     return app.connections.own
 
 
-def announce(
-    log: Log,
-    settings: Settings,
-    jobs: int,
-    entries: int,
-    limits: Iterable[tuple[str, str]],
-    unserved: Mapping[str, Sequence[str]],
-) -> None:
+def announce(log: Log, settings: Settings, found: Imported) -> None:
     """Log the start line, then one line per capability that the connection lacks and per declared queue that no worker
     serves, and warnings about the setup."""
     work, connection = settings.work, settings.connection(settings.work.connection)
@@ -190,28 +173,28 @@ def announce(
         url=mask_url(connection.url or ""),
         queues=None if only else ",".join(work.queues),
         workers=work.workers,
-        jobs=jobs,
-        schedule=(entries or None) if work.runs_schedule else None,
+        jobs=found.jobs,
+        schedule=(found.entries or None) if work.runs_schedule else None,
     )
-    for what, meaning in limits:
+    for what, meaning in found.limits.items():
         log.info("connection.unsupported", connection=connection.name, what=what, meaning=meaning)
-    for queue, names in unserved.items():
+    for queue, names in found.unserved.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)
-    url = connection.url or ""
+    hint, url = "", connection.url or ""
     if "ssl_cert_reqs=none" in url:
         hint = "the server's certificate is not verified: use ssl_ca_certs instead of ssl_cert_reqs=none"
-        log.warning("redis.unverified", url=mask_url(url), hint=hint)
     elif re.search("ssl_check_hostname=(false|no|0)", url, re.IGNORECASE):
         hint = "any certificate of the CA is accepted, for any host: remove ssl_check_hostname=false"
+    if hint:
         log.warning("redis.unverified", url=mask_url(url), hint=hint)
     if os.geteuid() == 0:
         hint = "set a user: user= in supervisord, User= in systemd, USER in a Dockerfile"
         log.line("info" if proc.in_container() else "warning", "master.is_root", {"hint": hint})
-    if only and not entries:
+    if only and not found.entries:
         hint = "declare entries with app.schedule(...) or in [schedule.entries.NAME], then send HUP or run `qd restart`"
         log.warning("schedule.empty", app=settings.app, hint=hint)
-    if not jobs and not entries and not only:
+    if not found.jobs and not found.entries and not only:
         hint = "declare jobs with @app.job, or name their modules in imports"
         log.warning("app.no_jobs", app=settings.app, hint=hint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +23,7 @@ from qd.master.code import Assignment, ChildContext
 from qd.master.master import Emptiness
 from qd.master.state import AGAIN
 from qd.process import fork, signals
-from qd.process.channels import MessageReceiver, OrderPipe, Restart
+from qd.process.channels import Imported, MessageReceiver, OrderPipe, Restart
 from qd.process.exit_codes import Exit, StopReason, describe_status, of_program
 from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
 from qd.worker import boot, queues, template
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from qd.app import Qd
     from qd.config.settings import Settings
 
-
 T = TypeVar("T")
 Load = Callable[[dict[str, object] | None], "Settings"]
-Announce = Callable[[Log, "Settings", int, int, Iterable[tuple[str, str]], Mapping[str, Sequence[str]]], None]
+Announce = Callable[[Log, "Settings", Imported], None]
 
 
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
@@ -50,8 +49,9 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
         return int(app)
     if not template.may_start(app, log):
         return int(Exit.CONFIG)
-    limits = gaps_of(app.settings, app.settings.work.connection, app.connections.own)
-    announce(log, app.settings, len(app._registry.names()), 0, limits.items(), queues.unserved(app, app.settings))
+    limits = dict[str, str](gaps_of(app.settings, app.settings.work.connection, app.connections.own).items())
+    unserved, jobs = queues.unserved(app, app.settings), len(app._registry.names())
+    announce(log, app.settings, Imported(0, jobs, 0, unserved, limits, settings="", preload=False, warnings=[]))
     board.set_header(H.FORKED_AT, began)
     context = ChildContext(board, receiver.sender, token, os.getpid(), log)
     slot = board.slot(0)

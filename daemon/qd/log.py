@@ -20,7 +20,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from qd.process.descriptors import identity
 from qd.redaction import redact
@@ -32,8 +32,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # needs no quotes: contains no space, "=" or quote
 
 
-class Write(Protocol):
-    def __call__(self, line: bytes, /) -> None: ...
+Write = Callable[[bytes], None]
 
 
 def to_stderr(line: bytes) -> None:
@@ -128,8 +127,7 @@ class Log:
         self.tune(format, level)
 
     def tune(self, format: str, level: str) -> None:
-        self.format, self.level = format, level
-        self.least = LEVELS[level]
+        self.format, self.level, self.least = format, level, LEVELS[level]
         self.informs = self.least <= 20  # for hot paths: check before building fields
         self.debugs = self.least <= 10
 
@@ -167,10 +165,8 @@ def as_text(at: float, level: str, role: str, event: str, fields: Mapping[str, o
     parts = [f"{key}={quoted(value)}" for key, value in fields.items() if value is not None and key != "trace"]
     moment = f"{clock}.{int(at * 1000) % 1000:03d}{offset}"
     line = " ".join([moment, level.upper().ljust(5), f"{role}[{os.getpid()}]", event, *parts]) + "\n"
-    trace = fields.get("trace")
-    return line + (
-        "".join(f"    {escaped(row.expandtabs())}\n" for row in str(trace).rstrip().splitlines()) if trace else ""
-    )
+    trace = str(fields.get("trace") or "").rstrip().splitlines()
+    return line + "".join(f"    {escaped(row.expandtabs())}\n" for row in trace)
 
 
 def as_json(at: float, level: str, role: str, event: str, fields: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from qd import Qd, config
 from qd.cli import init_files
-from qd.config.table import SECTIONS
+from qd.config.settings import SECTIONS
 from qd.drivers.connections import gaps_of
 from qd.options.drivers import DRIVERS
 from qd.options.tables import WORK

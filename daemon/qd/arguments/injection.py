@@ -125,8 +125,8 @@ class KeyedModels:
             self._kinds[serializer.name(hint)] = (serializer, hint)
             return Serialized
         if get_origin(hint) is Annotated:
-            inner = self.replaced(first := get_args(hint)[0])
-            return hint if inner is first else inner
+            inner = self.replaced(bare(hint))
+            return hint if inner is bare(hint) else inner
         changed = with_parts(hint, self.replaced)
         self._in_dict |= changed is not hint and get_origin(hint) in (dict, Mapping)
         return changed
@@ -219,17 +219,13 @@ class CallValues:
                 error.add_note(f"then closing the provided values raised {type(second).__name__}: {second}")
 
 
-class Forgets(Protocol):
-    def forget(self) -> None: ...
-
-
 class Known:
     """The providers and serializers of an app. Signatures that have cached their types forget them when one is added."""
 
     def __init__(self) -> None:
         self.providers: dict[Any, Provider] = {}
         self.serializers: list[Serializer] = []
-        self.readers: list[Forgets] = []
+        self.on_change: list[Callable[[], None]] = []
 
     def __bool__(self) -> bool:
         return bool(self.providers or self.serializers)
@@ -247,8 +243,8 @@ class Known:
         self._changed()
 
     def _changed(self) -> None:
-        for reader in self.readers:
-            reader.forget()
+        for forget in self.on_change:
+            forget()
 
     def provides(self, hint: Any) -> bool:
         try:
@@ -288,10 +284,8 @@ class Extras:
         """Raises NoProvider."""
         for name, kind in self.filled.items():
             if not self._known.provides(kind):
-                raise NoProvider(
-                    f"{self._title}: nothing provides its parameter '{name}': call app.provide({named(kind)}, ...) in a "
-                    "module that the worker imports"
-                )
+                way = f"call app.provide({named(kind)}, ...) in a module that the worker imports"
+                raise NoProvider(f"{self._title}: nothing provides its parameter '{name}': {way}")
         return partial(self.call, target, fields)
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:

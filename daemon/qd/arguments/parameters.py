@@ -70,10 +70,8 @@ def parameters_of(function: Callable[..., object], skip: int = 0) -> tuple[list[
     for found in list(_inspected(function).parameters.values())[skip:]:
         if found.kind in (found.VAR_POSITIONAL, found.POSITIONAL_ONLY):
             star = "*" if found.kind is found.VAR_POSITIONAL else ""
-            raise DeclarationError(
-                f"{title_of(function)} cannot be a job: arguments are sent by name, and its parameter "
-                f"'{star}{found.name}' cannot be passed by name"
-            )
+            why = f"arguments are sent by name, and its parameter '{star}{found.name}' cannot be passed by name"
+            raise DeclarationError(f"{title_of(function)} cannot be a job: {why}")
         required, positional = found.default is found.empty, found.kind is found.POSITIONAL_OR_KEYWORD
         default = ABSENT if required else found.default
         made = Parameter(found.name, required, positional, found.annotation, scope, default)
@@ -111,15 +109,13 @@ def fields_of(cls: type) -> list[Parameter]:
     made = []
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         if field._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]
-            raise DeclarationError(
-                f"'{name}' of {cls.__qualname__} is an InitVar, whose value is not kept and cannot be sent: make it a field"
-            )
+            why = "is an InitVar, whose value is not kept and cannot be sent: make it a field"
+            raise DeclarationError(f"'{name}' of {cls.__qualname__} {why}")
     for field in dataclasses.fields(cls):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        default = ABSENT if field.default is dataclasses.MISSING else field.default
         if field.init:
-            scope = _scope(cls, field.name)
+            default = ABSENT if field.default is dataclasses.MISSING else field.default
             factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
+            required, scope = default is ABSENT and factory is None, _scope(cls, field.name)
             made.append(Parameter(field.name, required, not field.kw_only, field.type, scope, default, factory))
     return made
 
@@ -133,10 +129,8 @@ def object_fields(cls: type) -> dict[str, Parameter]:
         return {field.name: field for field in fields_of(cls)}
     if hasattr(cls, "__attrs_attrs__"):
         return _of_attrs(cls)
-    raise DeclarationError(
-        f"{named(cls)} cannot be sent: make it a dataclass, a msgspec.Struct or an "
-        "attrs class, whose fields are the arguments"
-    )
+    way = "make it a dataclass, a msgspec.Struct or an attrs class, whose fields are the arguments"
+    raise DeclarationError(f"{named(cls)} cannot be sent: {way}")
 
 
 def _of_struct(cls: Any) -> list[Parameter]:
@@ -144,11 +138,9 @@ def _of_struct(cls: Any) -> list[Parameter]:
     padded = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + tuple(defaults)
     made = []
     for name, default in zip(names, padded, strict=True):
-        required, factory = default is msgspec.NODEFAULT, None
-        if type(default).__name__ == "Factory":
-            factory = default.factory
-        if required or factory is not None:
-            default = ABSENT
+        required = default is msgspec.NODEFAULT
+        factory = default.factory if type(default).__name__ == "Factory" else None
+        default = ABSENT if required or factory is not None else default
         hint = next((found[name] for base in cls.__mro__ if name in (found := _annotations(base))), Any)
         made.append(Parameter(name, required, False, hint, _scope(cls, name), default, factory))
     return made
@@ -160,9 +152,8 @@ def _of_attrs(cls: Any) -> dict[str, Parameter]:
         required = type(field.default).__name__ in ("_Nothing", "NothingType")
         default = ABSENT if required or hasattr(field.default, "factory") else field.default
         if field.init:
-            scope, factory = _scope(cls, field.name), getattr(field.default, "factory", None)
-            if getattr(field.default, "takes_self", False):
-                factory = None  # it needs the object
+            needs_object = getattr(field.default, "takes_self", False)
+            scope, factory = _scope(cls, field.name), None if needs_object else getattr(field.default, "factory", None)
             made[field.name] = Parameter(field.alias, required, False, field.type, scope, default, factory)
     return made
 

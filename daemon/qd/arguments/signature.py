@@ -125,13 +125,11 @@ def _decimal(value: Decimal) -> str:
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return str(value)  # NaN, infinity
-    places = list(digits)
-    while len(places) > 1 and places[-1] == 0:
-        places.pop()
-        exponent += 1
-    if places == [0]:
+    places = "".join(map(str, digits)).rstrip("0")
+    if not places:
         return "0"
-    short = Decimal((sign, tuple(places), exponent))
+    exponent += len(digits) - len(places)
+    short = Decimal((sign, tuple(map(int, places)), exponent))
     return format(short, "f") if abs(exponent) + len(places) < _LONGEST else str(short)
 
 
@@ -150,7 +148,7 @@ class Signature:
         self.rest = rest  # **kwargs
         self._declared = tuple(parameters)
         self._known = known if known is not None else Known()
-        self._known.readers.append(self)
+        self._known.on_change.append(self.forget)
         self.forget()
 
     def forget(self) -> None:
@@ -174,7 +172,10 @@ class Signature:
         known, filled, keyed = self._known, {}, {}
         for parameter in self._declared:
             if parameter.default is PROVIDED or known:
-                hint = self._type_of(parameter)
+                try:
+                    hint = type_of(parameter)
+                except Exception as error:
+                    raise self._unusable(parameter, error) from None
                 if parameter.default is PROVIDED or known.provides(bare(hint)):
                     filled[parameter.name] = bare(hint)
                 elif (found := known.keyed_models(hint)) is not None:
@@ -183,8 +184,6 @@ class Signature:
             self.extras = Extras(self.title, known, filled, keyed)
             self._set_parameters([parameter for parameter in self._declared if parameter.name not in filled])
         self._settled = True  # last: another thread may run this too
-
-    # -- in the producer
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """The arguments by name, without defaults. Raises ArgumentError naming the parameter."""
@@ -253,8 +252,6 @@ class Signature:
         models = None if self.extras is None else self.extras.keyed.get(name)
         return why(error) if models is None else models.explain(why(error), arrived)
 
-    # -- in the worker
-
     def decode(self, data: bytes) -> dict[str, object]:
         """The arguments in `data` as the declared types, without defaults.
 
@@ -292,11 +289,8 @@ class Signature:
                 found = self._fast().decode(data)
             except Exception:  # a dataclass of the user may raise anything
                 return self._decode_repaired(data)  # repairs the data or finds the error
-            return {
-                name: value
-                for name, slot in self._slots.items()
-                if (value := getattr(found, slot)) is not msgspec.UNSET
-            }
+            values = {name: getattr(found, slot) for name, slot in self._slots.items()}
+            return {name: value for name, value in values.items() if value is not msgspec.UNSET}
         return self._decode_repaired(data)
 
     def _decode_repaired(self, data: bytes) -> dict[str, object]:
@@ -343,8 +337,6 @@ class Signature:
             # The first error is about the value that was sent; this one is about the repaired value.
             reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
             raise WrongType(f"{self.title}: argument {_short(name)} is of the wrong type: {reason}") from None
-
-    # -- types
 
     def resolve(self) -> None:
         """Evaluate the types now. Raises DeclarationError naming the parameter."""
@@ -398,15 +390,8 @@ class Signature:
     def _looked_up(self, parameter: Parameter) -> Any:
         """Its type in the payload."""
         models = None if self.extras is None else self.extras.keyed.get(parameter.name)
-        hint = self._type_of(parameter) if models is None else models.wire
         try:
-            return usable(hint)
-        except Exception as error:
-            raise self._unusable(parameter, error) from None
-
-    def _type_of(self, parameter: Parameter) -> Any:
-        try:
-            return type_of(parameter)
+            return usable(type_of(parameter) if models is None else models.wire)
         except Exception as error:
             raise self._unusable(parameter, error) from None
 
@@ -415,13 +400,10 @@ class Signature:
         if isinstance(error, NameError):
             reason += " (import it outside `if TYPE_CHECKING:`)"
         elif (union := _UNION.search(str(error))) is not None:
-            reason = (
-                f"JSON cannot tell the types of {union[1]} apart; declare one of them, tagged msgspec structs, or pydantic "
-                "models with a discriminator"
-            )
-        return DeclarationError(
-            f"the type of the parameter '{parameter.name}' of {self.title} cannot be used: {reason}"
-        )
+            ways = "one of them, tagged msgspec structs, or pydantic models with a discriminator"
+            reason = f"JSON cannot tell the types of {union[1]} apart; declare {ways}"
+        what = f"the type of the parameter '{parameter.name}' of {self.title}"
+        return DeclarationError(f"{what} cannot be used: {reason}")
 
 
 def usable(hint: Any) -> Any:
@@ -476,12 +458,8 @@ class Pattern:
     def _filled(self, data: bytes, text: Callable[[str, Any], str]) -> str:
         found = decode_value(data) if self.names else None
         given = found if isinstance(found, dict) else {}
-        return "".join(
-            [
-                piece + ("" if name is None else text(name, given[name] if name in given else self._default(name)))
-                for piece, name in self._pieces
-            ]
-        )
+        values = {name: text(name, given[name] if name in given else self._default(name)) for name in self.names}
+        return "".join([piece + ("" if name is None else values[name]) for piece, name in self._pieces])
 
     def _default(self, name: str) -> Any:
         """The default as it would be sent."""
@@ -500,12 +478,11 @@ class Pattern:
 def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]]:
     """Each piece of text with the name that follows it. Raises DeclarationError for braces that are not {name}."""
     try:
-        found = [(piece, name, spec, conversion) for piece, name, spec, conversion in Formatter().parse(text)]
+        found = list(Formatter().parse(text))
     except ValueError as error:
         raise DeclarationError(f"option {option} of {title}: {text!r}: {error}") from None
     for _, name, spec, conversion in found:
         if name is not None and (spec or conversion or not name.isidentifier()):
-            raise DeclarationError(
-                f"option {option} of {title}: {text!r} has more than a name in braces (write 'order:{{order_id}}')"
-            )
+            way = "write 'order:{order_id}'"
+            raise DeclarationError(f"option {option} of {title}: {text!r} has more than a name in braces ({way})")
     return [(piece, name) for piece, name, _, _ in found]

@@ -228,9 +228,8 @@ def _of_union(value: Any, union: types.UnionType) -> Any:
 def _integer(value: float) -> int:
     number = int(Decimal(repr(value)))  # not int(value): 1e23 is 10^23 here, not the binary number next to it
     if abs(number) >= _CUT_FROM and len(str(abs(number)).rstrip("0")) > _SURE:
-        raise msgspec.ValidationError(
-            "Expected `int`, got one whose last digits a PHP worker may have cut off (send such numbers as strings)"
-        )
+        why = "whose last digits a PHP worker may have cut off (send such numbers as strings)"
+        raise msgspec.ValidationError(f"Expected `int`, got one {why}")
     return number
 
 
@@ -431,8 +430,8 @@ EXTRA = "__pydantic_extra__"  # undeclared fields of a model
 
 def field_names(kind: Any) -> Sequence[str] | None:
     """The fields of a Struct, dataclass, attrs class, pydantic model or NamedTuple; None for other classes."""
-    if (found := getattr(kind, "__struct_fields__", None)) is not None:
-        return found  # type: ignore[no-any-return]
+    if hasattr(kind, "__struct_fields__"):
+        return kind.__struct_fields__  # type: ignore[no-any-return]
     if (found := getattr(kind, "__dataclass_fields__", None)) is not None:
         return [name for name, field in found.items() if field._field_type is _FIELD]
     if (found := getattr(kind, "__attrs_attrs__", None)) is not None:

@@ -12,8 +12,7 @@ import click
 from qd import config as configuration
 from qd.cli import context, output
 from qd.cli.init import init
-from qd.config import table
-from qd.config.settings import Settings
+from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
@@ -25,9 +24,6 @@ __all__ = ["config", "init"]
 @click.group("config")
 def config() -> None:
     """Show the configuration with its origins, or check it."""
-
-
-# --- qd config show --------------------------------------------------------------------------------------------------
 
 
 @config.command("show")
@@ -54,17 +50,16 @@ def show(pool: str | None) -> None:
 
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     """(dotted key, its option, the value without secrets), in the order of the file."""
-    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", table.QD, found)]
-    sections += [(f"connections.{name}", table.CONNECTION, held) for name, held in found.connections.items()]
-    sections += [("worker", WORK, found.work), ("laravel", table.LARAVEL, found.laravel)]
-    sections += [("failed", table.FAILED, found.failed), ("signing", table.SIGNING, found.signing)]
-    sections += [("schedule", table.SCHEDULE, found.schedule)]
+    sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
+    sections += [(f"connections.{name}", CONNECTION, held) for name, held in found.connections.items()]
+    sections += [("worker", WORK, found.work)]
+    sections += [(name, SECTIONS[name], getattr(found, name)) for name in ("laravel", "failed", "signing", "schedule")]
     for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
                 yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
     for entry in found.schedule.entries:
-        for option in table.ENTRY.values():
+        for option in ENTRY.values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
                 yield name, option, getattr(entry, option.name)
 
@@ -80,9 +75,6 @@ def _shown(option: Option, value: Any) -> Any:
     if option.kind in ("url", "database") and value:
         return mask_url(value)
     return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
-
-
-# --- qd config check -------------------------------------------------------------------------------------------------
 
 
 @config.command("check")

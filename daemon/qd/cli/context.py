@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from qd.drivers.base import Connector, Factory
     from qd.store.base import KeyspaceStore
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -71,14 +70,19 @@ def _shared(*names: str, **more: Any) -> Callable[[F], F]:
 
 def options(function: F) -> F:
     """Decorator: the options that every command takes. Read them with `given()`."""
-    add = (
-        _shared("--json", "json", is_flag=True, default=False, help="Print one JSON document, for programs."),
-        _shared("-c", "--connection", metavar="NAME", help="Use this connection.  [default: `default` of [qd]]"),
-        _shared("--config", metavar="PATH", help="Read this file.  [QD_CONFIG, ./qd.toml, ./pyproject.toml]"),
+    return decorated(
+        function,
         _shared("--app", metavar="MODULE:ATTR", help="The app that declares the jobs.  [QD_APP, `app` of [qd]]"),
+        _shared("--config", metavar="PATH", help="Read this file.  [QD_CONFIG, ./qd.toml, ./pyproject.toml]"),
+        _shared("-c", "--connection", metavar="NAME", help="Use this connection.  [default: `default` of [qd]]"),
+        _shared("--json", "json", is_flag=True, default=False, help="Print one JSON document, for programs."),
     )
-    for decorator in add:
-        function = decorator(function)
+
+
+def decorated(function: F, *decorators: Callable[[Any], Any]) -> F:
+    """The first decorator is the outermost: the order of --help."""
+    for add in reversed(decorators):
+        function = add(function)
     return function
 
 
@@ -204,10 +208,8 @@ def with_providers(found: Settings) -> None:
     if not provider:
         return
     if not found.app:
-        raise ConfigError(
-            f"the app declares the credentials '{provider}' of a connection, and no app is named: give --app MODULE:ATTR, "
-            f"set QD_APP or write app = below [qd]{found.unfound}"
-        )
+        ways = f"give --app MODULE:ATTR, set QD_APP or write app = below [qd]{found.unfound}"
+        raise ConfigError(f"the app declares the credentials '{provider}' of a connection, and no app is named: {ways}")
     app_of(found)
     given().has_app = True
 
@@ -226,12 +228,9 @@ def own_drivers(found: Settings, name: str) -> Mapping[str, Factory]:
 def app() -> Qd:
     """The app with its jobs. Raises ConfigError if none is named, or it does not import."""
     configured = loaded()
-    found = app_if_named(configured)
-    if found is None:
-        raise ConfigError(
-            "no app is named: give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or run `qd init`"
-            + configured.unfound
-        )
+    if (found := app_if_named(configured)) is None:
+        ways = "give --app MODULE:ATTR, set QD_APP, write app = below [qd] in qd.toml, or run `qd init`"
+        raise ConfigError(f"no app is named: {ways}{configured.unfound}")
     return found
 
 
@@ -267,16 +266,12 @@ def _user_code(problem: str) -> Iterator[None]:
     except QdError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{problem}: {_described(error)}") from error
+        from qd.worker.template import user_line
 
-
-def _described(error: BaseException) -> str:
-    """The error, and the line of user code that raised it."""
-    if isinstance(error, SyntaxError) and error.filename:  # its file has no frame yet
-        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
-    from qd.worker.template import user_line
-
-    return f"{type(error).__name__}: {error}{user_line(error)}"
+        what = f"{error}{user_line(error)}"
+        if isinstance(error, SyntaxError) and error.filename:  # its file has no frame yet
+            what = f"{error.msg} ({error.filename}:{error.lineno})"
+        raise ConfigError(f"{problem}: {type(error).__name__}: {what}") from error
 
 
 def pool_names() -> list[str]:

@@ -10,31 +10,23 @@ import re
 import time
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from qd.cli import context, output
 from qd.cli.output import LONGEST, but, by_whom, local_time
+from qd.config.settings import Settings
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.store import controls, masters
-
-if TYPE_CHECKING:
-    from qd.config.settings import Settings
-    from qd.store.base import Store
-
+from qd.store.base import Store
 
 POLL = 0.1  # seconds between two checks of --wait
-FETCHED = (
-    0.1  # seconds after a pause; later than 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
-)
+FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
-
-
-# -- restart
 
 
 class ControlReply(NamedTuple):
@@ -123,14 +115,14 @@ def matched(
 def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> None:
     if not answers:
         output.say("no master reports, so there is none to wait for")
+    within = output.duration(seconds)
     for was, back, after in answers:
+        text = f"not back within {within}, pid was {was.pid}"
         if back is not None:
-            output.say(f"{was.title}: {replaced(was, back, output.duration(after))}")
+            text = replaced(was, back, output.duration(after))
         elif rolling:
-            why = "see `master.reload_refused` in its log"
-            output.say(f"{was.title}: not replaced within {output.duration(seconds)}, pid {was.pid}; {why}")
-        else:
-            output.say(f"{was.title}: not back within {output.duration(seconds)}, pid was {was.pid}")
+            text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
+        output.say(f"{was.title}: {text}")
 
 
 def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
@@ -166,9 +158,6 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
     ]
 
 
-# -- pause and resume
-
-
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 @click.option("--for", "seconds", type=context.SPAN, metavar="TIME", help="Resume automatically after this long.")
@@ -192,7 +181,11 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
             note = controls.pause(store, name, by=context.operator(), reason=reason, seconds=seconds)
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if has_laravel(found):
-            pause_laravel(found, place, queues, seconds)
+            there = cache(found)
+            for name in queues:
+                controls.laravel_pause(there, place, name, seconds)
+            if not queues:
+                controls.pause_all(there, seconds)
     time.sleep(FETCHED)
     if context.given().json:
         return output.document({"paused": notes})
@@ -248,14 +241,6 @@ def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     if not queues and not known and not has_laravel(found):
         raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
-
-
-def pause_laravel(found: Settings, place: str, queues: tuple[str, ...], seconds: float | None) -> None:
-    store = cache(found)
-    for name in queues:
-        controls.laravel_pause(store, place, name, seconds)
-    if not queues:
-        controls.pause_all(store, seconds)
 
 
 def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
@@ -319,8 +304,7 @@ END = context.Parsed(end_of)
 
 def of_day(text: str, now: float) -> float:
     """The next time at which a clock here shows `text`."""
-    today = datetime.fromtimestamp(now)
-    at = datetime.fromisoformat(f"{today:%Y-%m-%d} {text}")
+    at = datetime.fromisoformat(f"{datetime.fromtimestamp(now):%Y-%m-%d} {text}")
     return (at if at.timestamp() > now else at + timedelta(days=1)).timestamp()
 
 
@@ -361,10 +345,8 @@ def up() -> None:
     if context.given().json:
         return output.document({"was_down": None if was is None else asdict(was)})
     output.say("maintenance mode is off" if was else "maintenance mode was not on")
-    held = {
-        f"{m.laravel_down} on {m.host}" for m in masters.masters(store) if m.laravel_down and not m.silent(store.now())
-    }
-    for what in sorted(held):
+    reports = [each for each in masters.masters(store) if each.laravel_down and not each.silent(store.now())]
+    for what in sorted({f"{master.laravel_down} on {master.host}" for master in reports}):
         output.note(f"Laravel's own still holds ({what}): `php artisan up` ends it")
 
 
@@ -395,13 +377,13 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
         except ValueError as error:
             raise click.UsageError(f"--allow: {error}") from None
     if len(names) > MAX_OPEN_QUEUES:
-        raise click.UsageError(
-            f"--allow names {len(names)} queues, at most {MAX_OPEN_QUEUES}: `qd pause` the others instead"
-        )
-    known = {queue for place in found.connections for queue in context.queues_named(found, place)} if names else set()
-    if names:
-        reported = masters.queues_of(masters.masters(context.store(found, found.control)))
-        known |= {queue for queues in reported.values() for queue in queues}
+        way = "`qd pause` the others instead"
+        raise click.UsageError(f"--allow names {len(names)} queues, at most {MAX_OPEN_QUEUES}: {way}")
+    if not names:
+        return ()
+    known = {queue for place in found.connections for queue in context.queues_named(found, place)}
+    reported = masters.queues_of(masters.masters(context.store(found, found.control)))
+    known.update(*reported.values())
     for name in names:
         if known and name not in known:
             output.note(f"no worker is known to serve '{name}'{did_you_mean(name, known)}")

@@ -179,9 +179,8 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     if line.paused:
         return Untaken("", "it is paused", f"`qd resume {line.name}`")
     if shut(line, state):
-        if state.down:
-            return Untaken("", "maintenance mode", "`qd up`")
-        return Untaken("", "Laravel's maintenance mode", "`php artisan up`")
+        which = ("maintenance mode", "`qd up`") if state.down else ("Laravel's maintenance mode", "`php artisan up`")
+        return Untaken("", *which)
     serving = [m for m in living(state) if serves(m, line)]
     # Stuck: no worker that is free took anything. A queue whose workers are all busy is behind, not stuck.
     moments = [m.stuck.get(line.name) for m in serving if works(m) and not busy(m)]
@@ -280,7 +279,5 @@ def over(line: QueueLine, limits: HealthThresholds, state: State) -> Iterator[Re
         what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
         yield Reason("max-ready", what, queue=line.name)
     if limits.max_age is not None and age is not None and age > limits.max_age:
-        what = (
-            f"queue '{line.name}': its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
-        )
-        yield Reason("max-age", f"{what}{rest}", queue=line.name)
+        what = f"its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        yield Reason("max-age", f"queue '{line.name}': {what}{rest}", queue=line.name)

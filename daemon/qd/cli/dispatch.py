@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from qd.jobs.job import Call
     from qd.jobs.registry import Declared
 
-
 CHUNK = 1000  # jobs per round trip
-
-
-# -- arguments
 
 
 def given_data(words: tuple[str, ...], data: str | None) -> object:
@@ -59,10 +55,7 @@ def typed(declared: Declared, texts: Mapping[str, str]) -> bytes:
     """The JSON of KEY=VALUE words: a value is JSON if its parameter's type accepts that, else text."""
     takes, pairs = declared.signature.takes, list[bytes]()
     for key, text in texts.items():
-        as_text, as_json = (
-            encoded(text),
-            text.encode("utf-8", "surrogateescape"),
-        )  # unchanged: a Decimal keeps its digits
+        as_text, as_json = encoded(text), text.encode("utf-8", "surrogateescape")  # a Decimal keeps its digits
         is_text = value_of(text) == text or (not takes(key, as_json) and takes(key, as_text))
         pairs.append(encoded(key) + b":" + (as_text if is_text else as_json))
     return b"{%b}" % b",".join(pairs)
@@ -82,9 +75,6 @@ def _no_constant(word: str) -> object:
 
 def encoded(data: object) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-
-
-# -- dispatch
 
 
 @click.command()
@@ -121,11 +111,10 @@ def dispatch(
     if context.given().json:
         output.document({"name": name, **asdict(result)})
     else:
-        ids, skipped = result.ids, result.skipped
-        if ids:
+        if ids := result.ids:
             later = f", due in {output.duration(delay)}" if delay else ""
             output.say(f"sent {name} {ids[0] if len(ids) == 1 else f'{len(ids)} times'} to {result.queue}{later}")
-        if skipped:
+        if skipped := result.skipped:
             often, there = f" {skipped} times" if skipped > 1 else "", ", ".join(result.held_by)
             output.say(f"not sent{often}: {name} {there} waits or runs already (the job is unique)")
     return 0 if result.ids else 1
@@ -195,9 +184,6 @@ def by_name(name: str, data: object, sending: dict[str, Any], count: int) -> Res
     return Result(place.name, [place.push(name, data, delay=sending.get("delay")).id for _ in range(count)])
 
 
-# -- run
-
-
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE...]")
@@ -240,9 +226,6 @@ def plain(result: object) -> Any:
         return repr(result)
 
 
-# -- declared
-
-
 @click.command()
 @context.options
 def declared() -> None:
@@ -250,11 +233,8 @@ def declared() -> None:
     registry = app()._registry
     jobs = [found for name in registry.names() if (found := registry.get(name))]
     if context.given().json:
-        listed = [
-            {"name": job.name, "async": job.is_async, "options": options_of(job), "declared_at": job.where}
-            for job in jobs
-        ]
-        return output.document({"jobs": listed})
+        facts = ((job, {"name": job.name, "async": job.is_async, "options": options_of(job)}) for job in jobs)
+        return output.document({"jobs": [{**own, "declared_at": job.where} for job, own in facts]})
     if not jobs:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
     rows = list[tuple[str, ...]]()
@@ -275,9 +255,6 @@ def options_of(job: Declared) -> dict[str, Any]:
     if "middleware" in options:
         options["middleware"] = [title_of(stage) for stage in options["middleware"]]
     return options
-
-
-# -- clear
 
 
 @click.command()

@@ -5,7 +5,7 @@ and this host: one line for each, with a fix if something is wrong. Changes noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,8 +14,10 @@ import click
 
 from qd.cli import context, output
 from qd.cli.checks import Finding, fail, fleet, ok, project, queues, servers, supervisors, warn
+from qd.cli.checks.project import Project
 from qd.cli.diagnosis import way_out
 from qd.cli.state import refusal
+from qd.config.settings import Settings
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
 from qd.drivers.connections import gaps_of, server_warnings
@@ -23,25 +25,21 @@ from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
 from qd.process.exit_codes import Exit
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
-    from qd.cli.checks.project import Project
-    from qd.config.settings import Settings
     from qd.drivers.database.keyspace import DatabaseKeyspace
-    from qd.store.base import KeyspaceStore
-
 
 AT_START = "`qd work` exits with 78 until then"
 PATIENCE = 2.0  # seconds for a connection, and for each reply
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FILE = click.Path(path_type=Path)
+OF_SUPERVISORD = "Check this file of supervisord.  [the usual places]"
 
 
 @click.command("doctor")
 @click.option("--strict", is_flag=True, help="Exit 1 if there are warnings, too.")
-@click.option(
-    "--supervisord", "program", type=FILE, metavar="PATH", help="Check this file of supervisord.  [the usual places]"
-)
+@click.option("--supervisord", "program", type=FILE, metavar="PATH", help=OF_SUPERVISORD)
 @click.option("--unit", type=FILE, metavar="PATH", help="Check this unit file of systemd.")
 @context.options
 def command(strict: bool, program: Path | None, unit: Path | None) -> int:
@@ -142,7 +140,12 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     served = [each.work.queues for each in found.pools.values() if each.work.connection == name]
     worked = list(dict.fromkeys(chain(*served, *(master.queues for master in masters))))
     if borrows(name, settings):
-        yield from check_broker(name, settings, worked)
+        try:
+            for hint in server_warnings(settings, name, worked):  # about queues that it does not create itself (SQS)
+                way = "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
+                yield warn(f"{name}.queues", hint, way)
+        except ConfigError as error:
+            yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
     why = "" if borrows(name, settings) else refusal(store, worked)
     if why and "READONLY" not in why:  # a replica is reported by its role
         yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
@@ -175,22 +178,9 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
         yield from servers.check_server(space, name)
 
 
-def check_broker(name: str, settings: Settings, queues: Sequence[str]) -> Iterator[Finding]:
-    """What a broker reports about queues that it does not create itself (SQS)."""
-    try:
-        for hint in server_warnings(settings, name, queues):
-            way = "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
-            yield warn(f"{name}.queues", hint, way)
-    except ConfigError as error:
-        yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
-
-
 def borrows(name: str, settings: Settings) -> bool:
     """Whether it only keeps jobs, and its other data is on the control connection."""
     return settings.connections[name].driver not in WITH_KEYSPACE
-
-
-# -- output
 
 
 def say(finding: Finding) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from qd.cli.diagnosis import HealthThresholds, Reason
     from qd.cli.state import State
 
-
 LOST = 30.0  # seconds without its keeper; a master replaces a silent keeper long before
 PATIENCE = 2.0  # seconds for a connection, and for each reply
+NO_LIMITS = {"max_ready": None, "max_age": None, "expect": None, "allow_none": False}  # of the options
 AT_MOST = 8  # seconds in all; a name server may hang, or an app that names the url
 
 
@@ -65,37 +65,25 @@ def dead(masters: list[Live], pool: str | None) -> Iterator[str]:
 @click.option("--live", is_flag=True, help="Check only the masters of this host or container, without any server.")
 @click.option("--pool", metavar="NAME", help="With --live: check only the masters of this pool.")
 @context.options
-def command(
-    queues: tuple[str, ...],
-    max_ready: int | None,
-    max_age: float | None,
-    expect: int | None,
-    allow_none: bool,
-    live: bool,
-    pool: str | None,
-) -> int:
+def command(queues: tuple[str, ...], live: bool, pool: str | None, **limits: Any) -> int:
     """Check that masters and queues are healthy.
 
     Exit 0, or 1 with one reason per line. Fails without a master, unless --allow-none. With names, only these queues are
     checked; without, all that exist on the server, that masters work on, or that the configuration names.
     """
     if live:
-        if queues or (max_ready, max_age, expect, allow_none) != (None, None, None, False):
+        if queues or limits != NO_LIMITS:
             raise click.UsageError("--live queries no server: it takes no queues and no other option but --pool")
         return live_here(pool)
     if pool is not None:
         raise click.UsageError("--pool goes with --live; without it name queues")
-    if allow_none and expect is not None:
+    if limits["allow_none"] and limits["expect"] is not None:
         raise click.UsageError("--expect and --allow-none contradict each other: use one of them")
     from qd.cli.diagnosis import HealthThresholds
 
-    with context.ended_within(
-        AT_MOST, f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
-    ):
-        return of_fleet(queues, HealthThresholds(max_ready, max_age, expect, allow_none))
-
-
-# -- the fleet, from the server's data
+    why = f"no answer within {AT_MOST} s: the server, its name, or the app's import hangs"
+    with context.ended_within(AT_MOST, why):
+        return of_fleet(queues, HealthThresholds(**limits))
 
 
 def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from qd import __version__
 from qd.cli import context, init_files, output
-from qd.config import table
 from qd.config.file import PYPROJECT, find
-from qd.config.settings import Settings
+from qd.config.settings import CONNECTION, Settings, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
 
 NEXT = """\
@@ -26,7 +25,7 @@ wrote qd.toml and jobs.py. Next:
 
 
 @click.command("init")
-@click.argument("target", required=False, type=click.Choice(["supervisord", "systemd", "docker", "k8s"]))
+@click.argument("target", required=False, type=click.Choice(list(init_files.PRINTED)))
 @context.options
 def init(target: str | None) -> None:
     """Write a first qd.toml and jobs.py, or print a deployment file.
@@ -38,22 +37,14 @@ def init(target: str | None) -> None:
         click.echo(NEXT)
         return
     project = _project()
-    printed: dict[str, Callable[[init_files.Project], str]] = {
-        "supervisord": init_files.supervisord,
-        "systemd": init_files.systemd,
-        "docker": init_files.docker,
-        "k8s": init_files.kubernetes,
-    }
-    click.echo(printed[target](project).rstrip("\n"))
+    click.echo(init_files.PRINTED[target](project).rstrip("\n"))
     strange = [pool for pool in project.pools if pool and not init_files.INSTANCE.fullmatch(pool)]
     for pool in strange if target == "systemd" else ():
-        output.note(
-            f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: rename it (letters, digits, : _ . and -)"
-        )
+        way = "rename it (letters, digits, : _ . and -)"
+        output.note(f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: {way}")
     if project.kind == "embedded":
-        output.note(
-            f'qd init {target}: url is "embedded:", a private server; set {project.url_variable} for a shared one'
-        )
+        way = f"set {project.url_variable} for a shared one"
+        output.note(f'qd init {target}: url is "embedded:", a private server; {way}')
 
 
 def _write(files: Mapping[str, str]) -> None:
@@ -66,9 +57,6 @@ def _write(files: Mapping[str, str]) -> None:
     for name, text in files.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
             file.write(text)
-
-
-# --- this folder's project -------------------------------------------------------------------------------------------
 
 
 def _project() -> init_files.Project:
@@ -85,7 +73,7 @@ def _project() -> init_files.Project:
         user=context.user_name(),
         home=Path.home(),
         pools={pool: context.loaded(pool=pool).work.stop_timeout for pool in context.pool_names() or [""]},
-        url_variable=table.environ_name(table.CONNECTION["url"], found.default),
+        url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",

@@ -161,3 +161,6 @@ def kubernetes(project: Project) -> str:
         )
         for pool, stop_timeout in project.pools.items()
     )
+
+
+PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8s": kubernetes}

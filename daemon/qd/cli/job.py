@@ -12,17 +12,17 @@ import click
 from qd.cli import context, output
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
+from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
+from qd.drivers.types import Found, Kept
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
 from qd.store import masters
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.drivers.types import Found, Kept
-    from qd.store.base import KeyspaceStore
 
 T = TypeVar("T")
 Worker = tuple[masters.MasterReport, masters.WorkerReport]
@@ -249,12 +249,10 @@ def record(spot: Found) -> dict[str, Any]:
 def described(seen: JobView) -> dict[str, Any]:
     """For programs; null for what does not apply."""
     spot, kept, found = seen.found, seen.kept, seen.found.payload if seen.found else None
-    worker: dict[str, Any] | None = None
-    failed: dict[str, Any] | None = None
+    worker = failed = None
     if seen.worker is not None:
         master, of_it = seen.worker
-        own = {"pid": of_it.pid, "slot": of_it.slot, "since": of_it.since}
-        worker = {"host": master.host, "pool": master.pool, **own}
+        worker = {**output.fields(master, "host", "pool"), **output.fields(of_it, "pid", "slot", "since")}
     if spot and spot.spot == "failed":  # with the id of the job
         facts = record(spot)
         failed = facts | {"id": seen.id, "record": facts.get("id")}

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from qd.store.controls import Down, Pause
 
-
 LONGEST = 1000  # characters of a reason, which every host reads each second
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
@@ -158,9 +157,8 @@ def width(text: str) -> int:
     """Columns on a terminal: wide letters take two, combining ones none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    wide = [unicodedata.east_asian_width(char) in "WF" for char in text if not unicodedata.combining(char)]
+    return len(wide) + sum(wide)
 
 
 def _wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:

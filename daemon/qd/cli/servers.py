@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from qd.cli import context, output
+from qd.config.settings import ConnectionSettings, Settings
 from qd.drivers import embedded
 from qd.drivers.connections import loaded
-
-if TYPE_CHECKING:
-    from qd.config.settings import ConnectionSettings, Settings
-
 
 MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a database: its library may be missing
 
@@ -28,10 +23,9 @@ def migrate(dry_run: bool) -> int:
 
     Creates qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
     """
-    found: dict[str, list[str]] = {
-        each.name: loaded(MIGRATED)(each, context.given().patience, dry=dry_run)
-        for each in databases(context.settings())
-    }
+    found, patience = dict[str, list[str]](), context.given().patience
+    for each in databases(context.settings()):
+        found[each.name] = loaded(MIGRATED)(each, patience, dry=dry_run)
     if context.given().json:
         output.document({"dry_run": dry_run, "connections": found})
         return 0
@@ -39,7 +33,7 @@ def migrate(dry_run: bool) -> int:
         for line in lines:
             output.say(line if dry_run else f"{name}: {line}")
         if not lines:
-            output.say(f"-- {name}: nothing to do" if dry_run else f"{name}: nothing to do")
+            output.say(f"{'-- ' if dry_run else ''}{name}: nothing to do")
     if not found:
         output.say("no connection is a database: nothing to do")
     return 0

@@ -8,20 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from qd.cli import context
+from qd.config.settings import FailedSettings, Settings
 from qd.drivers.keyspace import keys
+from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.store import controls, masters, schedule
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
 from qd.store.masters import MasterReport
-
-if TYPE_CHECKING:
-    from qd.config.settings import FailedSettings, Settings
-    from qd.drivers.types import Sizes
-    from qd.store.base import KeyspaceStore
-
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -36,9 +33,10 @@ STALE = 5.0  # seconds without a report; one comes each second
 
 
 class Partly:
-    """away: nodes that do not answer -> why. unknown: what they have, in words."""
+    """away: nodes that do not answer -> why. unknown: what they have, in words. reports: of masters; now: the server's."""
 
     def __init__(self) -> None:
+        self.reports, self.now = list[MasterReport](), 0.0
         self.away = dict[str, str]()
         self.unknown = list[str]()
 
@@ -122,26 +120,25 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
     ConnectionLost if the control connection is unreachable."""
     store, partly = context.store(found, found.control), Partly()
     reports = partly.read(store.space, MASTERS, list[MasterReport](), masters.masters, store)
-    now = partly.read(store.space, "", time.time(), store.now)
+    now = partly.now = partly.read(store.space, "", time.time(), store.now)
     if context.given().connection:
         chosen = context.places(found)
         reports = [master for master in reports if master.connection in chosen]
+    partly.reports = reports
     queues, away, refused = list[QueueLine](), dict[str, str](), dict[str, str]()
     for place in places(found, reports):
         try:
             of_place = store if place == found.control else context.store(found, place)
-            own = lines(found, place, of_place, reports, now, partly, search=search, also=also)
+            own = lines(found, place, of_place, partly, search=search, also=also)
             if place != found.control and any(waits(line) for line in own):
                 names = [line.name for line in own]
                 refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
-
             queues += own
         except ConnectionLost as error:
             away[place] = str(error)
         also = ()
-    paused_entries = partly.read(
-        store.space, "paused entries", dict[str, controls.Pause](), schedule.paused, store, now
-    )
+    none_paused = dict[str, controls.Pause]()
+    paused_entries = partly.read(store.space, "paused entries", none_paused, schedule.paused, store, now)
     down = partly.read(store.space, "maintenance mode", None, controls.is_down, store)
     restart = partly.read(store.space, "the last restart", None, controls.last_restart, store)
     if not any(now - master.seen_at <= FRESH for master in reports):
@@ -163,18 +160,10 @@ def places(found: Settings, reports: list[MasterReport]) -> list[str]:
 
 
 def lines(
-    found: Settings,
-    place: str,
-    store: KeyspaceStore,
-    reports: list[MasterReport],
-    now: float,
-    partly: Partly,
-    *,
-    search: bool,
-    also: Sequence[str] = (),
+    found: Settings, place: str, store: KeyspaceStore, partly: Partly, *, search: bool, also: Sequence[str]
 ) -> list[QueueLine]:
     """One per queue that is worked on, configured, or has jobs, and one for the connection's own."""
-    queue = context.queue(found, place)
+    queue, reports, now = context.queue(found, place), partly.reports, partly.now
     own = [*context.queues_named(found, place), found.connection(place).queue]
     there = [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()] if search else []
     named = dict.fromkeys([*masters.queues_of(reports).get(place, []), *own, *there, *also])

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from msgspec import Struct, structs
 
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
@@ -15,6 +16,7 @@ from qd.cli.state import QueueLine, State, read_state
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
+INTERNAL = ("boot", "ns", "start", "root", "held")  # fields of reports that the document does not have
 MOST_CRASHES = 8  # that a report has room for
 
 
@@ -61,9 +63,8 @@ def say(state: State) -> None:
 def say_down(state: State) -> None:
     if state.down is not None:
         output.say(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it")
-    theirs = sorted(
-        {f"{m.host}: {m.laravel_down}" for m in state.masters if m.laravel_down and not m.silent(state.now)}
-    )
+    heard = [master for master in state.masters if master.laravel_down and not master.silent(state.now)]
+    theirs = sorted({f"{master.host}: {master.laravel_down}" for master in heard})
     for what in theirs:
         output.say(f"Laravel's maintenance mode on {what}; `php artisan up` ends it")
     if state.down is not None or theirs:
@@ -95,8 +96,8 @@ def state_of(master: masters.MasterReport, now: float) -> str:
 def say_workers(state: State) -> None:
     rows = [
         (
-            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), job_of(w), (w.queue or "-") if w.job else "-"),
-            *(output.duration(age(w.since, m)), w.done),
+            *(m.pool_title, m.host, w.slot, w.pid, doing(m, w), others(w.job, w.running)),
+            *((w.queue or "-") if w.job else "-", output.duration(age(w.since, m)), w.done),
         )
         for m in state.masters
         for w in m.workers
@@ -107,9 +108,9 @@ def say_workers(state: State) -> None:
         output.table(head, rows, right=("worker", "pid", "done"))
 
 
-def job_of(worker: masters.WorkerReport) -> str:
-    """The job that has been running longest, and how many others there are."""
-    return f"{worker.job or '-'}" + (f" and {worker.running - 1} more" if worker.running > 1 else "")
+def others(what: str | None, count: int) -> str:
+    """The job or entry that has been running longest, and how many others there are."""
+    return (what or "-") + (f" and {count - 1} more" if count > 1 else "")
 
 
 def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.SchedulerReport) -> str:
@@ -118,7 +119,7 @@ def doing(master: masters.MasterReport, child: masters.WorkerReport | masters.Sc
 
 def say_schedulers(state: State) -> None:
     rows = [
-        (m.pool_title, m.host, s.pid, doing(m, s), s.entries, runs_of(s), output.duration(age(s.since, m)))
+        (m.pool_title, m.host, s.pid, doing(m, s), s.entries, others(s.run, s.runs), output.duration(age(s.since, m)))
         for m in state.masters
         for s in m.schedulers
     ]
@@ -126,11 +127,6 @@ def say_schedulers(state: State) -> None:
         output.say()
         head = ("pool", "host", "scheduler", "state", "entries", "runs", "for")
         output.table(head, rows, right=("scheduler", "entries"))
-
-
-def runs_of(scheduler: masters.SchedulerReport) -> str:
-    more = f" and {scheduler.runs - 1} more" if scheduler.runs > 1 else ""
-    return f"{scheduler.run}{more}" if scheduler.run else "-"
 
 
 def age(since: float | None, master: masters.MasterReport) -> float | None:
@@ -208,24 +204,16 @@ def document(state: State) -> dict[str, Any]:
 
 
 def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
-    facts = fields(
-        master, "token", "host", "pid", "pool", "connection", "queues", "version", "state", "laravel_down", "booted_at",
-        "seen_at",
-    )  # fmt: skip
-    health = fields(
-        master, "crashes", "keeper_restarts", "master_silent", "silent_workers", "stuck", "took_at", "unscheduled"
-    )
-    schedulers = ("slot", "pid", "state", "entries", "runs", "run", "since")
     return {
-        **facts,
+        **public(master),
         "silent": master.silent(now),
-        **health,
-        "workers": [
-            fields(each, "slot", "pid", "state", "job", "queue", "since", "done", "running", "longest")
-            for each in master.workers
-        ],
-        "schedulers": [fields(each, *schedulers) for each in master.schedulers],
+        "workers": [public(each) for each in master.workers],
+        "schedulers": [public(each) for each in master.schedulers],
     }
+
+
+def public(report: Struct) -> dict[str, Any]:
+    return {name: value for name, value in structs.asdict(report).items() if name not in INTERNAL}
 
 
 def queue_document(line: QueueLine) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from qd import config
 from qd.cli import context
-from qd.cli.context import Parsed
+from qd.cli.context import Parsed, decorated
 from qd.config.file import VARIABLES
 from qd.config.settings import Settings
 from qd.options.tables import WORK, Option
@@ -40,7 +40,7 @@ def work_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     queues = Parsed(WORK["queues"].read)
     help = f"{_capital(WORK['queues'].help)}; also as arguments."
-    return _decorated(
+    return decorated(
         with_flags,
         click.argument("words", nargs=-1, metavar="[QUEUE]...", type=queues),
         click.option("--queue", type=queues, metavar="QUEUE[,QUEUE...]", help=help),
@@ -58,21 +58,14 @@ def schedule_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(flags=_typed(held))
 
     options = [WORK[name]._replace(help=help or WORK[name].help) for name, help in FLAGS.items()]
-    return _decorated(with_flags, *map(flag, options))
-
-
-def _decorated(function: Callable[..., Any], *decorators: Callable[[Any], Any]) -> Callable[..., Any]:
-    for add in reversed(decorators):
-        function = add(function)
-    return function
+    return decorated(with_flags, *map(flag, options))
 
 
 def _typed(held: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given on the command line; --json sets the log format, as in Laravel."""
     ctx = click.get_current_context()
-    given = {
-        name: value for name, value in held.items() if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
+    named = [name for name in held if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    given = {name: held[name] for name in named}
     return {"log_format": "json", **given} if context.given().json else given
 
 
@@ -95,9 +88,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# --- queues ----------------------------------------------------------------------------------------------------------
-
-
 def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
     """`qd work redis --queue=high,default`."""
     line = f"--queue={','.join(queues)}"
@@ -106,13 +96,11 @@ def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
     connection = ",".join(words[0])
     if len(words) > 1:
         given = " ".join(",".join(word) for word in words)
-        raise click.UsageError(
-            f"with --queue give one argument, the connection, not '{given}': qd work {connection} {line}"
-        )
-    if context.given().connection not in (None, connection):
-        raise click.UsageError(
-            f"two connections, '{connection}' and '{context.given().connection}': qd work {line} -c {connection}"
-        )
+        right = f"qd work {connection} {line}"
+        raise click.UsageError(f"with --queue give one argument, the connection, not '{given}': {right}")
+    other = context.given().connection
+    if other not in (None, connection):
+        raise click.UsageError(f"two connections, '{connection}' and '{other}': qd work {line} -c {connection}")
     return {"queues": queues, "connection": connection}
 
 
@@ -123,10 +111,8 @@ def _queues(words: Words) -> dict[str, object]:
     known = context.loaded().connections
     for queue in queues:
         if queue in known:
-            raise click.UsageError(
-                f"'{queue}' names a connection; for its queues type `qd work -c {queue}`, "
-                f"for a queue of that name `qd work --queue={queue}`"
-            )
+            ways = f"for its queues type `qd work -c {queue}`, for a queue of that name `qd work --queue={queue}`"
+            raise click.UsageError(f"'{queue}' names a connection; {ways}")
     return {"queues": queues}
 
 
@@ -156,10 +142,8 @@ def work(flags: Mapping[str, object]) -> int:
     return run({**flags, "only_schedule": True})
 
 
-EXITS = (
-    "Exit codes: 0 stopped, 1 a bug, 2 usage, 3 the app does not start, 78 configuration; "
-    "with --no-respawn also 1 a worker crashed, 12 memory."
-)
+EXITS = """Exit codes: 0 stopped, 1 a bug, 2 usage, 3 the app does not start, 78 configuration; with --no-respawn also 1 a
+worker crashed, 12 memory."""
 
 
 @click.command("work", epilog=EXITS)

@@ -5,20 +5,9 @@
 from __future__ import annotations
 
 from qd.config.load import load, unknown_drivers, unknown_variables, unread
-from qd.config.settings import (
-    ConnectionSettings,
-    LaravelSettings,
-    Settings,
-    check_work,
-    from_json,
-    provider_of,
-    to_json,
-)
+from qd.config.settings import check_work, from_json, provider_of, to_json
 
 __all__ = [
-    "ConnectionSettings",
-    "LaravelSettings",
-    "Settings",
     "check_work",
     "from_json",
     "load",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from qd.config.table import ENTRY_WORDS, SECTIONS
+from qd.config.settings import SECTIONS
 from qd.errors import ConfigError
 from qd.options import kinds
 
@@ -53,8 +53,6 @@ class ConfigFile:
             table = table.get(name, {})
         return table  # type: ignore[no-any-return]
 
-    # --- the check ---
-
     def _check_section(self, name: str, value: Any) -> None:
         if name in SECTIONS:
             return self._check_keys(name, name, value)
@@ -90,19 +88,15 @@ class ConfigFile:
 
     def _unknown_key(self, key: str, dotted: str, kind: str) -> str:
         where = f"in {self.where(f'{dotted}.{key}')} [{dotted}]"
-        if kind == "schedule.entries.NAME" and key in ENTRY_WORDS:
-            return f"unknown key '{key}' {where}: {ENTRY_WORDS[key]}"
         inner = [name.split(".")[-2] for name in SECTIONS if name.startswith(f"{kind}.") and name.endswith(".NAME")]
         near = kinds.did_you_mean(key, [*SECTIONS[kind], *inner])
-        homes = _homes(key)
-        if not near and homes:
+        if not near and (homes := _homes(key)):
             near = f" (it belongs in {' or '.join(homes)})"
         return f"unknown key '{key}' {where}{near or ' (known: ' + ', '.join(SECTIONS[kind]) + ')'}"
 
     def _unknown_section(self, name: str, value: Any) -> str:
         known = [section.partition(".")[0] for section in SECTIONS]
-        homes = _homes(name)
-        if homes and not isinstance(value, dict):
+        if not isinstance(value, dict) and (homes := _homes(name)):
             return f"key '{name}' in {self.where(name)} is in no section (it belongs in {' or '.join(homes)})"
         near = kinds.did_you_mean(name, known) or f" (known: {', '.join(dict.fromkeys(known))})"
         return f"unknown section [{name}] in {self.where(name)}{near}"
@@ -119,11 +113,10 @@ def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
 
     Raises ConfigError if a named file does not exist, or a file is invalid.
     """
-    named = path or (Path(environ["QD_CONFIG"]) if environ.get("QD_CONFIG") else None)
-    if named:
-        found = _read(named.absolute())
-        if found is None:
-            raise ConfigError(f"no [tool.qd] in {_shown(named.absolute())}")
+    if named := path or environ.get("QD_CONFIG"):
+        whole = Path(named).absolute()
+        if (found := _read(whole)) is None:
+            raise ConfigError(f"no [tool.qd] in {_shown(whole)}")
         return found
     if os.path.lexists("qd.toml"):
         path = Path("qd.toml").absolute()
@@ -158,20 +151,18 @@ def _read(path: Path) -> ConfigFile | None:
     if not ours:
         return ConfigFile(path, table, lines)
     mine = table.get("tool", {}).get("qd")
-    if mine is not None and not isinstance(mine, dict):
+    if mine is None:
+        return None
+    if not isinstance(mine, dict):
         raise ConfigError(f"tool.qd in {_shown(path)} must be a table of keys, written [tool.qd]")
-    return None if mine is None else ConfigFile(path, *_as_qd_toml(mine, lines))
-
-
-def _as_qd_toml(mine: dict[str, Any], lines: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Move the keys right below [tool.qd] to [qd]."""
+    # The keys right below [tool.qd] are those of [qd].
     names = {section.partition(".")[0] for section in SECTIONS} - {"qd"}
     own = {key: value for key, value in mine.items() if key not in names and not isinstance(value, dict)}
     table = {key: value for key, value in mine.items() if key not in own}
     if "qd" in table:
         raise ConfigError("[tool.qd.qd] in pyproject.toml: put the keys of [qd] right below [tool.qd]")
     moved = {f"qd.{dotted}" if dotted in own else dotted: line for dotted, line in lines.items()}
-    return {"qd": own, **table}, moved
+    return ConfigFile(path, {"qd": own, **table}, moved)
 
 
 def _broken(path: Path, message: str) -> str:
@@ -190,18 +181,14 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------
-
-
 def lines_of(text: str, below: str = "") -> dict[str, int]:
     """Dotted key -> its line, for the tables and keys of valid TOML. below: only inside this table, without its name."""
     found: dict[str, int] = {}
     for number, section, keys in _statements(text, below):
         for dotted in keys or [section]:
             whole = ".".join(filter(None, (section, dotted))) if keys else dotted
-            if below and whole != below and not whole.startswith(below + "."):
-                continue
-            found.setdefault(whole[len(below) :].lstrip(".") if below else whole, number)
+            if f"{whole}.".startswith(f"{below}." if below else ""):
+                found.setdefault(whole[len(below) :].lstrip("."), number)
     return found
 
 
@@ -220,11 +207,8 @@ def _statements(text: str, below: str) -> Iterator[tuple[int, str, list[str]]]:
         if keys is None:
             continue  # continues in the next line
         held = ""
-        if header:
-            section = keys[0]
-            yield number, section, []
-        else:
-            yield start, section, keys
+        section = keys[0] if header else section
+        yield start, section, [] if header else keys
 
 
 def _keys(statement: str) -> list[str] | None:
@@ -270,18 +254,14 @@ class Variables:
         try:
             return parsed(Path(path).read_text(encoding="utf-8"), path)
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8"
-            raise ConfigError(
-                f"{NAMED} names {path}, which cannot be read: {why} (correct it, or leave it out)"
-            ) from None
+            why = f"{getattr(error, 'strerror', None) or 'it is not UTF-8'} (correct it, or leave it out)"
+            raise ConfigError(f"{NAMED} names {path}, which cannot be read: {why}") from None
 
     def put(self, found: Mapping[str, str]) -> None:
         """Set these variables in the environment, and restore earlier ones that are no longer among them."""
         for name in self.found.keys() - found.keys():
-            before = self._covered.pop(name)
-            if before is None:
-                self._environ.pop(name, None)
-            else:
+            self._environ.pop(name, None)
+            if (before := self._covered.pop(name)) is not None:
                 self._environ[name] = before
         for name, value in found.items():
             self._covered.setdefault(name, self._environ.get(name))

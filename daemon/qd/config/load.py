@@ -8,13 +8,16 @@ Entries of the schedule ([schedule.entries.NAME]) come from the file only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qd.config import table
 from qd.config.file import ConfigFile, find
 from qd.config.settings import (
+    CONNECTION,
+    ENTRY,
+    QD,
+    SECTIONS,
     ConnectionSettings,
     EntrySettings,
     FailedSettings,
@@ -23,34 +26,24 @@ from qd.config.settings import (
     Settings,
     SigningSettings,
     check_connection,
+    environ_name,
     hide_secrets,
     provider_of,
     sent_to,
-    with_provider,
 )
-from qd.config.table import ENTRY
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
 from qd.options.kinds import did_you_mean
 from qd.options.tables import WORK, Option, WorkOptions
 
+ROWS = {**SECTIONS, "worker": WORK}  # also the options that only flags set
 SECTION = "schedule.entries"
-SCHEDULE = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
+SCHEDULE_POOL = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
 FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
 LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "prefetch", "min_uptime")  # their built-in values depend on others
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}  # variables that are not in a table
-
-
-def _entry(file: ConfigFile, name: str, keys: Mapping[str, Any]) -> EntrySettings:
-    held = {key: ENTRY[key].read(value) for key, value in keys.items()}
-    if "args" in held:
-        import json  # only if there are arguments
-
-        # a TOML datetime is sent as ISO 8601, like every datetime
-        held["args"] = json.dumps(held["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
-    return EntrySettings(name, file.shown, file.line(f"{SECTION}.{name}"), **held)
 
 
 class Found(NamedTuple):
@@ -87,7 +80,7 @@ class Layers:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
             yield Found(self.flags[key], f"flag {option.flag}" if option.flag else "command line")
-        variables = [table.environ_name(option, connection)] if option.environ else []
+        variables = [environ_name(option, connection)] if option.environ else []
         variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
         for name in variables:
             if self.environ.get(name):  # empty counts as not set, as in most programs
@@ -99,8 +92,8 @@ class Layers:
             if self.file and key in (held := self.file.section(*names)):
                 yield Found(held[key], self.file.where(".".join((*names, key))))
 
-    def all(self, section: str, rows: Mapping[str, Option]) -> dict[str, Any]:
-        return {name: self.value(f"{section}.{name}", option) for name, option in rows.items()}
+    def all(self, section: str, but: Collection[str] = ()) -> dict[str, Any]:
+        return {name: self.value(f"{section}.{name}", row) for name, row in ROWS[section].items() if name not in but}
 
     def section(self, name: str) -> Mapping[str, Any]:
         return self.file.section(name) if self.file else {}
@@ -112,7 +105,7 @@ class Layers:
     @property
     def pool(self) -> str:
         named = self.flags.get("pool") or self.environ.get("QD_POOL") or ""
-        return str(named or (SCHEDULE if self.only_schedule else ""))
+        return str(named or (SCHEDULE_POOL if self.only_schedule else ""))
 
     @property
     def only_schedule(self) -> bool:
@@ -140,7 +133,7 @@ def configured(layers: Layers) -> Configured:
 
 
 def connection_name(layers: Layers, key: str, names: list[str], built_in: str) -> str:
-    name: str = layers.value(f"qd.{key}", table.QD[key], built_in=built_in)
+    name: str = layers.value(f"qd.{key}", QD[key], built_in=built_in)
     if not name:
         raise ConfigError(f'no default connection among {", ".join(names)}: write default = "{names[0]}" below [qd]')
     check_connection(name, names, f" as {key} ({layers.origins[f'qd.{key}']})")
@@ -151,19 +144,20 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
     section = f"connections.{name}"
     held = {
         key: layers.value(f"{section}.{key}", option, "url" if default and key == "url" else "", name)
-        for key, option in table.CONNECTION.items()
+        for key, option in CONNECTION.items()
     }
-    held["driver"] = driver_of(layers, section, held["driver"], held["url"])
+    named = "" if layers.origins[f"{section}.driver"] == "built in" else held["driver"]
+    held["driver"] = driver_of(layers, section, named, held["url"])
     held["url"] = held["url"] and from_root(held["url"], layers.root)
     if held["credentials"] and held["url"]:
         where = layers.origins[f"{section}.credentials"]
         if held["driver"] != "redis" or scheme_of(held["url"]) == "embedded":
-            raise ConfigError(
-                f"{where}: credentials are for a Redis url (redis://, rediss://, unix:// and their kinds)"
-            )
+            kinds = "redis://, rediss://, unix:// and their kinds"
+            raise ConfigError(f"{where}: credentials are for a Redis url ({kinds})")
         if other := provider_of(held["url"]):
             raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
-        held["url"] = with_provider(held["url"], held["credentials"])
+        # drivers/redis reads it from the url
+        held["url"] += f"{'&' if '?' in held['url'] else '?'}credentials={held['credentials']}"
     return ConnectionSettings(name=name, **held, url_origin=layers.origins[f"{section}.url"])
 
 
@@ -173,38 +167,31 @@ def driver_of(layers: Layers, section: str, named: str, url: str | None) -> str:
     if named in DRIVERS and by_url and named != by_url:
         where = layers.origins[f"{section}.driver"]
         kinds = ", ".join(scheme for scheme, driver in SCHEMES.items() if driver == named) or "no url"
-        raise ConfigError(
-            f"{where}: driver '{named}' does not match a url of kind '{scheme_of(url or '')}:' (it takes {kinds})"
-        )
+        kind = scheme_of(url or "")
+        raise ConfigError(f"{where}: driver '{named}' does not match a url of kind '{kind}:' (it takes {kinds})")
     return named or by_url or "redis"
 
 
 def check_parts(layers: Layers, connections: Mapping[str, ConnectionSettings]) -> None:
     """Check that the connections of failover connections exist and do not contain themselves."""
-    mixed = {name: found for name, found in connections.items() if found.driver == "failover"}
-    for name, found in mixed.items():
+    mixed = {name: found.connections for name, found in connections.items() if found.driver == "failover"}
+    for name, parts in mixed.items():
         where = layers.origins[f"connections.{name}.connections"]
-        if not found.connections:
-            raise ConfigError(
-                f"connection '{name}' (failover) has no connections: write connections = [\"redis\", ...]"
-            )
-        for part in found.connections:
+        if not parts:
+            example = 'connections = ["redis", ...]'
+            raise ConfigError(f"connection '{name}' (failover) has no connections: write {example}")
+        for part in parts:
             check_connection(part, connections, f" in connections of '{name}' ({where})")
-    for name in mixed:
-        if name in parts_of(name, mixed):
-            where = layers.origins[f"connections.{name}.connections"]
-            raise ConfigError(f"{where}: connection '{name}' (failover) contains itself")
+    if not mixed:
+        return
+    from graphlib import CycleError, TopologicalSorter
 
-
-def parts_of(name: str, mixed: Mapping[str, ConnectionSettings]) -> set[str]:
-    """All parts of a failover connection, including parts of parts."""
-    found, ahead = set[str](), [name]
-    while ahead:
-        for part in mixed[ahead.pop()].connections:
-            if part not in found and part in mixed:
-                ahead.append(part)
-            found.add(part)
-    return found
+    try:
+        TopologicalSorter(mixed).prepare()
+    except CycleError as error:
+        name = error.args[1][0]
+        where = layers.origins[f"connections.{name}.connections"]
+        raise ConfigError(f"{where}: connection '{name}' (failover) contains itself") from None
 
 
 def from_root(url: str, root: Path) -> str:
@@ -250,50 +237,41 @@ def settings_of(layers: Layers) -> Settings:
     return Settings(
         root=layers.root,
         file=layers.file.path if layers.file else None,
-        app=layers.value("qd.app", table.QD["app"]),
-        imports=layers.value("qd.imports", table.QD["imports"], code="imports"),
-        env=layers.value("qd.env", table.QD["env"]),
-        default=found.default,
-        control=found.control,
-        connections=found.connections,
+        imports=layers.value("qd.imports", QD["imports"], code="imports"),
+        **layers.all("qd", but=("imports", "default", "control")),
+        **found._asdict(),
         work=work_of(layers, found),
         laravel=laravel_of(layers),
         failed=failed_of(layers),
         signing=signing_of(layers),
         schedule=schedule_of(layers),
-        max_payload=layers.value("qd.max_payload", table.QD["max_payload"]),
-        max_depth=layers.value("qd.max_depth", table.QD["max_depth"]),
         origins=layers.origins,
     )
 
 
 def failed_of(layers: Layers) -> FailedSettings:
-    held = layers.all("failed", table.FAILED)
+    held = layers.all("failed")
     found = FailedSettings(**{**held, "database": from_root(held["database"], layers.root)})
     if found.database and not found.enabled:
-        where = layers.origins["failed.database"]
-        raise ConfigError(
-            f"{where}: with enabled = false there are no failed jobs to copy to database: remove one of them"
-        )
+        why = "with enabled = false there are no failed jobs to copy to database: remove one of them"
+        raise ConfigError(f"{layers.origins['failed.database']}: {why}")
     return found
 
 
 def laravel_of(layers: Layers) -> LaravelSettings | None:
-    held = layers.all("laravel", table.LARAVEL)
+    held = layers.all("laravel")
     needs_cache = layers.section("laravel").keys() - {"down_file"} or held["down"]
-    if held["cache_url"] is None and needs_cache:
-        raise ConfigError(
-            f"[laravel]{f' in {layers.file.shown}' if layers.file else ''} has no cache_url (redis://host:6379/1, "
-            "as in Laravel's cache connection)"
-        )
+    if not held["cache_url"] and needs_cache:
+        where = f" in {layers.file.shown}" if layers.file else ""
+        way = "redis://host:6379/1, as in Laravel's cache connection"
+        raise ConfigError(f"[laravel]{where} has no cache_url ({way})")
     if held["down_file"]:
         held["down_file"] = str(layers.root / held["down_file"])
-    held["cache_url"] = held["cache_url"] or ""
     return LaravelSettings(**held) if held["cache_url"] or held["down_file"] else None
 
 
 def signing_of(layers: Layers) -> SigningSettings:
-    held = layers.all("signing", table.SIGNING)
+    held = layers.all("signing")
     origin = layers.origins["signing.keys"]
     keys, files = list[str](), list[str]()
     for id, _, secret in (key.partition(":") for key in held["keys"]):
@@ -301,17 +279,13 @@ def signing_of(layers: Layers) -> SigningSettings:
             files.append(str(layers.root / secret.removeprefix(FROM_FILE)))
             secret = secret_of(id, Path(files[-1]), origin)
         if len(secret) < SHORTEST or not secret.isprintable():
-            raise ConfigError(
-                f"{origin}: the signing key {id} is too short (at least {SHORTEST} characters; "
-                "`openssl rand -hex 32` generates one)"
-            )
+            way = f"at least {SHORTEST} characters; `openssl rand -hex 32` generates one"
+            raise ConfigError(f"{origin}: the signing key {id} is too short ({way})")
         keys.append(f"{id}:{secret}")
     if len({key.partition(":")[0] for key in keys}) < len(keys):
         raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
-    if not keys and held["require"] and layers.origins["signing.require"] != "built in":
-        raise ConfigError(
-            f'{layers.origins["signing.require"]}: require = true needs signing keys (keys = ["ID:SECRET"])'
-        )
+    if not keys and held["require"] and (where := layers.origins["signing.require"]) != "built in":
+        raise ConfigError(f'{where}: require = true needs signing keys (keys = ["ID:SECRET"])')
     return SigningSettings(tuple(keys), held["require"], tuple(files))
 
 
@@ -325,18 +299,26 @@ def secret_of(id: str, path: Path, origin: str) -> str:
 
 
 def schedule_of(layers: Layers) -> ScheduleSettings:
-    held = layers.all("schedule", table.SCHEDULE)
+    held = layers.all("schedule")
     if (file := layers.file) is None:
         return ScheduleSettings(**held)
-    entries = file.section("schedule", "entries")
-    names = [f"{SECTION}.{name}.{key}" for name, keys in entries.items() for key in keys]
-    layers.origins.update({name: file.where(name) for name in names})
-    return ScheduleSettings(**held, entries=tuple([_entry(file, name, keys) for name, keys in entries.items()]))
+    entries = list[EntrySettings]()
+    for name, keys in file.section("schedule", "entries").items():
+        held_by = f"{SECTION}.{name}"
+        layers.origins.update({f"{held_by}.{key}": file.where(f"{held_by}.{key}") for key in keys})
+        own = {key: ENTRY[key].read(value) for key, value in keys.items()}
+        if "args" in own:
+            import json  # only if there are arguments
+
+            # a TOML datetime is sent as ISO 8601, like every datetime
+            own["args"] = json.dumps(own["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
+        entries.append(EntrySettings(name, file.shown, file.line(held_by), **own))
+    return ScheduleSettings(**held, entries=tuple(entries))
 
 
 def work_of(layers: Layers, found: Configured) -> WorkOptions:
     check_pool(layers)
-    held = layers.all("worker", {name: option for name, option in WORK.items() if name not in RESOLVED})
+    held = layers.all("worker", but=RESOLVED)
     held["connection"] = layers.value("worker.connection", WORK["connection"], built_in=found.default)
     check_connection(held["connection"], found.connections, f" ({layers.origins['worker.connection']})")
     if layers.only_schedule and found.connections[held["connection"]].driver in BARE:
@@ -345,12 +327,11 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
     held["queues"] = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
     held["in_turn"] = layers.origins["worker.queues"] == "built in"
     held["pooled"] = pooled(layers, found, held["connection"])
-    workers = layers.value("worker.workers", WORK["workers"], built_in="auto")
-    if not isinstance(workers, int):
+    held["workers"] = layers.value("worker.workers", WORK["workers"], built_in="auto")
+    if held["workers"] == "auto":
         from qd.process.proc import cpus_granted  # producers do not need it
 
-        workers = cpus_granted()
-    held["workers"] = workers
+        held["workers"] = cpus_granted()
     if held["once"]:  # one job needs one worker
         held["workers"] = min(held["workers"], 1)
     if layers.only_schedule:
@@ -363,22 +344,18 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
 
 
 def pooled(layers: Layers, found: Configured, connection: str) -> tuple[str, ...]:
-    """The queues of this connection that other pools in the file serve. Raises ConfigError."""
+    """The queues of this connection that other pools in the file serve."""
     queues = list[str]()
     for name, held in layers.section("pools").items():
         place = held.get("connection") or layers.section("worker").get("connection") or found.default
         if name != layers.pool and "queues" in held and place == connection:
-            try:
-                queues += WORK["queues"].read(held["queues"])
-            except ValueError as error:
-                where = layers.file.where(f"pools.{name}.queues") if layers.file else f"[pools.{name}]"
-                raise ConfigError(f"{where}: {error}") from None
+            queues += WORK["queues"].read(held["queues"])
     return tuple(dict.fromkeys(queues))
 
 
 def check_pool(layers: Layers) -> None:
     pools = layers.section("pools")
-    if not layers.pool or layers.pool in pools or (layers.only_schedule and layers.pool == SCHEDULE):
+    if not layers.pool or layers.pool in pools or (layers.only_schedule and layers.pool == SCHEDULE_POOL):
         return
     where = f" in {layers.file.shown}" if layers.file else ""
     known = f" (known: {', '.join(pools)})" if pools else f" (write [pools.{layers.pool}] into qd.toml)"
@@ -395,10 +372,9 @@ def supervised(environ: Mapping[str, str]) -> bool:
 
 def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """One line per QD_ variable that qd does not read: most likely a typo."""
-    rows = (table.QD, WORK, table.LARAVEL, table.FAILED, table.SIGNING, table.SCHEDULE)
-    fixed = [option for each in rows for option in each.values()]
-    known = {table.environ_name(option) for option in fixed if option.environ} | OTHERS
-    known |= {table.environ_name(option, name) for option in table.CONNECTION.values() for name in settings.connections}
+    fixed = [option for rows in ROWS.values() if rows is not CONNECTION for option in rows.values()]
+    known = {environ_name(option) for option in fixed if option.environ} | OTHERS
+    known |= {environ_name(option, name) for option in CONNECTION.values() for name in settings.connections}
     return [
         f"{name} in the environment is not used by qd{did_you_mean(name, known)}"
         for name in sorted(environ)

@@ -1,4 +1,6 @@
-"""The resolved configuration: frozen, and sent to other processes as JSON."""
+"""The resolved configuration: frozen, and sent to other processes as JSON. Each option once, at the field that holds it;
+SECTIONS has the rows of a file, and those of [worker] and [pools.NAME] from WorkOptions.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from qd.config.table import CONNECTION, environ_name
 from qd.errors import ConfigError
 from qd.options import kinds
 from qd.options.drivers import BARE, DRIVERS
-from qd.options.tables import WorkOptions
+from qd.options.tables import WORK, Option, WorkOptions, option, rows_of
 from qd.redaction import passwords_in, register_secrets
 
 PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
@@ -21,90 +22,112 @@ PROVIDER = re.compile(r"[?&]credentials=([^&#]+)")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """One [connections.NAME]. url None: not configured. credentials: MODULE:ATTRIBUTE of the provider of user and password,
-    which `url` contains too. retry_after: seconds, at least 1. table: for databases. connections: for failover, in order."""
+    """One [connections.NAME]. url None: not configured; it contains the provider of `credentials`, too."""
 
     name: str
-    driver: str = "redis"
-    url: str | None = field(default=None, repr=False)  # it may hold a password
-    credentials: str = ""
-    table: str = "jobs"
-    connections: tuple[str, ...] = ()
-    prefix: str = ""
-    queue: str = "default"
-    retry_after: float = 30.0
+    driver: str = option(
+        "redis", "driver", "what keeps the queues: redis (Redis or Valkey), database, beanstalkd, sqs, sync, null, "
+        "failover", shown="from the url",
+    )  # fmt: skip
+    url: str | None = option(
+        None, "url", "where it is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
+        "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", repr=False,  # it may hold a password
+        shown="none; for the connection redis also REDIS_URL",
+    )  # fmt: skip
+    credentials: str = option(
+        "", "reference", "Redis: provider of user and password at each connect, MODULE:ATTRIBUTE, instead of those in "
+        "the url"
+    )  # fmt: skip
+    table: str = option("jobs", "name", "database: Laravel's table of jobs")
+    connections: tuple[str, ...] = option((), "names", "failover: the connections to try, in this order")
+    prefix: str = option("", "text", "prefix of every key, Laravel's `redis.options.prefix`", shown='""')
+    queue: str = option("default", "queue", "the queue used when none is named")
+    retry_after: float = option(
+        30.0, "span", "lease of a running job, renewed while it runs: how long a dead host keeps it", at_least=1
+    )
     url_origin: str = "built in"
 
 
 @dataclass(frozen=True, slots=True)
 class LaravelSettings:
-    """The url of Laravel's cache, which stores its restart and pause keys, or "". down: obey the maintenance mode in the
-    cache; down_file: obey it in the file with this path, "" for none."""
+    """cache_url and down_file: "" for none."""
 
-    cache_url: str = field(default="", repr=False)
-    cache_prefix: str = ""
-    down: bool = False
-    down_file: str = ""
+    cache_url: str = option("", "url", "the Redis where Laravel's cache keeps its restart and pause keys", repr=False)
+    cache_prefix: str = option("", "text", "prefix of the cache's keys", shown='""')
+    down: bool = option(False, "switch", "obey `php artisan down` if its driver is this cache")
+    down_file: str = option("", "text", "obey `php artisan down` if it creates this file, storage/framework/down")
 
 
 @dataclass(frozen=True, slots=True)
 class FailedSettings:
-    """The limits of each queue's failed store. keep: seconds; max_count: None for any number; database: url of the copy, ""
-    for none."""
+    """The limits of each queue's failed store. keep: seconds; max_count: None for any number; database: "" for none."""
 
-    enabled: bool = True
-    keep: float = 30 * 86400.0
-    max_count: int | None = None
-    max_bytes: int = 64 << 20
-    database: str = field(default="", repr=False)  # it may hold a password
+    enabled: bool = option(True, "switch", "keep jobs that have failed permanently")
+    keep: float = option(30 * 86400.0, "span", "delete a failed job after this long", at_least=1)
+    max_count: int | None = option(
+        None, "count", "keep at most this many failed jobs per queue, the newest ones", unit="jobs", at_least=1
+    )  # fmt: skip
+    max_bytes: int = option(
+        64 << 20, "size", "keep at most this many bytes of failed jobs per queue, the newest ones", at_least=1
+    )
+    database: str = option(
+        "", "database", "copy failed jobs into Laravel's table failed_jobs there: mysql://, postgresql://, sqlite:///",
+        shown="none", repr=False,  # it may hold a password
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """keys: "ID:SECRET", the first one signs; without keys nothing is signed or verified. require: refuse unsigned payloads.
-    files: where keys were read from."""
+    """keys: "ID:SECRET"; without keys nothing is signed or verified. files: where keys were read from."""
 
-    keys: tuple[str, ...] = field(default=(), repr=False)
-    require: bool = True
+    keys: tuple[str, ...] = option(
+        (), "keys", "sign payloads with the first of these keys (ID:SECRET, or ID:file:PATH), accept all of them",
+        shown="none", repr=False,
+    )  # fmt: skip
+    require: bool = option(True, "switch", "with keys, refuse unsigned payloads")
     files: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySettings:
-    """One [schedule.entries.NAME] with its file and line. args: JSON, or "". every, timeout: seconds; None and 0 for none.
-    qd.schedule.declare checks which keys fit together."""
+    """One [schedule.entries.NAME] with its file and line: one of job, call, shell and qd, and one of cron and every. args:
+    JSON, or "". every, timeout: seconds; None and 0 for none. qd.schedule.declare checks which keys fit together."""
 
     name: str
     file: str
     line: int
-    job: str = ""
-    args: str = ""
-    queue: str = ""
-    connection: str = ""
-    call: str = ""
-    shell: str = ""
-    qd: str = ""
-    cron: str = ""
-    every: float | None = None
-    timezone: str = ""
-    environments: tuple[str, ...] = ()
-    missed: str = "skip"
-    without_overlapping: bool = False
-    on_every_host: bool = False
-    even_in_maintenance_mode: bool = False
-    in_background: bool = False
-    timeout: float = 0.0
-    output_to: str = ""
-    append: bool = False
+    job: str = option("", "name", "send this job")
+    args: str = option("", "arguments", "with these arguments, `{days = 7}`")
+    queue: str = option("", "queue", "to this queue", shown="the job's own")
+    connection: str = option("", "name", "on this connection", shown="the job's own")
+    call: str = option("", "name", "call this function, MODULE:FUNCTION")
+    shell: str = option("", "text", "run this line with /bin/sh")
+    qd: str = option("", "text", "run this qd command, `failed forget --older-than 30d`")
+    cron: str = option("", "text", "at these times, `*/5 * * * *`")
+    every: float | None = option(None, "span", "at this interval", at_least=0.01)
+    timezone: str = option("", "zone", "compute times in this time zone", shown="`timezone` of [schedule]")
+    environments: tuple[str, ...] = option(
+        (), "names", "only if `env` of [qd], or QD_ENV, is one of these", shown="all"
+    )
+    missed: str = option("skip", "name", "how to handle missed times", choices=("skip", "once", "all"))
+    without_overlapping: bool = option(False, "switch", "skip while an earlier run is active")
+    on_every_host: bool = option(False, "switch", "once on every host, instead of once in total")
+    even_in_maintenance_mode: bool = option(False, "switch", "also in maintenance mode")
+    in_background: bool = option(False, "switch", "in parallel with other entries of the same time; not for jobs")
+    timeout: float = option(0.0, "span", "end a run that takes longer, 0: never; not for jobs")
+    output_to: str = option("", "name", "write the output of a run to this file; not for jobs", shown="the log")
+    append: bool = option(False, "switch", "append to the file")
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSettings:
     """timezone: an IANA name. late, lease: seconds. entries: in the order of the file."""
 
-    timezone: str = "UTC"
-    late: float = 60.0
-    lease: float = 15.0
+    timezone: str = option("UTC", "zone", "time zone of schedule entries")
+    late: float = option(60.0, "span", "a tick that is not taken within this long of its time is missed", at_least=1)
+    lease: float = option(
+        15.0, "span", "how long an entry without_overlapping stays locked after its scheduler's host has died", at_least=1
+    )  # fmt: skip
     entries: tuple[EntrySettings, ...] = ()
 
 
@@ -114,20 +137,33 @@ class Settings:
 
     root: Path
     file: Path | None
-    app: str
-    imports: tuple[str, ...]
-    env: str  # "" if it is not set
-    default: str
-    control: str
     connections: Mapping[str, ConnectionSettings]
     work: WorkOptions
     laravel: LaravelSettings | None
     failed: FailedSettings
     signing: SigningSettings
     schedule: ScheduleSettings
-    max_payload: int  # bytes, 0: any
-    max_depth: int  # brackets open at once, 0: any
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
+    # [qd]
+    app: str = option("", "name", "the app as MODULE:ATTRIBUTE", flag="--app")
+    imports: tuple[str, ...] = option((), "names", "modules that declare jobs")
+    env: str = option(
+        "", "name", "where this runs, `production` or `staging`: for schedule entries with `environments`"
+    )
+    default: str = option(
+        "", "name", "the connection used when none is named", environ="QD_CONNECTION",
+        shown="redis, or the only connection there is",
+    )  # fmt: skip
+    control: str = option(
+        "", "name", "the connection that stores restarts, pauses, maintenance mode, locks and status",
+        shown="the default connection",
+    )  # fmt: skip
+    max_payload: int = option(
+        1 << 20, "size", "do not send payloads larger than this, nor accept those of others over sixteen times this, 0: any"
+    )  # fmt: skip
+    max_depth: int = option(
+        512, "count", "refuse payloads nested deeper than this, as PHP counts, 0: any", unit="levels"
+    )
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
         """The connection of that name; None or "" for the default one. Raises ConfigError: unknown, or without a url."""
@@ -136,10 +172,9 @@ class Settings:
         found = self.connections[name]
         if found.url is None and found.driver in DRIVERS and found.driver not in BARE:
             place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
-            raise ConfigError(
-                f"connection '{name}' has no url: set {environ_name(CONNECTION['url'], name)}, or write it into {place}; "
-                f'there url = "embedded:" starts a private server for this project{self.unfound}'
-            )
+            ways = f"set {environ_name(CONNECTION['url'], name)}, or write it into {place}"
+            private = f'there url = "embedded:" starts a private server for this project{self.unfound}'
+            raise ConfigError(f"connection '{name}' has no url: {ways}; {private}")
         return found
 
     def parts(self, name: str | None = None) -> list[str]:
@@ -154,15 +189,39 @@ class Settings:
         return f" (no qd.toml in {self.root}, the current folder: change to the folder of qd.toml, or set QD_CONFIG)"
 
 
+QD = rows_of(Settings)
+CONNECTION = rows_of(ConnectionSettings, "QD_{NAME}_")  # {NAME}: in capitals, QD_REDIS_URL for [connections.redis]
+LARAVEL = rows_of(LaravelSettings, "QD_LARAVEL_")
+FAILED = rows_of(FailedSettings, "QD_FAILED_")
+SIGNING = rows_of(SigningSettings, "QD_SIGNING_")
+SCHEDULE = rows_of(ScheduleSettings, "QD_SCHEDULE_")
+ENTRY = rows_of(EntrySettings, "")
+WORKER = {name: option for name, option in WORK.items() if option.in_file}
+
+# Section of the file -> its keys. A name in capitals is the user's choice.
+SECTIONS: Mapping[str, Mapping[str, Option]] = {
+    "qd": QD,
+    "connections.NAME": CONNECTION,
+    "worker": WORKER,
+    "pools.NAME": WORKER,
+    "laravel": LARAVEL,
+    "failed": FAILED,
+    "signing": SIGNING,
+    "schedule": SCHEDULE,
+    "schedule.entries.NAME": ENTRY,
+}
+
+
+def environ_name(option: Option, connection: str = "") -> str:
+    """The environment variable of a row. connection: its name, for the rows of [connections.NAME]."""
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in connection.upper())
+    return option.environ.replace("{NAME}", name)
+
+
 def provider_of(url: str | None) -> str:
     """The name of the credential provider of this url, "" without one. It comes with the app."""
     found = PROVIDER.search(url or "")
     return unquote(found[1]) if found else ""
-
-
-def with_provider(url: str, name: str) -> str:
-    """The url with a credential provider, which drivers/redis reads."""
-    return f"{url}{'&' if '?' in url else '?'}credentials={name}"
 
 
 def check_connection(name: str, known: Collection[str], where: str = "") -> None:
@@ -192,14 +251,11 @@ def check_concurrency(work: WorkOptions) -> None:
         one = "--once" if work.once else "--rest" if work.rest else "-w 0"
         raise ConfigError(f"concurrency = {count} does not go with {one}, which runs one job at a time: leave out one")
     if work.workers * count > MOST_IN_ALL:
-        raise ConfigError(
-            f"workers = {work.workers} x concurrency = {count} are more than the {MOST_IN_ALL} jobs of one `qd work` "
-            "(start a second one)"
-        )
+        most = f"the {MOST_IN_ALL} jobs of one `qd work` (start a second one)"
+        raise ConfigError(f"workers = {work.workers} x concurrency = {count} are more than {most}")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise ConfigError(
-            f"concurrency = {count} needs a Python with its global lock: this build is free-threaded (use more workers)"
-        )
+        why = "needs a Python with its global lock: this build is free-threaded (use more workers)"
+        raise ConfigError(f"concurrency = {count} {why}")
 
 
 def check_work(settings: Settings) -> None:

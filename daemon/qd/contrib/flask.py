@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from flask import Flask, has_app_context
@@ -18,10 +18,7 @@ from flask.cli import ScriptInfo, pass_script_info
 from qd.app import Qd
 from qd.contrib.command import become_qd, check_keys
 from qd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from qd.jobs.context import RunningJob
-
+from qd.jobs.context import RunningJob
 
 KEYS = ("url", "imports")
 
@@ -83,8 +80,7 @@ def __getattr__(name: str) -> Qd:
     flask_app = ScriptInfo(app_import_path=os.environ.get("FLASK_APP"), set_debug_flag=False).load_app()
     extension = flask_app.extensions.get("qd")
     if extension is None:
-        raise ConfigError(
-            f"the Flask app {flask_app.import_name} has no qd: call QdFlask().init_app(app) where it is made"
-        )
+        way = "call QdFlask().init_app(app) where it is made"
+        raise ConfigError(f"the Flask app {flask_app.import_name} has no qd: {way}")
     qd: Qd = extension.qd
     return qd

@@ -29,7 +29,6 @@ from qd.arguments.injection import Key, Provided
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine  # importing it needs greenlet
 
-
 Act = Callable[[], object]
 
 WAITING = "qd.waiting"  # key of Session.info: transaction -> acts that wait for its commit
@@ -51,9 +50,6 @@ def install(app: Qd, *engines: Engine | AsyncEngine, session: Callable[[], Sessi
     if session is not None:
         app.provide(Session, partial(of_a_job, session))
         app.serializer(MappedObjects())
-
-
-# -- sessions and mapped objects in jobs
 
 
 @contextmanager
@@ -82,16 +78,12 @@ class MappedObjects:
 
     def load(self, kind: type[Any], key: Key, given: Provided) -> object | None:
         mapper: Mapper[Any] = inspect(kind)
-        parts = key if isinstance(key, list) else [key]
         identity = list[object]()
-        for column, part in zip(mapper.primary_key, parts, strict=True):
+        for column, part in zip(mapper.primary_key, key if isinstance(key, list) else [key], strict=True):
             is_uuid = isinstance(column.type, Uuid) and column.type.as_uuid  # JSON has no UUID
             identity.append(UUID(part) if is_uuid and isinstance(part, str) else part)
         found: object | None = given(Session).get(kind, tuple(identity))
         return found
-
-
-# -- forks
 
 
 def leave_behind(engine: Engine) -> None:
@@ -103,9 +95,6 @@ def leave_behind(engine: Engine) -> None:
             found(close=False)
 
     os.register_at_fork(after_in_child=in_child)
-
-
-# -- transactions
 
 
 def wait_for_commit(act: Act) -> bool:

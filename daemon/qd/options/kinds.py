@@ -93,7 +93,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
 
 
 def _count(value: object) -> int:
@@ -189,19 +188,16 @@ def _driver(value: object) -> str:
 def _url(value: object) -> str:
     """A url of a known kind. Messages show the kind only: the rest may contain a password."""
     text = value.strip() if isinstance(value, str) else ""
-    match = _SCHEME.match(text)
-    if match is None or not text.isprintable():
+    scheme, (kind, _, rest) = scheme_of(text), text.partition(":")
+    if not scheme or not text.isprintable():
         raise ValueError("not a url (write redis://host:6379/0)")
-    scheme = scheme_of(text)
-    if scheme in SCHEMES and (scheme == "embedded" or text.startswith("//", match.end())):
+    if scheme in SCHEMES and (scheme == "embedded" or rest.startswith("//")):
         return text
     if scheme in SCHEMES:
-        example = "unix:///run/redis.sock" if scheme == "unix" else f"{match[1]}://..."
-        raise ValueError(f"a url of kind '{match[1]}:' needs two slashes (write {example})")
-    near = did_you_mean(match[1], SCHEMES)
-    raise ValueError(
-        f"unknown kind of url '{match[1]}:'{near} (write redis://host:6379/0; known: {', '.join(SCHEMES)})"
-    )
+        example = "unix:///run/redis.sock" if scheme == "unix" else f"{kind}://..."
+        raise ValueError(f"a url of kind '{kind}:' needs two slashes (write {example})")
+    known = f"write redis://host:6379/0; known: {', '.join(SCHEMES)}"
+    raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 
 
 _SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
@@ -212,9 +208,8 @@ def _keys(value: object) -> tuple[str, ...]:
     found = _several(value)
     for number, key in enumerate(found, 1):
         if not isinstance(key, str) or not _SIGNING_KEY.fullmatch(key):
-            raise ValueError(
-                f"signing key {number} is not ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
-            )
+            form = "ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
+            raise ValueError(f"signing key {number} is not {form}")
     return tuple(str(key) for key in found)
 
 

@@ -122,17 +122,6 @@ class Option(NamedTuple):  # a dataclass would cost a millisecond at every start
 _UNITS = {"span": "seconds", "spans": "seconds", "size": "bytes"}
 
 
-def row(name: str, default: Any, meta: Mapping[str, Any]) -> Option:
-    """A row of the table, with the values that follow from its name and kind."""
-    derived = {
-        "flag": "--" + name.replace("_", "-"),
-        "environ": f"QD_{name.upper()}",
-        "unit": _UNITS.get(meta["kind"], ""),
-        "shown": shown(meta["kind"], default),
-    }
-    return Option(name=name, default=default, **{**derived, **meta})
-
-
 def shown(kind: str, value: Any) -> str:
     """The text of a value of this kind: (1.0, 5.0) spans -> "1s,5s", 128 MiB -> "128M"."""
     if value is None or value == ():
@@ -151,8 +140,24 @@ def shown(kind: str, value: Any) -> str:
 T = TypeVar("T")
 
 
-def option(default: T, kind: str, help: str, **more: Any) -> T:
-    return field(default=default, metadata={"kind": kind, "help": help, **more})
+def option(default: T, kind: str, help: str, *, repr: bool = True, **more: Any) -> T:
+    return field(default=default, repr=repr, metadata={"kind": kind, "help": help, **more})
+
+
+def rows_of(options: Any, environ: str = "QD_", *, flags: bool = False) -> Mapping[str, Option]:
+    """The rows of the options that a dataclass declares, with what follows from their names and kinds. environ: what the
+    names of their variables begin with, "" for options without variables."""
+    rows = dict[str, Option]()
+    for held in fields(options):
+        if held.metadata:
+            derived = {
+                "flag": "--" + held.name.replace("_", "-") if flags else "",
+                "environ": environ and f"{environ}{held.name.upper()}",
+                "unit": _UNITS.get(held.metadata["kind"], ""),
+                "shown": shown(held.metadata["kind"], held.default) or "none",
+            }
+            rows[held.name] = Option(name=held.name, default=held.default, **{**derived, **held.metadata})
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ class WorkOptions:
         shown="the queues of the app's jobs, in turn",
     )  # fmt: skip
     connection: str = option("", "name", "work this connection", short="-c", environ="", shown="`default` of [qd]")
-    pool: str = option("", "name", "use [pools.NAME] over [worker]", in_file=False, shown="none")
+    pool: str = option("", "name", "use [pools.NAME] over [worker]", in_file=False)
     workers: int = option(
         1, "count", "number of workers, 0: one in this process, for breakpoints", short="-w", auto=True,
         shown="auto, the CPUs granted",
@@ -230,6 +235,4 @@ class WorkOptions:
         return self.only_schedule or not (self.no_schedule or ends_by_itself or not self.workers)
 
 
-WORK: Mapping[str, Option] = {
-    held.name: row(held.name, held.default, held.metadata) for held in fields(WorkOptions) if held.metadata
-}
+WORK = rows_of(WorkOptions, flags=True)

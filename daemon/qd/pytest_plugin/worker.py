@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qd import config
-from qd.config.settings import Settings
-from qd.config.table import CONNECTION, LARAVEL, environ_name
+from qd.app import Qd
+from qd.config.settings import CONNECTION, LARAVEL, Settings, environ_name
 from qd.drivers.connections import open_memory
 from qd.drivers.embedded import Address, ask, server_binary
 from qd.errors import ConfigError, QdError
@@ -28,18 +27,15 @@ from qd.store.failed import FailedStore, Record
 from qd.store.masters import queues_found
 from qd.worker.template import load_app
 
-if TYPE_CHECKING:
-    from qd.app import Qd
-
 
 def find_app(named: str, root: Path) -> Qd:
     """named: `qd_app` of pytest's configuration, MODULE:ATTRIBUTE or "". root: pytest's rootdir. Raises ConfigError."""
     settings = settings_of(root, named)
     if not settings.app:
-        raise ConfigError(
-            'no app is named for the fixtures of qd: write qd_app = "shop.queue:app" into [tool.pytest.ini_options], or '
-            "a fixture qd_app that returns your app into conftest.py"
+        way = (
+            'write qd_app = "shop.queue:app" into [tool.pytest.ini_options], or a fixture qd_app that returns your app'
         )
+        raise ConfigError(f"no app is named for the fixtures of qd: {way} into conftest.py")
     return load_app(settings)
 
 
@@ -84,24 +80,13 @@ class Held:
     stdout; folder is deleted at its end."""
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        log: Path,
-        output: Path,
-        cwd: Path,
-        env: Mapping[str, str],
-        folder: Path | None = None,
+        self, arguments: Sequence[str], *, log: Path, output: Path, cwd: Path, env: dict[str, str], folder: str = ""
     ) -> None:
+        command = ["/bin/sh", "-c", HELD, "sh", folder, *arguments]
         with log.open("ab") as errors, output.open("ab") as out:
+            # A session of its own: Ctrl-C is for pytest.
             self.process = subprocess.Popen(
-                ["/bin/sh", "-c", HELD, "sh", str(folder or ""), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=errors,
-                cwd=cwd,
-                env=dict(env),
-                start_new_session=True,  # Ctrl-C is for pytest
+                command, stdin=subprocess.PIPE, stdout=out, stderr=errors, cwd=cwd, env=env, start_new_session=True
             )
 
     def running(self) -> bool:
@@ -109,18 +94,14 @@ class Held:
 
     def wait(self, seconds: float) -> int:
         """Wait for its end and return its exit code. Raises subprocess.TimeoutExpired."""
-        code = self.process.wait(seconds)
-        self._close()
-        return code
+        self.process.wait(seconds)
+        return self.stop()
 
-    def stop(self, seconds: float = STOP_WAIT) -> int:
+    def stop(self) -> int:
         """Send SIGTERM, wait, and return its exit code."""
-        self._close()
-        return self.process.wait(seconds)
-
-    def _close(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(STOP_WAIT)
 
 
 class Server:
@@ -139,7 +120,7 @@ class Server:
         log = self.folder / "log"
         command = [str(server_binary()), "--dir", str(self.folder), "--port", "0", "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--save", "", "--appendonly", "no", "--databases", str(DATABASES)]
-        self._held = Held(command, log=log, output=log, cwd=self.folder, env=clean(os.environ), folder=self.folder)
+        self._held = Held(command, log=log, output=log, cwd=self.folder, env=clean(os.environ), folder=str(self.folder))
         deadline = time.monotonic() + START_WAIT
         while ask(Address(self.socket), "PING") != b"+PONG\r\n":
             if not self._held.running() or time.monotonic() > deadline:
@@ -228,16 +209,14 @@ class Worker:
 
     def stop(self) -> None:
         """Let running jobs finish, and stop each `qd work` of start(). Raises AssertionError if one does not exit with 0."""
-        codes = [held.stop() for held in self._running]
-        self._running.clear()
-        for code in codes:
+        for code in self.end():
             self._check(code)
 
-    def end(self) -> None:
-        """As stop(), but with any exit code."""
-        for held in self._running:
-            held.stop()
+    def end(self) -> list[int]:
+        """As stop(), but with any exit codes, which it returns."""
+        codes = [held.stop() for held in self._running]
         self._running.clear()
+        return codes
 
     def _work(self, *arguments: str) -> Held:
         alone = ["-w", "1", "--no-schedule"]  # a test must not depend on the time of day
@@ -294,10 +273,8 @@ def worked(app: Qd, server: Server, root: Path, folder: Path) -> Iterator[Worker
 
 def moved(settings: Settings, server: Server) -> Settings:
     """These settings, with each connection in its own database of the scratch server."""
-    connections = {
-        name: replace(found, url=server.url(number))
-        for number, (name, found) in enumerate(settings.connections.items())
-    }
+    numbered = enumerate(settings.connections.items())
+    connections = {name: replace(found, url=server.url(number)) for number, (name, found) in numbered}
     laravel = settings.laravel and replace(settings.laravel, cache_url=server.url(DATABASES - 1))
     return replace(settings, connections=connections, laravel=laravel)
 

@@ -6,7 +6,6 @@ and measured. staged() replaces the connections and the settings of the app, whi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -99,7 +98,6 @@ class Fake:
 
     def __init__(self, services: Services) -> None:
         self._registry, self._handlers = services.registry, services.handlers
-        self._lock = threading.Lock()
         self._waiting = Waiting()
         self._made: dict[str, Message] = {}  # by id; also those that a chain or a batch sends later
         self._kept = MemoryBatches()
@@ -110,9 +108,7 @@ class Fake:
         Raises ArgumentError if it is not a job of this app.
         """
         declared = self._declared(job)
-        return [
-            dispatched(each) for each in self._waiting.all() if each.plan is not None and each.plan.declared is declared
-        ]
+        return [dispatched(each) for each in self._waiting.all() if each.plan and each.plan.declared is declared]
 
     def all(self) -> list[Dispatched]:
         """The calls of every job."""
@@ -155,22 +151,13 @@ class Fake:
         return [message.id for message in messages]
 
     def _remember(self, message: Message) -> None:
-        with self._lock:
-            self._made[message.id] = message
+        self._made[message.id] = message
 
     def _batched(self, new: NewBatch) -> Batched:
         jobs = [each for each in self._waiting.all() if each.relations is not None and each.relations.batch == new.id]
-        callbacks = {what: self._called_back(new, what) for what in new.callbacks}
-        after = {what: dispatched(message) for what, message in callbacks.items() if message is not None}
-        return Batched(
-            jobs=[dispatched(each) for each in jobs],
-            then=after.get("then"),
-            catch=after.get("catch"),
-            finally_=after.get("finally"),
-            name=new.name,
-            allow_failures=new.allow_failures,
-            id=new.id,
-        )
+        callbacks = (self._called_back(new, what) for what in ("then", "catch", "finally"))
+        then, catch, finally_ = (None if message is None else dispatched(message) for message in callbacks)
+        return Batched([dispatched(each) for each in jobs], then, catch, finally_, new.name, new.allow_failures, new.id)
 
     def _called_back(self, new: NewBatch, what: str) -> Message | None:
         callback = new.callbacks.get(what)
@@ -182,9 +169,8 @@ class Fake:
     def _declared(self, job: AnyJob) -> Declared:
         found = declared_of(job) or self._handlers.declared(job)
         if found is None or self._registry.get(found.name) is not found:
-            raise ArgumentError(
-                f"{job!r} is not a job of this app: pass a job that @app.job declared, or a command class"
-            )
+            way = "pass a job that @app.job declared, or a command class"
+            raise ArgumentError(f"{job!r} is not a job of this app: {way}")
         return found
 
     def __repr__(self) -> str:

@@ -80,7 +80,7 @@ class Inline(Fake):
             each, effects = ahead.popleft(), list[Effect]()
             if each.plan is None:
                 continue
-            self._waiting.begin(each)
+            self._waiting.begun.add(each.id)
             try:
                 self._attempts(each, each.plan, effects.append)
             except Exception as error:
@@ -105,22 +105,20 @@ class Inline(Fake):
     def _done(self, effects: Sequence[Effect]) -> list[Exception]:
         """Apply the effects in memory. Returns the errors of callbacks."""
         errors = list[Exception]()
-        for kept in effects:
-            if isinstance(kept, Keep):  # first: a callback may ask for the result
-                self._waiting.keep(kept)
-        for ended in effects:
-            if isinstance(ended, Count):
-                new = self._kept.kept[ended.id].new
-                errors += self._call_back(new, self._kept.ended(ended.id, ended.job, ended.how))
+        for effect in sorted(effects, key=lambda each: not isinstance(each, Keep)):  # a callback may ask for the result
+            if isinstance(effect, Keep):
+                self._waiting.keep(effect)
+            elif isinstance(effect, Count):
+                new = self._kept.kept[effect.id].new
+                errors += self._call_back(new, self._kept.ended(effect.id, effect.job, effect.how))
         return errors
 
     def _call_back(self, new: NewBatch, due: Iterator[str]) -> list[Exception]:
         """Run the callbacks that are due. Returns their errors."""
         errors = list[Exception]()
         for what in due:
-            callback = self._called_back(new, what)
             try:
-                if callback is not None:
+                if (callback := self._called_back(new, what)) is not None:
                     self._run(callback)
             except Exception as error:
                 errors.append(error)

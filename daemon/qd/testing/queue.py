@@ -17,6 +17,8 @@ from qd.dispatch.route import Message
 from qd.drivers.types import Effect, Found, Keep, Kept, Spot
 from qd.payload.format import read
 
+POLL = 0.02  # seconds between two attempts to take a lock
+
 
 class Waiting:
     """The methods of a connection for single jobs (base.Jobs, and a Connector's keyed ones). For any thread."""
@@ -25,7 +27,7 @@ class Waiting:
         self._lock = threading.RLock()
         self._messages: list[Message] = []
         self._sent_at: dict[str, float] = {}  # by id
-        self._begun: set[str] = set()  # ids of jobs that run, or have run
+        self.begun: set[str] = set()  # ids of jobs that run, or have run
         self._kept: dict[str, Kept] = {}
 
     def all(self) -> list[Message]:
@@ -46,15 +48,10 @@ class Waiting:
                 self._messages.append(message)
                 self._sent_at[message.id] = time.time()
 
-    def begin(self, message: Message) -> None:
-        self._begun.add(message.id)
-
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
         before = self._kept.get(end.id)
         self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
-
-    # -- by key
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
         return self._change(self._under(queue, name), None)
@@ -70,21 +67,17 @@ class Waiting:
         found = self._under(queue, name)
         return None if found is None else self._sent_at[found.id] + found.delay
 
-    # -- by id
-
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
         found = self._first(lambda each: each.queue == queue and id in (each.id, each.uuid))
-        spot: Spot = "delayed" if found is not None and found.delay else "ready"
-        if found is None or spot not in spots:
-            return None
-        return Found(queue, spot, found.body, read(found.body), None)
+        spot: Spot = "delayed" if found and found.delay else "ready"
+        return Found(queue, spot, found.body, read(found.body), None) if found and spot in spots else None
 
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         for effect in effects:
             if isinstance(effect, Keep):
-                self._kept[effect.id] = Kept(effect.status, effect.value, None, time.time())
+                self.keep(effect)
         return self._change(self._first(lambda each: each.body == found.text), None)
 
     def stop(self, found: Found) -> bool:
@@ -101,7 +94,7 @@ class Waiting:
 
     def _first(self, fits: Callable[[Message], bool]) -> Message | None:
         with self._lock:
-            return next((each for each in self._messages if each.id not in self._begun and fits(each)), None)
+            return next((each for each in self._messages if each.id not in self.begun and fits(each)), None)
 
     def _change(self, message: Message | None, new: Message | None) -> bool:
         """Replace a message by `new`, or delete it (None). Returns False if it no longer exists."""
@@ -119,20 +112,16 @@ def key_name(message: Message) -> str:
 
 
 class MemoryLocks:
-    """The part of the Store contract that a Mutex and its Lease use. May be used from any thread."""
+    """The part of the Store contract that a Mutex and its Lease use; a free lock goes to whoever takes it first. May be
+    used from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._owners: dict[str, tuple[str, float]] = {}  # lock -> owner, monotonic time at which it expires
-        self._lines: dict[
-            str, dict[str, float]
-        ] = {}  # lock -> waiter, in order -> monotonic time until which it counts
-        self._tokens: set[str] = set()  # wake lists that have one
         self._last = 0
         self.steps: dict[str, Callable[..., Any]] = {
             "lock_take": self._take,
             "lock_give": self._give,
-            "lock_wake": self._wake,
             "lease_extend": self._extend,
         }
 
@@ -145,65 +134,32 @@ class MemoryLocks:
             return [owner.encode() if (owner := self._owner(name)) else None for name in names]
 
     def pop(self, name: str, seconds: float, wake: int = -1) -> bool:
-        """Does not watch `wake`: a Mutex waits half a second at most."""
+        """Returns when any lock is freed, and soon: it may have been freed before. Does not watch `wake`."""
         with self._changed:
-            came = self._changed.wait_for(lambda: name in self._tokens, seconds)
-            self._tokens.discard(name)
-            return came
+            return self._changed.wait(min(seconds, POLL))
 
     def _owner(self, lock: str) -> str | None:
         owner, until = self._owners.get(lock, ("", 0.0))
         return owner if time.monotonic() < until else None
 
-    def _take(
-        self, names: Sequence[str], owner: str, held: int, stay: int, came: int, there: int, grant: int, kept: int
-    ) -> list[Any]:
-        lock, line = names[0], self._there(names[0])
-        handed = ""
-        if self._owner(lock) is None and line and next(iter(line)) != owner:
-            handed = self._hand_over(lock, grant)
+    def _take(self, names: Sequence[str], owner: str, held: int, stay: int, came: int, *spans: int) -> list[Any]:
+        lock = names[0]
         if self._owner(lock) in (None, owner):
-            line.pop(owner, None)
             self._owners[lock] = owner, time.monotonic() + held / 1000
             self._last = max(self._last + 1, time.time_ns() // 1000)
             return [str(self._last)]
-        if stay:
-            line[owner] = time.monotonic() + there / 1e6
-        else:
-            line.pop(owner, None)
         has, until = self._owners[lock]
-        left = max(0, round((until - time.monotonic()) * 1000))
-        return ["0", left, str(came or 1), list(line).index(owner) if stay else 0, has.encode(), handed.encode()]
+        return ["0", max(0, round((until - time.monotonic()) * 1000)), came, 0, has.encode(), b""]
 
     def _give(self, names: Sequence[str], owner: str, grant: int) -> list[Any]:
-        lock, line = names[0], self._there(names[0])
-        line.pop(owner, None)
-        if self._owner(lock) != owner:
+        if self._owner(names[0]) != owner:
             return [0, b""]
-        del self._owners[lock]
-        return [1, self._hand_over(lock, grant).encode() if line else b""]
+        del self._owners[names[0]]
+        self._changed.notify_all()
+        return [1, b""]
 
     def _extend(self, names: Sequence[str], owner: str, held: int) -> int:
         if self._owner(names[0]) != owner:
             return 0
         self._owners[names[0]] = owner, time.monotonic() + held / 1000
         return 1
-
-    def _wake(self, names: Sequence[str], kept: int) -> int:
-        self._tokens.add(names[0])
-        self._changed.notify_all()
-        return 1
-
-    def _there(self, lock: str) -> dict[str, float]:
-        """Its line, without waiters that have stopped calling."""
-        line = self._lines.setdefault(lock, {})
-        for waiter in [each for each, until in line.items() if time.monotonic() >= until]:
-            del line[waiter]
-        return line
-
-    def _hand_over(self, lock: str, grant: int) -> str:
-        line = self._lines[lock]
-        first = next(iter(line))
-        del line[first]
-        self._owners[lock] = first, time.monotonic() + grant / 1000
-        return first

@@ -10,7 +10,7 @@ import pytest
 
 from qd import config
 from qd.config.file import lines_of
-from qd.config.table import SECTIONS, environ_name
+from qd.config.settings import SECTIONS, LaravelSettings, environ_name
 from qd.errors import ConfigError
 from qd.options.tables import WORK
 
@@ -454,7 +454,7 @@ def test_under_a_supervisor_it_stays_up_for_a_minimum_time(environ, seconds, fol
 
 def test_laravel_needs_only_its_cache_url(write):
     write('[laravel]\ncache_url = "redis://h/1"\n')
-    assert load().laravel == config.LaravelSettings(cache_url="redis://h/1", cache_prefix="")
+    assert load().laravel == LaravelSettings(cache_url="redis://h/1", cache_prefix="")
 
 
 def test_settings_survive_a_round_trip_through_json(write):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qd import Qd, config
+from qd.config.settings import ConnectionSettings
 from qd.drivers import send_only
 from qd.drivers.base import Connector
 from qd.drivers.send_only import FailoverQueue, SendingOnly
@@ -21,7 +22,7 @@ from qd.events import QueueFailedOver
 class Made(SendingOnly):
     """Accepts jobs until `error` is set."""
 
-    def __init__(self, at: config.ConnectionSettings) -> None:
+    def __init__(self, at: ConnectionSettings) -> None:
         super().__init__(at)
         self.took: list[Outgoing] = []
         self.asked = 0
@@ -162,9 +163,9 @@ def test_control_defaults_to_the_first_connection(shop: Shop) -> None:
 
 def test_a_custom_driver_gets_the_settings_of_its_connection(tmp_path: Path) -> None:
     shop = Shop(tmp_path, '[connections.mine]\ndriver = "mine"\nqueue = "q"\nprefix = "p:"\n')
-    made: list[config.ConnectionSettings] = []
+    made: list[ConnectionSettings] = []
 
-    def make(at: config.ConnectionSettings) -> Made:
+    def make(at: ConnectionSettings) -> Made:
         made.append(at)
         return Made(at)
 

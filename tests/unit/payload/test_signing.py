@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from qd import config
-from qd.config.settings import SigningSettings
+from qd.config.settings import Settings, SigningSettings
 from qd.errors import ConfigError, SignatureRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, saving
@@ -136,7 +136,7 @@ def test_the_duplicate_key_that_is_verified_is_the_one_that_runs():
 # -- the configuration
 
 
-def load(tmp_path, text: str, **environ: str) -> config.Settings:
+def load(tmp_path, text: str, **environ: str) -> Settings:
     (tmp_path / "qd.toml").write_text(text)
     return config.load(tmp_path / "qd.toml", environ=environ)
 

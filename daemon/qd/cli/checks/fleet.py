@@ -5,29 +5,24 @@ schedulers, overdue or paused entries).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from qd import __version__
+from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.diagnosis import blind
 from qd.cli.output import by_whom, count, duration
 from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, State, living, refusal, stale
+from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError
 from qd.process.exit_codes import Exit
-from qd.schedule.entry import closed, meant_for, next_of
+from qd.schedule.entry import Entry, closed, meant_for, next_of
 from qd.schedule.frequencies import shown
 from qd.store import controls, masters, schedule
 from qd.store.controls import Restart
 from qd.store.masters import MasterReport
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.schedule.entry import Entry
-
 
 OBEYED = 60.0  # seconds a restart may take: running jobs finish first
 NAMED = 5  # entries that a line names
@@ -115,9 +110,8 @@ def check_entries(app: Qd, settings: Settings, entries: Sequence[Entry], state: 
         found.append(warn("schedule", fact, way))
     elif late:
         way = "see the `schedule.` lines in the logs of the schedulers (`qd status` names them)"
-        longest = ", ".join(
-            f"{name} for {duration(late[name])}" for name in sorted(late, key=late.__getitem__)[-NAMED:][::-1]
-        )
+        names = sorted(late, key=late.__getitem__)[-NAMED:][::-1]
+        longest = ", ".join(f"{name} for {duration(late[name])}" for name in names)
         more = f" and {len(late) - NAMED} more" if len(late) > NAMED else ""
         found.append(warn("schedule", f"overdue: {longest}{more}", way))
     yield from found or [ok("schedule", well(entries, here, seen.now))]

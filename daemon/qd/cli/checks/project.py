@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qd import config as configuration
+from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.output import count
@@ -25,10 +25,6 @@ from qd.options.drivers import WITH_KEYSPACE
 from qd.options.kinds import size_text
 from qd.process import liveness, proc
 from qd.process.exit_codes import Exit
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-
 
 IMPORT = 60  # seconds an app may take to import
 ROOT = Path("/")  # where /proc and /sys are
@@ -83,7 +79,9 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         yield fail("app", "no app is named: `qd work` does not start", way, Exit.CONFIG)
         return
     try:
-        project.app = imported()
+        # What its import prints goes to stderr.
+        with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
+            project.app = context.app()
     except QdError as error:
         way = f"fix it; `python -c 'import {found.app.partition(':')[0]}'` shows the same error"
         yield fail("app", error, way, Exit.CONFIG)
@@ -97,7 +95,15 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: every job that arrives is unknown", way)
     yield from check_queues(project, project.app)
-    yield from check_import()
+    # What prevents forking workers from a process that has imported the app.
+    threads, sockets = proc.thread_names(), proc.connected_sockets()
+    way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
+    for name in threads:
+        yield warn("import", f"left the thread '{name}' running", way)
+    for peer in sockets:
+        yield warn("import", f"left a connection open: {peer}", way)
+    if not threads and not sockets:
+        yield ok("import", "left no thread and no connection behind")
 
 
 def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
@@ -113,24 +119,6 @@ def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
     for name, why in without_limit(app):
         way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
         yield fail(f"job {name}", f"can never run: {why}", way)
-
-
-def imported() -> Qd:
-    """The app. What its import prints goes to stderr. Raises QdError, also if the import hangs."""
-    with redirect_stdout(sys.stderr), context.deadline(IMPORT, f"the app's import takes longer than {IMPORT} s"):
-        return context.app()
-
-
-def check_import() -> Iterator[Finding]:
-    """What prevents forking workers from a process that has imported the app."""
-    threads, sockets = proc.thread_names(), proc.connected_sockets()
-    way = "open it on first use; until then each worker imports the app itself, which takes time and memory"
-    for name in threads:
-        yield warn("import", f"left the thread '{name}' running", way)
-    for peer in sockets:
-        yield warn("import", f"left a connection open: {peer}", way)
-    if not threads and not sockets:
-        yield ok("import", "left no thread and no connection behind")
 
 
 def connections(project: Project) -> dict[str, Settings]:
@@ -179,9 +167,8 @@ def memory(project: Project) -> Iterator[Finding]:
         use = f"{count(work.workers, 'worker')} x {size_text(work.memory)} + app {app >> 20}M = {need >> 20}M"
         way = "fewer workers, a smaller --memory, or more for the container; --memory-hard bounds a single job"
         if limit is not None and not work.memory:
-            yield warn(
-                what, f"--memory is off, the limit here is {limit >> 20}M: the kernel kills what exceeds it", way
-            )
+            fact = f"--memory is off, the limit here is {limit >> 20}M: the kernel kills what exceeds it"
+            yield warn(what, fact, way)
         elif limit is not None and need > limit:
             yield fail(what, f"{use}, over the {limit >> 20}M of this container or unit", way)
         elif whole and need > whole:

@@ -8,31 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
+from qd.cli.checks.project import Project
 from qd.cli.diagnosis import of_failed, of_queue
 from qd.cli.output import by_whom, count
 from qd.cli.state import QueueLine, State, full, is_object_job, overdue_of
 from qd.cli.state import of_php as state_of_php
+from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import Malformed, ServerRefused, SignatureRefused
 from qd.log import cut
 from qd.options.kinds import did_you_mean
 from qd.payload.format import read
+from qd.payload.signing import Signing
 from qd.process import proc
 from qd.store import controls
+from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.cli.checks.project import Project
-    from qd.config.settings import Settings
-    from qd.payload.signing import Signing
-    from qd.store.base import KeyspaceStore
-
 
 HEAD = 50  # ready, and delayed, jobs of each queue that are read
 WAITS = ("unserved", "stuck")  # those of health's reasons that are reported here
@@ -63,9 +59,8 @@ def check_waiting(
         try:
             sample = sample_of(store, queue)
         except ServerRefused as error:
-            yield warn(
-                f"queue {queue}", f"cannot be read: {error}", f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
-            )
+            way = f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
+            yield warn(f"queue {queue}", f"cannot be read: {error}", way)
             continue
         found = list(judged(queue, sample, signing, app))
         found += of_dead_masters(store, queue, masters)
@@ -89,9 +84,8 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
 def judged(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
     names, malformed, refused = dict[str, str](), 0, Counter[str]()  # job -> where it was found; why -> how many
-    waiting = [("at its head", raw) for raw in sample.ready] + [
-        ("among its delayed jobs", raw) for raw in sample.delayed
-    ]
+    waiting = [("at its head", raw) for raw in sample.ready]
+    waiting += [("among its delayed jobs", raw) for raw in sample.delayed]
     for place, raw in waiting:
         if is_object_job(raw):
             continue
@@ -136,8 +130,7 @@ def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport
     names = [name.decode("utf-8", "replace") for name in owners] if isinstance(owners, list) else []
     tokens = [name.partition("/")[0] for name in names if not name.endswith(keys.FENCE)]
     alive = {master.token for master in masters if not is_dead(master)}
-    gone = sum(token not in alive for token in tokens)
-    if not gone:
+    if not (gone := sum(token not in alive for token in tokens)):
         return []
     way = "start `qd work` on their host, which requeues them at once; else they return when their leases end"
     return [warn(f"queue {queue}", f"{count(gone, 'job')} reserved by masters that are gone", way)]
@@ -147,9 +140,6 @@ def is_dead(master: MasterReport) -> bool:
     """Whether its process was on this host and in this container, and no longer exists."""
     here = bool(master.boot) and (master.boot, master.ns) == (proc.boot_id(), proc.pid_namespace())
     return here and proc.alive(master.pid, master.start) is False
-
-
-# -- declared jobs and the queues they go to
 
 
 def unworked(connection: str, project: Project, masters: list[MasterReport]) -> Iterator[Finding]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from qd.drivers.database.connection import DatabaseConnection
     from qd.drivers.database.keyspace import DatabaseKeyspace
 
-
 Facts = Mapping[str, str]
 PINGS = 50
 SLOW, JERKY = 0.005, 0.05  # seconds of a ping at p50 and p99; each job costs at least one call
@@ -154,8 +153,7 @@ def skew(space: Keyspace, where: str) -> Finding:
 def version(where: str, facts: Facts) -> Finding:
     name = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "?")
-    parts = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    if parts < OLDEST:
+    if tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST:
         return fail(f"{where}.version", f"{name} {text}", "use Redis 6.2 or later, or any Valkey")
     return ok(f"{where}.version", f"{name} {text}")
 
@@ -249,9 +247,8 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
     operators: Tries = [("SET", scratch, "1", "PX", 1), *others, ("SCAN", 0)]
     lacks = sorted(refused(connection, operators) - set(missing))
     if lacks and not missing:
-        text = (
-            f"user {user} may not {', '.join(word.upper() for word in lacks)}: `qd restart` and similar commands fail"
-        )
+        words = ", ".join(word.upper() for word in lacks)
+        text = f"user {user} may not {words}: `qd restart` and similar commands fail"
         way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
         yield warn(what, text, way)
 
@@ -310,9 +307,8 @@ def durability(link: DatabaseConnection, what: str) -> Finding:
         return warn(what, f"its journal is '{journal}': readers and writers wait for each other", way)
     for name in ("fsync", "synchronous_commit") if link.kind == "postgresql" else ():
         if query(link, f"SHOW {name}") == "off":
-            return warn(
-                what, f"{name} is off: a crash of its host loses the last jobs", f"ALTER SYSTEM SET {name} = on"
-            )
+            way = f"ALTER SYSTEM SET {name} = on"
+            return warn(what, f"{name} is off: a crash of its host loses the last jobs", way)
     name = "innodb_flush_log_at_trx_commit"
     if link.kind == "mysql" and (value := query(link, f"SELECT @@{name}")) != "1":
         way = f"SET GLOBAL {name} = 1, and the same in its configuration"

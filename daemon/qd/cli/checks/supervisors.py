@@ -15,7 +15,7 @@ from pathlib import Path
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
 from qd.cli.init_files import patience
-from qd.config.load import SCHEDULE
+from qd.config.load import SCHEDULE_POOL
 from qd.config.settings import Settings
 from qd.options.kinds import span
 from qd.options.tables import WorkOptions
@@ -83,7 +83,7 @@ def words_of(command: str) -> list[str] | None:
         if words[at + 1 : at + 2] == ["work"]:
             return words[at + 2 :]
         if words[at + 1 : at + 3] == ["schedule", "work"]:
-            return [*words[at + 3 :], "--pool", SCHEDULE]  # an explicit --pool comes first and wins
+            return [*words[at + 3 :], "--pool", SCHEDULE_POOL]  # an explicit --pool comes first and wins
     return None
 
 
@@ -145,24 +145,18 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
     if isinstance(sections, Finding):
         yield sections
         return
-    ours = {
-        name: (words, keys)
-        for name, keys in sections.items()
-        if name.startswith("program:") and (words := words_of(keys.get("command", ""))) is not None
-    }
+    programs = {name: keys for name, keys in sections.items() if name.startswith("program:")}
+    ours = {name: words for name, keys in programs.items() if (words := words_of(keys.get("command", ""))) is not None}
     if must and not ours:
         way = "name the file that does; `qd init supervisord` prints one"
         yield warn(str(path), "no [program:...] in it runs `qd work`", way)
-    for name, (words, keys) in ours.items():
+    for name, words in ours.items():
+        keys = programs[name]
         if must or not of_others(words, project):
             program = started(f"{path} [{name}]", words, project, keys.get("environment", ""))
-            yield from judged(program, keys)
-
-
-def judged(program: Started, keys: Keys) -> Iterator[Finding]:
-    wait, restart = seconds(keys.get("stopwaitsecs", ""), 10.0), keys.get("autorestart", "unexpected")
-    value = f"stopwaitsecs={wait:g}, autorestart={restart}"
-    yield from list(program_problems(program, keys, wait, restart.lower())) or [ok(program.what, value)]
+            wait, restart = seconds(keys.get("stopwaitsecs", ""), 10.0), keys.get("autorestart", "unexpected")
+            well = ok(program.what, f"stopwaitsecs={wait:g}, autorestart={restart}")
+            yield from list(program_problems(program, keys, wait, restart.lower())) or [well]
 
 
 def program_problems(program: Started, keys: Keys, wait: float, restart: str) -> Iterator[Finding]:
@@ -182,8 +176,7 @@ def program_problems(program: Started, keys: Keys, wait: float, restart: str) ->
     if (signal := keys.get("stopsignal", "TERM").upper().removeprefix("SIG")) not in ("TERM", "INT", "QUIT"):
         yield fail(what, f"stopsignal={signal} does not stop qd gracefully", "stopsignal=TERM")
     if keys.get("user", "root") == "root":
-        value = "no user=: if supervisord runs as root, so do jobs"
-        yield warn(what, value, "user=NAME, its own user", topic="root")
+        yield warn(what, "no user=: if supervisord runs as root, so do jobs", "user=NAME, its own user", topic="root")
 
 
 # -- systemd
@@ -233,8 +226,8 @@ def of_systemctl(project: Project) -> Iterator[Finding]:
 
 def of_service(what: str, words: list[str], project: Project, keys: Keys) -> Iterator[Finding]:
     unit = started(what, words, project, keys.get("Environment", ""))
-    value = f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}"
-    yield from list(unit_problems(unit, keys)) or [ok(what, value)]
+    well = ok(what, f"Restart={keys.get('Restart')}, KillMode={keys.get('KillMode')}")
+    yield from list(unit_problems(unit, keys)) or [well]
 
 
 def unit_problems(unit: Started, keys: Keys) -> Iterator[Finding]:

@@ -6,20 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from qd.cli import context
 from qd.options import kinds
-
-if TYPE_CHECKING:
-    from qd.store.failed import FailedStore, Record, Wanted
-
+from qd.store.failed import FailedStore, Record, Wanted
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
 Moment = float | timedelta  # unix seconds, or a time ago
 
 
@@ -60,19 +55,19 @@ class Filters:
         """now: when the command began, by the server's clock; newer failures are excluded."""
         from qd.store.failed import Wanted
 
-        ends = [now, *(moment(at, now) for at in (self.until,) if at is not None)]
-        ends += [now - self.older_than] if self.older_than is not None else []
-        since = None if self.since is None else moment(self.since, now)
-        return Wanted(self.job, self.error, self.text, since, min(ends))
+        older = None if self.older_than is None else now - self.older_than
+        until = min(end for end in (now, moment(self.until, now), older) if end is not None)
+        return Wanted(self.job, self.error, self.text, moment(self.since, now), until)
 
 
-def moment(at: Moment, now: float) -> float:
+def moment(at: Moment | None, now: float) -> float | None:
     return now - at.total_seconds() if isinstance(at, timedelta) else at
 
 
 def filters(function: F) -> F:
     """Decorator: adds the filter options; the command turns their values into `Filters`."""
-    add = (
+    return context.decorated(
+        function,
         click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
         click.option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
         click.option(
@@ -87,9 +82,6 @@ def filters(function: F) -> F:
             "--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."
         ),
     )
-    for decorator in reversed(add):
-        function = decorator(function)
-    return function
 
 
 @dataclass(frozen=True)

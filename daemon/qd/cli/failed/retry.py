@@ -1,67 +1,30 @@
 """`qd failed retry` and `forget`: failed jobs are sent again or deleted, at most a hundred in a step.
 
-However such a command is interrupted, each job was either moved or not: run it again to do the rest. Progress is a bar
-if stderr is a terminal, else a line now and then.
+However such a command is interrupted, each job was either moved or not: run it again to do the rest.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from qd.cli import context, output
 from qd.cli.failed.filters import Filters, Place, filters, place, single
 from qd.errors import QdError
-
-if TYPE_CHECKING:
-    from qd.store.failed import Record
-
+from qd.store.failed import Record
 
 EVERY = 5.0  # seconds between two progress lines
 CHUNK = 100  # records in one step
 HEAVY = 4 << 20  # bytes in one step, unless one record is larger
 MOST = 20  # jobs that are named if they cannot be sent
 Step = Callable[[list["Record"]], list[str | None]]  # result for each: None if done, "" if it was gone, else why not
-
-
-class Progress:
-    """total: None if it is unknown before all records were read."""
-
-    def __init__(self, what: str, total: int | None) -> None:
-        self.what, self.total = what, total
-        self.noted_at = time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if sys.stderr.isatty() and not context.given().json:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self.what, total=self.total)
-            self._bar.start()
-        return self
-
-    def at(self, done: int) -> None:
-        if self._bar is not None:
-            self._bar.update(0, completed=done)
-        elif time.monotonic() - self.noted_at >= EVERY:
-            self.noted_at = time.monotonic()
-            output.note(f"{output.count(done, 'job')} {self.what} so far")
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 class Rate(click.FloatRange):
@@ -121,11 +84,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     at = place(which.queue)
     # locks are only known when a retry is tried
     step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
-    tally = Tally()
-    what = "would be sent again" if dry_run else "sent again"
-    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)), rate)
-    if context.given().json:
-        output.document({"retried": 0 if dry_run else tally.done, **document(tally, dry_run)})
+    tally = go(at, ids, which, step, "sent again", "retried", dry_run, rate)
     tell_batches(at, sorted(tally.batches))
     return tally.code
 
@@ -152,16 +111,11 @@ def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> in
     which = Filters(**given)
     check_choice(ids, every, which, "forget")
     at = place(which.queue)
-    tally = Tally()
 
     def step(chunk: list[Record]) -> list[str | None]:
         return [None] * len(chunk) if dry_run else at.store.forget(chunk[0].queue, chunk)
 
-    what = "would be forgotten" if dry_run else "forgotten"
-    go(chosen(at, ids, which, tally), step, tally, Progress(what, total(at, ids, which)))
-    if context.given().json:
-        output.document({"forgotten": 0 if dry_run else tally.done, **document(tally, dry_run)})
-    return tally.code
+    return go(at, ids, which, step, "forgotten", "forgotten", dry_run, None).code
 
 
 def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> None:
@@ -170,14 +124,6 @@ def check_choice(ids: Sequence[str], every: bool, which: Filters, verb: str) -> 
         raise click.UsageError(f"'{ids[0]}' and {'--all' if every else 'filters'}: choose records in one way only")
     if not ids and not every and not which.any:
         raise click.UsageError(f"name the jobs to {verb}: ids of `qd failed list`, filters, or --all")
-
-
-def document(tally: Tally, dry_run: bool) -> dict[str, Any]:
-    would = {"would": tally.done} if dry_run else {}
-    return {**would, "gone": tally.gone, "refusals": tally.refusals, "refused": tally.refused, "unknown": tally.unknown}
-
-
-# -- which records
 
 
 def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Iterable[Record]:
@@ -194,11 +140,6 @@ def chosen(at: Place, ids: Sequence[str], which: Filters, tally: Tally) -> Itera
     return sorted(named.values(), key=lambda record: (record.queue, record.failed_at))
 
 
-def total(at: Place, ids: Sequence[str], which: Filters) -> int | None:
-    """How many are chosen; None if that is unknown before all records were read."""
-    return len(ids) or (None if which.narrows else at.store.count(at.queues))
-
-
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     """In order, each chunk from one queue."""
     chunk, heavy = list[Any](), 0
@@ -212,27 +153,32 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
         yield chunk
 
 
-# -- what is done with them
-
-
-def go(records: Iterable[Record], step: Step, tally: Tally, progress: Progress, rate: float | None = None) -> None:
-    """Chunk by chunk, at most `rate` records per second, with a progress bar; then prints what was done."""
+def go(
+    at: Place, ids: Sequence[str], which: Filters, step: Step, what: str, key: str, dry_run: bool, rate: float | None
+) -> Tally:
+    """Chunk by chunk, at most `rate` records per second; then prints what was done. what: in words; key: in the document."""
+    tally, what = Tally(), f"would be {what}" if dry_run else what
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
-    with progress:
-        due = time.monotonic()
-        for chunk in chunks(records, most):
-            if rate is not None:
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
-            for record, why in zip(chunk, step(chunk), strict=True):
-                tally.count(record, why)
-            progress.at(tally.done)
+    due = noted_at = time.monotonic()
+    for chunk in chunks(chosen(at, ids, which, tally), most):
+        if rate is not None:
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+        for record, why in zip(chunk, step(chunk), strict=True):
+            tally.count(record, why)
+        if time.monotonic() - noted_at >= EVERY:
+            noted_at = time.monotonic()
+            output.note(f"{output.count(tally.done, 'job')} {what} so far")
     if context.given().json:
-        return
+        would = {"would": tally.done} if dry_run else {}
+        facts = output.fields(tally, "gone", "refusals", "refused", "unknown")
+        output.document({key: 0 if dry_run else tally.done, **would, **facts})
+        return tally
     if tally.refusals > MOST:
         output.note(f"qd: {tally.refusals} stay failed, the first {MOST} are named above")
     if tally.done or not tally.code:
-        output.say(f"{output.count(tally.done, 'job')} {progress.what}")
+        output.say(f"{output.count(tally.done, 'job')} {what}")
+    return tally
 
 
 def resend(at: Place, force: bool) -> Step:

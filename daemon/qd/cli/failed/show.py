@@ -7,21 +7,15 @@ from base64 import b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from qd.cli import context, output
 from qd.cli.failed.filters import Filters, filters, place, single
-
-if TYPE_CHECKING:
-    from qd.store.failed import Record
-
+from qd.store.failed import Record
 
 SHOWN = 100  # records of a table without --limit
-
-
-# -- list
 
 
 @click.command("list")
@@ -70,9 +64,6 @@ def document(record: Record) -> dict[str, Any]:
     facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
     text = record.text()
     return facts | ({"payload": text} if text is not None else {"payload_base64": b64encode(record.payload).decode()})
-
-
-# -- show
 
 
 @click.command("show")

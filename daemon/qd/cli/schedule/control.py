@@ -5,20 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
+from qd.app import Qd
 from qd.cli import context, output
 from qd.cli.context import app, app_if_named
 from qd.cli.schedule.show import held
 from qd.cli.schedule.state import Overlap, lock_keys, named, read_overlap, sent, where
+from qd.config.settings import Settings
+from qd.schedule.entry import Entry
 from qd.store import schedule
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.schedule.entry import Entry
 
 
 @click.command()

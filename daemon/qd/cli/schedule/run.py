@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qd.app import Qd
 from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.control import laravels
 from qd.cli.schedule.state import moment, named, off, what, why_off
+from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import LEVELS, Log, Write
 from qd.process.exit_codes import Exit
@@ -35,11 +37,8 @@ from qd.schedule.entry import Entry, JobTask, meant_for, next_of
 from qd.store import schedule
 
 if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
     from qd.scheduler.runs import Ended
     from qd.scheduler.scheduler import Scheduler
-
 
 SKIPS = ("schedule.skipped", "schedule.missed")
 MINUTE = 60
@@ -67,8 +66,6 @@ class MinuteReport:
     def failed(self) -> bool:
         return any(one["outcome"] == "failed" for one in self.ran)
 
-    # -- lines
-
     def read(self, event: str, fields: Mapping[str, Any]) -> bool:
         """A log line of the scheduler. Returns False if it is not about a tick."""
         name, kind = str(fields.get("entry", "")), event.removeprefix("schedule.")
@@ -95,8 +92,6 @@ class MinuteReport:
         self.skipped.append({"entry": name, "tick_at": seconds(at), "reason": reason})
         if self._speaks and self._reasons:
             output.say(f"skipped {name}: {reason}")
-
-    # -- the end
 
     def close(self, elsewhere: Mapping[str, str]) -> None:
         """Report the entries without a line. elsewhere: entry -> the host that took its tick, if known."""

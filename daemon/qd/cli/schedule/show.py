@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,29 +13,19 @@ from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.output import by_whom
 from qd.cli.schedule.state import EntryView, Overlap, moment, off, overdue, read_entries, unended, what, why_off
+from qd.config.settings import Settings
 from qd.options.kinds import KINDS
 from qd.process.exit_codes import Exit
 from qd.schedule.entry import Entry, next_of
 from qd.schedule.timing import zone_of
 from qd.store import schedule
 
-if TYPE_CHECKING:
-    from qd.config.settings import Settings
-
-
 WIDE = 60  # characters of what an entry does, in a table
-
-
 ZONE = context.Parsed(KINDS["zone"])
 
 
 @click.command("list")
-@click.option(
-    "--timezone",
-    type=ZONE,
-    metavar="ZONE",
-    help="Show times in this zone.  [each entry's own]",
-)
+@click.option("--timezone", type=ZONE, metavar="ZONE", help="Show times in this zone.  [each entry's own]")
 @context.options
 def list_(timezone: str | None) -> int:
     """List what runs when, how it went, what holds it back.

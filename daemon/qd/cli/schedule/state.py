@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import click
+import msgspec
 
+from qd.app import Qd
 from qd.cli import context, output
+from qd.config.settings import Settings
 from qd.dispatch.chain import Chain
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost
@@ -22,11 +24,7 @@ from qd.options.kinds import did_you_mean
 from qd.schedule.entry import CallTask, Entry, JobTask, QdTask, ShellTask, Task
 from qd.schedule.timing import zone_of
 from qd.store import controls, schedule
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.store.base import Store
+from qd.store.base import Store
 
 
 def fault(task: Task) -> str:
@@ -95,9 +93,8 @@ def what(entry: Entry) -> str:
         if isinstance(task.call, Chain):
             return repr(task.call).strip("<>")
         _, plan, data = task.call._to_send()
-        return plan.declared.name + (
-            "" if data in (b"", b"{}", b"[]", b"null") else f" {data.decode('utf-8', 'replace')}"
-        )
+        nothing = data in (b"", b"{}", b"[]", b"null")
+        return plan.declared.name + ("" if nothing else f" {data.decode('utf-8', 'replace')}")
     if isinstance(task, CallTask):
         function = task.function
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
@@ -213,17 +210,9 @@ def read_overlap(raw: bytes, *, job: bool) -> Overlap:
     if job:
         return Overlap(job=raw.decode("utf-8", "replace"))
     try:
-        found: Any = json.loads(raw)
+        return msgspec.json.decode(raw, type=Overlap)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
         return Overlap()
-    host, pid, at = found.get("host"), found.get("pid"), found.get("at")
-    return Overlap(
-        host if isinstance(host, str) else "",
-        pid if isinstance(pid, int) else None,
-        float(at) if isinstance(at, int | float) else None,
-    )
 
 
 def overdue(entry: Entry, seen: EntryView, found: Settings) -> float:
@@ -242,8 +231,6 @@ def unended(entry: Entry, seen: EntryView) -> float | None:
     if at is None or isinstance(entry.task, JobTask) or entry.every_host or seen.away:
         return None
     known = [one.tick for one in (seen.last.get(entry.name), seen.skipped.get(entry.name)) if one is not None]
-    due = entry.timing.next_after(
-        at - MS
-    )  # the field of a new entry holds the time it was first seen, which is no tick
-    is_tick = due is not None and abs(due - at) < MS / 2
+    due = entry.timing.next_after(at - MS)
+    is_tick = due is not None and abs(due - at) < MS / 2  # a new entry has the time when it was first seen
     return at if is_tick and all(tick < at - MS / 2 for tick in known) else None

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qd.app import Qd
 from qd.events import JobExceptionOccurred, JobTimedOut
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.jobs.context import RunningJob
+from qd.jobs.context import RunningJob
 
 
 def watch(app: Qd) -> None:
@@ -39,9 +37,6 @@ def watch(app: Qd) -> None:
     app._transactions.append(wait_for_commit)
     for last in (JobExceptionOccurred, JobTimedOut):  # emitted after failed() and JobFailed
         app.on(last)(lambda _: close_old())
-
-
-# -- connections
 
 
 def close_old() -> None:
@@ -95,9 +90,6 @@ def opened() -> list[Any]:
     from django.db import connections  # needs Django's settings
 
     return list(connections.all(initialized_only=True))
-
-
-# -- transactions
 
 
 def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozenset()) -> bool:

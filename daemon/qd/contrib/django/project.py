@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.app import Qd
+from qd.arguments.injection import Key, Provided
 from qd.contrib.command import check_keys
 from qd.contrib.django import connections
 from qd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from qd.arguments.injection import Key, Provided
 
 
 class Models:
@@ -73,12 +71,9 @@ def install(app: Qd) -> None:
     Jobs take and carry models, wait for commits (`after_commit=True`), and close database connections as a request does.
     A worker calls django.setup() and imports jobs.py and tasks.py of each installed app. Calling it again does nothing.
 
-    Args:
-        app: The app, before it is used.
-
     Example:
         app = Qd("redis://localhost:6379/0")
-        qd.contrib.django.install(app)
+        qd.contrib.django.install(app)  # before it is used
     """
     if connections.wait_for_commit in app._transactions:
         return
@@ -144,6 +139,5 @@ def check_settings() -> None:
     from django.conf import settings
 
     if not settings.configured and not os.environ.get("DJANGO_SETTINGS_MODULE"):
-        raise ConfigError(
-            "DJANGO_SETTINGS_MODULE is not set: set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
-        )
+        ways = "set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
+        raise ConfigError(f"DJANGO_SETTINGS_MODULE is not set: {ways}")

@@ -27,15 +27,12 @@ from django.utils.module_loading import import_string
 
 from qd.app import Qd
 from qd.contrib.django import project
+from qd.drivers.types import Found
 from qd.events import JobFailed
 from qd.jobs.context import current_job
 from qd.jobs.job import JobFunction
 from qd.options.tables import JOB_KINDS
 from qd.traces import shown
-
-if TYPE_CHECKING:
-    from qd.drivers.types import Found
-
 
 # django.tasks from Django 6 on, the package django-tasks before.
 if TYPE_CHECKING or django.VERSION < (6, 0):
@@ -83,16 +80,12 @@ class QdBackend(BaseTaskBackend):
 
     def job_of(self, task: Task[..., Any]) -> JobFunction[..., Any, Any]:
         declared.setdefault(task.module_path, task)
-        known = self.app._registry.get(task.module_path)
-        if known is None:
-            run = running_async if inspect.iscoroutinefunction(task.func) else running
+        if self.app._registry.get(task.module_path) is None:
             own = {name: value for name, value in self.sending.items() if name in JOB_KINDS}
             options = {**own, "queue": task.queue_name, "raw": True}
-            made: JobFunction[..., Any, Any] = self.app.job(task.module_path, **options)(run(task.module_path))
-            code = getattr(inspect.unwrap(task.func), "__code__", None)
-            known = self.app._registry.get(task.module_path)
-            if code is not None and known is not None:  # the task's own place, not this file
-                known.where = f"{code.co_filename}:{code.co_firstlineno}"
+            made: JobFunction[..., Any, Any] = self.app.job(task.module_path, **options)(running(task))
+            if (code := getattr(inspect.unwrap(task.func), "__code__", None)) is not None:  # its place, not this file
+                made._plan.declared.where = f"{code.co_filename}:{code.co_firstlineno}"
             jobs[self.app, task.module_path] = made
         return jobs[self.app, task.module_path]
 
@@ -102,9 +95,8 @@ class QdBackend(BaseTaskBackend):
         data = {"args": list(args), "kwargs": dict(kwargs), "backend": self.alias, "at": time.time()}
         found = task_result(task, "", data)
         sending = {**self.sending, "queue": task.queue_name}
-        if task.run_after is not None:
-            at_time = task.run_after
-            sending["delay"] = timezone.make_aware(at_time) if timezone.is_naive(at_time) else at_time
+        if (at := task.run_after) is not None:
+            sending["delay"] = timezone.make_aware(at) if timezone.is_naive(at) else at
         sent = self.job_of(task).using(**sending).dispatch(data)
         object.__setattr__(found, "id", sent.id)
         task_enqueued.send(type(self), task_result=found)
@@ -114,8 +106,7 @@ class QdBackend(BaseTaskBackend):
         """Raises TaskResultDoesNotExist if the result is unknown (any more), or is not that of a task."""
         if not self.supports_get_result:
             return super().get_result(result_id)
-        found = find_result(self, str(result_id))
-        if found is None:
+        if (found := find_result(self, str(result_id))) is None:
             raise TaskResultDoesNotExist(result_id)
         return found
 
@@ -129,44 +120,32 @@ class QdBackend(BaseTaskBackend):
 jobs: dict[tuple[Qd, str], JobFunction[..., Any, Any]] = {}
 
 
-# -- in the worker
+def running(task: Task[..., Any]) -> Any:
+    """The function of its job. The task is looked up when it runs."""
+    path = task.module_path
 
-
-def running(path: str) -> Any:
     def run(data: Any) -> Any:
         attempt = Attempt(declared[path], data)
         return attempt.ended(declared[path].func(*attempt.context, *data["args"], **data["kwargs"]))
 
-    return run
-
-
-def running_async(path: str) -> Any:
-    async def run(data: Any) -> Any:
+    async def run_async(data: Any) -> Any:
         attempt = Attempt(declared[path], data)
         return attempt.ended(await declared[path].func(*attempt.context, *data["args"], **data["kwargs"]))
 
-    return run
+    return run_async if inspect.iscoroutinefunction(task.func) else run
 
 
 class Attempt:
     """One attempt of a task, for Django's signals and TaskContext."""
 
     def __init__(self, task: Task[..., Any], data: Mapping[str, Any]) -> None:
-        job = current_job()
-        began = time.time()
+        job, status = current_job(), TaskResultStatus.RUNNING
         task = task.using(backend=data["backend"], queue_name=job.queue)
-        backend: Any = task.get_backend()
-        self.backend = backend
-        self.result = task_result(
-            task,
-            job.id,
-            data,
-            status=TaskResultStatus.RUNNING,
-            started_at=began,
-            workers=[os.environ.get("QD_OWNER", "")] * job.attempt,
-        )
+        self.backend: Any = task.get_backend()
+        workers = [os.environ.get("QD_OWNER", "")] * job.attempt
+        self.result = task_result(task, job.id, data, status, started_at=time.time(), workers=workers)
         self.context = [TaskContext(task_result=self.result)] if task.takes_context else []
-        task_started.send(type(backend), task_result=self.result)
+        task_started.send(type(self.backend), task_result=self.result)
 
     def ended(self, value: object) -> dict[str, Any]:
         """The record to keep, for `find_result`. Raises TypeError if JSON cannot represent the returned value."""
@@ -193,22 +172,11 @@ class Attempt:
 def send_failed(event: JobFailed) -> None:
     """Send Django's task_finished for a task that has failed permanently."""
     job = event.job
-    if job.name not in declared:
-        return
-    data = data_of(bytes(job.data))
-    if data is not None:
+    if job.name in declared and (data := data_of(bytes(job.data))) is not None:
         task = declared[job.name].using(backend=data["backend"], queue_name=job.queue)
         kind, trace = type(event.error), event.error.__traceback__
         failure = TaskError(exception_class_path=f"{kind.__module__}.{kind.__qualname__}", traceback=shown(event.error))
-        found = task_result(
-            task,
-            job.id,
-            data,
-            status=TaskResultStatus.FAILED,
-            finished_at=time.time(),
-            workers=[""] * job.attempt,
-            errors=[failure],
-        )
+        found = failed_result(task, job.id, data, time.time(), job.attempt, failure)
         try:
             raise event.error
         except BaseException:  # Django's own receiver logs the error that is being handled, for monitoring
@@ -224,8 +192,8 @@ def task_result(
     task: Task[..., Any],
     id: str,
     data: Mapping[str, Any],
-    *,
     status: Any = TaskResultStatus.READY,
+    *,
     started_at: float | None = None,
     finished_at: float | None = None,
     workers: Sequence[str] = (),
@@ -248,6 +216,13 @@ def task_result(
     )
 
 
+def failed_result(
+    task: Task[..., Any], id: str, data: Mapping[str, Any], ended: float | None, attempts: int, error: Any
+) -> TaskResult[Any]:
+    status, workers = TaskResultStatus.FAILED, [""] * attempts
+    return task_result(task, id, data, status, finished_at=ended, workers=workers, errors=[error])
+
+
 def moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
@@ -258,11 +233,8 @@ def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
     kept = queue.jobs.kept(id)
     if kept is not None and kept.status == "done":
         return result_of_record(backend, id, kept.value)
-    for name in sorted(backend.queues):
-        found = queue.jobs.find(name, id)
-        if found is not None:
-            return result_of_job(backend, id, found)
-    return None
+    found = next((found for name in sorted(backend.queues) if (found := queue.jobs.find(name, id))), None)
+    return found and result_of_job(backend, id, found)
 
 
 def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[Any] | None:
@@ -273,20 +245,11 @@ def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[An
         return None  # the job with this id is not a task
     if task is None:
         return None
-    found = task_result(
-        task.using(backend=backend.alias, queue_name=record["queue"]),
-        id,
-        record,
-        status=TaskResultStatus.SUCCESSFUL,
-        started_at=record["started"],
-        finished_at=record["finished"],
-        workers=record["workers"],
-    )
+    task = task.using(backend=backend.alias, queue_name=record["queue"])
+    times = {"started_at": record["started"], "finished_at": record["finished"]}
+    found = task_result(task, id, record, TaskResultStatus.SUCCESSFUL, **times, workers=record["workers"])
     object.__setattr__(found, "_return_value", record["value"])
     return found
-
-
-# -- results of tasks that wait, run or have failed
 
 
 def data_of(raw: bytes) -> dict[str, Any] | None:
@@ -303,16 +266,12 @@ def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] 
     if task is None or data is None:
         return None
     task = task.using(backend=backend.alias, queue_name=found.queue)
-    workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
     if found.spot != "failed":
-        return task_result(task, id, data, status=STATUS[found.spot], workers=workers)
+        workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
+        return task_result(task, id, data, STATUS[found.spot], workers=workers)
     record = json.loads(found.text.partition(b"\n")[0])
     error = TaskError(exception_class_path=path_of(record), traceback=record.get("trace") or record.get("reason") or "")
-    ended = record.get("failed_at")
-    workers = [""] * int(record.get("attempts") or 0)
-    return task_result(
-        task, id, data, status=TaskResultStatus.FAILED, finished_at=ended, workers=workers, errors=[error]
-    )
+    return failed_result(task, id, data, record.get("failed_at"), int(record.get("attempts") or 0), error)
 
 
 def path_of(record: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qd import config
+from qd.config.settings import Settings
 from qd.drivers.redis.credentials import Login, check
 from qd.drivers.redis.url import RedisUrl
 from qd.drivers.redis_driver import check_provider
@@ -108,7 +109,7 @@ def test_an_existing_provider_is_found_by_its_path(shop: ModuleType) -> None:
 # -- in qd.toml
 
 
-def load(folder: Path, text: str, **environ: str) -> config.Settings:
+def load(folder: Path, text: str, **environ: str) -> Settings:
     path = folder / "qd.toml"
     path.write_text(text)
     return config.load(path, environ=environ)

@@ -46,12 +46,10 @@ class Command(BaseCommand):
 
 def without(words: list[str], flags: tuple[str, ...] = DJANGOS) -> list[str]:
     """The arguments of qd: without Django's `--settings X` and `--settings=X`."""
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in flags:
-            skip = True
-        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
+    kept, rest = list[str](), iter(words)
+    for word in rest:
+        if word in flags:
+            next(rest, None)
+        elif word.partition("=")[0] not in flags:
             kept.append(word)
     return kept
