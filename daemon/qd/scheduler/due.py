@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -128,10 +128,6 @@ class Moments(Generic[T]):
     @property
     def next(self) -> int | None:
         return self._heap[0] if self._heap else None
-
-    def at(self, moment: int) -> Sequence[T]:
-        """The items due then, in the order of add()."""
-        return self._at.get(moment, ())
 
     def __len__(self) -> int:
         return sum(map(len, self._at.values()))
