@@ -26,7 +26,7 @@ from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, Listening, again, channel_of
 from qd.drivers.database.items import StatusReply, word
 from qd.drivers.database.queue_keys import place_of
-from qd.drivers.database.rows import JobRows
+from qd.drivers.database.sql import statements
 from qd.drivers.database.transaction import Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, chunked_by_size
 from qd.errors import ConnectionLost, ServerRefused
@@ -39,10 +39,12 @@ SWEPT = 1000  # expired items that a sweep deletes, unless a single name has mor
 
 
 class DatabaseKeyspace:
-    """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction."""
+    """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction. table: of
+    its jobs, "" without a queue."""
 
-    def __init__(self, connection: DatabaseConnection, jobs: JobRows | None = None, prefix: str = "") -> None:
-        self.connection, self.jobs, self.prefix = connection, jobs, prefix.encode()
+    def __init__(self, connection: DatabaseConnection, table: str = "", prefix: str = "") -> None:
+        self.connection, self.prefix = connection, prefix.encode()
+        self.jobs = statements(connection.kind, connection.server.clock, table) if table else None
         self._swept_at = 0.0
 
     # -- the connection

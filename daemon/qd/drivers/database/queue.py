@@ -21,7 +21,6 @@ from qd.drivers.database.leases import Leases
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.rows import (
-    JobRows,
     after,
     bytes_of,
     member_of,
@@ -285,4 +284,4 @@ def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) ->
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseKeyspace:
     connection = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
-    return DatabaseKeyspace(connection, JobRows(connection.server, at.table), prefix=at.prefix)
+    return DatabaseKeyspace(connection, at.table, at.prefix)

@@ -74,6 +74,7 @@ STATEMENTS = {
     " WHERE s.owner IN :owners AND s.mark IN :marks{locked}",
     "forget_all": "DELETE FROM {ours} WHERE job_id IN :ids",
     "delete_all": "DELETE FROM {jobs} WHERE id IN :ids",
+    "delete_free": "DELETE FROM {jobs} WHERE id IN :ids AND reserved_at IS NULL",
     # -- leases, for keepers
     "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
     " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
@@ -106,7 +107,7 @@ class JobSql:
     def __init__(self, kind: str, clock: str, table: str) -> None:
         mysql, sqlite = kind == "mysql", kind == "sqlite"
         quote = "`" if mysql else '"'
-        self.kind, self.listens = kind, kind == "postgresql"
+        self.kind, self.table, self.listens = kind, table, kind == "postgresql"
         self.jobs, self.ours = (
             ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
         )
