@@ -1,7 +1,6 @@
 """Queues in the tables of PostgreSQL, MySQL, MariaDB or SQLite, and the keyspace on them.
 
-collections    Redis commands on hashes, sets, lists and sorted sets.
-commands       All Redis commands of the keyspace, by name.
+commands       The Redis commands of the keyspace, by name.
 connection     One connection: calls, transactions, errors; LISTEN.
 dialects       What each kind of database does in its own way; what its errors mean.
 items          The items of a name; Redis's notations.

@@ -1,6 +1,6 @@
 """One step: the names that it touches are locked and read once, and written once at its end.
 
-A step that only reads is outside of a transaction and locks nothing. The commands (commands.py, collections.py) work on it.
+A step that only reads is outside of a transaction and locks nothing. The commands (commands.py) work on it.
 
 `queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the table of jobs, not names of the
 keyspace. A command on one of them (queue_keys.py) is part of the same transaction: the step and the change of a row
