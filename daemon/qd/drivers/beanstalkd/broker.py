@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -69,20 +69,6 @@ class Beanstalkd:
         self._deletes = Deletes(self.connection)
         self._reserved = dict[str, Touched]()  # by id, of
         self._reserved_life = 0  # the connection with this `life`
-
-    @property
-    def timeout(self) -> float:
-        return self.connection.timeout
-
-    @property
-    def place(self) -> str:
-        return self.connection.place
-
-    def patience(self, connect: float, answer: float) -> None:
-        self.connection.patience(connect, answer)
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        self.connection.on_progress(call)
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
@@ -288,9 +274,6 @@ class Beanstalkd:
                 forget(job.body)
                 count += 1
         return count
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.connection.within(seconds)
 
     def close(self) -> None:
         self._toucher.keep(None)

@@ -130,7 +130,7 @@ class Outbox:
         """The payloads to send now. done: payloads of the last call that were sent."""
         if self._pid != os.getpid():  # a forked process is another sender
             self._pid, self._sender = os.getpid(), own_name()
-        ms = round(2000 * (1 + self.backend.timeout))
+        ms = round(2000 * (1 + self.backend.connection.timeout))
         args: list[Arg] = [self._sender, ms, len(done), self._slice, MUCH, self.prefix + keys.unique("")]
         left, *payloads = script("outbox").call(self.space, names, *args, *map(digest, done))
         found: list[bytes] = payloads
