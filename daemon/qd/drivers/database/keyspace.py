@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,9 +45,9 @@ class DatabaseKeyspace:
     def __init__(self, connection: DatabaseConnection, table: str = "", prefix: str = "") -> None:
         self.connection, self.prefix = connection, prefix.encode()
         self.jobs = statements(connection.kind, connection.server.clock, table) if table else None
+        self.patience, self.on_progress = connection.patience, connection.on_progress
+        self.within, self.close = connection.within, connection.close
         self._swept_at = 0.0
-
-    # -- the connection
 
     @property
     def place(self) -> str:
@@ -56,18 +56,6 @@ class DatabaseKeyspace:
     @property
     def stranger(self) -> str:
         return f"the tables of qd at {self.place} contain values that qd did not write: does another program use them?"
-
-    def patience(self, connect: float, answer: float) -> None:
-        self.connection.patience(connect, answer)
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        self.connection.on_progress(call)
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.connection.within(seconds)
-
-    def close(self) -> None:
-        self.connection.close()
 
     # -- calls
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from qd.drivers.base import ClientIdentity
 from qd.drivers.database.dialects import Statement
-from qd.drivers.database.leases import Leases
 from qd.drivers.database.reserve import MOST, Reserver
 from qd.drivers.database.rows import FRESH, bytes_of, is_text, owner_of, reserved
 from qd.drivers.database.schema import SECOND, key_of
@@ -48,8 +47,8 @@ class LaneReserver:
     """known: the last turn of which the reply has arrived. most: how many jobs the next turn may lock. fence: the hash with
     the number, "" if it is not there yet."""
 
-    def __init__(self, table: JobTable, leases: Leases, reserver: Reserver, who: ClientIdentity) -> None:
-        self.table, self.leases, self.reserver = table, leases, reserver
+    def __init__(self, table: JobTable, reserver: Reserver, who: ClientIdentity) -> None:
+        self.table, self.reserver = table, reserver
         self.sql, self.run = table.sql, table.connection.execute_together
         self.token, self.slot, self.known, self.most, self.fence = who.token, who.slot, who.turns, 1, ""
 
@@ -113,9 +112,9 @@ class LaneReserver:
         def step() -> Found:
             there, head = list[bool](), list[Statement]([*begin, self._number("number")])
             if answers:
-                results = self.run([*head, *self.leases.locking(answers)])
+                results = self.run([*head, *self.table.locking(answers)])
                 self._check(results[len(begin)].rows, known)
-                there, head = self.leases.settled(answers, results[-2].rows, results[-1].rows)
+                there, head = self.table.settled(answers, results[-2].rows, results[-1].rows)
             found = self._look(turn, head, None if answers else known)._replace(there=there)
             numbered = self._number("numbered", last=b"%d" % last)
             self.run([numbered, *self._reserving(found, marks if not found.plain else marks[1:]), *commit])

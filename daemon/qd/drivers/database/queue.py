@@ -17,7 +17,7 @@ from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.lanes import LaneReserver
-from qd.drivers.database.leases import Leases
+from qd.drivers.database.leases import beat
 from qd.drivers.database.migrations import check, check_rights
 from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.rows import (
@@ -83,9 +83,8 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.table = JobTable(settings, space, self.owner, keep, self.longest)
         self.connection, self.sql = self.table.connection, self.table.sql
-        self.leases = Leases(self.table)
-        self.reserver = Reserver(self.table, self.leases)
-        self.lanes = LaneReserver(self.table, self.leases, self.reserver, who)
+        self.reserver = Reserver(self.table)
+        self.lanes = LaneReserver(self.table, self.reserver, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
 
@@ -146,22 +145,22 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.table.atomic(lambda: self.leases.end(done, lambda: self.table.run_effects(effects)))
+        return self.table.atomic(lambda: self.table.end(done, lambda: self.table.run_effects(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         keep = partial(self.table.keep_failed, held.queue, held.mark, record, raw, effects)
-        return self.table.atomic(lambda: self.leases.end(held, keep))
+        return self.table.atomic(lambda: self.table.end(held, keep))
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """The job of `owner`, which has it or had it until it died."""
         mark = owners_mark(owner, member)
-        return self.table.atomic(lambda: self.leases.give_back(queue, owner, mark, member, back, effects))
+        return self.table.atomic(lambda: self.table.give_back(queue, owner, mark, member, back, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        return self.table.atomic(lambda: self.leases.checkpoint(held, member))
+        return self.table.atomic(lambda: self.table.checkpoint(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        found = self.table.atomic(lambda: self.leases.held_by([self.owner], queues))
+        found = self.table.atomic(lambda: self.table.held_by([self.owner], queues))
         return found[0] if found else None
 
     # -- lanes
@@ -182,7 +181,7 @@ class DatabaseQueue(KeyspaceQueue):
 
         def look() -> list[Reserved]:
             self.lanes.begin(queues, self.calls)
-            return self.leases.held_by(owners, queues)
+            return self.table.held_by(owners, queues)
 
         return self.table.atomic(look)
 
@@ -193,8 +192,8 @@ class DatabaseQueue(KeyspaceQueue):
         return [each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self._settle, some))]
 
     def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
-        ours, jobs = self.connection.execute_together(self.leases.locking(answers))
-        there, last = self.leases.settled(answers, ours.rows, jobs.rows)
+        ours, jobs = self.connection.execute_together(self.table.locking(answers))
+        there, last = self.table.settled(answers, ours.rows, jobs.rows)
         if last:
             self.connection.execute_together(last)
         return there
@@ -217,9 +216,7 @@ class DatabaseQueue(KeyspaceQueue):
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
     def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
-        from qd.drivers.database.leases import beat  # of a keeper only
-
-        reply = beat(self.table, self.leases, queues, request)
+        reply = beat(self.table, queues, request)
         self.space.sweep_after(SWEEP)
         return reply
 

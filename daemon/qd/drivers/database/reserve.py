@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qd.drivers.database.dialects import Statement
-from qd.drivers.database.leases import Leases
 from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
@@ -42,8 +41,8 @@ class TurnResult(NamedTuple):
 
 
 class Reserver:
-    def __init__(self, table: JobTable, leases: Leases) -> None:
-        self.table, self.leases = table, leases
+    def __init__(self, table: JobTable) -> None:
+        self.table = table
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
         ways = {"postgresql": self._one_statement, "mysql": self._two_trips, "sqlite": self._steps}
@@ -97,12 +96,12 @@ class Reserver:
         if not text:
             self._delete(row, mark)
         elif text != row.payload:
-            self.leases.change_one(table.sql["rewrite"], row, payload=text.decode())
+            self.table.change_one(table.sql["rewrite"], row, payload=text.decode())
         return text
 
     def _delete(self, row: ReservedRow, mark: str) -> None:
-        self.leases.change_one(self.table.sql["delete"], row)
-        self.leases.delete_reservation(row, mark)
+        self.table.change_one(self.table.sql["delete"], row)
+        self.table.delete_reservation(row, mark)
 
     # -- one attempt
 
@@ -147,7 +146,7 @@ class Reserver:
                 (table.sql.seen(len(queues)), self.values(queues)),
             ]
             if done is not None:
-                statements.insert(1, self.leases.end_both(done))
+                statements.insert(1, self.table.end_both(done))
             if first is not None:
                 statements.append((table.sql["next_now"], {"queue": first}))
             results = table.connection.execute_together(statements)
@@ -168,7 +167,7 @@ class Reserver:
                 return result
 
         def step() -> TurnResult:
-            acked = done is not None and self.leases.end(done)
+            acked = done is not None and self.table.end(done)
             return self._attempt(queues, shut, mark, reserve=True)._replace(acked=acked)
 
         return self.table.atomic(step)
