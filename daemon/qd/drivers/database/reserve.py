@@ -10,10 +10,10 @@ leased (taken.lua).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qd.drivers.database.dialects import Statement
+from qd.drivers.database.dialects import Statement, StatementResult
 from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
@@ -24,8 +24,6 @@ from qd.drivers.types import Reserved, Turn
 from qd.errors import ConnectionLost
 
 MOST = 100  # payloads that a turn reserves, if the first are no jobs
-
-Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, if there is one
 
 
 class TurnResult(NamedTuple):
@@ -45,8 +43,7 @@ class Reserver:
         self.table = table
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        ways = {"postgresql": self._one_statement, "mysql": self._two_trips, "sqlite": self._steps}
-        attempt = ways[self.table.sql.kind]
+        attempt = self._one_statement if self.table.sql.kind == "postgresql" else self._transaction
         malformed, acked = 0, None
         for _ in range(MOST):
             found = attempt(done, queues, shut, base)
@@ -136,59 +133,46 @@ class Reserver:
         paused = self.passed_over(queues, shut, found.paused or ())
         return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
 
-    def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        table = self.table
+    def _transaction(
+        self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
+    ) -> TurnResult:
+        table, alone = self.table, self.table.sql.kind == "sqlite"
         first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
+        look = [(table.sql.seen(len(queues)), self.values(queues)), *([] if first is None else [self._next(first)])]
+
+        def found(head: Sequence[Statement]) -> tuple[Sequence[StatementResult], TurnResult]:
+            results = table.connection.execute_together([*head, *look])
+            return results, self._found(queues, shut, first, results[len(head) :])
 
         def step() -> TurnResult:
-            statements: list[Statement] = [
-                (table.sql["begin"], {}),
-                (table.sql.seen(len(queues)), self.values(queues)),
-            ]
-            if done is not None:
-                statements.insert(1, self.table.end_both(done))
-            if first is not None:
-                statements.append((table.sql["next_now"], {"queue": first}))
-            results = table.connection.execute_together(statements)
-            seen, ready = (results[-2], results[-1].rows) if first is not None else (results[-1], [])
-            result = self._found(
-                queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
-            )
-            last: list[Statement] = [] if result.row is None else self._reserving(result.row, mark, result.us)
-            table.connection.execute_together([*last, (table.sql["commit"], {})])
-            return result._replace(acked=done is not None and results[1].changed == 2)
+            acked = alone and done is not None and table.end(done)
+            head: list[Statement] = [] if alone else [(table.sql["begin"], {})]
+            if done is not None and not alone:
+                head.append(table.end_both(done))
+            results, result = found(head)
+            last = [] if result.row is None else self._reserving(result.row, mark, result.us)
+            table.connection.execute_together(last if alone else [*last, (table.sql["commit"], {})])
+            return result._replace(acked=acked or (len(head) > 1 and results[1].changed == 2))
 
-        return table.atomic(step, explicit=True)
+        if alone and done is None and (result := found(())[1]).row is None:
+            return result
+        return table.atomic(step, explicit=not alone)
 
-    def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        if done is None:
-            result = self._attempt(queues, shut, mark, reserve=False)
-            if result.row is None:
-                return result
-
-        def step() -> TurnResult:
-            acked = done is not None and self.table.end(done)
-            return self._attempt(queues, shut, mark, reserve=True)._replace(acked=acked)
-
-        return self.table.atomic(step)
-
-    def _attempt(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> TurnResult:
-        table = self.table
-        seen = table.connection.execute(table.sql.seen(len(queues)), self.values(queues)).all()
-        result = self._found(queues, seen, shut, self._next)
-        if reserve and result.row is not None:
-            for statement, values in self._reserving(result.row, mark, result.us):
-                table.connection.execute(statement, values).close()
-        return result
-
-    def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> TurnResult:
+    def _found(
+        self, queues: tuple[str, ...], shut: Sequence[str], first: str | None, results: Sequence[StatementResult]
+    ) -> TurnResult:
+        """results: of `seen`, and of the next job of the queue `first`."""
+        seen = results[0].rows
         us, paused = int(seen[0].us), self.passed_over(queues, shut, [row.name for row in seen])
         if seen[0].busy:
             return TurnResult(False, True, us, None, None, paused)
         now = us // SECOND
         for name in queues:
-            if name not in paused and (found := next_of(name, now)):
-                (job,) = found
+            if name in paused:
+                continue
+            rows = results[1].rows if name == first else self.table.connection.execute(*self._next(name)).all()
+            if rows:
+                (job,) = rows
                 attempts = min(HIGHEST, job.attempts + 1)
                 row = ReservedRow(job.id, attempts, now, queue=name, payload=bytes_of(job.payload))
                 return TurnResult(False, False, us, row, None, paused)
@@ -199,8 +183,8 @@ class Reserver:
         due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
         return None if due is None else int(due)
 
-    def _next(self, name: str, now: int) -> Sequence[Any]:
-        return self.table.connection.execute(self.table.sql["next_ready"], {"queue": name, "now": now}).all()
+    def _next(self, queue: str) -> Statement:
+        return self.table.sql["first_ready"], {"queue": queue, "most": 1}
 
     def _reserving(self, row: ReservedRow, mark: str, us: int) -> list[Statement]:
         table = self.table

@@ -49,14 +49,9 @@ STATEMENTS = {
     "sizes": "SELECT (SELECT count(*) {free} <= {second}) AS ready, (SELECT count(*) {free} > {second}) AS delayed_,"
     " (SELECT count(*) FROM {jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
     " (SELECT created_at {free} <= {second} ORDER BY available_at, id LIMIT 1) AS oldest, {second} AS now_s FROM {clock}",
-    # -- a turn. now: unix seconds; next_now: by MySQL's own clock. reserve replaces an old reservation, whose job PHP has
-    # taken over since.
+    # -- a turn. now: unix seconds. reserve replaces an old reservation, whose job PHP has taken over since.
     "begin": "START TRANSACTION",
     "commit": "COMMIT",
-    "next_ready": "SELECT id, payload, {attempts} {free} <= :now AND {ours_only} ORDER BY available_at, id"
-    " LIMIT 1{skipping}",
-    "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
-    " LIMIT 1{skipping}",
     "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
     "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
     "{instead}",
