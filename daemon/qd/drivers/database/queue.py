@@ -189,14 +189,9 @@ class DatabaseQueue(KeyspaceQueue):
         self.lanes.leave()
 
     def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
-        return [each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self._settle, some))]
-
-    def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
-        ours, jobs = self.connection.execute_together(self.table.locking(answers))
-        there, last = self.table.settled(answers, ours.rows, jobs.rows)
-        if last:
-            self.connection.execute_together(last)
-        return there
+        return [
+            each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self.table.settle, some))
+        ]
 
     def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
         fields = [owner + keys.FENCE for owner in owners]

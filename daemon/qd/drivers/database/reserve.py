@@ -1,8 +1,5 @@
-"""A worker's turn on the table of jobs: the previous job is deleted, the next one reserved.
-
-    PostgreSQL     one statement
-    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to find the next job, one to reserve it
-    SQLite         one transaction, since there is one writer at a time; none if nothing is ready
+"""A worker's turn on the table of jobs: the previous job is deleted, the next one reserved. One transaction, FOR UPDATE SKIP
+LOCKED: one round trip to lock both, one to change both. In SQLite, which has one writer at a time, none if nothing is ready.
 
 A payload that is no job goes to the failed store. A job with a lock or a key is checked in a second step, when it is already
 leased (taken.lua).
@@ -14,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.drivers.database.dialects import Statement, StatementResult
-from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
+from qd.drivers.database.rows import FRESH, bytes_of, is_text, reserved
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
@@ -43,10 +40,9 @@ class Reserver:
         self.table = table
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        attempt = self._one_statement if self.table.sql.kind == "postgresql" else self._transaction
         malformed, acked = 0, None
         for _ in range(MOST):
-            found = attempt(done, queues, shut, base)
+            found = self._attempt(done, queues, shut, base)
             if done is not None:
                 acked, done = found.acked, None
             if found.busy:
@@ -117,54 +113,42 @@ class Reserver:
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
-    def _one_statement(
-        self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
-    ) -> TurnResult:
-        table = self.table
-        values = self.values(queues)
-        values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
-        values |= {"next": mark, "lease": round(table.settings.retry_after * SECOND)}
-        values["shut"] = [n for n, name in enumerate(queues) if name in shut]
-        (found,) = table.rows(table.sql.turn(len(queues)), values)
-        row = None
-        if found.id is not None:
-            now = found.us // SECOND
-            row = ReservedRow(found.id, found.attempts, now, queue=found.queue, payload=bytes_of(found.payload))
-        paused = self.passed_over(queues, shut, found.paused or ())
-        return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
-
-    def _transaction(
-        self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
-    ) -> TurnResult:
-        table, alone = self.table, self.table.sql.kind == "sqlite"
+    def _attempt(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
+        table, run = self.table, self.table.connection.execute_together
+        explicit = table.sql.kind != "sqlite"
+        begin, commit = ([(table.sql[word], dict[str, Any]())] if explicit else [] for word in ("begin", "commit"))
         first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
         look = [(table.sql.seen(len(queues)), self.values(queues)), *([] if first is None else [self._next(first)])]
-
-        def found(head: Sequence[Statement]) -> tuple[Sequence[StatementResult], TurnResult]:
-            results = table.connection.execute_together([*head, *look])
-            return results, self._found(queues, shut, first, results[len(head) :])
+        answers = [] if done is None else [table.answer_of(done)]
 
         def step() -> TurnResult:
-            acked = alone and done is not None and table.end(done)
-            head: list[Statement] = [] if alone else [(table.sql["begin"], {})]
-            if done is not None and not alone:
-                head.append(table.end_both(done))
-            results, result = found(head)
-            last = [] if result.row is None else self._reserving(result.row, mark, result.us)
-            table.connection.execute_together(last if alone else [*last, (table.sql["commit"], {})])
-            return result._replace(acked=acked or (len(head) > 1 and results[1].changed == 2))
+            there, last = list[bool](), list[Statement]()
+            head = [*begin, *(table.locking(answers) if answers else ())]
+            results = run([*head, *look])
+            if answers:
+                there, last = table.settled(answers, results[len(head) - 2].rows, results[len(head) - 1].rows)
+            result = self._found(queues, shut, first, results[len(head) :], own=bool(last))
+            if result.row is not None:
+                last += self._reserving(result.row, mark, result.us)
+            run([*last, *commit])
+            return result._replace(acked=any(there))
 
-        if alone and done is None and (result := found(())[1]).row is None:
-            return result
-        return table.atomic(step, explicit=not alone)
+        if not explicit and done is None and (found := self._found(queues, shut, first, run(look))).row is None:
+            return found
+        return table.atomic(step, explicit=explicit)
 
     def _found(
-        self, queues: tuple[str, ...], shut: Sequence[str], first: str | None, results: Sequence[StatementResult]
+        self,
+        queues: tuple[str, ...],
+        shut: Sequence[str],
+        first: str | None,
+        results: Sequence[StatementResult],
+        own: bool = False,
     ) -> TurnResult:
-        """results: of `seen`, and of the next job of the queue `first`."""
+        """results: of `seen`, and of the next job of the queue `first`. own: the previous job is still there, and ends."""
         seen = results[0].rows
         us, paused = int(seen[0].us), self.passed_over(queues, shut, [row.name for row in seen])
-        if seen[0].busy:
+        if seen[0].busy > own:
             return TurnResult(False, True, us, None, None, paused)
         now = us // SECOND
         for name in queues:

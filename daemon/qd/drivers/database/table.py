@@ -121,23 +121,15 @@ class JobTable:
         """By its mark; a text without one is this worker's own."""
         return held.owner if held.mark else self.owner
 
+    def answer_of(self, done: Reserved) -> LaneAnswer:
+        return LaneAnswer(self.owner_of(done), done.member)
+
     def end(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
         """Delete the job and its reservation. Returns False if the reservation had already ended."""
-        mark = base_of(held.mark)
-        if self.sql.kind == "mysql":
-            there = self.connection.execute(*self.end_both(held)).rowcount == 2
-        elif (found := self.held_row(held.queue, self.owner_of(held), mark, held.member)) is not None:
-            there = self.change_one(self.sql["delete"], found)
-            self.delete_reservation(found, mark)
-        else:
-            return False
+        (there,) = self.settle([self.answer_of(held)])
         if there:
             and_then()
         return there
-
-    def end_both(self, held: Reserved) -> tuple[sql.TextClause, dict[str, Any]]:
-        mark, sum = base_of(held.mark), sum_of(held.member)
-        return self.sql["end_both"], {"owner": self.owner_of(held), "mark": mark, "queue": held.queue, "sum": sum}
 
     def give_back(
         self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
@@ -188,6 +180,13 @@ class JobTable:
         return sorted((each for each in found if each is not None), key=lambda each: each.turn)
 
     # -- several at once
+
+    def settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
+        ours, jobs = self.connection.execute_together(self.locking(answers))
+        there, last = self.settled(answers, ours.rows, jobs.rows)
+        if last:
+            self.connection.execute_together(last)
+        return there
 
     def locking(self, answers: Sequence[LaneAnswer]) -> list[Statement]:
         """The statements whose results settled() needs."""
