@@ -162,7 +162,7 @@ def scan_items(kind: str) -> Run:
 
     def run(step: Step, words: Words) -> list[Any]:
         name, most = step.get(words[0], kind), whole(options(words[2:]).get(b"COUNT", b"10"))
-        found = items.after(step, name, cursor_of(words[1]), most) if name.size else []
+        found = items.after(step, name, cursor_of(words[1]), most)
         following = cursor_text(found[-1][0]) if len(found) == most else b"0"
         if kind == ZSET:
             return [following, with_scores(each for _, each in found)]
@@ -242,8 +242,6 @@ def lrange(step: Step, words: Words) -> list[bytes | None]:
 
 def lrem(step: Step, words: Words) -> int:
     name, count = step.get(words[0], LIST), whole(words[1])
-    if not name.size:
-        return 0
     found = items.equal(step, name, words[2], abs(count), down=count < 0)
     return items.take(step, name, [each.item for each in found])
 

@@ -19,7 +19,6 @@ from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.lanes import LaneReserver
 from qd.drivers.database.leases import beat
 from qd.drivers.database.migrations import check, check_rights
-from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.rows import (
     after,
     bytes_of,
@@ -83,8 +82,7 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.table = JobTable(settings, space, self.owner, keep, self.longest)
         self.connection, self.sql = self.table.connection, self.table.sql
-        self.reserver = Reserver(self.table)
-        self.lanes = LaneReserver(self.table, self.reserver, who)
+        self.lanes = LaneReserver(self.table, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
 
@@ -136,7 +134,7 @@ class DatabaseQueue(KeyspaceQueue):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         self.turns += 1
-        turn = self.reserver.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        turn = self.lanes.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
         if turn.reserved is not None:
             self.listening.worked()
         return turn
@@ -168,7 +166,7 @@ class DatabaseQueue(KeyspaceQueue):
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
         first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
-        reply = self.lanes.turn(turn, first, self.calls)
+        reply = self.lanes.turn_lanes(turn, first, self.calls)
         self.turns = first + max(1, len(reply.jobs)) - 1  # the reply is here: other numbers are not in use
         if reply.jobs:
             self.listening.worked()

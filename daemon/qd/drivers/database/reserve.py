@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.drivers.database.dialects import Statement, StatementResult
-from qd.drivers.database.rows import FRESH, bytes_of, is_text, reserved
+from qd.drivers.database.rows import FRESH, bytes_of, is_text, owner_of, reserved
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
@@ -21,36 +21,46 @@ from qd.drivers.types import Reserved, Turn
 from qd.errors import ConnectionLost
 
 MOST = 100  # payloads that a turn reserves, if the first are no jobs
+SHARE = 16  # a turn of several jobs takes one of so many ready jobs, and one more
+ABANDONED = "the database executed a call this worker had already abandoned; reconnecting"
 
 
-class TurnResult(NamedTuple):
-    """One attempt to reserve. busy: this worker holds another job. us: the time. due: the second in which the next delayed
-    job is due."""
+class Found(NamedTuple):
+    """What a turn found to reserve. busy: how many jobs this owner has reserved already. due: the second in which the next
+    delayed job is due. there: whether each answered job was still leased; None: the turn has changed nothing.
 
-    acked: bool
-    busy: bool
+    For turns of several jobs: plain: they are ordinary jobs. ready: how many there are, about."""
+
     us: int
-    row: ReservedRow | None
-    due: int | None
     paused: tuple[str, ...]
+    busy: int = 0
+    rows: Sequence[ReservedRow] = ()
+    due: int | None = None
+    there: Sequence[bool] | None = None
+    plain: bool = False
+    ready: int = 0
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the next delayed job is due."""
+        return None if self.due is None else max(0.0, self.due - self.us / SECOND)
 
 
 class Reserver:
     def __init__(self, table: JobTable) -> None:
-        self.table = table
+        self.table, self.sql, self.run = table, table.sql, table.connection.execute_together
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
         malformed, acked = 0, None
         for _ in range(MOST):
             found = self._attempt(done, queues, shut, base)
             if done is not None:
-                acked, done = found.acked, None
+                acked, done = any(found.there or ()), None
             if found.busy:
-                raise ConnectionLost("the database executed a call this worker had already abandoned; reconnecting")
-            if found.row is None:
-                due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
-                return Turn(acked, None, due, found.paused, malformed)
-            held, rejected = self.checked(found.row, base, f"{base}.m{malformed}")
+                raise ConnectionLost(ABANDONED)
+            if not found.rows:
+                return Turn(acked, None, found.due_in, found.paused, malformed)
+            held, rejected = self.checked(found.rows[0], base, f"{base}.m{malformed}")
             malformed += rejected
             if held is not None:
                 return Turn(acked, held, None, found.paused, malformed)
@@ -108,74 +118,79 @@ class Reserver:
     def _paused(self, queue: str) -> bytes:
         return f"{self.table.settings.prefix}{keys.paused(queue)}".encode()
 
-    def passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+    def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
         """The queues that are shut or paused. found: the names of keys of paused queues."""
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
-    def _attempt(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        table, run = self.table, self.table.connection.execute_together
-        explicit = table.sql.kind != "sqlite"
-        begin, commit = ([(table.sql[word], dict[str, Any]())] if explicit else [] for word in ("begin", "commit"))
-        first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
-        look = [(table.sql.seen(len(queues)), self.values(queues)), *([] if first is None else [self._next(first)])]
-        answers = [] if done is None else [table.answer_of(done)]
+    def _attempt(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Found:
+        answers = [] if done is None else [self.table.answer_of(done)]
+        begin, commit = self.transaction()
 
-        def step() -> TurnResult:
+        def step() -> Found:
             there, last = list[bool](), list[Statement]()
-            head = [*begin, *(table.locking(answers) if answers else ())]
-            results = run([*head, *look])
+            head = [*begin, *(self.table.locking(answers) if answers else ())]
+            found, results = self.look(queues, shut, head, 1)
             if answers:
-                there, last = table.settled(answers, results[len(head) - 2].rows, results[len(head) - 1].rows)
-            result = self._found(queues, shut, first, results[len(head) :], own=bool(last))
-            if result.row is not None:
-                last += self._reserving(result.row, mark, result.us)
-            run([*last, *commit])
-            return result._replace(acked=any(there))
-
-        if not explicit and done is None and (found := self._found(queues, shut, first, run(look))).row is None:
+                there, last = self.table.settled(answers, results[-2].rows, results[-1].rows)
+            found = found._replace(there=there, busy=found.busy - bool(last))
+            if found.rows and not found.busy:
+                last += self.reserving(found, [mark])
+            self.run([*last, *commit])
             return found
-        return table.atomic(step, explicit=explicit)
 
-    def _found(
-        self,
-        queues: tuple[str, ...],
-        shut: Sequence[str],
-        first: str | None,
-        results: Sequence[StatementResult],
-        own: bool = False,
-    ) -> TurnResult:
-        """results: of `seen`, and of the next job of the queue `first`. own: the previous job is still there, and ends."""
-        seen = results[0].rows
-        us, paused = int(seen[0].us), self.passed_over(queues, shut, [row.name for row in seen])
-        if seen[0].busy > own:
-            return TurnResult(False, True, us, None, None, paused)
-        now = us // SECOND
-        for name in queues:
-            if name in paused:
+        if not begin and not answers and not (found := self.look(queues, shut, (), 1)[0]).rows:
+            return found
+        return self.table.atomic(step, explicit=bool(begin))
+
+    def transaction(self) -> tuple[list[Statement], list[Statement]]:
+        """The statements that begin and commit it; none in SQLite, where a round trip costs nothing."""
+        return ([], []) if self.sql.kind == "sqlite" else ([(self.sql["begin"], {})], [(self.sql["commit"], {})])
+
+    def look(
+        self, queues: tuple[str, ...], shut: Sequence[str], head: Sequence[Statement], limit: int
+    ) -> tuple[Found, Sequence[StatementResult]]:
+        """The first jobs of the first queue that has some, `limit` at most. head: statements for the same round trip.
+        Returns their results, too."""
+        first = next((name for name in queues if name not in shut), "") if limit else ""  # if paused, its rows are left
+        seen = self.sql.seen(len(queues)), self.values(queues)
+        results = self.run([*head, seen, *self._next(first, limit)])
+        rows, before = results[len(head)].rows, results[: len(head)]
+        us = int(rows[0].us)
+        found = Found(us, self._passed_over(queues, shut, [row.name for row in rows]), int(rows[0].busy))
+        for name in queues if limit else ():
+            if name in found.paused:
                 continue
-            rows = results[1].rows if name == first else self.table.connection.execute(*self._next(name)).all()
-            if rows:
-                (job,) = rows
-                attempts = min(HIGHEST, job.attempts + 1)
-                row = ReservedRow(job.id, attempts, now, queue=name, payload=bytes_of(job.payload))
-                return TurnResult(False, False, us, row, None, paused)
-        return TurnResult(False, False, us, None, self.next_due(queues, now), paused)
+            jobs, ready = results[-2:] if name == first else self.run(self._next(name, limit))
+            if jobs.rows:
+                taken = [
+                    ReservedRow(job.id, min(HIGHEST, job.attempts + 1), us // SECOND, None, name, bytes_of(job.payload))
+                    for job in jobs.rows
+                ]
+                return found._replace(rows=taken, ready=ready.rows[0].ready), before
+        return found._replace(due=self._next_due(queues, us // SECOND) if limit else None), before
 
-    def next_due(self, queues: tuple[str, ...], now: int) -> int | None:
+    def _next(self, queue: str, limit: int) -> list[Statement]:
+        counts = {"first_ready": limit, "ready": 2 * SHARE * limit}
+        return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue]
+
+    def _next_due(self, queues: tuple[str, ...], now: int) -> int | None:
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
-        due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
+        due = self.table.connection.execute(self.sql.next_due(len(queues)), {**values, "now": now}).scalar()
         return None if due is None else int(due)
 
-    def _next(self, queue: str) -> Statement:
-        return self.table.sql["first_ready"], {"queue": queue, "most": 1}
-
-    def _reserving(self, row: ReservedRow, mark: str, us: int) -> list[Statement]:
-        table = self.table
-        values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
-        until = us + round(table.settings.retry_after * SECOND)
-        more = {"queue": row.queue, "owner": table.owner, "mark": mark, "until": until}
-        return [(table.sql["take"], {**values, "ids": [row.id]}), (table.sql["reserve"], {**values, **more})]
+    def reserving(self, found: Found, marks: Sequence[str]) -> list[Statement]:
+        """The statements that reserve its rows under these marks."""
+        if not found.rows:
+            return []
+        _, attempts, now, _, queue, _ = found.rows[0]
+        until = found.us + round(self.table.settings.retry_after * SECOND)
+        same = {"attempts": attempts, "now": now, "queue": queue, "until": until}
+        each = [
+            {"id": row.id, "owner": owner_of(mark), "mark": mark} for row, mark in zip(found.rows, marks, strict=False)
+        ]
+        take = self.sql["take"], {**same, "ids": [row.id for row in found.rows]}
+        return [take, *[(self.sql["reserve"], {**same, **values}) for values in each]]
 
 
 def may_be_tied(payload: bytes) -> bool:
