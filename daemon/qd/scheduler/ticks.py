@@ -104,7 +104,7 @@ class TickTaker:
 
     def _make_ready(self, claim: TickClaim) -> None:
         state, due = claim.state, claim.due
-        claim.after = written_field(Field(due.at, next(self._tokens), state.key[1]))
+        claim.after = written_field(Field(due.at, next(self._tokens), state.mark))
         if not due.runs or not state.raw:
             return
         claim.skip = self.why_not(claim) or due.answer or ""
