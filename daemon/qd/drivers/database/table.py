@@ -198,12 +198,8 @@ class JobTable:
         self, answers: Sequence[LaneAnswer], ours: Sequence[Any], jobs: Sequence[Any]
     ) -> tuple[list[bool], list[Statement]]:
         """Whether each owner still has its text, and the statements that answer those."""
-        rows, held, there, queues = (
-            {row.mark: row for row in ours},
-            {row.job_id for row in jobs},
-            list[bool](),
-            set[str](),
-        )
+        rows, held = {row.mark: row for row in ours}, {row.job_id for row in jobs}
+        there, queues = list[bool](), set[str]()
         ended, done, heads, cancelled = list[int](), list[int](), list[Statement](), self._cancelled(answers)
         for owner, member, text, _ in answers:
             mark = owners_mark(owner, member)
