@@ -112,7 +112,8 @@ class LaneReserver(Reserver):
 
     def _look(self, turn: LaneTurn, head: Sequence[Statement], known: int | None) -> Found:
         """head: statements for the same round trip, of which the last returns the number if it must be `known`."""
-        found, results = self.look(tuple(turn.queues), turn.shut, head, min(len(turn.lanes), self.most))
+        limit = min(len(turn.lanes), self.most)
+        found, results = self.look(tuple(turn.queues), turn.shut, head, limit, several=True)
         if known is not None:
             self._check(results[-1].rows, known)
         return self._chosen(found) if found.rows else found

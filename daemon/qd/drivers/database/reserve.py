@@ -1,5 +1,8 @@
-"""A worker's turn on the table of jobs: the previous job is deleted, the next one reserved. One transaction, FOR UPDATE SKIP
-LOCKED: one round trip to lock both, one to change both. In SQLite, which has one writer at a time, none if nothing is ready.
+"""A worker's turn on the table of jobs: the previous job is deleted, the next one reserved.
+
+    PostgreSQL     one statement
+    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to lock both jobs, one to change both
+    SQLite         one transaction, since there is one writer at a time; none if nothing is ready
 
 A payload that is no job goes to the failed store. A job with a lock or a key is checked in a second step, when it is already
 leased (taken.lua).
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qd.drivers.database.dialects import Statement, StatementResult
-from qd.drivers.database.rows import FRESH, bytes_of, is_text, owner_of, reserved
+from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, owner_of, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
@@ -51,9 +54,10 @@ class Reserver:
         self.table, self.sql, self.run = table, table.sql, table.connection.execute_together
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
+        attempt = self._one_statement if self.sql.kind == "postgresql" else self._attempt
         malformed, acked = 0, None
         for _ in range(MOST):
-            found = self._attempt(done, queues, shut, base)
+            found = attempt(done, queues, shut, base)
             if done is not None:
                 acked, done = any(found.there or ()), None
             if found.busy:
@@ -123,6 +127,18 @@ class Reserver:
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
+    def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Found:
+        values = self.values(queues)
+        values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
+        values |= {"next": mark, "lease": round(self.table.settings.retry_after * SECOND)}
+        values["shut"] = [n for n, name in enumerate(queues) if name in shut]
+        (row,) = self.table.rows(self.sql.turn(len(queues)), values)
+        found = Found(row.us, self._passed_over(queues, shut, row.paused or ()), row.busy, due=row.due)
+        if row.id is not None:
+            job = ReservedRow(row.id, row.attempts, row.us // SECOND, None, row.queue, bytes_of(row.payload))
+            found = found._replace(rows=[job])
+        return found._replace(there=[row.acked > 0])
+
     def _attempt(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Found:
         answers = [] if done is None else [self.table.answer_of(done)]
         begin, commit = self.transaction()
@@ -130,7 +146,7 @@ class Reserver:
         def step() -> Found:
             there, last = list[bool](), list[Statement]()
             head = [*begin, *(self.table.locking(answers) if answers else ())]
-            found, results = self.look(queues, shut, head, 1)
+            found, results = self.look(queues, shut, head, 1, several=False)
             if answers:
                 there, last = self.table.settled(answers, results[-2].rows, results[-1].rows)
             found = found._replace(there=there, busy=found.busy - bool(last))
@@ -139,7 +155,7 @@ class Reserver:
             self.run([*last, *commit])
             return found
 
-        if not begin and not answers and not (found := self.look(queues, shut, (), 1)[0]).rows:
+        if not begin and not answers and not (found := self.look(queues, shut, (), 1, several=False)[0]).rows:
             return found
         return self.table.atomic(step, explicit=bool(begin))
 
@@ -148,31 +164,31 @@ class Reserver:
         return ([], []) if self.sql.kind == "sqlite" else ([(self.sql["begin"], {})], [(self.sql["commit"], {})])
 
     def look(
-        self, queues: tuple[str, ...], shut: Sequence[str], head: Sequence[Statement], limit: int
+        self, queues: tuple[str, ...], shut: Sequence[str], head: Sequence[Statement], limit: int, *, several: bool
     ) -> tuple[Found, Sequence[StatementResult]]:
-        """The first jobs of the first queue that has some, `limit` at most. head: statements for the same round trip.
-        Returns their results, too."""
+        """The first jobs of the first queue that has some, `limit` at most. several: count them, too. head:
+        statements for the same round trip, whose results are returned."""
         first = next((name for name in queues if name not in shut), "") if limit else ""  # if paused, its rows are left
         seen = self.sql.seen(len(queues)), self.values(queues)
-        results = self.run([*head, seen, *self._next(first, limit)])
+        results = self.run([*head, seen, *self._next(first, limit, several)])
         rows, before = results[len(head)].rows, results[: len(head)]
         us = int(rows[0].us)
         found = Found(us, self._passed_over(queues, shut, [row.name for row in rows]), int(rows[0].busy))
         for name in queues if limit else ():
             if name in found.paused:
                 continue
-            jobs, ready = results[-2:] if name == first else self.run(self._next(name, limit))
+            jobs, *ready = results[len(head) + 1 :] if name == first else self.run(self._next(name, limit, several))
             if jobs.rows:
                 taken = [
                     ReservedRow(job.id, min(HIGHEST, job.attempts + 1), us // SECOND, None, name, bytes_of(job.payload))
                     for job in jobs.rows
                 ]
-                return found._replace(rows=taken, ready=ready.rows[0].ready), before
+                return found._replace(rows=taken, ready=ready[0].rows[0].ready if ready else 0), before
         return found._replace(due=self._next_due(queues, us // SECOND) if limit else None), before
 
-    def _next(self, queue: str, limit: int) -> list[Statement]:
-        counts = {"first_ready": limit, "ready": 2 * SHARE * limit}
-        return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue]
+    def _next(self, queue: str, limit: int, several: bool) -> list[Statement]:
+        counts = {"first_ready": limit, "ready": 2 * SHARE * limit if several else 0}
+        return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue and most]
 
     def _next_due(self, queues: tuple[str, ...], now: int) -> int | None:
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}

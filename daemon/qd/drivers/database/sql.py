@@ -1,5 +1,5 @@
 """The statements on the table of jobs, in the SQL of each database. STATEMENTS lists them, except those that depend on the
-number of queues.
+number of queues. A worker's turn (reserve.py) is one statement for PostgreSQL, and a few for the others.
 
 Times are unix seconds in Laravel's columns and unix microseconds in ours, all by the database's clock (`us`).
 """
@@ -12,6 +12,7 @@ import sqlalchemy as sql
 
 HIGHEST = 255  # attempts in Laravel's column, at most
 OBJECT_JOB = r'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes it
+FREE = "j.reserved_at IS NULL AND j.available_at"
 LISTS = ("owners", "queues", "ids", "marks")  # parameters with several values
 
 # {jobs} the table of jobs        {held}     a job as it was reserved      {clock}   c.us: the database's time, microseconds
@@ -192,6 +193,65 @@ class JobSql:
             for n in range(queues)
         ]
         return sql.text(f"SELECT min(due) FROM ({' UNION ALL '.join(each)}) d")
+
+    @cache  # noqa: B019
+    def turn(self, queues: int) -> sql.TextClause:
+        """A whole turn as one statement of PostgreSQL, so one commit: it deletes the previous job, and locks, marks and
+        returns the next one. shut: numbers of queues to skip."""
+        numbers = range(queues)
+        steps = [*self._before(numbers), *[self._next_of(n) for n in numbers], *self._after(numbers)]
+        dues = ", ".join(
+            f"(SELECT min(j.available_at) FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} > c.us / 1000000)"
+            for n in numbers
+        )
+        return sql.text(
+            f"WITH {', '.join(steps)}"
+            " SELECT (SELECT count(*) FROM done) AS acked, (SELECT count(*) FROM busy) AS busy, c.us, t.id, t.queue,"
+            f" t.payload, t.attempts, CASE WHEN t.id IS NULL THEN LEAST({dues}) END AS due,"
+            " (SELECT array_agg(name) FROM p) AS paused FROM c LEFT JOIN took t ON true"
+        )
+
+    def _before(self, numbers: range) -> list[str]:
+        """c: the clock. p: queues that are paused. gone, mine, done: the previous job. busy: other jobs of this worker.
+
+        A keeper that renews the lease changes `reserved_at` in both tables. If `gone` waits for its transaction, it returns
+        the new value, but a comparison in `done` would read the job as it was before. So `mine` locks the job first, which
+        returns the job as it is now, and that is compared."""
+        named = ", ".join(f":q{n}" for n in numbers)
+        paused = ", ".join(f":p{n}" for n in numbers)
+        return [
+            f"c AS MATERIALIZED (SELECT us FROM {self.clock})",
+            f"p AS MATERIALIZED (SELECT n.name FROM qd_names n, c WHERE n.name IN ({paused}) AND n.kind = 'string'"
+            " AND (n.expires_at IS NULL OR n.expires_at > c.us))",
+            f"gone AS (DELETE FROM {self.ours} WHERE owner = :owner AND mark = :mark AND (text_sum IS NULL OR"
+            " text_sum = :sum) RETURNING job_id, attempts, reserved_at)",
+            f"mine AS (SELECT j.id, j.attempts, j.reserved_at FROM {self.jobs} j JOIN gone ON gone.job_id = j.id"
+            " FOR UPDATE OF j)",
+            f"done AS (DELETE FROM {self.jobs} d USING mine j, gone s WHERE d.id = j.id AND {self.same} RETURNING d.id)",
+            f"busy AS MATERIALIZED (SELECT 1 FROM {self.ours} WHERE owner = :owner AND queue IN ({named}) AND"
+            " job_id NOT IN (SELECT job_id FROM gone))",
+        ]
+
+    def _next_of(self, n: int) -> str:
+        """n0, n1, ...: the first ready job of a queue, locked, if the queues before it have none."""
+        others = "".join(f" AND NOT EXISTS (SELECT 1 FROM n{before})" for before in range(n))
+        return (
+            f"n{n} AS (SELECT j.id FROM {self.jobs} j WHERE j.queue = :q{n} AND {FREE} <= (SELECT us / 1000000 FROM c)"
+            f" AND NOT EXISTS (SELECT 1 FROM busy) AND NOT {n} = ANY(CAST(:shut AS int[]))"
+            f" AND NOT EXISTS (SELECT 1 FROM p WHERE p.name = :p{n}){others} AND {self.ours_only}"
+            f" ORDER BY j.available_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED)"
+        )
+
+    def _after(self, numbers: range) -> list[str]:
+        """n: the next job. took: its reserved row. noted: the reservation."""
+        return [
+            f"n AS ({' UNION ALL '.join(f'SELECT id FROM n{n}' for n in numbers)})",
+            f"took AS (UPDATE {self.jobs} j SET reserved_at = c.us / 1000000,"
+            f" attempts = LEAST(j.attempts, {HIGHEST - 1}) + 1 FROM n, c WHERE j.id = n.id"
+            " RETURNING j.id, j.queue, j.payload, j.attempts, j.reserved_at)",
+            f"noted AS (INSERT INTO {self.ours} ({OF_OURS}) SELECT t.id, t.queue, :owner, :next, t.attempts,"
+            f" t.reserved_at, c.us + :lease, NULL FROM took t, c{INSTEAD})",
+        ]
 
 
 def statement(text: str) -> sql.TextClause:
