@@ -9,18 +9,23 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 import qd
 from qd.log import Log
+from qd.payload.format import read
+from qd.schedule.entry import Entry
+from qd.schedule.timing import Every
+from qd.scheduler import ticks as early
 from qd.scheduler.scheduler import Scheduler
 from tests.support.redis import Client
-from tests.support.schedulers import Several, app_of, run
+from tests.support.schedulers import Several, app_of, early_app_of, run
 from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
@@ -77,6 +82,26 @@ def test_each_of_a_thousand_ticks_is_taken_exactly_once(server: Server, clean_re
     assert killed > 10
 
 
+@pytest.mark.slow
+def test_each_of_a_thousand_ticks_with_early_jobs_is_taken_exactly_once(
+    server: Server, clean_redis: Client, tmp_path: Path
+) -> None:
+    base, seconds = round(time.time()), 0.1
+    for n in range(4):
+        clean_redis.call("HSET", "qd:ticks", f"j{n}", f"{base * 1000} x {Every(seconds).mark}")
+    several = Several(server.url, seconds, 4, SKEWS, tmp_path / "log", "early")
+    try:
+        enough = lambda: sum(clean_redis.call("LLEN", f"queues:q{n}") for n in range(4)) >= 1000  # noqa: E731
+        run(several, 100, enough, random.Random(13))
+    finally:
+        several.close()
+    assert several.killed > 10
+    for n in range(4):
+        last = int(str(clean_redis.text("HGET", "qd:ticks", f"j{n}")).split()[0])
+        ids = [json.loads(raw)["id"] for raw in clean_redis.call("LRANGE", f"queues:q{n}", 0, -1)]
+        assert len(set(ids)) == len(ids) == round((last / 1000 - base) / seconds)
+
+
 # --- killed at a line of its code
 
 
@@ -98,22 +123,47 @@ class Hourly:
         return self.base + ((at - self.base) // HOUR + 1) * HOUR
 
 
+class Kind(NamedTuple):
+    """app: creates an app and its entries. right: whether the server has exactly what these ticks send and run."""
+
+    app: Callable[[str, float, int], tuple[qd.Qd, list[Entry]]]
+    right: Callable[[Client, list[float]], bool]
+
+
 def sent_and_run(redis: Client, ticks: list[float]) -> bool:
     """Each job was sent once; at most the run during the kill is missing."""
     once = ran(redis, "f0")
     return sent(redis, "q0") == ticks and sorted(set(once)) == once and len(ticks) - len(once) <= 1
 
 
-def scheduler(server: Server, base: float) -> Scheduler:
-    app, entries = app_of(server.url, 1, 1)
+def sent_early(redis: Client, ticks: list[float]) -> bool:
+    """The jobs are distinct, and the first one, made early, has the time of its tick."""
+    found = [read(raw) for raw in redis.call("LRANGE", "queues:q0", 0, -1)]
+    return len({job.id for job in found}) == len(found) == len(ticks) and found[0].createdAt == ticks[0]
+
+
+KINDS = {"made at the tick": Kind(app_of, sent_and_run), "made before it": Kind(early_app_of, sent_early)}
+
+
+@pytest.fixture
+def all_ticks_are_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the code that makes jobs early."""
+    monkeypatch.setattr(early, "NEAR", -24 * 3_600_000)
+
+
+def scheduler(server: Server, base: float, kind: Kind) -> Scheduler:
+    app, entries = kind.app(server.url, 1, 1)
     timed = [replace(entry, timing=Hourly(base), missed="all") for entry in entries]
     return Scheduler(app, app.settings, Log("scheduler", write=lambda line: None), entries=timed, host="web1")
 
 
 def takes_all(one: Scheduler, redis: Client, base: float) -> None:
-    """Run turns until all ticks are taken and all runs have ended."""
+    """Run turns until all ticks are taken and all runs have ended. Early jobs are made before each turn."""
 
     def over() -> bool:
+        if one._control.poll():
+            while any(each.step() for each in one._early):
+                pass
         one.turn()
         last = redis.hash("qd:ticks").values()
         return all(int(text.split()[0]) == base * 1000 for text in last) and not one.runs.alive
@@ -121,14 +171,14 @@ def takes_all(one: Scheduler, redis: Client, base: float) -> None:
     eventually(over, 20, every=0.001)
 
 
-def killed_at(server: Server, base: float, line: int) -> bool:
+def killed_at(server: Server, base: float, line: int, kind: Kind) -> bool:
     """Fork a scheduler that is killed at this line of qd. Returns False if it finished before."""
     pid = os.fork()
     if pid == 0:
         try:
             sys.settrace(Killer(line))
             with server.client() as redis:
-                takes_all(scheduler(server, base), redis, base)
+                takes_all(scheduler(server, base, kind), redis, base)
         finally:
             os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -149,34 +199,38 @@ class Killer:
         return self
 
 
-def sweep(server: Server, redis: Client, first: int, stride: int) -> int:
+def sweep(server: Server, redis: Client, first: int, stride: int, kind: Kind) -> int:
     """Kill a scheduler at every `stride`-th line. Returns the number of kills."""
-    entries = [entry.name for entry in app_of(server.url, 1, 1)[1]]
+    entries = [entry.name for entry in kind.app(server.url, 1, 1)[1]]
     line, kills = first, 0
     while True:
         redis.call("FLUSHALL")
         base = float(round(time.time() - HOUR / 2))
         for entry in entries:
             redis.call("HSET", "qd:ticks", entry, f"{round((base - TICKS * HOUR) * 1000)} x hourly")
-        more = killed_at(server, base, line)
-        next_one = scheduler(server, base)
+        more = killed_at(server, base, line, kind)
+        next_one = scheduler(server, base, kind)
         takes_all(next_one, redis, base)
         next_one.close()
         ticks = [base - n * HOUR for n in reversed(range(TICKS))]
-        assert sent_and_run(redis, ticks), f"killed at line {line}"
+        assert kind.right(redis, ticks), f"killed at line {line}"
         if not more:
             return kills
         line, kills = line + stride, kills + 1
 
 
+@pytest.mark.usefixtures("all_ticks_are_future")
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_tick_sends_its_job_once_if_its_scheduler_is_killed_at_any_line(
-    server: Server, clean_redis: Client
+    server: Server, clean_redis: Client, kind: str
 ) -> None:
-    assert sweep(server, clean_redis, 40 + int(time.time()) % 211, 211) > 5
+    assert sweep(server, clean_redis, 40 + int(time.time()) % 211, 211, KINDS[kind]) > 5
 
 
+@pytest.mark.usefixtures("all_ticks_are_future")
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_tick_sends_its_job_once_if_its_scheduler_is_killed_at_each_seventh_line(
-    server: Server, clean_redis: Client
+    server: Server, clean_redis: Client, kind: str
 ) -> None:
-    assert sweep(server, clean_redis, 1 + int(time.time()) % 7, 7) > 100
+    assert sweep(server, clean_redis, 1 + int(time.time()) % 7, 7, KINDS[kind]) > 100

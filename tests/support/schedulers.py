@@ -1,7 +1,7 @@
-"""A standalone scheduler that tests kill: `python -m tests.support.schedulers URL SECONDS COUNT`, used by `Several`.
+"""A standalone scheduler that tests kill: `python -m tests.support.schedulers URL SECONDS COUNT KIND`, used by `Several`.
 
 COUNT entries send one job each to their own queue, and as many run a function, all of them every SECONDS. Payloads and the
-lists `ran:NAME` contain the tick, so that tests can check each one.
+lists `ran:NAME` contain the tick, so that tests can check each one. KIND "early": only jobs, without the tick.
 
 Also a redis-server whose clock is set by the test, with libfaketime.
 """
@@ -70,8 +70,24 @@ def app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
     return app, entries
 
 
-def main(url: str, seconds: str, count: str) -> None:
-    app, entries = app_of(url, float(seconds), int(count))
+def early_app_of(url: str, seconds: float, count: int) -> tuple[Qd, list[Entry]]:
+    """Entries of jobs that are built without running code of the app."""
+    app = Qd()
+    app.settings = load(code={"url": url}, environ={})
+
+    @app.job("tick")
+    def tick(entry: int) -> None: ...
+
+    entries = list[Entry]()
+    for n in range(count):
+        job = tick.bind(n).using(queue=f"q{n}")
+        job._origin = None
+        entries.append(Entry(f"j{n}", JobTask(job), Every(seconds)))
+    return app, entries
+
+
+def main(url: str, seconds: str, count: str, kind: str) -> None:
+    app, entries = (early_app_of if kind == "early" else app_of)(url, float(seconds), int(count))
     scheduler = Scheduler(app, app.settings, Log("scheduler"), entries=entries, host=str(os.getpid()))
     poll = select.poll()  # time.sleep() does not work under libfaketime
     while True:
@@ -81,8 +97,10 @@ def main(url: str, seconds: str, count: str) -> None:
 class Several:
     """Several schedulers, each with its own clock."""
 
-    def __init__(self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path) -> None:
-        self._words = [sys.executable, "-m", "tests.support.schedulers", url, str(seconds), str(count)]
+    def __init__(
+        self, url: str, seconds: float, count: int, skews: Sequence[float], log: Path, kind: str = "mixed"
+    ) -> None:
+        self._words = [sys.executable, "-m", "tests.support.schedulers", url, str(seconds), str(count), kind]
         self._skews, self._log = skews, log.open("ab")
         self._living = [self._start(skew) for skew in skews]
         self.killed = 0

@@ -112,10 +112,10 @@ class Dispatcher:
             self._emit(JobQueueing, messages)
         return self._sent(messages, await queue.do(push or partial(posted, messages)))
 
-    def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None) -> Message:
-        """Make a message without sending it. relations: those of its chain or batch. Raises ArgumentError, DeclarationError,
-        ConfigError."""
-        return self.route(plan).message(plan, data, *new_pair(), relations)
+    def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
+        """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if
+        not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
+        return self.route(plan).message(plan, data, *new_pair(), relations, now)
 
     def submit(self, messages: Sequence[Message]) -> list[str]:
         """Send them, one round trip per connection; jobs with after_commit=True once the open transaction is committed.

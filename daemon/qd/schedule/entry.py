@@ -39,6 +39,13 @@ class JobTask(msgspec.Struct, frozen=True):
         sender, plan, data = self.call._to_send()
         return cast("Dispatcher", sender).prepare(plan, data)
 
+    def early(self, at: float) -> Message | None:
+        """The payload of a future tick, unix seconds. None if the app's own code takes part in making it."""
+        if type(self.call) is not Call:
+            return None
+        sender, plan, data = self.call._to_send()
+        return cast("Dispatcher", sender).prepare(plan, data, now=at)
+
     @property
     def plan(self) -> Plan:
         """How it is sent; for a chain, its first job."""

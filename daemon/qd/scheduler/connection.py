@@ -94,7 +94,8 @@ class EntryState:
     job: sent together with the claim; None if the entry is run here after the claim, at most once. mark: of its timing.
     raw: the field as it was read. last: the last known tick, ms. complete: a range of ticks in which no more were
     missed than may run (see due.decide). lost: the store has lost the field. answered: a tick with the answer of its
-    filters. unsure: claims whose reply was lost, by the field that they would have written.
+    filters. early: the next tick with its job, made in advance. unsure: claims whose reply was lost, by the field that
+    they would have written.
     """
 
     connection: ScheduleConnection
@@ -109,13 +110,19 @@ class EntryState:
     complete: tuple[int, int] = (0, 0)
     lost: bool = False
     answered: Due | None = None
+    early: TickClaim | None = None
     unsure: dict[bytes, TickClaim] = dataclass_field(default_factory=dict)
+
+    def claim(self, due: Due) -> TickClaim:
+        """The claim of this tick; a claim that was made in advance is used once."""
+        early, self.early = self.early, None
+        return early if early is not None and early.due == due else TickClaim(self, due)
 
     def update(self, raw: bytes, now: int, late: int) -> str:
         """Set the field to `raw`. Returns a warning, or ""."""
         found = read_field(raw)
         self.lost = self.lost or bool(self.raw and not raw)
-        self.raw = raw
+        self.raw, self.early = raw, None
         if found is None or found.at > now + AHEAD:
             self.last = now
             why = "the schedule of this entry began again: its last tick was written by a clock ahead of this one"

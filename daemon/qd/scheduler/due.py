@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -111,6 +111,10 @@ class Moments(Generic[T]):
     @property
     def next(self) -> int | None:
         return self._heap[0] if self._heap else None
+
+    def at(self, moment: int) -> Sequence[T]:
+        """The items due then, in the order of add()."""
+        return self._at.get(moment, ())
 
     def __len__(self) -> int:
         return sum(map(len, self._at.values()))

@@ -114,6 +114,13 @@ class EntryJob:
         except Exception as error:
             raise UserCodeFailed(raised(error)) from error
 
+    def early(self, at: int) -> Message | None:
+        """The payload of a future tick, unix ms. None if it must be made (or its error reported) when the tick is due."""
+        try:
+            return None if self._send.hooks else self._task.early(at / 1000)
+        except Exception:
+            return None
+
     def outgoing(self, message: Message) -> Outgoing | None:
         """The job to send in the step of the claim. None if its class has a send() of its own."""
         return None if sends_itself(message) else outgoing(message)

@@ -1,6 +1,6 @@
 """The schedule at run time. Every host may run a scheduler; none of them leads.
 
-    turn       reap ended runs; poll the servers; take due ticks; return the wait
+    turn       reap ended runs; poll the servers; take due ticks; make some jobs of the next tick; return the wait
     due tick   heap of times -> TickClaim: pauses, filters -> one claim per tick (tick.lua) -> report
     filters    the user's own run in a separate process (filters.py); the tick becomes due again with their answer
     jobs       claimed and sent in one step, all that are due at once
@@ -32,7 +32,7 @@ from qd.scheduler.entry_job import EntryJob, Guard, job_of
 from qd.scheduler.filters import FilterProcess
 from qd.scheduler.report import TickReport
 from qd.scheduler.runs import Runs
-from qd.scheduler.ticks import ClaimRequest, RunQueue, TickTaker, no_beat
+from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickTaker, no_beat
 from qd.store.schedule import sweep
 
 AT_ONCE = 500  # ticks in one claim
@@ -88,6 +88,7 @@ class Scheduler:
             self._add(order, entry, job_of(app, entry, guard))
         for connection in self._connections.values():
             connection.shares = len(self._connections) > 1
+        self._early = [EarlyJobs(connection, self._taker) for connection in self._connections.values()]
 
     def _connection(self, name: str) -> ScheduleConnection:
         if name not in self._connections:
@@ -117,6 +118,8 @@ class Scheduler:
         if self.drained:
             self._run_queue.leave_taken()
         self._keep()
+        if not (self.paused or self.drained or self._over) and any(early.step() for early in self._early):
+            return 0.0  # there are more to make
         waits = [1.0, self.runs.due_in, self._filters.due_in]
         if not (self.paused or self.drained):
             for connection in self._connections.values():
@@ -228,7 +231,7 @@ class Scheduler:
         """The claim to send now. None: its filters run first, it is in the run queue, or it was added to `line`."""
         if (due := self._decide(state)) is None:
             return None
-        claim = TickClaim(state, due)
+        claim = state.claim(due)
         if due.answer is None and due.runs and any(each.foreign for each in state.entry.filters):
             self._filters.ask(claim, self._taker.why_not(claim))
         elif state.job is not None or not due.runs or due.answer:
@@ -245,6 +248,9 @@ class Scheduler:
         if state.answered is not None:
             answered, state.answered = state.answered, None
             return answered
+        early = state.early and state.early.due
+        if early and now - connection.late <= early.at <= now and (self._until is None or early.at <= self._until):
+            return early  # nothing has changed since the last tick
         if not state.raw:  # no field: nothing earlier is due
             since = None if state.lost else self._since
             return Due(now if since is None else min(now, since - 1), runs=False)

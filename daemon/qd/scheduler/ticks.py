@@ -1,6 +1,8 @@
 """Ticks: whether one runs, how it is claimed, what is reported; and in which order runs start.
 
     TickTaker   pauses, maintenance mode and filters -> one claim per tick -> the server decides -> report
+    EarlyJobs   makes the jobs of the next tick in the second before it, some at each turn. Nothing is claimed, reported
+                or decided then; a job that is not used is thrown away
     RunQueue    runs of functions and commands. Each is claimed when its turn comes, and started at once
 
 RunQueue keeps two kinds of waiting runs:
@@ -26,6 +28,7 @@ from qd.drivers.types import Answers, Claimed
 from qd.errors import ConnectionLost, ServerBusy
 from qd.events import JobQueueing
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
+from qd.scheduler.due import Due
 from qd.scheduler.entry_job import Guard, UserCodeFailed
 from qd.scheduler.filters import refusal
 from qd.scheduler.report import TickReport
@@ -35,6 +38,9 @@ from qd.store.schedule import Field, pause_of, written_field
 
 HOLDS = 30.0  # seconds for which user code (payload hooks, listeners) may delay one tick
 AGAIN = 1000  # ms until a refused claim is tried again
+LEAD = 1500  # ms before a tick at which its jobs are made; more than the longest wait between two turns
+NEAR = 5  # ms before a tick at which no more jobs are made
+STEP = 100  # jobs made in advance in one turn
 ABREAST = 8  # late runs of one entry at a time; of missed ticks only one
 
 
@@ -104,17 +110,31 @@ class TickTaker:
 
     def _make_ready(self, claim: TickClaim) -> None:
         state, due = claim.state, claim.due
-        claim.after = written_field(Field(due.at, next(self._tokens), state.mark))
+        claim.after = claim.after or self._after(claim)
         if not due.runs or not state.raw:
             return
         claim.skip = self.why_not(claim) or due.answer or ""
-        if not claim.skip and state.job is not None:
+        if claim.skip:
+            claim.message = claim.job = None
+        elif state.job is not None and claim.message is None:
             self.beat(HOLDS, state.entry.name)
             try:
                 claim.message = state.job.message()
                 claim.job = state.job.outgoing(claim.message)
             except UserCodeFailed as failure:
                 claim.error = f"its job could not be made: {failure}"
+
+    def _after(self, claim: TickClaim) -> bytes:
+        return written_field(Field(claim.due.at, next(self._tokens), claim.state.mark))
+
+    def make_early(self, state: EntryState, at: int) -> None:
+        """Make the job of a future tick. Whether it runs is decided when it is due."""
+        job, state.early = state.job, None
+        if job is None or not state.raw or state.entry.filters:
+            return  # it is a run, has no field yet, or has filters
+        if (message := job.early(at)) is not None:
+            claim = state.early = TickClaim(state, Due(at), job=job.outgoing(message), message=message)
+            claim.after = self._after(claim)
 
     def why_not(self, claim: TickClaim) -> str:
         """Why this tick does not run, "" if it does. Does not evaluate the user's own filters (see filters.py)."""
@@ -194,6 +214,27 @@ class TickTaker:
             except UserCodeFailed as failure:
                 self.report.failed(claim, f"its send() {failure}")
         return False
+
+
+class EarlyJobs:
+    """For the entries of one connection."""
+
+    def __init__(self, connection: ScheduleConnection, taker: TickTaker) -> None:
+        self._connection, self._taker = connection, taker
+        self._at = self._seen = 0
+
+    def step(self) -> bool:
+        """Make some jobs. Returns whether there are more to make."""
+        at = self._connection.moments.next
+        if at is None or not self._connection.up or not NEAR < at - self._connection.now < LEAD:
+            return False
+        if at != self._at:
+            self._at, self._seen = at, 0
+        states = self._connection.moments.at(at)
+        for state in states[self._seen : self._seen + STEP]:
+            self._taker.make_early(state, at)
+        self._seen = min(self._seen + STEP, len(states))
+        return self._seen < len(states)
 
 
 @dataclass(slots=True, eq=False)
