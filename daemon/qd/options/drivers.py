@@ -63,9 +63,9 @@ DRIVERS: Mapping[str, Driver] = {
     "beanstalkd": Driver(
         schemes={"beanstalkd": "beanstalkd"},
         libraries={"greenstalk": "beanstalkd"},
-        open="qd.drivers.beanstalkd.driver:open_queue",
+        open="qd.drivers.beanstalkd.broker:open_queue",
         url="qd.drivers.urls:BeanstalkdUrl",
-        warnings="qd.drivers.beanstalkd.driver:start_warnings",
+        warnings="qd.drivers.beanstalkd.broker:start_warnings",
     ),
     "sqs": Driver(
         schemes={"sqs": "sqs"},

@@ -277,18 +277,9 @@ def hours(start: time, end: time, zone: str, inside: bool) -> Filter:
 
 
 def clock_shows(hour: time, at: float, zone: str) -> float:
-    """The next time, from `at` on, at which clocks show this time of the day; or the moment before they are changed, if
-    that is earlier, because the hours move then."""
-
-    def offset(at: float) -> timedelta | None:
-        return datetime.fromtimestamp(at, zone_of(zone)).utcoffset()
-
+    """The next time, from `at` on, at which clocks show this time of the day. If they are changed before that, the hours
+    move, and it is just before the next full minute at most."""
     wall = datetime.fromtimestamp(at, zone_of(zone))
     found = at + ((datetime.combine(wall, hour) - wall.replace(tzinfo=None)) % DAY).total_seconds()
-    if offset(found) == offset(at):
-        return found
-    before, after = at, found
-    while after - before > 0.001:
-        middle = (before + after) / 2
-        before, after = (middle, after) if offset(middle) == offset(at) else (before, middle)
-    return before
+    same = datetime.fromtimestamp(found, zone_of(zone)).utcoffset() == wall.utcoffset()
+    return found if same else min(found, at - at % 60 + 59.999)

@@ -6,14 +6,15 @@ Each method writes some of the six fields of the entry's cron expression and lea
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Never, Self
+from typing import Any, Never, Self, TypeVar
 
 from qd.errors import DeclarationError
 from qd.options.kinds import did_you_mean, span_in_code
 from qd.schedule.timing import Every
 
+S = TypeVar("S", bound="Fields")
 FIELDS = ("second", "minute", "hour", "day", "month", "weekday")
 Number = int | str  # 5 or "5"; Laravel accepts strings, too
 Weekday = int | str  # 0 and 7: Sunday, 1: Monday ...; or its name, "monday", "mon"
@@ -93,6 +94,16 @@ def shown(origin: tuple[str, int]) -> str:
     return f"{file}:{line}" if line else file
 
 
+def writes(doc: str = "", **fields: str | int) -> Callable[[S], S]:
+    """A method without arguments that writes these fields."""
+
+    def method(self: S) -> S:
+        return self._write(**fields)
+
+    method.__doc__ = doc or None
+    return method
+
+
 class Days(Fields):
     """Methods for days."""
 
@@ -106,48 +117,25 @@ class Days(Fields):
             self._refuse("days() needs a day (0 to 7, or 'monday')")
         return self._write(weekday=",".join([self._days(each) for each in several]))
 
-    def weekdays(self) -> Self:
-        """Monday to Friday."""
-        return self._write(weekday="1-5")
-
-    def weekends(self) -> Self:
-        """Saturday and Sunday."""
-        return self._write(weekday="6,0")
-
-    def mondays(self) -> Self:
-        return self._write(weekday=1)
-
-    def tuesdays(self) -> Self:
-        return self._write(weekday=2)
-
-    def wednesdays(self) -> Self:
-        return self._write(weekday=3)
-
-    def thursdays(self) -> Self:
-        return self._write(weekday=4)
-
-    def fridays(self) -> Self:
-        return self._write(weekday=5)
-
-    def saturdays(self) -> Self:
-        return self._write(weekday=6)
-
-    def sundays(self) -> Self:
-        return self._write(weekday=0)
+    weekdays = writes("Monday to Friday.", weekday="1-5")
+    weekends = writes("Saturday and Sunday.", weekday="6,0")
+    mondays = writes(weekday=1)
+    tuesdays = writes(weekday=2)
+    wednesdays = writes(weekday=3)
+    thursdays = writes(weekday=4)
+    fridays = writes(weekday=5)
+    saturdays = writes(weekday=6)
+    sundays = writes(weekday=0)
 
     # --- weeks, months, years; at midnight unless a time is given
 
-    def weekly(self) -> Self:
-        """Sundays at 0:00."""
-        return self._write(minute=0, hour=0, weekday=0)
+    weekly = writes("Sundays at 0:00.", minute=0, hour=0, weekday=0)
 
     def weekly_on(self, day: Weekday | Sequence[Weekday], time: str = "0:00") -> Self:
         """On this day, or these days, of the week."""
         return self._write_time(time).days(day)
 
-    def monthly(self) -> Self:
-        """On the 1st at 0:00."""
-        return self._write(minute=0, hour=0, day=1)
+    monthly = writes("On the 1st at 0:00.", minute=0, hour=0, day=1)
 
     def monthly_on(self, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of each month, if the month has it."""
@@ -165,17 +153,15 @@ class Days(Fields):
         """On these days of each month, if the month has them, at 0:00; `.days_of_month(1, 15).at("13:00")`."""
         return self._write(minute=0, hour=0, day=self._numbers(flat(days), 1, 31, "day of a month"))
 
-    def quarterly(self) -> Self:
-        """On the 1st of January, April, July and October at 0:00."""
-        return self._write(minute=0, hour=0, day=1, month="1-12/3")
+    quarterly = writes(
+        "On the 1st of January, April, July and October at 0:00.", minute=0, hour=0, day=1, month="1-12/3"
+    )
 
     def quarterly_on(self, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of January, April, July and October."""
         return self._write_time(time)._write(day=self._day(day), month="1-12/3")
 
-    def yearly(self) -> Self:
-        """On the 1st of January at 0:00."""
-        return self._write(minute=0, hour=0, day=1, month=1)
+    yearly = writes("On the 1st of January at 0:00.", minute=0, hour=0, day=1, month=1)
 
     def yearly_on(self, month: Number = 1, day: Number = 1, time: str = "0:00") -> Self:
         """On this day of each year."""
@@ -239,35 +225,18 @@ class Frequencies(Days):
 
     # --- minutes
 
-    def every_minute(self) -> Self:
-        return self._write(minute="*")
-
-    def every_two_minutes(self) -> Self:
-        return self._write(minute="*/2")
-
-    def every_three_minutes(self) -> Self:
-        return self._write(minute="*/3")
-
-    def every_four_minutes(self) -> Self:
-        return self._write(minute="*/4")
-
-    def every_five_minutes(self) -> Self:
-        return self._write(minute="*/5")
-
-    def every_ten_minutes(self) -> Self:
-        return self._write(minute="*/10")
-
-    def every_fifteen_minutes(self) -> Self:
-        return self._write(minute="*/15")
-
-    def every_thirty_minutes(self) -> Self:
-        return self._write(minute="0,30")
+    every_minute = writes(minute="*")
+    every_two_minutes = writes(minute="*/2")
+    every_three_minutes = writes(minute="*/3")
+    every_four_minutes = writes(minute="*/4")
+    every_five_minutes = writes(minute="*/5")
+    every_ten_minutes = writes(minute="*/10")
+    every_fifteen_minutes = writes(minute="*/15")
+    every_thirty_minutes = writes(minute="0,30")
 
     # --- hours
 
-    def hourly(self) -> Self:
-        """At minute 0."""
-        return self._write(minute=0)
+    hourly = writes("At minute 0.", minute=0)
 
     def hourly_at(self, minute: Number | Sequence[Number]) -> Self:
         """At this minute of each hour, or at these."""
@@ -292,17 +261,13 @@ class Frequencies(Days):
 
     # --- times of the day
 
-    def daily(self) -> Self:
-        """At 0:00."""
-        return self._write(minute=0, hour=0)
+    daily = writes("At 0:00.", minute=0, hour=0)
 
     def daily_at(self, time: str) -> Self:
         """At this time of the day, "13:00", or at this hour, "13"."""
         return self._write_time(time)
 
-    def at(self, time: str) -> Self:
-        """The same as daily_at; it reads better after days: `.mondays().at("8:00")`."""
-        return self._write_time(time)
+    at = daily_at  # reads better after days: `.mondays().at("8:00")`
 
     def twice_daily(self, first: Number = 1, second: Number = 13) -> Self:
         """At two hours of the day, at minute 0."""
@@ -315,26 +280,13 @@ class Frequencies(Days):
 
     # --- seconds; in each minute that the other fields name
 
-    def every_second(self) -> Self:
-        return self._write(second="*", minute="*")
-
-    def every_two_seconds(self) -> Self:
-        return self._write(second="*/2", minute="*")
-
-    def every_five_seconds(self) -> Self:
-        return self._write(second="*/5", minute="*")
-
-    def every_ten_seconds(self) -> Self:
-        return self._write(second="*/10", minute="*")
-
-    def every_fifteen_seconds(self) -> Self:
-        return self._write(second="*/15", minute="*")
-
-    def every_twenty_seconds(self) -> Self:
-        return self._write(second="*/20", minute="*")
-
-    def every_thirty_seconds(self) -> Self:
-        return self._write(second="*/30", minute="*")
+    every_second = writes(second="*", minute="*")
+    every_two_seconds = writes(second="*/2", minute="*")
+    every_five_seconds = writes(second="*/5", minute="*")
+    every_ten_seconds = writes(second="*/10", minute="*")
+    every_fifteen_seconds = writes(second="*/15", minute="*")
+    every_twenty_seconds = writes(second="*/20", minute="*")
+    every_thirty_seconds = writes(second="*/30", minute="*")
 
     def _minutes(self, value: Number | Sequence[Number]) -> str:
         return self._numbers(value, 0, 59, "minute")

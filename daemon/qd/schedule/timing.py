@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache
-from typing import Protocol
 
 from cronsim import CronSim, CronSimError
 
@@ -228,26 +227,6 @@ class Walls:
         return self._next
 
 
-class Timing(Protocol):
-    """Ticks are whole unix seconds, or fractions for shorter intervals."""
-
-    @property
-    def text(self) -> str:
-        """For display: the expression, or "every 10s"."""
-
-    @property
-    def zone(self) -> str:
-        """Its time zone, "UTC" if none matters."""
-
-    @property
-    def mark(self) -> str:
-        """Changes when the ticks do: a scheduler that finds another mark in the store ignores ticks from before its own
-        declaration."""
-
-    def next_after(self, at: float) -> float | None:
-        """The first tick after `at` (unix seconds). None if there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Every:
     """Each multiple of `seconds` since 1970-01-01 00:00 UTC, the same times on all hosts.
@@ -273,7 +252,8 @@ class Every:
     def mark(self) -> str:
         return f"e{self.seconds:g}"
 
-    def next_after(self, at: float) -> float | None:
+    def next_after(self, at: float) -> float:
+        """The first tick after `at` (unix seconds)."""
         step = round(self.seconds * 1000)
         number = math.floor(at * 1000) // step + 1
         while number * step / 1000 <= at:  # `at` is a tick, and its floating point value is a little less
@@ -304,11 +284,16 @@ class Cron:
         return f"{_read(self.expression)} {self.zone}"
 
     def next_after(self, at: float) -> float | None:
+        """The first tick after `at` (unix seconds). None if there is none."""
         found = self._ticks.after(at)
-        return None if found == math.inf else found
+        return None if found == NEVER else found
 
 
 _read, _ticks = cache(read), cache(Ticks)
+
+# text: for display. zone: "UTC" if none matters. mark: changes when the ticks do; a scheduler that finds another mark in the
+# store ignores ticks from before its own declaration. Ticks are whole unix seconds, or fractions for shorter intervals.
+Timing = Every | Cron
 
 
 def zone_of(name: str) -> tzinfo:

@@ -34,7 +34,7 @@ from qd.drivers.types import Answers, Claim, Claimed, Outgoing
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.schedule.entry import Entry
-from qd.scheduler.due import Backlog, Due, Moments, TickCache, decide
+from qd.scheduler.due import Backlog, Due, Moments, decide
 from qd.scheduler.entry_job import EntryJob
 from qd.store.base import fields_of, keyspace_store
 from qd.store.controls import Pause, by_and_why, read_down
@@ -91,7 +91,7 @@ class TickClaim:
 class EntryState:
     """An entry as this scheduler knows it.
 
-    job: sent together with the claim; None if the entry is run here after the claim, at most once. key: of its timing.
+    job: sent together with the claim; None if the entry is run here after the claim, at most once. mark: of its timing.
     raw: the field as it was read. last: the last known tick, ms. complete: a range of ticks in which no more were
     missed than may run (see due.decide). lost: the store has lost the field. answered: a tick with the answer of its
     filters. early: the next tick with its job, made in advance. unsure: claims whose reply was lost, by the field that
@@ -104,7 +104,7 @@ class EntryState:
     queue: str
     field: str
     order: int
-    key: tuple[str, str]
+    mark: str
     raw: bytes = b""
     last: int = 0
     complete: tuple[int, int] = (0, 0)
@@ -128,7 +128,7 @@ class EntryState:
             why = "the schedule of this entry began again: its last tick was written by a clock ahead of this one"
             return why if found else ""
         at = found.at
-        if found.mark != self.key[1]:  # a deploy changed its timing: earlier ticks do not belong to this timing
+        if found.mark != self.mark:  # a deploy changed its timing: earlier ticks do not belong to this timing
             at = max(at, now - late)
         if self.job is None and self.last <= now + AHEAD:
             at = max(at, self.last)  # the server lost the field: a job is sent again, but a function is not run again
@@ -159,7 +159,6 @@ class ScheduleConnection:
         self.line: list[TickClaim] = []  # runs of one tick from the backlog, until it is complete
         self.late = round(late * 1000)
         self._log = log
-        self._cache = TickCache()
         self._offset = 0.0  # unix seconds of the server at monotonic 0, rounded down by the round trip
         self.begun = self._clock_set = False
         self._poll_at = self.rests_until = 0.0
@@ -289,7 +288,9 @@ class ScheduleConnection:
         return due
 
     def next_after(self, state: EntryState, at: int) -> int | None:
-        return self._cache.next_after(state.entry.timing, state.key, at)
+        """The next tick of the entry, unix ms; computed once for all entries with the same cron expression (timing.py)."""
+        found = state.entry.timing.next_after(at / 1000)
+        return None if found is None else round(found * 1000)
 
     def begin(self, claims: Sequence[TickClaim]) -> Answers | None:
         """Send the claims without waiting for the answers. Returns None if the connection broke: the ticks are unsure."""

@@ -3,7 +3,6 @@
 decide(...)     the next tick to take, and how many were missed
 Moments         items by the time at which they are due
 Backlog         overdue items, taken one by one after all punctual ones
-TickCache       the tick after a time; entries with the same timing share the result
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from qd.schedule.entry import Missed
-from qd.schedule.timing import Timing
 
 T = TypeVar("T")
 Next = Callable[[int], int | None]  # the first tick that is later
@@ -85,21 +83,6 @@ def ticks(next_after: Next, after: int, before: int) -> Iterator[int]:
 def count(next_after: Next, after: int, before: int) -> int:
     """The number of ticks between the two, at most MOST."""
     return sum(1 for _ in islice(ticks(next_after, after, before), MOST))
-
-
-class TickCache:
-    """Keeps the last result of each timing: usually all its entries need the same one."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, str], tuple[int, int | None]] = {}
-
-    def next_after(self, timing: Timing, key: tuple[str, str], at: int) -> int | None:
-        last, answer = self._last.get(key, (-1, None))
-        if last != at:
-            found = timing.next_after(at / 1000)
-            answer = None if found is None else round(found * 1000)
-            self._last[key] = (at, answer)
-        return answer
 
 
 class Moments(Generic[T]):

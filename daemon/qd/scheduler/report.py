@@ -7,7 +7,7 @@ tried again with a growing delay.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from qd.dispatch.route import Message
@@ -42,8 +42,6 @@ class TickReport:
 
     def __init__(self, listeners: Listeners, log: Log, host: str, guard: Guard) -> None:
         self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
-        self._lasts: dict[str, Last] = {}
-        self._skips: dict[str, Last] = {}
         self._ran, self._skipped = History(log, keys.SCHEDULE_LAST), History(log, keys.SCHEDULE_SKIPPED)
 
     # -- ticks
@@ -56,7 +54,7 @@ class TickReport:
         late = max(0.0, now - at)
         self.log.info("schedule.sent", entry=name, job=message.name, id=message.id, at=moment(at), late=late)
         self.emit(ScheduledTaskFinished, name, at, claim.took)
-        self._lasts[name] = Last(at, now, now, "sent", self._host, message.id)
+        self._ran.lasts[name] = Last(at, now, now, "sent", self._host, message.id)
 
     def held(self, claim: TickClaim) -> None:
         """Its job was not sent: the unique lock is held."""
@@ -70,7 +68,7 @@ class TickReport:
         name, at = claim.entry.name, claim.tick
         self.log.info("schedule.skipped", entry=name, at=moment(at), reason=reason)
         self.emit(ScheduledTaskSkipped, name, at, reason)
-        self._skips[name] = Last(at, now, now, "skipped", self._host, reason)
+        self._skipped.lasts[name] = Last(at, now, now, "skipped", self._host, reason)
 
     def missed(self, claim: TickClaim) -> None:
         name, at, count = claim.entry.name, claim.tick, claim.due.missed
@@ -80,19 +78,19 @@ class TickReport:
         reason = f'missed: {text} {"tick was" if count == 1 else "ticks were"} not taken in time (missed="{policy}")'
         self.emit(ScheduledTaskSkipped, name, at, reason)
         if not claim.due.runs:
-            self._skips[name] = Last(at, claim.taken_at, claim.taken_at, "skipped", self._host, reason)
+            self._skipped.lasts[name] = Last(at, claim.taken_at, claim.taken_at, "skipped", self._host, reason)
 
     def failed(self, claim: TickClaim, error: str) -> None:
         """Its job could not be made or sent."""
         name, at, now = claim.entry.name, claim.tick, claim.taken_at
         self.log.error("schedule.failed", entry=name, at=moment(at), error=error)
         self.emit(ScheduledTaskFailed, name, at, 0.0, error)
-        self._lasts[name] = Last(at, now, now, "failed", self._host, error)
+        self._ran.lasts[name] = Last(at, now, now, "failed", self._host, error)
 
     def ended(self, ended: Ended, now: float) -> None:
         """Note the end of a run; its log lines and events were written elsewhere."""
         outcome: Outcome = "failed" if ended.error else "done"
-        self._lasts[ended.entry.name] = Last(ended.tick, now - ended.runtime, now, outcome, self._host, ended.error)
+        self._ran.lasts[ended.entry.name] = Last(ended.tick, now - ended.runtime, now, outcome, self._host, ended.error)
 
     # -- events
 
@@ -114,31 +112,28 @@ class TickReport:
 
     def keep(self, store: Store) -> None:
         """Write the history. If it raises ConnectionLost, the next call writes it."""
-        if self._lasts and self._ran.done(lambda: note_each(store, self._lasts)):
-            self._lasts = {}
-        if self._skips and self._skipped.done(lambda: note_each(store, self._skips)):
-            self._skips = {}
+        self._ran.keep(store)
+        self._skipped.keep(store)
 
 
 class History:
-    """Writes one key."""
+    """lasts: to be written under this key, by entry."""
 
     def __init__(self, log: Log, key: str) -> None:
         self._log, self._key = log, key
+        self.lasts: dict[str, Last] = {}
         self._delay = self._again_at = 0.0
 
-    def done(self, write: Callable[[], object]) -> bool:
-        """False if a later call must write it. Raises ConnectionLost."""
+    def keep(self, store: Store) -> None:
+        """Raises ConnectionLost."""
         at = time.monotonic()
-        if at < self._again_at:
-            return False
+        if not self.lasts or at < self._again_at:
+            return
         try:
-            write()
+            note_each(store, self.lasts)
+            self.lasts, self._delay = {}, 0.0
         except (ServerBusy, ServerRefused) as error:
             if not self._delay:
                 self._log.warning("schedule.not_kept", key=self._key, error=str(error))
             self._delay = min(LONGEST, self._delay * 2 or 1.0)
             self._again_at = at + self._delay
-            return False
-        self._delay = 0.0
-        return True

@@ -420,14 +420,10 @@ def end_trees(pids: Collection[int]) -> None:
 def descendants(pids: Collection[int]) -> set[int]:
     import psutil  # slow; only needed here
 
-    children: dict[int, list[int]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
-    found, pending = set[int](), list(pids)
-    while pending:
-        new = [child for child in children.get(pending.pop(), ()) if child not in found]
-        found.update(new)
-        pending += new
+    found = set[int]()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
     return found
 
 

@@ -103,9 +103,8 @@ class Scheduler:
     def _add(self, order: int, entry: Entry, job: EntryJob | None) -> None:
         connection, queue = (self._settings.control, "") if job is None else job.home()
         name = keys.of_host(self._host, entry.name) if entry.every_host else entry.name
-        key = (type(entry.timing).__name__, entry.timing.mark)
         found = self._connection(connection)
-        found.states.append(EntryState(found, entry, job, queue, name, order, key))
+        found.states.append(EntryState(found, entry, job, queue, name, order, entry.timing.mark))
 
     # -- called by the owner
 

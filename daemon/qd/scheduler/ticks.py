@@ -125,7 +125,7 @@ class TickTaker:
                 claim.error = f"its job could not be made: {failure}"
 
     def _after(self, claim: TickClaim) -> bytes:
-        return written_field(Field(claim.due.at, next(self._tokens), claim.state.key[1]))
+        return written_field(Field(claim.due.at, next(self._tokens), claim.state.mark))
 
     def make_early(self, state: EntryState, at: int) -> None:
         """Make the job of a future tick. Whether it runs is decided when it is due."""

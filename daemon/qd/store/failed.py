@@ -21,7 +21,7 @@ import msgspec
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
 from qd.errors import Malformed
-from qd.payload.format import HOLD, Relations, read
+from qd.payload.format import HOLD, Payload, Relations, read
 from qd.payload.rewrite import sent_again
 from qd.store import masters
 from qd.store.base import KeyspaceStore, decoded
@@ -55,27 +55,29 @@ class Record(_Line, frozen=True, kw_only=True):
     payload: bytes = b""
 
     @property
+    def known(self) -> Payload | None:
+        """Its payload; None if that is no job."""
+        try:
+            return read(self.payload)
+        except Malformed:
+            return None
+
+    @property
     def job_id(self) -> str:
-        """The job's id, else its uuid, else the id of the record."""
-        return id_of(self) or self.uuid or self.id
+        """The job's id, which log lines show; else its uuid, else the id of the record."""
+        return (known.id if (known := self.known) else None) or self.uuid or self.id
 
     @property
     def failures(self) -> tuple[int, float]:
         """How often the job has failed permanently, including this time, and when first (unix seconds)."""
-        try:
-            count, first = read(self.payload).failed_before
-        except Malformed:
-            count, first = 0, None
+        count, first = known.failed_before if (known := self.known) else (0, None)
         return count + 1, self.failed_at if first is None else first
 
     @property
     def batch(self) -> str | None:
         """The id of the batch that its job belongs to."""
-        try:
-            relations = read(self.payload).qd if b'"batch":' in self.payload else None
-        except Malformed:
-            return None
-        return relations.batch if relations is not None else None
+        known = self.known if b'"batch":' in self.payload else None
+        return known.qd.batch if known is not None and known.qd is not None else None
 
     def text(self) -> str | None:
         """The payload as text; None if it is not UTF-8."""
@@ -217,10 +219,7 @@ class FailedStore:
         commands = [("ZSCORE", self._key(keys.failed_at(queue)), member) for queue in queues for member in members]
         replies = self.space.call_many(commands) if commands else []
         found = [-float(each) if isinstance(each, bytes) else None for each in replies]  # negative: see failed.lua
-        return [
-            Fill(int(found[at] or 0), int(found[at + 1] or 0), found[at + 2])
-            for at in range(0, len(found), len(members))
-        ]
+        return [Fill(int(size or 0), int(dropped or 0), at) for size, dropped, at in chunked(found, len(members))]
 
     # -- changing
 
@@ -312,12 +311,5 @@ def means(record: Record, word: str) -> bool:
         return False  # an unset shell variable
     if record.id.startswith(word) or record.uuid == word:
         return True
-    return word.encode() in record.payload and (id_of(record) or "").startswith(word)
-
-
-def id_of(record: Record) -> str | None:
-    """The id in its payload, which log lines show."""
-    try:
-        return read(record.payload).id
-    except Malformed:
-        return None
+    known = record.known if word.encode() in record.payload else None
+    return known is not None and (known.id or "").startswith(word)

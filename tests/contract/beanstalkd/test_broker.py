@@ -62,7 +62,7 @@ def test_a_draining_server_rejects_puts_and_still_delivers() -> None:
 def test_a_wait_may_last_longer_than_the_answer_timeout(beanstalkd: Server) -> None:
     """The answer timeout starts when the server's wait is over, even if no descriptor can end the wait."""
     with talking(beanstalkd) as backend:
-        backend.patience(5.0, 2.5)
+        backend.connection.patience(5.0, 2.5)
         assert backend.reserve(["q"], 3.0) is None
         assert backend.connection.life == 1, "the connection was replaced"
         assert backend.send("q", [(b"1", 0.0)]) == [None]

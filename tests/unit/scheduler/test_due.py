@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qd.schedule.timing import Cron, Every
-from qd.scheduler.due import MOST, Backlog, Due, Moments, TickCache, decide, latest
+from qd.scheduler.due import MOST, Backlog, Due, Moments, decide, latest
 
 LATE = 60_000
 
@@ -81,22 +80,6 @@ def test_items_of_one_time_are_grouped_and_the_earliest_comes_first():
     assert moments.pop(29) == []
     assert moments.pop(30) == [(30, ["c", "d"])]
     assert moments.next is None
-
-
-def test_entries_with_equal_timing_share_one_computation(monkeypatch):
-    asked = []
-    real = Every.next_after
-
-    def counted(self, at):
-        asked.append(at)
-        return real(self, at)
-
-    monkeypatch.setattr(Every, "next_after", counted)
-    cache, timing = TickCache(), Every(10)
-    assert [cache.next_after(timing, ("Every", timing.mark), 5000) for _ in range(3)] == [10_000] * 3
-    assert cache.next_after(timing, ("Every", timing.mark), 10_000) == 20_000
-    assert asked == [5.0, 10.0]
-    assert cache.next_after(Cron("* * * * *"), ("Cron", "* * * * * UTC"), 5000) == 60_000
 
 
 def test_a_backlog_is_taken_one_by_one_earliest_first():

@@ -1,8 +1,7 @@
 """beanstalkd, over greenstalk.
 
-broker    A beanstalkd as a Broker.
+broker    A beanstalkd as a Broker; opening a connection; checks at the start.
 client    The connection, over greenstalk.
-driver    Opening a connection; checks at the start.
 """
 
 from __future__ import annotations

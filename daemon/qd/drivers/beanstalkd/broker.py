@@ -20,17 +20,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import greenstalk
 
+from qd.drivers.base import ClientIdentity
 from qd.drivers.beanstalkd.client import BeanstalkdConnection, Client, ReservedJob
 from qd.drivers.broker.base import Delivery, QueueCounts
+from qd.drivers.broker.keeper import BrokerKeeperQueue, open_broker_queue
 from qd.drivers.types import Gaps
-from qd.drivers.urls import refused_name
-from qd.errors import QdError, ServerRefused, TooLarge
+from qd.drivers.urls import BeanstalkdUrl, refused_name
+from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, TooLarge
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings, Settings
 
 LIMITS: Gaps = {
     "head": "a job that is handed back goes to the end of its queue",
@@ -45,6 +50,7 @@ MAX_DELAY = 2.0**32 - 1  # seconds
 MANY, MUCH = 100, 1 << 16  # jobs, and bytes, that are put before the first answer is read
 TOUCHES = 6  # checks in the time to run of a job; one that was not touched since the last check is touched
 SHORTEST = 0.1  # seconds between two checks, at least
+PATIENCE = 1.0  # seconds to connect, and for each answer: a start does not wait for a server that hangs
 
 
 class Touched(NamedTuple):
@@ -69,20 +75,6 @@ class Beanstalkd:
         self._deletes = Deletes(self.connection)
         self._reserved = dict[str, Touched]()  # by id, of
         self._reserved_life = 0  # the connection with this `life`
-
-    @property
-    def timeout(self) -> float:
-        return self.connection.timeout
-
-    @property
-    def place(self) -> str:
-        return self.connection.place
-
-    def patience(self, connect: float, answer: float) -> None:
-        self.connection.patience(connect, answer)
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        self.connection.on_progress(call)
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
@@ -289,9 +281,6 @@ class Beanstalkd:
                 count += 1
         return count
 
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.connection.within(seconds)
-
     def close(self) -> None:
         self._toucher.keep(None)
         with self._lock:
@@ -404,3 +393,41 @@ def id_of(number: int, body: bytes) -> str:
 def number_of(id: str) -> int:
     """The server's number of the job."""
     return int(id.partition(".")[0])
+
+
+# -- how a connection is opened, and what is checked about its tubes at the start
+
+
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerKeeperQueue:
+    try:
+        backend = Beanstalkd(at.url or "", at.retry_after)
+    except ConfigError as error:
+        raise ConfigError(f"url of connection '{at.name}' ({at.url_origin}): {error}") from None
+    return open_broker_queue(settings, at, who, backend)
+
+
+def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:
+    """Warnings about the server and these tubes. None if the server is unreachable: workers wait for it later."""
+    connection = BeanstalkdConnection(at.url or "")
+    connection.patience(PATIENCE, PATIENCE)
+    try:
+        with connection.session() as client:
+            warnings = [buried(client, connection.target, queue) for queue in queues if not refused_name(queue)]
+            if not client.stats()["binlog-current-index"]:
+                lost = "jobs are lost when it stops; start it with -b and a folder"
+                warnings.insert(0, f"beanstalkd at {connection.place} has no binlog: {lost}")
+            return [warning for warning in warnings if warning]
+    except (ConnectionLost, ServerRefused):
+        return []
+    finally:
+        connection.close()
+
+
+def buried(client: Client, server: BeanstalkdUrl, queue: str) -> str:
+    """A warning about jobs that another program has buried in this tube, or ""."""
+    with suppress(greenstalk.NotFoundError):
+        if count := client.stats_tube(queue)["current-jobs-buried"]:
+            what = "a job" if count == 1 else f"{count} jobs"
+            way = f"type `use {queue}` and `kick {count}` into `nc -C {server.host} {server.port}`"
+            return f"tube '{queue}' has {what} that another program has buried: no worker runs it before a kick ({way})"
+    return ""

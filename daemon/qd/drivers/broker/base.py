@@ -6,11 +6,12 @@ LazyKeyspace   the borrowed keyspace, opened on first use: a producer of plain j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from qd.drivers.keyspace.base import Arg, Keyspace, Replies, Script, ScriptCall
+from qd.drivers.base import Patience
+from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import Gaps
 from qd.errors import QdError
 
@@ -41,7 +42,7 @@ class QueueCounts(NamedTuple):
 
 class Broker(Protocol):
     """Belongs to one thread of one process, and connects on first use. Every call may raise ConnectionLost, ServerBusy or
-    ServerRefused. timeout: seconds for each answer."""
+    ServerRefused."""
 
     limits: Gaps
     max_delay: float  # seconds that the broker itself can delay a job; a later job waits in the outbox
@@ -49,17 +50,7 @@ class Broker(Protocol):
     slow: bool  # reserving takes long, so the previous job is acked first, by a call of its own
 
     @property
-    def timeout(self) -> float: ...
-
-    @property
-    def place(self) -> str:
-        """The server's address without a password."""
-
-    def patience(self, connect: float, answer: float) -> None:
-        """Set the seconds to connect, and for each answer."""
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        """See Keyspace.on_progress."""
+    def connection(self) -> Patience: ...
 
     def check(self, queue: str) -> None:
         """Raises ServerRefused if the server cannot have a queue of this name."""
@@ -102,9 +93,6 @@ class Broker(Protocol):
     def clear(self, queue: str, forget: Callable[[bytes], None]) -> int:
         """Delete ready and delayed jobs, pass each payload to `forget`, and return how many."""
 
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        """Calls inside wait no longer than that."""
-
     def close(self) -> None:
         """The next call connects again. Reserved jobs that were not answered become available again."""
 
@@ -120,6 +108,16 @@ class Named:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, QdError):
             error.server = self.server
+
+
+def forwarded(name: str) -> Callable[..., Any]:
+    """A method that calls that of the borrowed keyspace."""
+
+    def method(self: LazyKeyspace, *args: Any) -> Any:
+        with self.named:
+            return getattr(self.space, name)(*args)
+
+    return method
 
 
 class LazyKeyspace:
@@ -159,34 +157,12 @@ class LazyKeyspace:
     def stranger(self) -> str:
         return self.space.stranger
 
-    def call(self, *args: Arg) -> Any:
-        with self.named:
-            return self.space.call(*args)
+    call, call_many, run, run_many, begin_many, pop = map(
+        forwarded, ("call", "call_many", "run", "run_many", "begin_many", "pop")
+    )
 
-    def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        with self.named:
-            return self.space.call_many(commands)
-
-    def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
-        with self.named:
-            return self.space.run(script, names, args)
-
-    def run_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        with self.named:
-            return self.space.run_many(calls)
-
-    def begin_many(self, calls: Sequence[ScriptCall]) -> Replies:
-        with self.named:
-            return self.space.begin_many(calls)
-
-    def pop(self, name: str, seconds: float) -> bool:
-        with self.named:
-            return self.space.pop(name, seconds)
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        with self.space.within(seconds):
-            yield
+    def within(self, seconds: float) -> AbstractContextManager[None]:
+        return self.space.within(seconds)
 
     def close(self) -> None:
         if self._space is not None:

@@ -15,13 +15,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import NamedTuple
 
 from qd.drivers.broker.base import Broker
 from qd.drivers.keyspace import keys
@@ -31,7 +29,6 @@ from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Answers, Claim, Claimed, Effect, Entry, NewBatch, Push, ends
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused
 from qd.payload.format import read
-from qd.process import proc
 
 FEW, MOST, MUCH = 10, 100, 1 << 20  # jobs sent at a time: at first and at least, at most; and bytes
 QUICK, SLOW = 0.2, 1.0  # seconds for one slice: a quicker one is doubled, a slower one halved
@@ -39,13 +36,6 @@ BUDGET = 0.5  # seconds a sender spends at a time, so that a keeper's beats cont
 OUT = (keys.ready, keys.delayed, keys.notify, keys.keyed, keys.sending, keys.sender, keys.paused, keys.resent)
 RESENT = 86400  # seconds for which a second copy may still be delivered
 WAITING = (keys.ready, keys.delayed, keys.sending)
-
-
-class Sent(NamedTuple):
-    """more: the time was over before all jobs were sent."""
-
-    jobs: int
-    more: bool
 
 
 class Outbox:
@@ -71,50 +61,38 @@ class Outbox:
         names = [self.prefix + kind(queue) for queue in queues for kind in WAITING]
         return [queues[int(place) - 1] for place in script("outbox_waiting").call(self.space, names)]
 
-    def forward(self, queue: str, until: float | None = None) -> Sent:
+    def forward(self, queue: str, until: float | None = None) -> None:
         """Send what is due, unless another sender is active, until that monotonic time (None: BUDGET seconds from now).
         Raises the errors of the broker and of the keyspace."""
-        names, jobs = [self.prefix + kind(queue) for kind in OUT], 0
+        names = [self.prefix + kind(queue) for kind in OUT]
         until = time.monotonic() + BUDGET if until is None else until
         done: Sequence[bytes] = ()
         while payloads := self._next(names, done):
             began = time.monotonic()
             errors = self.backend.send(queue, [(payload, 0.0) for payload in payloads])
             done, error = self._sent_of(queue, payloads, errors)
-            jobs += len(done)
             if error is not None:
                 self._leave(names, done)
                 raise error
             self._slice = next_slice(self._slice, time.monotonic() - began)
             if time.monotonic() > until:
-                self._leave(names, done)
-                return Sent(jobs, more=True)
-        return Sent(jobs, more=False)
+                return self._leave(names, done)
 
     def forward_all(self, queues: Sequence[str], refused: Callable[[str, QdError], None]) -> bool:
-        """Send these outboxes for BUDGET seconds, including what a dead sender has left. The next call starts with the queue
-        at which the time ran out. refused: called for a queue that the broker does not have or accepts nothing for; the
-        others are still sent. Returns whether there is more."""
+        """Send these outboxes for BUDGET seconds. The next call starts with the queue at which the time ran out. What a
+        sender that died has left is sent when its name expires. refused: called for a queue that the broker does not have or
+        accepts nothing for; the others are still sent. Returns whether there is more."""
         until, waiting = time.monotonic() + BUDGET, self.waiting(queues)
         first = waiting.index(self._first) if self._first in waiting else 0
         for queue in waiting[first:] + waiting[:first]:
             self._first = queue
             try:
-                sent = self.forward(queue, until)
-                if not sent.jobs and not sent.more and self._left_by_the_dead(queue):
-                    self.forward(queue, until)
+                self.forward(queue, until)
             except (ServerRefused, ServerBusy) as error:
                 refused(queue, error)
             if time.monotonic() > until:
                 return True
         return False
-
-    def _left_by_the_dead(self, queue: str) -> bool:
-        names = [self.prefix + kind(queue) for kind in (keys.sending, keys.sender, keys.resent)]
-        sender = self.space.call("GET", names[1]) or b""
-        return is_dead(sender.decode("utf-8", "replace")) and bool(
-            script("outbox_leave").call(self.space, names, sender, 0)
-        )
 
     def try_to_forward(self, queues: Iterable[str]) -> None:
         """Send now if possible; if not, a keeper sends the jobs within a second or so."""
@@ -129,8 +107,8 @@ class Outbox:
     def _next(self, names: Sequence[str], done: Sequence[bytes]) -> list[bytes]:
         """The payloads to send now. done: payloads of the last call that were sent."""
         if self._pid != os.getpid():  # a forked process is another sender
-            self._pid, self._sender = os.getpid(), own_name()
-        ms = round(2000 * (1 + self.backend.timeout))
+            self._pid, self._sender = os.getpid(), secrets.token_hex(12)
+        ms = round(2000 * (1 + self.backend.connection.timeout))
         args: list[Arg] = [self._sender, ms, len(done), self._slice, MUCH, self.prefix + keys.unique("")]
         left, *payloads = script("outbox").call(self.space, names, *args, *map(digest, done))
         found: list[bytes] = payloads
@@ -223,21 +201,3 @@ class OutboxTicks(KeptTicks):
 
 def queues_of(jobs: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys([job.queue for job in jobs]))
-
-
-def own_name() -> str:
-    """The name of a sender: HOST/BOOT/NAMESPACE/PID/START/RANDOM. Others on its host can tell whether it is dead."""
-    pid = os.getpid()
-    return "/".join((here(), str(pid), str(proc.start_time(pid) or ""), secrets.token_hex(6)))
-
-
-def here() -> str:
-    return "/".join((socket.gethostname().replace("/", "_"), proc.boot_id(), proc.pid_namespace()))
-
-
-def is_dead(name: str) -> bool:
-    """Whether it certainly is: it ran on this host, in this boot and pid namespace, and has ended."""
-    place, pid, start, _ = name.rsplit("/", 3) if name.count("/") >= 3 else ("", "", "", "")
-    if place != here() or not (pid.isdecimal() and start.isdecimal()):
-        return False
-    return proc.alive(int(pid), int(start)) is False

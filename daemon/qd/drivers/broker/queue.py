@@ -121,7 +121,7 @@ class BrokerQueue(KeyspaceQueue):
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
-        self.backend.patience(connect, answer)
+        self.backend.connection.patience(connect, answer)
 
     # -- sending
 
@@ -197,7 +197,7 @@ class BrokerQueue(KeyspaceQueue):
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        with self.space.within(seconds), self.backend.within(seconds):
+        with self.space.within(seconds), self.backend.connection.within(seconds):
             yield
 
     # -- a worker's turn
@@ -430,7 +430,7 @@ class BrokerQueue(KeyspaceQueue):
 
     def beats(self, about: Callable[[float], None]) -> None:
         super().beats(about)
-        self.backend.on_progress(about)
+        self.backend.connection.on_progress(about)
 
     def close(self) -> None:
         """Forget what the broker has deleted; a keeper checks what is still on its way."""

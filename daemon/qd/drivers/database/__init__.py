@@ -1,13 +1,12 @@
 """Queues in the tables of PostgreSQL, MySQL, MariaDB or SQLite, and the keyspace on them.
 
-collections    Redis commands on hashes, sets, lists and sorted sets.
-commands       All Redis commands of the keyspace, by name.
+commands       The Redis commands of the keyspace, by name.
 connection     One connection: calls, transactions, errors; LISTEN.
 dialects       What each kind of database does in its own way; what its errors mean.
 items          The items of a name; Redis's notations.
 joined         app.transaction(session): jobs in the caller's transaction.
 keyspace       DatabaseKeyspace: one step is one transaction; scripts.
-leases         Answering, renewing and reclaiming reservations.
+leases         Renewing and reclaiming reservations, for keepers.
 migrations     qd migrate, version and rights.
 psycopg        psycopg with a deadline for every wait.
 queue          DatabaseQueue, and how it is opened.
@@ -16,7 +15,7 @@ reserve        A worker's turn: the next job reserved.
 rows           Rows of the table of jobs as payloads.
 schema         Tables and indexes: qd's own and Laravel's.
 sql            The statements on the table of jobs.
-table          JobTable: transactions on the table of jobs.
+table          JobTable: transactions on the table of jobs, and answers.
 transaction    One step: names locked, read once, written once.
 """
 

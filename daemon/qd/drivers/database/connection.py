@@ -173,10 +173,8 @@ class DatabaseConnection(Patience):
             kind = Unreachable if kind is ConnectionLost else kind
         ours = error_of(kind, self.place, origin or error)
         # In these read-only states another server takes the writes, so the name must be resolved again.
-        read_only = getattr(origin, "sqlstate", None) == "25006" or (getattr(origin, "args", None) or [0])[0] in (
-            1290,
-            1836,
-        )
+        number = (getattr(origin, "args", None) or [0])[0]
+        read_only = getattr(origin, "sqlstate", None) == "25006" or number in (1290, 1836)
         if kind is ConnectionLost or issubclass(kind or QdError, Unreachable) or read_only:
             self.close()
         raise ours from None

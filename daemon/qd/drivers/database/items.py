@@ -52,37 +52,34 @@ def item_of(row: Any) -> Item:
     return Item(bytes(whole), row.score, None if row.value is None else bytes(row.value))
 
 
+def read(step: Step, name: Name, query: sql.Select[Any], **values: Any) -> Sequence[Any]:
+    """Rows of its items; an empty name needs no query."""
+    return step.execute(query, {"name": key_of(name.name), **values}).all() if name.size else ()
+
+
 def some(step: Step, name: Name, members: Iterable[bytes]) -> dict[bytes, Item]:
     """Those of `members` that exist."""
-    if not name.size:
-        return {}
     keys, found = [key_of(each) for each in dict.fromkeys(members)], list[Item]()
-    for chunk in chunked(keys, CHUNK):
-        found += map(item_of, step.execute(_SOME, {"name": key_of(name.name), "keys": chunk}))
+    for chunk in chunked(keys, CHUNK) if name.size else ():
+        found += map(item_of, read(step, name, _SOME, keys=chunk))
     return {each.item: each for each in found}
 
 
 def length(step: Step, name: Name, member: bytes) -> int:
     """Bytes of a value, without reading it; 0 if it does not exist."""
-    if not name.size:
-        return 0
     size = sql.func.length(_items.value) if step.connection.kind == "sqlite" else sql.func.octet_length(_items.value)
-    query = sql.select(size).where(_mine, _items.item == key_of(member))
-    return int(step.execute(query, {"name": key_of(name.name)}).scalar() or 0)
+    found = read(step, name, sql.select(size).where(_mine, _items.item == key_of(member)))
+    return int(found[0][0] or 0) if found else 0
 
 
 def after(step: Step, name: Name, key: bytes | None, most: int) -> list[tuple[bytes, Item]]:
     """At most `most` items with their keys, in the order of keys, after `key` (None: from the first)."""
-    where = {"name": key_of(name.name), "most": most}
-    rows = step.execute(_FIRST, where) if key is None else step.execute(_AFTER, {**where, "after": key})
-    return [(bytes(row.item), item_of(row)) for row in rows]
+    query, more = (_FIRST, {}) if key is None else (_AFTER, {"after": key})
+    return [(bytes(row.item), item_of(row)) for row in read(step, name, query, most=most, **more)]
 
 
 def every(step: Step, name: Name) -> list[Item]:
-    if not name.size:
-        return []
-    rows = step.execute(_all.where(_mine).order_by(_items.item), {"name": key_of(name.name)})
-    return [item_of(row) for row in rows]
+    return [item_of(row) for row in read(step, name, _all.where(_mine).order_by(_items.item))]
 
 
 def put(step: Step, name: Name, rows: Mapping[bytes, tuple[float, bytes | None]]) -> int:
@@ -125,13 +122,12 @@ def ranks(first: int, last: int, size: int) -> tuple[int, int]:
 
 def by_rank(step: Step, name: Name, first: int, last: int) -> list[Item]:
     first, most = ranks(first, last, name.size)
+    behind = name.size - first - most
     if not most:
         return []
-    behind = name.size - first - most
-    where = {"name": key_of(name.name), "most": most}
     if behind < first:  # counted from the nearer end
-        return [item_of(row) for row in step.execute(_DOWN, {**where, "first": behind})][::-1]
-    return [item_of(row) for row in step.execute(_UP, {**where, "first": first})]
+        return [item_of(row) for row in read(step, name, _DOWN, most=most, first=behind)][::-1]
+    return [item_of(row) for row in read(step, name, _UP, most=most, first=first)]
 
 
 def within(low: Bound, high: Bound) -> list[sql.ColumnElement[bool]]:
@@ -149,13 +145,11 @@ def by_score(
     step: Step, name: Name, low: Bound, high: Bound, first: int = 0, most: int | None = None, *, down: bool = False
 ) -> list[Item]:
     """Items between the bounds. most: None for all."""
-    if not name.size:
-        return []
     order: Sequence[Any] = (_items.score.desc(), _items.item.desc()) if down else (_items.score, _items.item)
     query = _all.where(_mine, *within(low, high)).order_by(*order)
     if most is not None or first:
         query = query.limit(2**31 - 1 if most is None else most).offset(first)
-    return [item_of(row) for row in step.execute(query, {"name": key_of(name.name)})]
+    return [item_of(row) for row in read(step, name, query)]
 
 
 def take_by_score(step: Step, name: Name, low: Bound, high: Bound) -> int:
@@ -168,8 +162,8 @@ def take_by_score(step: Step, name: Name, low: Bound, high: Bound) -> int:
 
 def rank_of(step: Step, name: Name, item: Item) -> int:
     before = sql.or_(_items.score < item.score, sql.and_(_items.score == item.score, _items.item < key_of(item.item)))
-    query = sql.select(sql.func.count()).select_from(schema.items).where(_mine, before)
-    return int(step.execute(query, {"name": key_of(name.name)}).scalar() or 0)
+    ((count,),) = read(step, name, sql.select(sql.func.count()).select_from(schema.items).where(_mine, before))
+    return int(count)
 
 
 # -- lists: their places are their scores
@@ -177,18 +171,14 @@ def rank_of(step: Step, name: Name, item: Item) -> int:
 
 def ends(step: Step, name: Name) -> tuple[float, float]:
     """The first and the last place; (0, -1) of an empty list."""
-    if not name.size:
-        return 0.0, -1.0
-    query = sql.select(sql.func.min(_items.score).label("low"), sql.func.max(_items.score).label("high")).where(_mine)
-    row = step.execute(query, {"name": key_of(name.name)}).one()
-    return row.low, row.high
+    found = read(step, name, sql.select(sql.func.min(_items.score), sql.func.max(_items.score)).where(_mine))
+    return tuple(found[0]) if found else (0.0, -1.0)
 
 
 def equal(step: Step, name: Name, value: bytes, most: int, *, down: bool) -> list[Item]:
     """At most `most` items (0: all) with this value, from the first or (down) from the last."""
     query = _all.where(_mine, _items.value == value).order_by(_items.score.desc() if down else _items.score)
-    query = query.limit(most) if most else query
-    return [item_of(row) for row in step.execute(query, {"name": key_of(name.name)})]
+    return [item_of(row) for row in read(step, name, query.limit(most) if most else query)]
 
 
 NUMBER, FLOAT = "ERR value is not an integer or out of range", "ERR value is not a valid float"

@@ -22,7 +22,6 @@ from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.dialects import Again, Conflict, unix_us
 from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.queue import DatabaseQueue
-from qd.drivers.database.rows import JobRows
 from qd.errors import ConfigError
 
 WHERE = {  # one row that identifies the database and its server, whatever their names
@@ -143,5 +142,4 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
 def inside(queue: DatabaseQueue, session: Any) -> Connector:
     """The same queue, in the session's transaction."""
     connection, at = JoinedConnection(queue.connection, session), queue.settings
-    jobs = JobRows(connection.server, at.table)
-    return DatabaseQueue(at, DatabaseKeyspace(connection, jobs, prefix=at.prefix))
+    return DatabaseQueue(at, DatabaseKeyspace(connection, at.table, at.prefix))

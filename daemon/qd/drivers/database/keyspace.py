@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, Listening, again, channel_of
 from qd.drivers.database.items import StatusReply, word
 from qd.drivers.database.queue_keys import place_of
-from qd.drivers.database.rows import JobRows
+from qd.drivers.database.sql import statements
 from qd.drivers.database.transaction import Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, chunked_by_size
 from qd.errors import ConnectionLost, ServerRefused
@@ -39,13 +39,15 @@ SWEPT = 1000  # expired items that a sweep deletes, unless a single name has mor
 
 
 class DatabaseKeyspace:
-    """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction."""
+    """A queue may share the connection: a call inside of `connection.transaction()` is part of that transaction. table: of
+    its jobs, "" without a queue."""
 
-    def __init__(self, connection: DatabaseConnection, jobs: JobRows | None = None, prefix: str = "") -> None:
-        self.connection, self.jobs, self.prefix = connection, jobs, prefix.encode()
+    def __init__(self, connection: DatabaseConnection, table: str = "", prefix: str = "") -> None:
+        self.connection, self.prefix = connection, prefix.encode()
+        self.jobs = statements(connection.kind, connection.server.clock, table) if table else None
+        self.patience, self.on_progress = connection.patience, connection.on_progress
+        self.within, self.close = connection.within, connection.close
         self._swept_at = 0.0
-
-    # -- the connection
 
     @property
     def place(self) -> str:
@@ -54,18 +56,6 @@ class DatabaseKeyspace:
     @property
     def stranger(self) -> str:
         return f"the tables of qd at {self.place} contain values that qd did not write: does another program use them?"
-
-    def patience(self, connect: float, answer: float) -> None:
-        self.connection.patience(connect, answer)
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        self.connection.on_progress(call)
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.connection.within(seconds)
-
-    def close(self) -> None:
-        self.connection.close()
 
     # -- calls
 

@@ -11,15 +11,13 @@ something, and a turn that does not find the number it expects does nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qd.drivers.base import ClientIdentity
 from qd.drivers.database.dialects import Statement
-from qd.drivers.database.leases import Leases
-from qd.drivers.database.reserve import MOST, Reserver
-from qd.drivers.database.rows import FRESH, bytes_of, is_text, owner_of, reserved
-from qd.drivers.database.schema import SECOND, key_of
-from qd.drivers.database.sql import HIGHEST
+from qd.drivers.database.reserve import ABANDONED, MOST, SHARE, Found, Reserver
+from qd.drivers.database.rows import FRESH, is_text, reserved
+from qd.drivers.database.schema import key_of
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
@@ -28,39 +26,24 @@ from qd.payload.reservation import unstarted
 from qd.process import SLOTS
 
 BULK = 256 << 10  # bytes of the jobs of a turn, unless the first alone has more
-SHARE = 16  # a turn takes one of so many ready jobs, and one more
 
 
-class Found(NamedTuple):
-    """What a turn found to reserve. plain: ordinary jobs. due: the second in which the next delayed job is due. there:
-    whether each answered job was still leased; None: the turn has changed nothing."""
-
-    us: int
-    paused: tuple[str, ...]
-    rows: Sequence[ReservedRow] = ()
-    plain: bool = False
-    ready: int = 0
-    due: int | None = None
-    there: Sequence[bool] | None = None
-
-
-class LaneReserver:
+class LaneReserver(Reserver):
     """known: the last turn of which the reply has arrived. most: how many jobs the next turn may lock. fence: the hash with
     the number, "" if it is not there yet."""
 
-    def __init__(self, table: JobTable, leases: Leases, reserver: Reserver, who: ClientIdentity) -> None:
-        self.table, self.leases, self.reserver = table, leases, reserver
-        self.sql, self.run = table.sql, table.connection.execute_together
+    def __init__(self, table: JobTable, who: ClientIdentity) -> None:
+        super().__init__(table)
         self.token, self.slot, self.known, self.most, self.fence = who.token, who.slot, who.turns, 1, ""
 
-    def turn(self, turn: LaneTurn, first: int, last: int) -> LaneReply:
+    def turn_lanes(self, turn: LaneTurn, first: int, last: int) -> LaneReply:
         if not self.fence:
             self.table.atomic(lambda: self.begin(turn.queues, self.known))
         known, malformed, lost, jobs = self.known, 0, list[Reserved](), list[Reserved]()
         seats = [self.slot + SLOTS * lane for lane in (turn.single, *turn.lanes)]
         marks = [f"{self.token}.{seat}.{first + max(0, n - 1)}" for n, seat in enumerate(seats)]
         for _ in range(MOST):
-            found = self._attempt(turn, marks, known, last)
+            found = self._attempt_lanes(turn, marks, known, last)
             if found.there is not None:
                 known = last
                 lost += [held for held, there in zip(turn.done, found.there, strict=False) if not there]
@@ -69,15 +52,14 @@ class LaneReserver:
                 each = [(row.payload, mark) for row, mark in zip(found.rows, marks[1:], strict=False)]
                 jobs = [job for text, mark in each if (job := reserved(found.rows[0].queue, text, mark, 1, None))]
             elif found.rows:
-                single, rejected = self.reserver.checked(found.rows[0], marks[0], f"{marks[0]}.m{malformed}")
+                single, rejected = self.checked(found.rows[0], marks[0], f"{marks[0]}.m{malformed}")
                 jobs, malformed = [single] if single else [], malformed + rejected
             if jobs or not found.rows:
                 break
         self.known = known
         if turn.lanes:
             self.most = max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
-        due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
-        return LaneReply(tuple(lost), tuple(jobs), due, found.paused, malformed)
+        return LaneReply(tuple(lost), tuple(jobs), found.due_in, found.paused, malformed)
 
     # -- the fence
 
@@ -103,60 +85,42 @@ class LaneReserver:
 
     # -- one attempt
 
-    def _attempt(self, turn: LaneTurn, marks: Sequence[str], known: int, last: int) -> Found:
+    def _attempt_lanes(self, turn: LaneTurn, marks: Sequence[str], known: int, last: int) -> Found:
         """A look comes first if there is nothing to answer: it locks and writes nothing if nothing is ready."""
         answers = [LaneAnswer(job.owner, job.member) for job in turn.done]
         answers += [LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark)) for job in turn.back]
-        explicit = self.sql.kind != "sqlite"
-        begin, commit = ([(self.sql[word], dict[str, Any]())] if explicit else [] for word in ("begin", "commit"))
+        begin, commit = self.transaction()
 
         def step() -> Found:
             there, head = list[bool](), list[Statement]([*begin, self._number("number")])
             if answers:
-                results = self.run([*head, *self.leases.locking(answers)])
+                results = self.run([*head, *self.table.locking(answers)])
                 self._check(results[len(begin)].rows, known)
-                there, head = self.leases.settled(answers, results[-2].rows, results[-1].rows)
+                there, head = self.table.settled(answers, results[-2].rows, results[-1].rows)
             found = self._look(turn, head, None if answers else known)._replace(there=there)
             numbered = self._number("numbered", last=b"%d" % last)
-            self.run([numbered, *self._reserving(found, marks if not found.plain else marks[1:]), *commit])
+            self.run([numbered, *self.reserving(found, marks if not found.plain else marks[1:]), *commit])
             return found
 
         if answers or (found := self._look(turn, [self._number("known")], known)).rows:
-            return self.table.atomic(step, explicit=explicit)
+            return self.table.atomic(step, explicit=bool(begin))
         return found
 
     def _check(self, rows: Sequence[Any], known: int) -> None:
         if not rows or int(rows[0].value) != known:
-            raise ConnectionLost("the database executed a call this worker had already abandoned; reconnecting")
+            raise ConnectionLost(ABANDONED)
 
     def _look(self, turn: LaneTurn, head: Sequence[Statement], known: int | None) -> Found:
         """head: statements for the same round trip, of which the last returns the number if it must be `known`."""
-        queues, limit = tuple(turn.queues), min(len(turn.lanes), self.most)
-        first = next((name for name in queues if name not in turn.shut), "") if limit else ""
-        seen = self.sql.seen(len(queues)), self.reserver.values(queues)
-        results = self.run([*head, seen, *self._next(first, limit)])
+        limit = min(len(turn.lanes), self.most)
+        found, results = self.look(tuple(turn.queues), turn.shut, head, limit, several=True)
         if known is not None:
-            self._check(results[len(head) - 1].rows, known)
-        rows = results[len(head)].rows
-        us, paused = int(rows[0].us), self.reserver.passed_over(queues, turn.shut, [row.name for row in rows])
-        for name in queues if limit else ():
-            if name not in paused:
-                jobs, ready = results[-2:] if name == first else self.run(self._next(name, limit))
-                if jobs.rows:
-                    return self._chosen(Found(us, paused, ready=ready.rows[0].ready), name, jobs.rows)
-        return Found(us, paused, due=self.reserver.next_due(queues, us // SECOND) if limit else None)
+            self._check(results[-1].rows, known)
+        return self._chosen(found) if found.rows else found
 
-    def _next(self, queue: str, limit: int) -> list[Statement]:
-        counts = {"first_ready": limit, "ready": 2 * SHARE * limit}
-        return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue]
-
-    def _chosen(self, found: Found, queue: str, jobs: Sequence[Any]) -> Found:
+    def _chosen(self, found: Found) -> Found:
         """The ordinary jobs at the head, or the first job, whatever it is."""
-        now, most, size = found.us // SECOND, 1 + found.ready // SHARE, 0
-        rows = [
-            ReservedRow(job.id, min(HIGHEST, job.attempts + 1), now, queue=queue, payload=bytes_of(job.payload))
-            for job in jobs[:most]
-        ]
+        rows, size = found.rows[: 1 + found.ready // SHARE], 0
         for n, row in enumerate(rows):
             size += len(row.payload)
             if not self._plain(row) or size > BULK:
@@ -168,15 +132,3 @@ class LaneReserver:
         usual = row.attempts == 1 and payload[:1] == b"{" and payload.endswith(FRESH) and is_text(payload)
         fits = not self.table.longest or len(payload) <= self.table.longest
         return usual and fits and b'rsv"' not in payload and b'"qd":{' not in payload
-
-    def _reserving(self, found: Found, marks: Sequence[str]) -> list[Statement]:
-        if not found.rows:
-            return []
-        _, attempts, now, _, queue, _ = found.rows[0]
-        until = found.us + round(self.table.settings.retry_after * SECOND)
-        same = {"attempts": attempts, "now": now, "queue": queue, "until": until}
-        each = [
-            {"id": row.id, "owner": owner_of(mark), "mark": mark} for row, mark in zip(found.rows, marks, strict=False)
-        ]
-        take = self.sql["take"], {**same, "ids": [row.id for row in found.rows]}
-        return [take, *[(self.sql["reserve"], {**same, **values}) for values in each]]

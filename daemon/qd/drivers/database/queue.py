@@ -17,11 +17,9 @@ from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.lanes import LaneReserver
-from qd.drivers.database.leases import Leases
+from qd.drivers.database.leases import beat
 from qd.drivers.database.migrations import check, check_rights
-from qd.drivers.database.reserve import Reserver
 from qd.drivers.database.rows import (
-    JobRows,
     after,
     bytes_of,
     member_of,
@@ -84,9 +82,7 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.table = JobTable(settings, space, self.owner, keep, self.longest)
         self.connection, self.sql = self.table.connection, self.table.sql
-        self.leases = Leases(self.table)
-        self.reserver = Reserver(self.table, self.leases)
-        self.lanes = LaneReserver(self.table, self.leases, self.reserver, who)
+        self.lanes = LaneReserver(self.table, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
 
@@ -138,7 +134,7 @@ class DatabaseQueue(KeyspaceQueue):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         self.turns += 1
-        turn = self.reserver.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        turn = self.lanes.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
         if turn.reserved is not None:
             self.listening.worked()
         return turn
@@ -147,22 +143,22 @@ class DatabaseQueue(KeyspaceQueue):
         self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
 
     def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
-        return self.table.atomic(lambda: self.leases.end(done, lambda: self.table.run_effects(effects)))
+        return self.table.atomic(lambda: self.table.end(done, lambda: self.table.run_effects(effects)))
 
     def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
         keep = partial(self.table.keep_failed, held.queue, held.mark, record, raw, effects)
-        return self.table.atomic(lambda: self.leases.end(held, keep))
+        return self.table.atomic(lambda: self.table.end(held, keep))
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         """The job of `owner`, which has it or had it until it died."""
         mark = owners_mark(owner, member)
-        return self.table.atomic(lambda: self.leases.give_back(queue, owner, mark, member, back, effects))
+        return self.table.atomic(lambda: self.table.give_back(queue, owner, mark, member, back, effects))
 
     def checkpoint(self, held: Reserved, member: bytes) -> bool:
-        return self.table.atomic(lambda: self.leases.checkpoint(held, member))
+        return self.table.atomic(lambda: self.table.checkpoint(held, member))
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
-        found = self.table.atomic(lambda: self.leases.held_by([self.owner], queues))
+        found = self.table.atomic(lambda: self.table.held_by([self.owner], queues))
         return found[0] if found else None
 
     # -- lanes
@@ -170,7 +166,7 @@ class DatabaseQueue(KeyspaceQueue):
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
         first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
-        reply = self.lanes.turn(turn, first, self.calls)
+        reply = self.lanes.turn_lanes(turn, first, self.calls)
         self.turns = first + max(1, len(reply.jobs)) - 1  # the reply is here: other numbers are not in use
         if reply.jobs:
             self.listening.worked()
@@ -183,7 +179,7 @@ class DatabaseQueue(KeyspaceQueue):
 
         def look() -> list[Reserved]:
             self.lanes.begin(queues, self.calls)
-            return self.leases.held_by(owners, queues)
+            return self.table.held_by(owners, queues)
 
         return self.table.atomic(look)
 
@@ -191,14 +187,9 @@ class DatabaseQueue(KeyspaceQueue):
         self.lanes.leave()
 
     def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
-        return [each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self._settle, some))]
-
-    def _settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
-        ours, jobs = self.connection.execute_together(self.leases.locking(answers))
-        there, last = self.leases.settled(answers, ours.rows, jobs.rows)
-        if last:
-            self.connection.execute_together(last)
-        return there
+        return [
+            each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self.table.settle, some))
+        ]
 
     # -- the dead
 
@@ -213,9 +204,7 @@ class DatabaseQueue(KeyspaceQueue):
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
     def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
-        from qd.drivers.database.leases import beat  # of a keeper only
-
-        reply = beat(self.table, self.leases, queues, request)
+        reply = beat(self.table, queues, request)
         self.space.sweep_after(SWEEP)
         return reply
 
@@ -280,4 +269,4 @@ def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) ->
 
 def open_space(at: ConnectionSettings, title: str, patience: float) -> DatabaseKeyspace:
     connection = DatabaseConnection(at.url or "", title=title, connect_timeout=patience, timeout=patience)
-    return DatabaseKeyspace(connection, JobRows(connection.server, at.table), prefix=at.prefix)
+    return DatabaseKeyspace(connection, at.table, at.prefix)

@@ -1,7 +1,7 @@
 """A worker's turn on the table of jobs: the previous job is deleted, the next one reserved.
 
     PostgreSQL     one statement
-    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to find the next job, one to reserve it
+    MySQL, MariaDB one transaction, FOR UPDATE SKIP LOCKED: one round trip to lock both jobs, one to change both
     SQLite         one transaction, since there is one writer at a time; none if nothing is ready
 
 A payload that is no job goes to the failed store. A job with a lock or a key is checked in a second step, when it is already
@@ -10,12 +10,11 @@ leased (taken.lua).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qd.drivers.database.dialects import Statement
-from qd.drivers.database.leases import Leases
-from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, reserved, sum_of
+from qd.drivers.database.dialects import Statement, StatementResult
+from qd.drivers.database.rows import FRESH, base_of, bytes_of, is_text, owner_of, reserved, sum_of
 from qd.drivers.database.schema import SECOND, key_of
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
@@ -25,40 +24,47 @@ from qd.drivers.types import Reserved, Turn
 from qd.errors import ConnectionLost
 
 MOST = 100  # payloads that a turn reserves, if the first are no jobs
+SHARE = 16  # a turn of several jobs takes one of so many ready jobs, and one more
+ABANDONED = "the database executed a call this worker had already abandoned; reconnecting"
 
-Next = Callable[[str, int], Sequence[Any]]  # queue, unix second -> the row of its next job, if there is one
 
+class Found(NamedTuple):
+    """What a turn found to reserve. busy: how many jobs this owner has reserved already. due: the second in which the next
+    delayed job is due. there: whether each answered job was still leased; None: the turn has changed nothing.
 
-class TurnResult(NamedTuple):
-    """One attempt to reserve. busy: this worker holds another job. us: the time. due: the second in which the next delayed
-    job is due."""
+    For turns of several jobs: plain: they are ordinary jobs. ready: how many there are, about."""
 
-    acked: bool
-    busy: bool
     us: int
-    row: ReservedRow | None
-    due: int | None
     paused: tuple[str, ...]
+    busy: int = 0
+    rows: Sequence[ReservedRow] = ()
+    due: int | None = None
+    there: Sequence[bool] | None = None
+    plain: bool = False
+    ready: int = 0
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the next delayed job is due."""
+        return None if self.due is None else max(0.0, self.due - self.us / SECOND)
 
 
 class Reserver:
-    def __init__(self, table: JobTable, leases: Leases) -> None:
-        self.table, self.leases = table, leases
+    def __init__(self, table: JobTable) -> None:
+        self.table, self.sql, self.run = table, table.sql, table.connection.execute_together
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
-        ways = {"postgresql": self._one_statement, "mysql": self._two_trips, "sqlite": self._steps}
-        attempt = ways[self.table.sql.kind]
+        attempt = self._one_statement if self.sql.kind == "postgresql" else self._attempt
         malformed, acked = 0, None
         for _ in range(MOST):
             found = attempt(done, queues, shut, base)
             if done is not None:
-                acked, done = found.acked, None
+                acked, done = any(found.there or ()), None
             if found.busy:
-                raise ConnectionLost("the database executed a call this worker had already abandoned; reconnecting")
-            if found.row is None:
-                due = None if found.due is None else max(0.0, found.due - found.us / SECOND)
-                return Turn(acked, None, due, found.paused, malformed)
-            held, rejected = self.checked(found.row, base, f"{base}.m{malformed}")
+                raise ConnectionLost(ABANDONED)
+            if not found.rows:
+                return Turn(acked, None, found.due_in, found.paused, malformed)
+            held, rejected = self.checked(found.rows[0], base, f"{base}.m{malformed}")
             malformed += rejected
             if held is not None:
                 return Turn(acked, held, None, found.paused, malformed)
@@ -97,12 +103,12 @@ class Reserver:
         if not text:
             self._delete(row, mark)
         elif text != row.payload:
-            self.leases.change_one(table.sql["rewrite"], row, payload=text.decode())
+            self.table.change_one(table.sql["rewrite"], row, payload=text.decode())
         return text
 
     def _delete(self, row: ReservedRow, mark: str) -> None:
-        self.leases.change_one(self.table.sql["delete"], row)
-        self.leases.delete_reservation(row, mark)
+        self.table.change_one(self.table.sql["delete"], row)
+        self.table.delete_reservation(row, mark)
 
     # -- one attempt
 
@@ -116,99 +122,91 @@ class Reserver:
     def _paused(self, queue: str) -> bytes:
         return f"{self.table.settings.prefix}{keys.paused(queue)}".encode()
 
-    def passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
+    def _passed_over(self, queues: tuple[str, ...], shut: Sequence[str], found: Sequence[Any]) -> tuple[str, ...]:
         """The queues that are shut or paused. found: the names of keys of paused queues."""
         there = {bytes(name) for name in found if name is not None}
         return tuple(queue for queue in queues if queue in shut or key_of(self._paused(queue)) in there)
 
-    def _one_statement(
-        self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str
-    ) -> TurnResult:
-        table = self.table
+    def _one_statement(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Found:
         values = self.values(queues)
         values |= {"mark": base_of(done.mark) if done else "", "sum": sum_of(done.member) if done else 0}
-        values |= {"next": mark, "lease": round(table.settings.retry_after * SECOND)}
+        values |= {"next": mark, "lease": round(self.table.settings.retry_after * SECOND)}
         values["shut"] = [n for n, name in enumerate(queues) if name in shut]
-        (found,) = table.rows(table.sql.turn(len(queues)), values)
-        row = None
-        if found.id is not None:
-            now = found.us // SECOND
-            row = ReservedRow(found.id, found.attempts, now, queue=found.queue, payload=bytes_of(found.payload))
-        paused = self.passed_over(queues, shut, found.paused or ())
-        return TurnResult(found.acked > 0, found.busy > 0, found.us, row, found.due, paused)
+        (row,) = self.table.rows(self.sql.turn(len(queues)), values)
+        found = Found(row.us, self._passed_over(queues, shut, row.paused or ()), row.busy, due=row.due)
+        if row.id is not None:
+            job = ReservedRow(row.id, row.attempts, row.us // SECOND, None, row.queue, bytes_of(row.payload))
+            found = found._replace(rows=[job])
+        return found._replace(there=[row.acked > 0])
 
-    def _two_trips(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        table = self.table
-        first = next((name for name in queues if name not in shut), None)  # if it is paused, its row is left
+    def _attempt(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> Found:
+        answers = [] if done is None else [self.table.answer_of(done)]
+        begin, commit = self.transaction()
 
-        def step() -> TurnResult:
-            statements: list[Statement] = [
-                (table.sql["begin"], {}),
-                (table.sql.seen(len(queues)), self.values(queues)),
-            ]
-            if done is not None:
-                statements.insert(1, self.leases.end_both(done))
-            if first is not None:
-                statements.append((table.sql["next_now"], {"queue": first}))
-            results = table.connection.execute_together(statements)
-            seen, ready = (results[-2], results[-1].rows) if first is not None else (results[-1], [])
-            result = self._found(
-                queues, seen.rows, shut, lambda name, now: ready if name == first else self._next(name, now)
-            )
-            last: list[Statement] = [] if result.row is None else self._reserving(result.row, mark, result.us)
-            table.connection.execute_together([*last, (table.sql["commit"], {})])
-            return result._replace(acked=done is not None and results[1].changed == 2)
+        def step() -> Found:
+            there, last = list[bool](), list[Statement]()
+            head = [*begin, *(self.table.locking(answers) if answers else ())]
+            found, results = self.look(queues, shut, head, 1, several=False)
+            if answers:
+                there, last = self.table.settled(answers, results[-2].rows, results[-1].rows)
+            found = found._replace(there=there, busy=found.busy - bool(last))
+            if found.rows and not found.busy:
+                last += self.reserving(found, [mark])
+            self.run([*last, *commit])
+            return found
 
-        return table.atomic(step, explicit=True)
+        if not begin and not answers and not (found := self.look(queues, shut, (), 1, several=False)[0]).rows:
+            return found
+        return self.table.atomic(step, explicit=bool(begin))
 
-    def _steps(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], mark: str) -> TurnResult:
-        if done is None:
-            result = self._attempt(queues, shut, mark, reserve=False)
-            if result.row is None:
-                return result
+    def transaction(self) -> tuple[list[Statement], list[Statement]]:
+        """The statements that begin and commit it; none in SQLite, where a round trip costs nothing."""
+        return ([], []) if self.sql.kind == "sqlite" else ([(self.sql["begin"], {})], [(self.sql["commit"], {})])
 
-        def step() -> TurnResult:
-            acked = done is not None and self.leases.end(done)
-            return self._attempt(queues, shut, mark, reserve=True)._replace(acked=acked)
+    def look(
+        self, queues: tuple[str, ...], shut: Sequence[str], head: Sequence[Statement], limit: int, *, several: bool
+    ) -> tuple[Found, Sequence[StatementResult]]:
+        """The first jobs of the first queue that has some, `limit` at most. several: count them, too. head:
+        statements for the same round trip, whose results are returned."""
+        first = next((name for name in queues if name not in shut), "") if limit else ""  # if paused, its rows are left
+        seen = self.sql.seen(len(queues)), self.values(queues)
+        results = self.run([*head, seen, *self._next(first, limit, several)])
+        rows, before = results[len(head)].rows, results[: len(head)]
+        us = int(rows[0].us)
+        found = Found(us, self._passed_over(queues, shut, [row.name for row in rows]), int(rows[0].busy))
+        for name in queues if limit else ():
+            if name in found.paused:
+                continue
+            jobs, *ready = results[len(head) + 1 :] if name == first else self.run(self._next(name, limit, several))
+            if jobs.rows:
+                taken = [
+                    ReservedRow(job.id, min(HIGHEST, job.attempts + 1), us // SECOND, None, name, bytes_of(job.payload))
+                    for job in jobs.rows
+                ]
+                return found._replace(rows=taken, ready=ready[0].rows[0].ready if ready else 0), before
+        return found._replace(due=self._next_due(queues, us // SECOND) if limit else None), before
 
-        return self.table.atomic(step)
+    def _next(self, queue: str, limit: int, several: bool) -> list[Statement]:
+        counts = {"first_ready": limit, "ready": 2 * SHARE * limit if several else 0}
+        return [(self.sql[name], {"queue": queue, "most": most}) for name, most in counts.items() if queue and most]
 
-    def _attempt(self, queues: tuple[str, ...], shut: Sequence[str], mark: str, *, reserve: bool) -> TurnResult:
-        table = self.table
-        seen = table.connection.execute(table.sql.seen(len(queues)), self.values(queues)).all()
-        result = self._found(queues, seen, shut, self._next)
-        if reserve and result.row is not None:
-            for statement, values in self._reserving(result.row, mark, result.us):
-                table.connection.execute(statement, values).close()
-        return result
-
-    def _found(self, queues: tuple[str, ...], seen: Sequence[Any], shut: Sequence[str], next_of: Next) -> TurnResult:
-        us, paused = int(seen[0].us), self.passed_over(queues, shut, [row.name for row in seen])
-        if seen[0].busy:
-            return TurnResult(False, True, us, None, None, paused)
-        now = us // SECOND
-        for name in queues:
-            if name not in paused and (found := next_of(name, now)):
-                (job,) = found
-                attempts = min(HIGHEST, job.attempts + 1)
-                row = ReservedRow(job.id, attempts, now, queue=name, payload=bytes_of(job.payload))
-                return TurnResult(False, False, us, row, None, paused)
-        return TurnResult(False, False, us, None, self.next_due(queues, now), paused)
-
-    def next_due(self, queues: tuple[str, ...], now: int) -> int | None:
+    def _next_due(self, queues: tuple[str, ...], now: int) -> int | None:
         values: dict[str, Any] = {f"q{n}": queue for n, queue in enumerate(queues)}
-        due = self.table.connection.execute(self.table.sql.next_due(len(queues)), {**values, "now": now}).scalar()
+        due = self.table.connection.execute(self.sql.next_due(len(queues)), {**values, "now": now}).scalar()
         return None if due is None else int(due)
 
-    def _next(self, name: str, now: int) -> Sequence[Any]:
-        return self.table.connection.execute(self.table.sql["next_ready"], {"queue": name, "now": now}).all()
-
-    def _reserving(self, row: ReservedRow, mark: str, us: int) -> list[Statement]:
-        table = self.table
-        values = {"id": row.id, "attempts": row.attempts, "now": row.reserved_at}
-        until = us + round(table.settings.retry_after * SECOND)
-        more = {"queue": row.queue, "owner": table.owner, "mark": mark, "until": until}
-        return [(table.sql["take"], {**values, "ids": [row.id]}), (table.sql["reserve"], {**values, **more})]
+    def reserving(self, found: Found, marks: Sequence[str]) -> list[Statement]:
+        """The statements that reserve its rows under these marks."""
+        if not found.rows:
+            return []
+        _, attempts, now, _, queue, _ = found.rows[0]
+        until = found.us + round(self.table.settings.retry_after * SECOND)
+        same = {"attempts": attempts, "now": now, "queue": queue, "until": until}
+        each = [
+            {"id": row.id, "owner": owner_of(mark), "mark": mark} for row, mark in zip(found.rows, marks, strict=False)
+        ]
+        take = self.sql["take"], {**same, "ids": [row.id for row in found.rows]}
+        return [take, *[(self.sql["reserve"], {**same, **values}) for values in each]]
 
 
 def may_be_tied(payload: bytes) -> bool:

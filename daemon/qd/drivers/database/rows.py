@@ -1,8 +1,5 @@
 """Rows of the table of jobs as payloads.
 
-    JobRows      the queues of the table as scripts of the keyspace see them: push, count, find, remove
-    functions    the payload of a row, and the text that its worker has
-
 A row of jobs keeps the payload as it was sent, and `attempts`, which includes the current reservation; PHP reads nothing
 else. The row of reservations keeps the mark. A worker is given the payload with reservation fields that are computed here.
 After a checkpoint the row of jobs contains the whole text, and the row of reservations the sum of this text, so that an
@@ -12,170 +9,17 @@ answer for an older text is recognized.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from functools import cache
-from math import ceil
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import sqlalchemy as sql
-from sqlalchemy import CursorResult, Executable
-
-from qd.drivers.database.connection import channel
-from qd.drivers.database.dialects import Server
 from qd.drivers.database.schema import SECOND
-from qd.drivers.database.sql import HIGHEST, statements
+from qd.drivers.database.sql import HIGHEST
 from qd.drivers.types import Reserved, reserved_of
 from qd.errors import ServerRefused
 from qd.payload.reservation import Ending, unanswered
 from qd.payload.splice import Spliced, reserved_text
 
 FRESH = b',"attempts":0,"delay":null}'  # the end of a payload that was never reserved
-Spot = Literal["ready", "delayed", "reserved"]
-
-
-class Placed(NamedTuple):
-    """A payload in its row. score: unix seconds at which it is due, or its lease runs out; 0 if it is ready."""
-
-    payload: bytes
-    score: float
-
-
-class Executor(Protocol):
-    """What JobRows needs of a Step."""
-
-    @property
-    def now(self) -> float:
-        """Unix seconds of the database's clock, the same for a whole step."""
-
-    def execute(self, statement: Executable, values: Any = None) -> CursorResult[Any]:
-        """values: a mapping, or a list of them for many. Raises ConnectionLost, ServerBusy or ServerRefused."""
-
-
-clause = cache(sql.text)  # of the few texts that JobRows composes
-
-
-class JobRows:
-    """The queues of one table, for steps of the keyspace. Nothing is locked beforehand; a call that needs a row locked locks
-    it (a step that reads the score of a reserved payload removes it next, or inserts)."""
-
-    def __init__(self, server: Server, table: str) -> None:
-        self.sql, self.table = statements(server.kind, server.clock, table), table
-
-    def queues(self, step: Executor) -> list[str]:
-        """Queues that have a row."""
-        return list(step.execute(clause(f"SELECT DISTINCT queue FROM {self.sql.jobs} ORDER BY queue")).scalars())
-
-    def add(self, step: Executor, queue: str, payloads: Sequence[bytes], due_at: float | None, *, head: bool) -> None:
-        """due_at: None for ready payloads, at the tail in this order, or pushed one by one at the head."""
-        now = int(step.now)
-        due = now if due_at is None else max(now, ceil(due_at))
-        if head and (first := self.page(step, queue, "ready", 0, 1, tail=False)):
-            due = min(due, int(first[0].score) - 1)
-        rows = [row_of(queue, payload, due, now) for payload in payloads]
-        if rows:
-            step.execute(self.sql["insert"], rows if len(rows) > 1 else rows[0]).close()
-
-    def count(self, step: Executor, queue: str, spot: Spot) -> int:
-        query = f"SELECT count(*) FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-        return int(step.execute(clause(query), values(step, queue, spot)).scalar_one())
-
-    def page(self, step: Executor, queue: str, spot: Spot, first: int, most: int, *, tail: bool) -> list[Placed]:
-        """At most `most` from place `first` (0: the next in line, or the first due), in order. tail: counted from the
-        other end, and in that order."""
-        if most <= 0:
-            return []
-        return self._found(step, queue, spot, "", {"most": most, "first": first}, tail)
-
-    def until(self, step: Executor, queue: str, spot: Spot, moment: float, most: int) -> list[Placed]:
-        """At most `most` with a score up to `moment`, by score."""
-        more = {"most": most, "first": 0, "moment": moment * SECOND if spot == "reserved" else moment}
-        column = "s.leased_until" if spot == "reserved" else "j.available_at"
-        return self._found(step, queue, spot, f" AND {column} <= :moment", more, False)
-
-    def _found(
-        self, step: Executor, queue: str, spot: Spot, more: str, bounds: dict[str, Any], tail: bool
-    ) -> list[Placed]:
-        down = " DESC" if tail else ""
-        order = "s.leased_until" if spot == "reserved" else "j.available_at"
-        joined = f" LEFT JOIN {self.sql.ours} s ON {self.sql.same}" if spot == "reserved" else ""
-        columns = "j.payload, j.available_at, j.reserved_at, j.attempts"
-        columns += ", s.mark, s.text_sum, s.leased_until" if spot == "reserved" else ""
-        text = (
-            f"SELECT {columns} FROM {self.sql.jobs} j{joined} WHERE j.queue = :queue AND {where(spot, 'j.')}{more}"
-            f" ORDER BY {order}{down}, j.id{down} LIMIT :most OFFSET :first"
-        )
-        found = step.execute(clause(text), {**values(step, queue, spot), **bounds}).all()
-        return [placed(row, spot) for row in found]
-
-    def score(self, step: Executor, queue: str, spot: Spot, payload: bytes) -> float | None:
-        """None if it is not there."""
-        if spot == "reserved":
-            row = self._reserved(step, queue, payload)
-            return None if row is None else row.leased_until / SECOND
-        found = self._one(step, queue, spot, payload, False)
-        return None if found is None else 0.0 if spot == "ready" else float(found.available_at)
-
-    def lease(self, step: Executor, queue: str, payload: bytes, until: float) -> bool:
-        """Set the end of the lease of a reserved payload. Returns False, and does nothing, if it is not reserved."""
-        row = self._reserved(step, queue, payload)
-        if row is None:
-            return False
-        text = f"UPDATE {self.sql.ours} SET leased_until = :until WHERE job_id = :id"
-        step.execute(clause(text), {"until": round(until * SECOND), "id": row.job_id}).close()
-        return True
-
-    def remove(self, step: Executor, queue: str, spot: Spot, payload: bytes, *, tail: bool) -> bool:
-        """Remove the first or (tail) the last row of exactly these bytes. Returns False if there is none."""
-        if spot == "reserved":
-            row = self._reserved(step, queue, payload)
-            if row is not None:
-                step.execute(self.sql["forget"], {"id": row.job_id, "mark": row.mark}).close()
-            return row is not None and self._gone(step, row.job_id, held=True)
-        found = self._one(step, queue, spot, payload, tail)
-        return found is not None and self._gone(step, found.id)
-
-    def _gone(self, step: Executor, id: int, *, held: bool = False) -> bool:
-        text = f"DELETE FROM {self.sql.jobs} WHERE id = :id AND reserved_at IS {'NOT ' if held else ''}NULL"
-        return step.execute(clause(text), {"id": id}).rowcount == 1
-
-    def cut(self, step: Executor, queue: str, spot: Spot, count: int, *, tail: bool) -> None:
-        """Remove that many rows from the front or (tail) from the end."""
-        down = " DESC" if tail else ""
-        text = (
-            f"SELECT id FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-            f" ORDER BY available_at{down}, id{down} LIMIT :most"
-        )
-        found = step.execute(clause(text), {**values(step, queue, spot), "most": count}).scalars().all()
-        if found:
-            gone = sql.text(f"DELETE FROM {self.sql.jobs} WHERE id IN :ids AND reserved_at IS NULL")
-            step.execute(gone.bindparams(sql.bindparam("ids", expanding=True)), {"ids": list(found)}).close()
-
-    def wake(self, step: Executor, queue: str) -> None:
-        """Notify the workers that wait for this queue when the transaction commits, if the database can."""
-        if self.sql.listens:
-            step.execute(self.sql["notify"], {"channel": channel(self.table, queue)}).close()
-
-    def _one(self, step: Executor, queue: str, spot: Spot, payload: bytes, tail: bool) -> Any:
-        down = " DESC" if tail else ""
-        text = (
-            f"SELECT id, available_at FROM {self.sql.jobs} WHERE queue = :queue AND {where(spot)}"
-            f" AND payload = :payload{self.sql.exactly}"
-            f" ORDER BY available_at{down}, id{down} LIMIT 1{self.sql.locked}"
-        )
-        given = {**values(step, queue, spot), "payload": payload.decode("utf-8", "surrogateescape")}
-        return step.execute(clause(text), given).first()
-
-    def _reserved(self, step: Executor, queue: str, member: bytes) -> Any:
-        """The row of a reserved payload, whose text contains its owner and mark."""
-        owner, mark = owner_in(member)
-        rows = step.execute(self.sql["owned"], {"owners": [owner], "queues": [queue]}).all() if mark else []
-        for row in rows:
-            if row.mark == mark and member_of(bytes_of(row.payload), mark, row.attempts, row.text_sum) == member:
-                return row
-        return None
-
-
-# -- rows as payloads
 
 
 def sum_of(text: bytes) -> int:
@@ -296,23 +140,3 @@ def dropped(text: bytes, mark: str) -> bytes:
 def after(delay: float) -> int:
     """Microseconds to add to the clock, so that the whole second of the sum is not early."""
     return round(delay * SECOND) + SECOND - 1 if delay > 0 else 0
-
-
-def where(spot: Spot, of: str = "") -> str:
-    """A condition; :now is the current unix second."""
-    if spot == "reserved":
-        return f"{of}reserved_at IS NOT NULL"
-    return f"{of}reserved_at IS NULL AND {of}available_at {'<=' if spot == 'ready' else '>'} :now"
-
-
-def values(step: Executor, queue: str, spot: Spot) -> dict[str, Any]:
-    return {"queue": queue} if spot == "reserved" else {"queue": queue, "now": int(step.now)}
-
-
-def placed(row: Any, spot: Spot) -> Placed:
-    payload = bytes_of(row.payload)
-    if spot != "reserved":
-        return Placed(payload, float(row.available_at))
-    if row.mark is None:  # reserved by PHP
-        return Placed(payload, float(row.reserved_at))
-    return Placed(member_of(payload, row.mark, row.attempts, row.text_sum), row.leased_until / SECOND)

@@ -29,9 +29,6 @@ STATEMENTS = {
     " WHERE owner = :owner AND mark = :mark AND queue = :queue{locked}",
     "forget": "DELETE FROM {ours} WHERE job_id = :id AND mark = :mark",
     "delete": "DELETE FROM {jobs} WHERE {held}",
-    # For MySQL: delete the reservation and its job. Two rows: both existed; one: the job belongs to another.
-    "end_both": "DELETE s, j FROM {ours} s LEFT JOIN {jobs} j ON {same} WHERE s.owner = :owner AND s.mark = :mark"
-    " AND s.queue = :queue AND (s.text_sum IS NULL OR s.text_sum = :sum)",
     "put_back": "UPDATE {jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL, available_at = :due"
     " WHERE {held}",
     "put_head": "UPDATE {jobs} SET payload = :payload, attempts = :spent, reserved_at = NULL WHERE {held}",
@@ -49,14 +46,9 @@ STATEMENTS = {
     "sizes": "SELECT (SELECT count(*) {free} <= {second}) AS ready, (SELECT count(*) {free} > {second}) AS delayed_,"
     " (SELECT count(*) FROM {jobs} WHERE queue = :queue AND reserved_at IS NOT NULL) AS held,"
     " (SELECT created_at {free} <= {second} ORDER BY available_at, id LIMIT 1) AS oldest, {second} AS now_s FROM {clock}",
-    # -- a turn. now: unix seconds; next_now: by MySQL's own clock. reserve replaces an old reservation, whose job PHP has
-    # taken over since.
+    # -- a turn. now: unix seconds. reserve replaces an old reservation, whose job PHP has taken over since.
     "begin": "START TRANSACTION",
     "commit": "COMMIT",
-    "next_ready": "SELECT id, payload, {attempts} {free} <= :now AND {ours_only} ORDER BY available_at, id"
-    " LIMIT 1{skipping}",
-    "next_now": "SELECT id, payload, {attempts} {free} <= UNIX_TIMESTAMP() AND {ours_only} ORDER BY available_at, id"
-    " LIMIT 1{skipping}",
     "take": "UPDATE {jobs} SET reserved_at = :now, attempts = :attempts WHERE id IN :ids AND reserved_at IS NULL",
     "reserve": "{replace} INTO {ours} ({of_ours}) VALUES (:id, :queue, :owner, :mark, :attempts, :now, :until, NULL)"
     "{instead}",
@@ -74,6 +66,7 @@ STATEMENTS = {
     " WHERE s.owner IN :owners AND s.mark IN :marks{locked}",
     "forget_all": "DELETE FROM {ours} WHERE job_id IN :ids",
     "delete_all": "DELETE FROM {jobs} WHERE id IN :ids",
+    "delete_free": "DELETE FROM {jobs} WHERE id IN :ids AND reserved_at IS NULL",
     # -- leases, for keepers
     "of_owners": "SELECT job_id, owner, mark, attempts, reserved_at FROM {ours}"
     " WHERE owner IN :owners AND queue IN :queues ORDER BY job_id{locked}",
@@ -106,7 +99,7 @@ class JobSql:
     def __init__(self, kind: str, clock: str, table: str) -> None:
         mysql, sqlite = kind == "mysql", kind == "sqlite"
         quote = "`" if mysql else '"'
-        self.kind, self.listens = kind, kind == "postgresql"
+        self.kind, self.table, self.listens = kind, table, kind == "postgresql"
         self.jobs, self.ours = (
             ".".join(f"{quote}{part}{quote}" for part in name.split(".")) for name in (table, reservations_of(table))
         )

@@ -1,4 +1,10 @@
-"""JobTable: transactions on the table of jobs, and on the keyspace in the same database."""
+"""JobTable: transactions on the table of jobs and on the keyspace in the same database, and answers to reservations.
+
+An answer is given by a worker to its own reservation, by a keeper to that of a dead worker:
+
+    jobs          the row is deleted, put back unchanged (to the head) or as a new row (to the tail), or rewritten
+    qd_reserved   deleted with it; its mark, and the sum of a checkpoint's text, are the fence
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import sqlalchemy as sql
 
 from qd.drivers.database.connection import again, channel
+from qd.drivers.database.dialects import Statement
 from qd.drivers.database.keyspace import DatabaseKeyspace
+from qd.drivers.database.rows import (
+    base_of,
+    bytes_of,
+    column_of,
+    dropped,
+    owners_mark,
+    reserved,
+    row_after,
+    spent,
+    sum_of,
+    text_of,
+)
 from qd.drivers.database.sql import statements
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.keyspace.queue import Bounds
 from qd.drivers.keyspace.sending import effect_args
-from qd.drivers.types import Effect
+from qd.drivers.types import Effect, LaneAnswer, Released, Reserved
 from qd.process.shield import shield
 
 if TYPE_CHECKING:
@@ -95,3 +114,133 @@ class JobTable:
         if effects:
             more, options = effect_args(effects, self.settings.prefix)
             script("ended").call(self.space, self.names(*more), *options)
+
+    # -- answers; the caller has opened the transaction
+
+    def owner_of(self, held: Reserved) -> str:
+        """By its mark; a text without one is this worker's own."""
+        return held.owner if held.mark else self.owner
+
+    def answer_of(self, done: Reserved) -> LaneAnswer:
+        return LaneAnswer(self.owner_of(done), done.member)
+
+    def end(self, held: Reserved, and_then: Callable[[], None] = lambda: None) -> bool:
+        """Delete the job and its reservation. Returns False if the reservation had already ended."""
+        (there,) = self.settle([self.answer_of(held)])
+        if there:
+            and_then()
+        return there
+
+    def give_back(
+        self, queue: str, owner: str, mark: str, member: bytes, back: Released, effects: Sequence[Effect]
+    ) -> bool:
+        found = self.held_row(queue, owner, mark, member)
+        if found is None:
+            return False
+        (cancel,) = self.names(keys.CANCEL)
+        if self.space.call("HGET", cancel, mark) is not None:
+            back = Released(dropped(back.text, mark))
+            self.space.call("HDEL", cancel, mark)
+        there = self.put_back(queue, found, back)
+        self.delete_reservation(found, mark)
+        if there:
+            self.run_effects(effects)
+        return there
+
+    def put_back(self, queue: str, found: ReservedRow, back: Released) -> bool:
+        """To the head as the same row, to the tail as a new one. Returns False if the job belongs to another by now."""
+        row = row_after(queue, back.text, self.now_us(), back.delay, column_of)
+        more = {"payload": row["payload"], "spent": row["attempts"]}
+        if back.head:
+            there = self.change_one(self.sql["put_head"], found, **more)
+        elif back.delay > 0:
+            there = self.change_one(self.sql["put_back"], found, **more, due=row["due"])
+        elif there := self.change_one(self.sql["delete"], found):
+            self.connection.execute(self.sql["insert"], row).close()
+        if there and back.delay < 1:
+            self.notify({queue})
+        return there
+
+    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+        mark = base_of(held.mark)
+        found = self.held_row(held.queue, self.owner_of(held), mark, held.member)
+        if found is None or not self.change_one(self.sql["rewrite"], found, payload=text_of(member)):
+            return False
+        self.connection.execute(self.sql["summed"], {"sum": sum_of(member), "id": found.id, "mark": mark}).close()
+        return True
+
+    def held_by(self, owners: Sequence[str], queues: Sequence[str]) -> list[Reserved]:
+        """The jobs of these owners, by turn. It locks the reservations first, so that no other transaction changes them
+        between the comparisons with jobs."""
+        values = {"owners": list(owners), "queues": list(queues)}
+        self.connection.execute(self.sql["of_owners"], values).close()
+        rows = self.connection.execute(self.sql["owned"], values).all()
+        self.connection.execute(self.sql["lost"], values).close()
+        found = [reserved(row.queue, bytes_of(row.payload), row.mark, row.attempts, row.text_sum) for row in rows]
+        return sorted((each for each in found if each is not None), key=lambda each: each.turn)
+
+    # -- several at once
+
+    def settle(self, answers: Sequence[LaneAnswer]) -> list[bool]:
+        ours, jobs = self.connection.execute_together(self.locking(answers))
+        there, last = self.settled(answers, ours.rows, jobs.rows)
+        if last:
+            self.connection.execute_together(last)
+        return there
+
+    def locking(self, answers: Sequence[LaneAnswer]) -> list[Statement]:
+        """The statements whose results settled() needs."""
+        marks = [owners_mark(each.owner, each.member) for each in answers]
+        values = {"owners": [each.owner for each in answers], "marks": marks}
+        return [(self.sql["lock_ours"], values), (self.sql["lock_jobs"], values)]
+
+    def settled(
+        self, answers: Sequence[LaneAnswer], ours: Sequence[Any], jobs: Sequence[Any]
+    ) -> tuple[list[bool], list[Statement]]:
+        """Whether each owner still has its text, and the statements that answer those."""
+        rows, held = {row.mark: row for row in ours}, {row.job_id for row in jobs}
+        there, queues = list[bool](), set[str]()
+        ended, done, heads, cancelled = list[int](), list[int](), list[Statement](), self._cancelled(answers)
+        for owner, member, text, _ in answers:
+            mark = owners_mark(owner, member)
+            row = rows.get(mark)
+            if row is None or row.text_sum not in (None, sum_of(member)):
+                there.append(False)
+                continue
+            there.append(row.job_id in held)
+            ended.append(row.job_id)
+            if there[-1] and text is None:
+                done.append(row.job_id)
+            elif there[-1] and text is not None:
+                new = dropped(member, mark) if mark in cancelled else text
+                kept = {"id": row.job_id, "attempts": row.attempts, "reserved_at": row.reserved_at}
+                heads.append((self.sql["put_head"], {**kept, "payload": column_of(new), "spent": spent(new)}))
+                queues.add(row.queue)
+        self.notify(queues)
+        ways = (("delete_all", done), ("forget_all", ended))
+        return there, [*heads, *[(self.sql[name], {"ids": ids}) for name, ids in ways if ids]]
+
+    def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
+        """Marks of those that return but were cancelled; the requests are deleted."""
+        marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
+        (name,) = self.names(keys.CANCEL)
+        asked = self.space.call("HMGET", name, *marks) if marks else ()
+        found = {mark for mark, at in zip(marks, asked, strict=True) if at is not None}
+        if found:
+            self.space.call("HDEL", name, *found)
+        return found
+
+    def held_row(self, queue: str, owner: str, mark: str, member: bytes) -> ReservedRow | None:
+        """The row of a reservation, locked, if the text of its job is `member`."""
+        found = self.connection.execute(self.sql["fence"], {"owner": owner, "mark": mark, "queue": queue}).first()
+        if found is None or (found.text_sum is not None and found.text_sum != sum_of(member)):
+            return None
+        return ReservedRow(found.job_id, found.attempts, found.reserved_at, found.text_sum)
+
+    def change_one(self, statement: sql.TextClause, found: ReservedRow, **values: Any) -> bool:
+        """Run it on the job's row. Returns False if the row belongs to another reservation by now."""
+        fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
+        return self.connection.execute(statement, {**fixed, **values}).rowcount == 1
+
+    def delete_reservation(self, found: ReservedRow, mark: str) -> None:
+        self.connection.execute(self.sql["forget"], {"id": found.id, "mark": mark}).close()

@@ -1,10 +1,10 @@
 """One step: the names that it touches are locked and read once, and written once at its end.
 
-A step that only reads is outside of a transaction and locks nothing. The commands (commands.py, collections.py) work on it.
+A step that only reads is outside of a transaction and locks nothing. The commands (commands.py) work on it.
 
 `queues:Q`, `queues:Q:delayed`, `queues:Q:reserved` and `queues:Q:notify` are rows of the table of jobs, not names of the
-keyspace. A command on one of them calls JobRows inside the same transaction (queue_keys.py), so that the step and the change
-of a row happen both or not at all.
+keyspace. A command on one of them (queue_keys.py) is part of the same transaction: the step and the change of a row
+happen both or not at all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sqlalchemy as sql
 
 from qd.drivers.database import schema
 from qd.drivers.database.connection import DatabaseConnection, channel_of
-from qd.drivers.database.rows import JobRows
 from qd.drivers.database.schema import key_of
+from qd.drivers.database.sql import JobSql
 from qd.errors import ServerRefused
 
 WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -53,7 +53,7 @@ class Step:
     """Belongs to one transaction of `connection`, or (without locks) to reading commands."""
 
     def __init__(
-        self, connection: DatabaseConnection, jobs: JobRows | None = None, prefix: bytes = b"", *, locks: bool = True
+        self, connection: DatabaseConnection, jobs: JobSql | None = None, prefix: bytes = b"", *, locks: bool = True
     ) -> None:
         self.connection, self.jobs, self.prefix, self.locks = connection, jobs, prefix, locks
         self.now_us = 0

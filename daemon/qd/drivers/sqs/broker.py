@@ -19,7 +19,6 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from qd.drivers.base import Patience
 from qd.drivers.broker.base import Delivery, QueueCounts
 from qd.drivers.sqs.client import NoSuchQueue, Service, Woken
 from qd.drivers.sqs.messages import SqsMessages, whole
@@ -52,7 +51,7 @@ LIMITS: Gaps = MappingProxyType(
 )
 
 
-class SqsBroker(Patience):
+class SqsBroker:
     """lease: seconds that a received message is hidden from others."""
 
     limits = LIMITS
@@ -63,7 +62,7 @@ class SqsBroker(Patience):
         self.address, self.lease = address, lease
         self.service = Service(address)
         self.messages = SqsMessages(self.service, prefix)
-        self.connect_timeout, self.timeout = self.service.http.connect_timeout, self.service.http.timeout
+        self.connection = self.service.http
         self.max_delay = float(address.longest_delay)
         self._loose: Delivery | None = None  # received, and not a running job yet
         self._undeleted: list[tuple[str, str, str]] = []
@@ -71,17 +70,6 @@ class SqsBroker(Patience):
         self._reported = False  # that messages cannot be deleted
         self._counted: dict[str, tuple[float, QueueCounts]] = {}
         self._empty: dict[str, float] = {}  # queue -> when it was last waited on in vain (monotonic)
-
-    @property
-    def place(self) -> str:
-        return self.address.place
-
-    def patience(self, connect: float, answer: float) -> None:
-        super().patience(connect, answer)
-        self.service.http.patience(connect, answer)
-
-    def on_progress(self, call: Callable[[float], None]) -> None:
-        self.service.http.on_progress(call)
 
     # -- sending
 
