@@ -34,7 +34,7 @@ from qd.keeper.servers import each_of
 from qd.log import Log, cut
 from qd.master.code import ChildContext
 from qd.payload.format import read
-from qd.payload.reservation import Ending, answered, split_mark, taken_alone, unstarted
+from qd.payload.reservation import Ending, answered, marks_of, split_mark, taken_alone, unstarted
 from qd.process import SLOTS, leftovers, proc
 from qd.process.channels import Order
 from qd.process.exit_codes import ending, signal_name
@@ -103,7 +103,7 @@ class DeadWorkers:
         member = self.queue.owned(queue, owner)
         if member is None:
             return
-        job = reserved_of(queue, member, owner.replace("/", ".") + ".")
+        job = reserved_of(queue, member, marks_of(owner))
         if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
             self.lanes.settle_lanes(queue, [LaneAnswer(owner, member)])  # finished, and not acked
         else:
@@ -122,7 +122,7 @@ class DeadWorkers:
         moved = self.queue.give_back(queue, owner, member, back, effects)
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             # a late checkpoint has changed the text of the same job
-            return self._answer(reserved_of(queue, now_held, owner.replace("/", ".") + "."), slot, words, owner)
+            return self._answer(reserved_of(queue, now_held, marks_of(owner)), slot, words, owner)
         event = "job.requeued" if moved else "job.lease_lost"
         self.log.warning(
             event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None

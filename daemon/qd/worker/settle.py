@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
 from qd.worker.attempt import Attempts
-from qd.worker.connection import HeldJob, WorkerConnection
+from qd.worker.connection import HeldJob, RetryingConnection
 from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
 
 if TYPE_CHECKING:
@@ -251,8 +251,11 @@ UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
-    def __init__(self, settler: Settler, connection: WorkerConnection, attempts: Attempts, slot: Slot) -> None:
+    """notify: calls the listeners of LeaseLost, and may be replaced."""
+
+    def __init__(self, settler: Settler, connection: RetryingConnection, attempts: Attempts, slot: Slot) -> None:
         self.settler, self.connection, self.attempts, self.slot = settler, connection, attempts, slot
+        self.notify: Callable[[Reserved], None] = self._notify
         self.most = attempts.app.settings.max_payload
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
@@ -307,7 +310,6 @@ class Settlement:
         return self.settler.give_back(job, UNTOUCHED, None)
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
-        self.connection.done = None
         kept = self.connection.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
         self._log_if_lost(held.job, kept)
 
@@ -320,12 +322,15 @@ class Settlement:
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
         self.settler.log.error("job.lease_lost", **log_fields(job))
-        if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
+        if self.slot[W.LOST_TURN] != job.turn:
             self.slot[W.LOST] += 1
         if not notified and self._has_listeners:
-            before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
-            self.attempts.notify_lost(job)
-            self.slot[W.STATE] = before
+            self.notify(job)
+
+    def _notify(self, job: Reserved) -> None:
+        before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
+        self.attempts.notify_lost(job)
+        self.slot[W.STATE] = before
 
     @property
     def _has_listeners(self) -> bool:
