@@ -50,13 +50,7 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class DeadWorkers:
-    def __init__(
-        self,
-        queue: KeeperConnector,
-        queues: tuple[str, ...],
-        context: ChildContext,
-        log: Log,
-    ) -> None:
+    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
         self.lanes = with_lanes(queue)
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
@@ -123,10 +117,8 @@ class DeadWorkers:
         if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
             # a late checkpoint has changed the text of the same job
             return self._answer(reserved_of(queue, now_held, marks_of(owner)), slot, words, owner)
-        event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(
-            event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
-        )
+        event, reason = "job.requeued" if moved else "job.lease_lost", verdict.words.requeued_for
+        self.log.warning(event, queue=queue, **named(member), reason=reason, delay=back.delay or None)
 
     # -- workers with several jobs
 
@@ -137,10 +129,7 @@ class DeadWorkers:
         self._alive()
         fates = self._fates(slot, jobs)
         blamed = slot[W.BLAME] if any(job.turn == slot[W.BLAME] and fate is Fate.STARTED for job, fate in fates) else 0
-        answers = dict[str, list[LaneAnswer]]()
-        for job, fate in fates:
-            if (answer := self._lane_answer(slot, job, fate, blamed)) is not None:
-                answers.setdefault(job.queue, []).append(answer)
+        answers = [(job.queue, self._lane_answer(slot, job, fate, blamed)) for job, fate in fates]
         self._answer_lanes(answers, Verdict(slot[W.VERDICT]).words.requeued_for)
 
     def _fates(self, slot: Slot, jobs: Sequence[Reserved]) -> list[tuple[Reserved, Fate]]:
@@ -178,9 +167,14 @@ class DeadWorkers:
             return None
         return LaneAnswer(job.owner, job.member, back.text)
 
-    def _answer_lanes(self, answers: Mapping[str, list[LaneAnswer]], reason: str, **fields: object) -> None:
+    def _answer_lanes(self, answers: Iterable[tuple[str, LaneAnswer | None]], reason: str, **fields: object) -> None:
+        """answers: with their queues; None: there is nothing to answer."""
         assert self.lanes is not None
-        for queue, those in answers.items():
+        by_queue = dict[str, list[LaneAnswer]]()
+        for queue, answer in answers:
+            if answer is not None:
+                by_queue.setdefault(queue, []).append(answer)
+        for queue, those in by_queue.items():
             self._alive()
             moved = self.lanes.settle_lanes(queue, those)
             counts = Counter(
@@ -211,11 +205,8 @@ class DeadWorkers:
         self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
         if self.lanes is not None:
             jobs = jobs_of(self.lanes, self.queues, self.context.token, number, self.context.board.lanes)
-            answers = dict[str, list[LaneAnswer]]()
-            for job in jobs:
-                if split_mark(job.mark).generation <= generation:
-                    text = unstarted(job.member, job.mark)
-                    answers.setdefault(job.queue, []).append(LaneAnswer(job.owner, job.member, text))
+            late = [job for job in jobs if split_mark(job.mark).generation <= generation]
+            answers = [(job.queue, LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark))) for job in late]
             self._answer_lanes(answers, "crash", late=True)
             if over and self.context.board.slot(number)[W.GENERATION] == generation:  # else it is its successor's
                 self.lanes.forget_lanes(self.queues, [f"{self.context.token}/{number}"])
@@ -300,9 +291,10 @@ class DeadWorkers:
                 if member is not None and self.queue.give_back(queue, owner, member, Released(member)):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
             if lanes and self.lanes is not None:
-                # Nobody knows which of them ran: their marks stay, and the next reserve takes each alone.
+                # It is unknown which of them ran: their marks stay, and the next reserve takes each alone.
                 found = self.lanes.owned_by(queue, lanes)
-                self._answer_lanes({queue: [LaneAnswer(*each, each[1]) for each in found.items()]}, "its master died")
+                answers = [(queue, LaneAnswer(owner, member, member)) for owner, member in found.items()]
+                self._answer_lanes(answers, "its master died")
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:

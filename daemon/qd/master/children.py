@@ -140,11 +140,8 @@ class Death:
     def fell_idle(self) -> bool:
         """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return (
-            ended_itself
-            and not (self.job or self.jobs or self.running)
-            and time.monotonic() - self.worker.ready_at < YOUNG
-        )
+        had_job = self.job or self.jobs or self.running
+        return ended_itself and not had_job and time.monotonic() - self.worker.ready_at < YOUNG
 
     @property
     def at_boot(self) -> bool:
@@ -331,13 +328,12 @@ class Children:
             self._moved_at = None
             return False
         self._moved_at = now() if self._moved_at is None else self._moved_at
-        live = self.serving()
         if any(worker.busy for worker in self.of(Role.WORKER) if worker.draining):
             self._moved_at = None  # what it puts back was not there when the others looked
             return False
-        return bool(live) and all(
-            w.slot[W.STATE] == SlotState.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live
-        )
+        slots = [worker.slot for worker in self.serving()]
+        found_nothing = (s[W.STATE] == SlotState.WAITING and s[W.LOOKED] >= self._moved_at for s in slots)
+        return bool(slots) and all(found_nothing)
 
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)
@@ -354,7 +350,7 @@ SETTLED = 5.0  # seconds after which an idle worker is not part of a crash loop
 
 
 @dataclass(slots=True)
-class Steps:
+class Backoff:
     """A delay that doubles with each failure."""
 
     first: float
@@ -381,7 +377,8 @@ class BootBackoff:
     """boot: deaths before ready. fall: deaths of ready workers that had no job. fork: failed forks."""
 
     def __init__(self) -> None:
-        self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS, NO_PROCESS_LONGEST)
+        self.boot, self.fall = Backoff(FIRST), Backoff(FIRST)
+        self.fork = Backoff(NO_PROCESS, NO_PROCESS_LONGEST)
         self.ever_ready = False
         self._fell_at = 0.0
 

@@ -90,6 +90,13 @@ class LaneCheckpoints(Checkpoints):
             act()
 
 
+def raised_by(error: BaseException) -> BaseException:
+    """The error of a job: sys.exit() in one of several jobs ends that job only."""
+    if isinstance(error, SystemExit):
+        return RuntimeError(f"the job called sys.exit({error.code!r})").with_traceback(error.__traceback__)
+    return error
+
+
 class LaneRun:
     """What a lane runs. held, outcome: once its attempt has ended."""
 
@@ -99,9 +106,7 @@ class LaneRun:
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
         self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)
-        self.attempts = Attempts(
-            worker.app, worker.work, self.alarm, cast(Any, self), self.checkpoints.keep, self.checkpoints.progress
-        )
+        self.attempts = Attempts(worker.app, worker.work, self.alarm, self, self.checkpoints)
         self.job: Reserved | None = None
         self.turn = self.began = 0
         self.owner = Owner(0)
@@ -165,11 +170,7 @@ class LaneRun:
             with context.running(attempt.job):
                 outcome = act()
         except BaseException as error:
-            # sys.exit() in one of several jobs ends that job only.
-            raised = (
-                RuntimeError(f"the job called sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
-            )
-            outcome = self._after_error(attempt, raised.with_traceback(error.__traceback__))
+            outcome = self._after_error(attempt, raised_by(error))
         finally:
             context.leave(attempt.job)
         self.finish(outcome)
@@ -237,28 +238,24 @@ class LaneRun:
                     await ended(self.owner)
         except asyncio.CancelledError as cancelled:
             error = self._meaning(cancelled)
-        except SystemExit as left:
-            error = RuntimeError(f"the job called sys.exit({left.code!r})").with_traceback(left.__traceback__)
         except BaseException as raised:
-            error = raised
+            error = raised_by(raised)
         self.alarm.ends()
         self.alarm.cancel = None
         context.leave(attempt.job)
         if error is None and attempt.job.outcome is None:
             self.finish(self.attempts.ended(attempt, None, result))
             return
-        here = copy_context()  # failed() and listeners are sync
-        self.worker.pool.submit(
-            lambda: here.run(self._perform, attempt, lambda: self.attempts.ended(attempt, error, result))
-        )
+        here, after = (
+            copy_context(),
+            lambda: self.attempts.ended(attempt, error, result),
+        )  # failed() and listeners are sync
+        self.worker.pool.submit(lambda: here.run(self._perform, attempt, after))
 
     def _meaning(self, cancelled: asyncio.CancelledError) -> BaseException:
-        by = self.alarm.ended_by
-        return (
-            RuntimeError("its task was cancelled by code of the app")
-            if by is None
-            else by.with_traceback(cancelled.__traceback__)
-        )
+        if (by := self.alarm.ended_by) is not None:
+            return by.with_traceback(cancelled.__traceback__)
+        return RuntimeError("its task was cancelled by code of the app")
 
     def _cancel(self) -> None:
         """On the loop: cancel it until it ends."""

@@ -87,9 +87,8 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
     kept = relations.result is not None
     if isinstance(outcome, Failed | Cancelled):
         place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
-        return tuple(
-            ends(payload, "failed", place, value_of_error(outcome.error, words_of(outcome.error)) if kept else b"")
-        )
+        value = value_of_error(outcome.error, words_of(outcome.error)) if kept else b""
+        return tuple(ends(payload, "failed", place, value))
     value = value_of_result(outcome.result, most) if kept else b""
     return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))
 
@@ -107,6 +106,7 @@ def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "
         return ()
 
 
+Unfinished = Back | Failed | Cancelled
 LINE = 250  # characters of an error in a log line
 LONGEST = 16_000  # characters of a stored traceback
 
@@ -118,9 +118,7 @@ class Settler:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
         self._buried: tuple[dict[str, object], bytes] | None = None
 
-    def answer(
-        self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]
-    ) -> bool:
+    def answer(self, job: Reserved, outcome: Unfinished, unsaved: bytes | None, effects: Sequence[Effect]) -> bool:
         """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
         if isinstance(outcome, Back):
             return self.give_back(job, outcome, unsaved, effects)
@@ -166,7 +164,7 @@ class Settler:
             self.copier.copy(*self._buried)
             self._buried = None
 
-    def log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
+    def log_outcome(self, job: Reserved, outcome: Unfinished) -> None:
         fields, error = log_fields(job), outcome.error
         reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
         if isinstance(outcome, Back):

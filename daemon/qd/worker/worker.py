@@ -66,9 +66,7 @@ class BaseWorker:
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(
-            app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.progress
-        )
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
