@@ -4,8 +4,8 @@
     finished          acked
     not started       to the head of its queue, with nothing counted
     ran ahead         of prefetched jobs only one ran at a time: as a job alone
-    ran with others   the one to blame by the verdict; without one all are suspects, which crash nobody else's worker next
-                      time; the others go back to the head
+    ran with others   the one to blame by the verdict; without one all are suspects, which run alone next time; the
+                      others go back to the head
 
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.

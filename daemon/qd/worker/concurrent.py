@@ -41,10 +41,10 @@ from qd.worker.lanes import LaneRun
 from qd.worker.outcome import Attempt, Back
 from qd.worker.steps import Steps
 from qd.worker.suspects import LOOK_NS, Suspects
-from qd.worker.threads import Deadlines, Inbox, JobPool, TokenWait
+from qd.worker.threads import Deadlines, Inbox, JobPool, TokenWait, started
 from qd.worker.timeout import Alarm
 from qd.worker.turns import LaneTurns
-from qd.worker.worker import IDLE, BaseWorker, note_sigterm
+from qd.worker.worker import DESCRIPTORS_CLOSED, IDLE, BaseWorker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -121,14 +121,9 @@ class ConcurrentWorker(BaseWorker):
         self.app.connections.used = self._warn_blocking
         self._base = copy_context()
         begins = threading.Event()
-        watching, *_ = [
-            _started(name, act)
-            for name, act in (
-                ("qd-watch", self.deadlines.serve),
-                ("qd-wait", self.tokens.serve),
-                ("qd-io", partial(self._serve, begins)),
-            )
-        ]
+        watching = started("qd-watch", self.deadlines.serve)
+        started("qd-wait", self.tokens.serve)
+        started("qd-io", partial(self._serve, begins))
         self.pool = JobPool(self.connection.most)  # ready once it needs no more threads to run a job
         self._show(looks=True)
         ready()
@@ -155,7 +150,7 @@ class ConcurrentWorker(BaseWorker):
             self._close()
 
     def _heard(self, number: int) -> None:
-        """A signal's handler. Another kind of event loop has its own wakeup descriptor in place of the mailbox."""
+        """A signal's handler. Some event loops replace the mailbox by a wakeup descriptor of their own."""
         note_sigterm(number)
         self._signals.append(number)
         self.inbox.wake()
@@ -164,13 +159,13 @@ class ConcurrentWorker(BaseWorker):
         self.steps.copied = True
 
     def _blocked(self, ns: int, turn: int) -> None:
-        """A step of this turn has blocked the loop: the time is not that of the other jobs."""
+        """A step of this turn has blocked the loop for so long: move the deadlines of the other jobs."""
         for run in list(self._busy.values()):
             if run.turn != turn:
                 run.alarm.moved(ns)
 
     def _warn_blocking(self) -> None:
-        """A connection is used. On the loop, that makes every other job wait."""
+        """A connection is used. On the event loop, the call makes every other job wait."""
         if asyncio._get_running_loop() is not self.loop:
             return
         name = current_job().name
@@ -209,9 +204,8 @@ class ConcurrentWorker(BaseWorker):
             self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _leave_without_descriptors(self) -> None:
-        """Nothing can be answered from here: the keeper does it. Jobs that were running are suspects."""
-        reason = "a job closed this worker's file descriptors; the worker is being replaced"
-        self.log.error("worker.descriptors_closed", reason=reason)
+        """The keeper answers the jobs, because this worker cannot. Those that were running are suspects."""
+        self.log.error("worker.descriptors_closed", reason=DESCRIPTORS_CLOSED)
         os._exit(int(Exit.RAISED))
 
     def _work(self) -> None:
@@ -401,7 +395,7 @@ class ConcurrentWorker(BaseWorker):
     # -- alone in the main thread
 
     def _run_alone(self, job: Reserved) -> None:
-        """Run it in the main thread while this one waits, so that the connection is the job's."""
+        """Run it in the main thread. This thread waits, so that the job may use the connection."""
         self.settlement.attempts = self.attempts
         self._alone_done.clear()
         self._alone = job
@@ -426,7 +420,7 @@ class ConcurrentWorker(BaseWorker):
                 self._exclusive.popleft().finish(Back(1.0, "an exclusive job: others run for too long", spends=False))
 
     def _run_suspects(self) -> None:
-        """Run suspects one at a time, then leave: the next worker of this slot has no traces of them."""
+        """Run suspects one at a time, then leave, because they may have damaged the process."""
         self.suspects.found_nothing = False
         began = self.suspects.look()
         while not self._reason_to_stop() and self._may_look():
@@ -449,7 +443,7 @@ class ConcurrentWorker(BaseWorker):
     # -- the end
 
     def _leave(self, reason: StopReason) -> bool:
-        """False: a turn that had broken had reserved jobs."""
+        """False: a broken turn had reserved jobs, which have to run first."""
         self.tokens.stop()
         while self.connection.unsure or self.connection.owes:
             self._exchange(0)
@@ -461,9 +455,3 @@ class ConcurrentWorker(BaseWorker):
         self.connection.leave()
         self.slot[W.STATE] = SlotState.IDLE
         return True
-
-
-def _started(name: str, act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -3,8 +3,9 @@
 Checkpoints         job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects
                     calls from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint
                     or the answer.
-RetryingConnection  sends each answer until the server has it, and never twice. After a broken call it first queries which
-                    job the server holds for this worker:
+RetryingConnection  sends each answer until the server has it, and never twice. WorkerConnection makes turns for one job
+                    at a time, LaneConnection for several. After a broken call they first query which jobs the server
+                    holds for this worker:
 
     answer broke -> pause -> held -> still this job: answer again | not this job: the answer had arrived
     turn broke   -> held -> the previous job: not acked | another: it was reserved | none: next turn
@@ -267,7 +268,17 @@ class WorkerConnection(RetryingConnection):
         return self.finished[0] if self.finished else None
 
     def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
-        self.give_back_reserved(give_back)
+        while self.unsure:
+            try:
+                mine = self.query_held()
+            except AWAY as error:
+                self.broke(error)
+                if not self.finished:
+                    return  # the next turn queries again
+                self.pause()
+            else:
+                if mine is not None:
+                    self.until_answered(HeldJob(mine), give_back)
         if (done := self.done) is not None:
             self.finished = []
             ack(HeldJob(done))
@@ -286,21 +297,6 @@ class WorkerConnection(RetryingConnection):
             return None  # neither acked nor reserved
         self.finished = []
         return mine
-
-    def give_back_reserved(self, give_back: Callable[[Reserved], bool]) -> None:
-        """Give back a job that a broken turn may have reserved. Without a pending ack one try is enough, because the next
-        turn queries again."""
-        while self.unsure:
-            try:
-                mine = self.query_held()
-            except AWAY as error:
-                self.broke(error)
-                if not self.finished:
-                    return
-                self.pause()
-                continue
-            if mine is not None:
-                self.until_answered(HeldJob(mine), give_back)
 
     def _log_late_answers(self) -> None:
         """Log answers that this worker had left and has sent itself before a keeper did."""

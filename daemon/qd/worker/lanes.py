@@ -149,7 +149,7 @@ class LaneRun:
         self.worker.finished(self)
 
     def expire(self) -> None:
-        """Its deadline has passed. A task is asked on the loop: its deadline moves while another one blocks that."""
+        """Its deadline has passed. Check that of a task on the loop: it moves while another task blocks the loop."""
         if self.alarm.cancel is None:
             self.alarm.end(Why.TIMEOUT)
         else:

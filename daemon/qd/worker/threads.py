@@ -37,6 +37,13 @@ LOOK_NS = 1_000_000_000  # between two looks of qd-watch at the deadlines, at mo
 AGAIN_NS = 100_000_000  # until a job that has not ended is ended again
 
 
+def started(name: str, act: Callable[[], None]) -> threading.Thread:
+    """A daemon thread: one that hangs does not keep the worker."""
+    thread = threading.Thread(target=act, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 class JobPool:
     """Starts threads when they are needed, and keeps them."""
 
@@ -104,7 +111,7 @@ class Inbox:
         self._woken = False
 
     def serve(self, *, away: bool = False) -> None:
-        """Make the calls. away: the server is unreachable, so they fail, and those that nobody waits for stay."""
+        """Make the calls. away: the server is unreachable, so calls fail, and posted ones stay."""
         while self._calls and not (away and self._calls[0][0] is None):
             future, act, seconds = self._calls.popleft()
             if future is None:
@@ -120,7 +127,7 @@ class Inbox:
 
 
 class TokenWait:
-    """came: called when a job may be ready."""
+    """came: called in this thread when a job may be ready."""
 
     def __init__(self, queue: Connector, came: Callable[[], None]) -> None:
         self.queue, self._came = queue, came

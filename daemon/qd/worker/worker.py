@@ -42,6 +42,7 @@ from qd.worker.timeout import Alarm
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
 BOOTING = 2_000_000_000  # ns after the start in which it checks more often
+DESCRIPTORS_CLOSED = "a job closed this worker's file descriptors; the worker is being replaced"
 LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
 
 
@@ -185,8 +186,7 @@ class BaseWorker:
             # restored in this process.
             self.descriptors_lost = True
             self.queue.close()
-            reason = "a job closed this worker's file descriptors; the worker is being replaced"
-            self.log.warning("worker.descriptors_closed", reason=reason)
+            self.log.warning("worker.descriptors_closed", reason=DESCRIPTORS_CLOSED)
         if self.mailbox.repair() and self.board.header(H.STOP_AT):
             self.stop_requested = True  # the signal may have been lost
         self.jobs += 1
