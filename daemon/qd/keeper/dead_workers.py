@@ -92,14 +92,16 @@ class DeadWorkers:
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
+    def _owned(self, queue: str, owner: str) -> Reserved | None:
+        member = self.queue.owned(queue, owner)
+        return None if member is None else reserved_of(queue, member, marks_of(owner))
+
     def _move(self, queue: str, slot: Slot) -> None:
         owner = f"{self.context.token}/{slot.number}"
-        member = self.queue.owned(queue, owner)
-        if member is None:
+        if (job := self._owned(queue, owner)) is None:
             return
-        job = reserved_of(queue, member, marks_of(owner))
         if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
-            self.lanes.settle_lanes(queue, [LaneAnswer(owner, member)])  # finished, and not acked
+            self.lanes.settle_lanes(queue, [LaneAnswer(owner, job.member)])  # finished, and not acked
         else:
             self._answer(job, slot, JobWords.of(slot), owner)
 
@@ -114,9 +116,8 @@ class DeadWorkers:
         if verdict in ENDED:
             effects += self._left(member, mark)
         moved = self.queue.give_back(queue, owner, member, back, effects)
-        if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
-            # a late checkpoint has changed the text of the same job
-            return self._answer(reserved_of(queue, now_held, marks_of(owner)), slot, words, owner)
+        if not moved and (held := self._owned(queue, owner)) is not None and held.member != member:
+            return self._answer(held, slot, words, owner)  # a late checkpoint has changed the text of the same job
         event, reason = "job.requeued" if moved else "job.lease_lost", verdict.words.requeued_for
         self.log.warning(event, queue=queue, **named(member), reason=reason, delay=back.delay or None)
 
@@ -215,14 +216,11 @@ class DeadWorkers:
 
     def _move_late(self, queue: str, number: int, generation: int) -> None:
         owner = f"{self.context.token}/{number}"
-        member = self.queue.owned(queue, owner)
-        if member is None:
-            return
-        mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
-        if not mark or split_mark(mark).generation > generation:
+        job = self._owned(queue, owner)
+        if job is None or not job.mark or split_mark(job.mark).generation > generation:
             return  # reserved by its successor
-        if self.queue.give_back(queue, owner, member, Released(member)):
-            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
+        if self.queue.give_back(queue, owner, job.member, Released(job.member)):
+            self.log.warning("job.requeued", queue=queue, **named(job.member), reason="crash", late=True)
 
     def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
         def acts(queue: str) -> None:

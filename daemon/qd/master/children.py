@@ -215,10 +215,13 @@ class Children:
         return lost
 
     def forget(self, worker: Worker) -> None:
+        self._remove(worker)
+        worker.slot.clear()
+
+    def _remove(self, worker: Worker) -> None:
         if worker.stack_fd is not None:
             os.close(worker.stack_fd)
         del self.workers[worker.slot.number]
-        worker.slot.clear()
 
     def kill(self, worker: Worker, verdict: Verdict) -> None:
         """The only way to kill a worker. Its job is settled after the process has ended."""
@@ -235,9 +238,10 @@ class Children:
             return None
         slot, at = worker.slot, now()
         lanes = self.board.started(slot)
-        if worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+        crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT
+        if worker.verdict is None and crashed:
             worker.verdict = worker.due
-        if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+        if lanes and worker.verdict is None and crashed:
             slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker, STACK)) else 0
         blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
         if blamed is not None:
@@ -247,23 +251,12 @@ class Children:
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
-        death = Death(
-            worker,
-            status,
-            verdict,
-            slot.job if began else "",
-            slot.queue if began or worker.role is Role.SCHEDULER else "",
-            took,
-            slot[W.JOBS],
-            slot[W.HANDED_BACK],
-            peak,
-            self.stack(worker, blamed),
-            self.oom.killed(status) if worker.verdict is None else False,
-            len(lanes) or int(bool(began)),
-        )
-        del self.workers[slot.number]
-        if worker.stack_fd is not None:
-            os.close(worker.stack_fd)
+        job, queue = slot.job if began else "", slot.queue if began or worker.role is Role.SCHEDULER else ""
+        stack, running = self.stack(worker, blamed), len(lanes) or int(bool(began))
+        oom = self.oom.killed(status) if worker.verdict is None else False
+        done, handed_back = slot[W.JOBS], slot[W.HANDED_BACK]
+        death = Death(worker, status, verdict, job, queue, took, done, handed_back, peak, stack, oom, running)
+        self._remove(worker)
         if verdict is None:
             slot.clear()
         else:
