@@ -87,7 +87,7 @@ class BaseWorker:
         self.between = between
         self.paused = assignment.paused
         self.stop_requested = self.descriptors_lost = False
-        self.once_over = False  # --once has ended without a job
+        self._once_until, self.once_over = 0.0, False  # --once has ended without a job
         self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
@@ -263,13 +263,12 @@ class Worker(BaseWorker):
         try:
             while (reason := self._reason_to_stop()) is None:
                 if not self._may_look():
-                    self._idle_once() if self.work.once and self.shut_queues.holds else self._idle()
+                    if not (self.shut_queues.holds and self._once_is_over()):
+                        self._idle()
                 elif (job := self._take()) is not None:
                     self._do(job)
-                elif not self.work.once or self.jobs:
+                elif not self._once_is_over():
                     self._wait()
-                else:
-                    self._wait_once()
             self.settlement.flush()
             self._note_leaving(reason)
             if self.ahead is not None:
@@ -280,21 +279,21 @@ class Worker(BaseWorker):
         finally:
             self._close()
 
-    def _idle(self, longest: float = IDLE) -> None:
+    def _once_is_over(self) -> bool:
+        """--once waits --sleep for its job, in maintenance too: a supervisor must not restart it in a tight loop."""
+        if self.work.once and not self.jobs:
+            self._once_until = self._once_until or time.monotonic() + self.work.sleep
+            self.once_over = time.monotonic() >= self._once_until
+        return self.once_over
+
+    def _idle(self) -> None:
         """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
         self.settlement.flush()
         self.slot[W.LOOKED] = now()
         self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
         self.titles.idle(self._why_idle())
-        self.mailbox.peek(0.003 if self._booting() else min(IDLE, longest))
+        self.mailbox.peek(0.003 if self._booting() else IDLE)
         self._after_wait()
-
-    def _idle_once(self) -> None:
-        """--once in maintenance ends after --sleep without a job: a supervisor must not restart it in a tight loop."""
-        until = time.monotonic() + self.work.sleep
-        while not self.stop_requested and (left := until - time.monotonic()) > 0:
-            self._idle(left)
-        self.once_over = True
 
     # -- reserve a job
 
@@ -373,16 +372,6 @@ class Worker(BaseWorker):
             self.connection.log_broken(error)
             self.connection.pause()
         self._after_wait()
-
-    def _wait_once(self) -> None:
-        """--once waits at most --sleep for its job; a token without a job does not end the wait."""
-        until, job = time.monotonic() + self.work.sleep, None
-        while job is None and not self.stop_requested and time.monotonic() < until:
-            self._wait()
-            job = self._take()
-        if job is not None:
-            self._do(job)
-        self.once_over = True
 
 
 def note_sigterm(number: int) -> None:
