@@ -313,6 +313,5 @@ class Listeners:
 def check_event(event: object) -> None:
     """Raises DeclarationError."""
     if not (isinstance(event, type) and issubclass(event, Event)):
-        raise DeclarationError(
-            f"{event!r} is not an event (one of those in qd.events, or a class derived from qd.events.Event)"
-        )
+        known = "one of those in qd.events, or a class derived from qd.events.Event"
+        raise DeclarationError(f"{event!r} is not an event ({known})")

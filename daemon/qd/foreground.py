@@ -28,7 +28,7 @@ from qd.process.exit_codes import Exit, StopReason, describe_status, of_program
 from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
 from qd.worker import boot, queues, template
 from qd.worker.timeout import Alarm
-from qd.worker.worker import IDLE, Worker, note_sigterm
+from qd.worker.worker import Worker, note_sigterm
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -156,9 +156,9 @@ class ForegroundWorker(Worker):
         if not self._leave_when_empty():
             super()._wait()
 
-    def _idle(self, longest: float = IDLE) -> None:
+    def _idle(self) -> None:
         """In maintenance mode no job may be reserved, so the queues count as empty."""
-        super()._idle(longest)
+        super()._idle()
         if self.shut_queues.holds and not self.paused:
             self._leave_when_empty()
 

@@ -217,9 +217,8 @@ class WithoutOverlapping(Limited):
         expires: Duration | None = None, shared: bool = False,
     ) -> None:  # fmt: skip
         if shared and key is None:
-            raise DeclarationError(
-                'WithoutOverlapping: shared=True needs a key: WithoutOverlapping("crm", shared=True)'
-            )
+            way = 'WithoutOverlapping("crm", shared=True)'
+            raise DeclarationError(f"WithoutOverlapping: shared=True needs a key: {way}")
         super().__init__(Key("WithoutOverlapping", key), 1, release_after, expires, drop)
         self._shared = shared
 

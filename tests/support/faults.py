@@ -48,7 +48,7 @@ from qd.drivers.types import LaneTurn
 from qd.process import proc
 from qd.worker.attempt import Attempts
 from qd.worker.lanes import LaneRun
-from qd.worker.worker import Worker
+from qd.worker.worker import BaseWorker, Worker
 from tests.support.processes import Procs
 from tests.support.project import SOURCE, Project
 from tests.support.waiting import eventually
@@ -84,7 +84,7 @@ class Failpoint:
         self._around(RedisQueue, "turn", self._turn)
         self._around(RedisQueue, "turn_lanes", self._turn_lanes)
         self._around(RedisConnection, "send", self._send)
-        self._around(Worker, "_begin", partial(self._behind, "noted"))
+        self._around(BaseWorker, "_begin", partial(self._behind, "noted"))
         self._around(LaneRun, "take", partial(self._behind, "noted"))
         self._around(Attempts, "_fire", partial(self._before, "fire"))
         self._around(Attempts, "perform", partial(self._behind, "fired"))

@@ -271,7 +271,7 @@ class Dispatcher:
             declared=plan.declared,
             data=data,
             backing=self._backing,
-            tags=plan.options.tags or (),
+            _tags=plan.options.tags or (),
             local=local,
         )
 

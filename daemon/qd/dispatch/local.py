@@ -276,7 +276,7 @@ class SentJob:
             declared=self.declared,
             data=payload.data,
             backing=self.backing,
-            report_progress=self.report_progress,
+            _report_progress=self.report_progress,
         )
 
 

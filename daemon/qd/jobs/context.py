@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -62,6 +62,7 @@ class LocalRun(Protocol):
     def within(self, seconds: float) -> AbstractContextManager[None]: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RunningJob:
     """One attempt of a job.
 
@@ -82,70 +83,35 @@ class RunningJob:
         local: Takes the place of a connection in run(); None: the job has a connection.
     """
 
-    __slots__ = (
-        "_fields",
-        "_report_progress",
-        "_save",
-        "_saved",
-        "_tags",
-        "attempt",
-        "backing",
-        "connection",
-        "data",
-        "declared",
-        "ended_by",
-        "id",
-        "interrupted",
-        "local",
-        "mark",
-        "name",
-        "outcome",
-        "payload",
-        "queue",
-        "relations",
-        "skipped",
-        "stopping",
-        "timeout",
-        "unfreed",
-        "uuid",
-    )
+    id: str
+    name: str
+    queue: str
+    attempt: int
+    _saved: bytes | None = None  # JSON text of the last checkpoint
+    _save: Callable[[bytes], None] | None = None  # stores the next one with the job
+    _: KW_ONLY
+    connection: str = ""
+    payload: bytes = b""
+    uuid: str = ""
+    mark: str = ""
+    timeout: float = 0.0
+    relations: Relations | None = None
+    declared: Declared | None = None
+    data: bytes | Raw = b"{}"  # its arguments as JSON
+    backing: Backing | None = None
+    local: LocalRun | None = None
+    interrupted: bool = False
+    stopping: bool = False
+    skipped: bool = False
+    ended_by: EndJob | None = None
+    unfreed: int = 0
+    outcome: Release | Fail | None = None
+    _report_progress: Callable[[float], None] | None = None  # records a percentage; None: nothing records it
+    _tags: tuple[str, ...] = ()  # of a job without a payload
+    _fields: Any = ABSENT  # its arguments, once they are converted
 
-    def __init__(
-        self,
-        id: str,
-        name: str,
-        queue: str,
-        attempt: int,
-        saved: bytes | None = None,
-        save: Callable[[bytes], None] | None = None,
-        *,
-        connection: str = "",
-        payload: bytes = b"",
-        uuid: str = "",
-        mark: str = "",
-        timeout: float = 0.0,
-        relations: Relations | None = None,
-        declared: Declared | None = None,
-        data: bytes | Raw = b"{}",
-        backing: Backing | None = None,
-        report_progress: Callable[[float], None] | None = None,
-        tags: tuple[str, ...] = (),
-        local: LocalRun | None = None,
-        interrupted: bool = False,
-    ) -> None:
-        """saved: JSON text of the last checkpoint. save: stores the next one with the job. data: its arguments as JSON.
-        report_progress: records a percentage; None: nothing records it. tags: of a job without a payload."""
-        self._saved, self._save, self._report_progress = saved, save, report_progress
-        self.connection, self.payload, self.relations, self.backing = connection, payload, relations, backing
-        self.uuid, self.mark, self.timeout = uuid or id, mark, timeout
-        self.declared, self.data, self.local, self._tags = declared, data, local, tags
-        self._fields: Any = ABSENT  # its arguments, once they are converted
-        self.id, self.name, self.queue, self.attempt = id, name, queue, attempt
-        self.stopping = self.skipped = False
-        self.interrupted = interrupted
-        self.ended_by: EndJob | None = None
-        self.unfreed = 0
-        self.outcome: Release | Fail | None = None
+    def __post_init__(self) -> None:
+        self.uuid = self.uuid or self.id
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -235,9 +201,7 @@ class RunningJob:
 
 _of_process: RunningJob | None = None  # the worker's only current job, seen by every thread the job starts
 _running: dict[int, RunningJob] = {}  # every current job of the worker, by its id()
-_of_task: ContextVar[RunningJob | None] = ContextVar(
-    "qd_job_run_here", default=None
-)  # of run(): one per thread or task
+_of_task = ContextVar[RunningJob | None]("qd_job_run_here", default=None)  # of run(): one per thread or task
 
 
 def enter(job: RunningJob) -> None:

@@ -69,8 +69,9 @@ def declared_function(target: Any, name: str, options: JobOptions, where: str, k
 def declared_class(target: type[Any], name: str, options: JobOptions, where: str, known: Known) -> Declared:
     if options.raw:
         refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
-    hook = target.failed is not Job.failed
-    return DeclaredClass(name, target, signature_of_fields(target, known), options, where, has_failed_hook=hook)
+    declared = DeclaredClass(name, target, signature_of_fields(target, known), options, where)
+    declared.has_failed_hook = target.failed is not Job.failed
+    return declared
 
 
 NAME_IT = 'name it, as in @app.job("shop.mail")'

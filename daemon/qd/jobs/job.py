@@ -204,8 +204,6 @@ def plan_of(job: object) -> Plan | None:
 
 def same(value: object, default: object) -> bool:
     """Whether the field has its default value. It is then left out of the payload, and the worker's default applies."""
-    return (
-        default is not MISSING
-        and default is not ABSENT
-        and (value is default or (type(value) is type(default) and value == default))
-    )
+    if default is MISSING or default is ABSENT:
+        return False
+    return value is default or (type(value) is type(default) and value == default)

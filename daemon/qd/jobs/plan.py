@@ -101,9 +101,8 @@ def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, P
     """display_name and unique, to be filled in from the arguments. Raises DeclarationError."""
     texts = (("display_name", options.display_name), ("unique", options.unique))
     if options.unique_for == 0:
-        raise DeclarationError(
-            f"option unique_for of {declared.signature.title}: a lock held for 0 seconds has no effect; give more"
-        )
+        fact = "a lock held for 0 seconds has no effect; give more"
+        raise DeclarationError(f"option unique_for of {declared.signature.title}: {fact}")
     display, unique = [None if text is None else Pattern(name, text, declared.signature) for name, text in texts]
     return display, unique
 

@@ -55,19 +55,11 @@ class Declared:
 class DeclaredClass(Declared):
     """A class job: its fields are the arguments, `handle` does the work, `failed` is called after a permanent failure."""
 
-    def __init__(
-        self,
-        name: str,
-        target: type[Any],
-        signature: Signature,
-        options: JobOptions,
-        where: str,
-        *,
-        has_failed_hook: bool,
-    ) -> None:
-        super().__init__(name, target, signature, options, where)
+    has_failed_hook = False  # whether the class defines failed()
+
+    def __init__(self, name: str, target: type[Any], *rest: Any) -> None:
+        super().__init__(name, target, *rest)
         self.is_async = inspect.iscoroutinefunction(target.handle)
-        self._has_failed_hook = has_failed_hook
 
     def call(self, fields: Any) -> Callable[[], object]:
         extras = self.signature.extras
@@ -79,7 +71,7 @@ class DeclaredClass(Declared):
 
         Does nothing if the data does not convert, which may be the failure itself.
         """
-        if not self._has_failed_hook:
+        if not self.has_failed_hook:
             return
         try:
             fields, extras = self.signature.decode(data), self.signature.extras
@@ -127,9 +119,8 @@ class Registry:
             declared.signature.check()
         other = self._declared.setdefault(declared.name, declared)
         if other is not declared:
-            raise DeclarationError(
-                f"two jobs are called '{declared.name}': at {other.where} and at {declared.where}; rename one"
-            )
+            places = f"at {other.where} and at {declared.where}"
+            raise DeclarationError(f"two jobs are called '{declared.name}': {places}; rename one")
 
     def get(self, name: str) -> Declared | None:
         return self._declared.get(name)

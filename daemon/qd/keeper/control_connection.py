@@ -99,9 +99,8 @@ class ControlConnection:
         self._away_since = time.monotonic()
         effect = "restart and maintenance stay as they were last read; jobs continue"
         if self.jobs.driver in BORROWERS:
-            effect = (
-                f"no job of connection '{self.jobs.name}' ({self.jobs.driver}) is taken: its leases are stored here"
-            )
+            jobs = f"connection '{self.jobs.name}' ({self.jobs.driver})"
+            effect = f"no job of {jobs} is taken: its leases are stored here"
         self.log.warning(f"{self.driver}.away", connection=self.name, error=str(error), effect=effect)
 
     def _back(self) -> None:

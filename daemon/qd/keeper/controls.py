@@ -86,9 +86,6 @@ class LaravelKeys:
             space.call("PEXPIRE", name, MIRROR)
 
 
-OURS = 5.0  # seconds after a stamp without a value within which a change of Laravel's key counts as written with it
-
-
 class Restarts:
     """Times are of the clock of the server that has the stamp."""
 
@@ -98,8 +95,6 @@ class Restarts:
         self._import = 0  # H.FORKED_AT of that import
         self._reported: Restart | None = None
         self._laravel_asks = False
-        # The stamp of a former release that one change of Laravel's key was attributed to.
-        self._matched: Restart | None = None
 
     def look(self) -> None:
         """Check Laravel's key, before the stamp is read: `qd restart` writes the stamp first, so if its value is in the
@@ -113,8 +108,6 @@ class Restarts:
         imported = self.context.board.header(H.FORKED_AT)
         if self._import != imported:
             self._import, self.forked = imported, server_now - (now() - imported) / 1e9
-        if first:
-            self._matched = stamp  # its change of the key came right after it, before this beat
         if stamp is not None and stamp != self._reported:
             self._reported = stamp
             if first and stamp.at > server_now:
@@ -125,17 +118,9 @@ class Restarts:
                 self.context.sender.send(channels.Restart(rolling=stamp.rolling, at=at))
         if self._laravel_asks:
             self._laravel_asks = False
-            if stamp is None or not self._wrote(stamp, server_now):
+            # The `qd restart` that wrote the stamp may also have written the value of Laravel's key: the stamp suffices.
+            if stamp is None or self.laravel is None or self.laravel.restart != b"%d" % stamp.laravel:
                 self.context.sender.send(channels.Restart(rolling=False))
-
-    def _wrote(self, stamp: Restart, server_now: float) -> bool:
-        """Whether the `qd restart` that wrote this stamp also wrote the value of Laravel's key. Then the stamp suffices."""
-        if stamp.laravel is not None:
-            return self.laravel is not None and self.laravel.restart == b"%d" % stamp.laravel
-        if stamp == self._matched or abs(server_now - stamp.at) > OURS:
-            return False
-        self._matched = stamp
-        return True
 
 
 class Maintenance:

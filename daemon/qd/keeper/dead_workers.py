@@ -4,8 +4,8 @@
     finished          acked
     not started       to the head of its queue, with nothing counted
     ran ahead         of prefetched jobs only one ran at a time: as a job alone
-    ran with others   the one to blame by the verdict; without one all are suspects, which crash nobody else's worker next
-                      time; the others go back to the head
+    ran with others   the one to blame by the verdict; without one all are suspects, which run alone next time; the
+                      others go back to the head
 
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
@@ -34,7 +34,7 @@ from qd.keeper.servers import each_of
 from qd.log import Log, cut
 from qd.master.code import ChildContext
 from qd.payload.format import read
-from qd.payload.reservation import Ending, answered, split_mark, taken_alone, unstarted
+from qd.payload.reservation import Ending, answered, marks_of, split_mark, taken_alone, unstarted
 from qd.process import SLOTS, leftovers, proc
 from qd.process.channels import Order
 from qd.process.exit_codes import ending, signal_name
@@ -50,13 +50,7 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 
 
 class DeadWorkers:
-    def __init__(
-        self,
-        queue: KeeperConnector,
-        queues: tuple[str, ...],
-        context: ChildContext,
-        log: Log,
-    ) -> None:
+    def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
         self.lanes = with_lanes(queue)
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
@@ -98,14 +92,16 @@ class DeadWorkers:
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
+    def _owned(self, queue: str, owner: str) -> Reserved | None:
+        member = self.queue.owned(queue, owner)
+        return None if member is None else reserved_of(queue, member, marks_of(owner))
+
     def _move(self, queue: str, slot: Slot) -> None:
         owner = f"{self.context.token}/{slot.number}"
-        member = self.queue.owned(queue, owner)
-        if member is None:
+        if (job := self._owned(queue, owner)) is None:
             return
-        job = reserved_of(queue, member, owner.replace("/", ".") + ".")
         if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
-            self.lanes.settle_lanes(queue, [LaneAnswer(owner, member)])  # finished, and not acked
+            self.lanes.settle_lanes(queue, [LaneAnswer(owner, job.member)])  # finished, and not acked
         else:
             self._answer(job, slot, JobWords.of(slot), owner)
 
@@ -120,13 +116,10 @@ class DeadWorkers:
         if verdict in ENDED:
             effects += self._left(member, mark)
         moved = self.queue.give_back(queue, owner, member, back, effects)
-        if not moved and (now_held := self.queue.owned(queue, owner)) is not None and now_held != member:
-            # a late checkpoint has changed the text of the same job
-            return self._answer(reserved_of(queue, now_held, owner.replace("/", ".") + "."), slot, words, owner)
-        event = "job.requeued" if moved else "job.lease_lost"
-        self.log.warning(
-            event, queue=queue, **named(member), reason=verdict.words.requeued_for, delay=back.delay or None
-        )
+        if not moved and (held := self._owned(queue, owner)) is not None and held.member != member:
+            return self._answer(held, slot, words, owner)  # a late checkpoint has changed the text of the same job
+        event, reason = "job.requeued" if moved else "job.lease_lost", verdict.words.requeued_for
+        self.log.warning(event, queue=queue, **named(member), reason=reason, delay=back.delay or None)
 
     # -- workers with several jobs
 
@@ -137,10 +130,7 @@ class DeadWorkers:
         self._alive()
         fates = self._fates(slot, jobs)
         blamed = slot[W.BLAME] if any(job.turn == slot[W.BLAME] and fate is Fate.STARTED for job, fate in fates) else 0
-        answers = dict[str, list[LaneAnswer]]()
-        for job, fate in fates:
-            if (answer := self._lane_answer(slot, job, fate, blamed)) is not None:
-                answers.setdefault(job.queue, []).append(answer)
+        answers = [(job.queue, self._lane_answer(slot, job, fate, blamed)) for job, fate in fates]
         self._answer_lanes(answers, Verdict(slot[W.VERDICT]).words.requeued_for)
 
     def _fates(self, slot: Slot, jobs: Sequence[Reserved]) -> list[tuple[Reserved, Fate]]:
@@ -178,9 +168,14 @@ class DeadWorkers:
             return None
         return LaneAnswer(job.owner, job.member, back.text)
 
-    def _answer_lanes(self, answers: Mapping[str, list[LaneAnswer]], reason: str, **fields: object) -> None:
+    def _answer_lanes(self, answers: Iterable[tuple[str, LaneAnswer | None]], reason: str, **fields: object) -> None:
+        """answers: with their queues; None: there is nothing to answer."""
         assert self.lanes is not None
-        for queue, those in answers.items():
+        by_queue = dict[str, list[LaneAnswer]]()
+        for queue, answer in answers:
+            if answer is not None:
+                by_queue.setdefault(queue, []).append(answer)
+        for queue, those in by_queue.items():
             self._alive()
             moved = self.lanes.settle_lanes(queue, those)
             counts = Counter(
@@ -211,11 +206,8 @@ class DeadWorkers:
         self._for_queues(self.queues, lambda queue: self._move_late(queue, number, generation))
         if self.lanes is not None:
             jobs = jobs_of(self.lanes, self.queues, self.context.token, number, self.context.board.lanes)
-            answers = dict[str, list[LaneAnswer]]()
-            for job in jobs:
-                if split_mark(job.mark).generation <= generation:
-                    text = unstarted(job.member, job.mark)
-                    answers.setdefault(job.queue, []).append(LaneAnswer(job.owner, job.member, text))
+            late = [job for job in jobs if split_mark(job.mark).generation <= generation]
+            answers = [(job.queue, LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark))) for job in late]
             self._answer_lanes(answers, "crash", late=True)
             if over and self.context.board.slot(number)[W.GENERATION] == generation:  # else it is its successor's
                 self.lanes.forget_lanes(self.queues, [f"{self.context.token}/{number}"])
@@ -224,14 +216,11 @@ class DeadWorkers:
 
     def _move_late(self, queue: str, number: int, generation: int) -> None:
         owner = f"{self.context.token}/{number}"
-        member = self.queue.owned(queue, owner)
-        if member is None:
-            return
-        mark = reserved_of(queue, member, f"{self.context.token}.{number}.").mark
-        if not mark or split_mark(mark).generation > generation:
+        job = self._owned(queue, owner)
+        if job is None or not job.mark or split_mark(job.mark).generation > generation:
             return  # reserved by its successor
-        if self.queue.give_back(queue, owner, member, Released(member)):
-            self.log.warning("job.requeued", queue=queue, **named(member), reason="crash", late=True)
+        if self.queue.give_back(queue, owner, job.member, Released(job.member)):
+            self.log.warning("job.requeued", queue=queue, **named(job.member), reason="crash", late=True)
 
     def _for_queues(self, queues: Iterable[str], act: Callable[[str], None]) -> None:
         def acts(queue: str) -> None:
@@ -300,9 +289,10 @@ class DeadWorkers:
                 if member is not None and self.queue.give_back(queue, owner, member, Released(member)):
                     self.log.warning("job.requeued", queue=queue, **named(member), reason="its master died")
             if lanes and self.lanes is not None:
-                # Nobody knows which of them ran: their marks stay, and the next reserve takes each alone.
+                # It is unknown which of them ran: their marks stay, and the next reserve takes each alone.
                 found = self.lanes.owned_by(queue, lanes)
-                self._answer_lanes({queue: [LaneAnswer(*each, each[1]) for each in found.items()]}, "its master died")
+                answers = [(queue, LaneAnswer(owner, member, member)) for owner, member in found.items()]
+                self._answer_lanes(answers, "its master died")
 
         theirs = master.queues if master.connection == self.queue.settings.name else ()
         try:

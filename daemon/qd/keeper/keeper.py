@@ -97,9 +97,8 @@ class Keeper:
         self.dead_workers = DeadWorkers(queue, self.queues, context, log)
         lanes = with_lanes(queue)
         self.recall = Recall(lanes, self.queues, context.board, context.token) if lanes is not None else None
-        self.retention = FailedRetention(
-            queue, self.queues, settings.failed.keep if settings.failed.enabled else 0.0, log
-        )
+        keep = settings.failed.keep if settings.failed.enabled else 0.0
+        self.retention = FailedRetention(queue, self.queues, keep, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from qd.drivers.base import LaneConnector
 from qd.drivers.types import LaneAnswer, Reserved, reserved_of
 from qd.options.tables import PREFETCHED
-from qd.payload.reservation import unstarted
+from qd.payload.reservation import marks_of, unstarted
 from qd.process import SLOTS
 from qd.process.scoreboard import ALIVE, Scoreboard, Slot, W, turns_of
 
@@ -77,9 +77,6 @@ def jobs_of(
 ) -> list[Reserved]:
     """What this worker owns in its lanes 1 to `most`, by turn."""
     owners = [f"{token}/{slot + SLOTS * lane}" for lane in range(1, most + 1)]
-    found = [
-        reserved_of(queue, member, owner.replace("/", ".") + ".")
-        for queue in queues
-        for owner, member in lanes.owned_by(queue, owners).items()
-    ]
+    owned = [(queue, *each) for queue in queues for each in lanes.owned_by(queue, owners).items()]
+    found = [reserved_of(queue, member, marks_of(owner)) for queue, owner, member in owned]
     return sorted([job for job in found if job.mark], key=lambda job: job.turn)

@@ -14,7 +14,7 @@ from qd import __version__
 from qd.config.settings import Settings
 from qd.master.code import ChildContext
 from qd.process import proc
-from qd.process.scoreboard import ALIVE, H, L, Role, Slot, SlotState, W, now, turns_of
+from qd.process.scoreboard import ALIVE, H, L, Lane, Role, Slot, SlotState, W, now, turns_of
 
 RECENT = 60.0  # seconds for which a crash is reported
 LONGEST = 10  # jobs of a worker that are reported by name
@@ -113,21 +113,21 @@ class Report:
     def _worker(self, slot: Slot) -> dict[str, object]:
         """Of several jobs: the LONGEST that have been running for the longest time, and the number of all."""
         busy = slot[W.STATE] == SlotState.BUSY
-        job = {"job": slot.job, "queue": slot.queue, "since": self._since(slot[W.JOB_AT])} if busy else {}
         several = bool(slot[W.SEVERAL]) and busy
         lanes = sorted(self.board.started(slot), key=lambda lane: lane[L.JOB_AT]) if several else []
-        jobs = [
-            {"job": lane.job, "queue": lane.queue, "since": self._since(lane[L.JOB_AT])} for lane in lanes[:LONGEST]
-        ]
+        jobs = [self._job(lane, lane[L.JOB_AT]) for lane in lanes[:LONGEST]]
+        none = dict[str, object].fromkeys(("job", "queue", "since"))
         return self._child(slot) | {
-            **dict.fromkeys(("job", "queue", "since")),
-            **(jobs[0] if jobs else job),
+            **(jobs[0] if jobs else self._job(slot, slot[W.JOB_AT]) if busy else none),
             "running": len(lanes) or int(busy),
             "longest": jobs,
             "held": 0 if several else self._held(slot),
             "done": slot[W.JOBS],
             "grown": slot[W.GROWN],
         }
+
+    def _job(self, place: Slot | Lane, began: int) -> dict[str, object]:
+        return {"job": place.job, "queue": place.queue, "since": self._since(began)}
 
     def _held(self, slot: Slot) -> int:
         """Jobs that it has fetched and not started."""

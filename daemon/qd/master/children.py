@@ -140,11 +140,8 @@ class Death:
     def fell_idle(self) -> bool:
         """It died, without being killed by the master, soon after it was ready and without having had a job."""
         ended_itself = self.verdict is Verdict.CRASH and self.worker.verdict is None
-        return (
-            ended_itself
-            and not (self.job or self.jobs or self.running)
-            and time.monotonic() - self.worker.ready_at < YOUNG
-        )
+        had_job = self.job or self.jobs or self.running
+        return ended_itself and not had_job and time.monotonic() - self.worker.ready_at < YOUNG
 
     @property
     def at_boot(self) -> bool:
@@ -218,10 +215,13 @@ class Children:
         return lost
 
     def forget(self, worker: Worker) -> None:
+        self._remove(worker)
+        worker.slot.clear()
+
+    def _remove(self, worker: Worker) -> None:
         if worker.stack_fd is not None:
             os.close(worker.stack_fd)
         del self.workers[worker.slot.number]
-        worker.slot.clear()
 
     def kill(self, worker: Worker, verdict: Verdict) -> None:
         """The only way to kill a worker. Its job is settled after the process has ended."""
@@ -238,9 +238,10 @@ class Children:
             return None
         slot, at = worker.slot, now()
         lanes = self.board.started(slot)
-        if worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+        crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT
+        if worker.verdict is None and crashed:
             worker.verdict = worker.due
-        if lanes and worker.verdict is None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in KEPT:
+        if lanes and worker.verdict is None and crashed:
             slot[W.BLAME] = slot[W.STEP] if crashed_on_loop(self._written(worker, STACK)) else 0
         blamed = next((lane for lane in lanes if lane.state[0] == slot[W.BLAME]), None)
         if blamed is not None:
@@ -250,23 +251,12 @@ class Children:
         code = os.waitstatus_to_exitcode(status)
         clean = slot[W.STATE] == SlotState.IDLE and code in ORDERLY
         verdict = None if clean or not worker.ready else worker.verdict or Verdict.CRASH
-        death = Death(
-            worker,
-            status,
-            verdict,
-            slot.job if began else "",
-            slot.queue if began or worker.role is Role.SCHEDULER else "",
-            took,
-            slot[W.JOBS],
-            slot[W.HANDED_BACK],
-            peak,
-            self.stack(worker, blamed),
-            self.oom.killed(status) if worker.verdict is None else False,
-            len(lanes) or int(bool(began)),
-        )
-        del self.workers[slot.number]
-        if worker.stack_fd is not None:
-            os.close(worker.stack_fd)
+        job, queue = slot.job if began else "", slot.queue if began or worker.role is Role.SCHEDULER else ""
+        stack, running = self.stack(worker, blamed), len(lanes) or int(bool(began))
+        oom = self.oom.killed(status) if worker.verdict is None else False
+        done, handed_back = slot[W.JOBS], slot[W.HANDED_BACK]
+        death = Death(worker, status, verdict, job, queue, took, done, handed_back, peak, stack, oom, running)
+        self._remove(worker)
         if verdict is None:
             slot.clear()
         else:
@@ -331,13 +321,12 @@ class Children:
             self._moved_at = None
             return False
         self._moved_at = now() if self._moved_at is None else self._moved_at
-        live = self.serving()
         if any(worker.busy for worker in self.of(Role.WORKER) if worker.draining):
             self._moved_at = None  # what it puts back was not there when the others looked
             return False
-        return bool(live) and all(
-            w.slot[W.STATE] == SlotState.WAITING and w.slot[W.LOOKED] >= self._moved_at for w in live
-        )
+        slots = [worker.slot for worker in self.serving()]
+        found_nothing = (s[W.STATE] == SlotState.WAITING and s[W.LOOKED] >= self._moved_at for s in slots)
+        return bool(slots) and all(found_nothing)
 
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)
@@ -354,7 +343,7 @@ SETTLED = 5.0  # seconds after which an idle worker is not part of a crash loop
 
 
 @dataclass(slots=True)
-class Steps:
+class Backoff:
     """A delay that doubles with each failure."""
 
     first: float
@@ -381,7 +370,8 @@ class BootBackoff:
     """boot: deaths before ready. fall: deaths of ready workers that had no job. fork: failed forks."""
 
     def __init__(self) -> None:
-        self.boot, self.fall, self.fork = Steps(FIRST), Steps(FIRST), Steps(NO_PROCESS, NO_PROCESS_LONGEST)
+        self.boot, self.fall = Backoff(FIRST), Backoff(FIRST)
+        self.fork = Backoff(NO_PROCESS, NO_PROCESS_LONGEST)
         self.ever_ready = False
         self._fell_at = 0.0
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Container
 from typing import Any
 
 from qd.log import Log
-from qd.master.children import Death
+from qd.master.children import Backoff, Death
 from qd.options.drivers import WITH_KEYSPACE
 from qd.process.channels import Order, OrderPipe
 from qd.process.exit_codes import ending
@@ -31,7 +30,7 @@ class KeeperProcess:
         self._least = SILENT  # seconds
         self._started = 0
         self._looked = self._patient_from = 0
-        self._retry_at, self._delay = 0.0, 0.0
+        self._no_fork, self._quick_death = Backoff(0.5, 5.0), Backoff(0.1, 5.0)
         self._leaving = self._replaced = False
         self.dead: dict[int, Order] = {}  # deaths of workers whose jobs must be moved, by slot
         self._unreported: set[int] = set()  # slots of deaths that this keeper has not received
@@ -66,7 +65,7 @@ class KeeperProcess:
         if self._leaving or self.settings is None:
             return
         if not self.pid:
-            if time.monotonic() >= self._retry_at:
+            if not (self._no_fork.waits or self._quick_death.waits):
                 self._start(fork)
                 self._report()
         elif min(self.silent_for, (at - self._patient_from) / 1e9) > self._patience():
@@ -93,10 +92,9 @@ class KeeperProcess:
         self._unreported = set(self.dead)  # a new keeper has received none
         try:
             self.pid = fork(orders, self.settings, self.also)
+            self._no_fork.clear()
         except OSError as error:
-            self._delay = min(5.0, max(0.5, self._delay * 2))
-            self._retry_at = time.monotonic() + self._delay
-            self.log.error("keeper.fork_failed", error=str(error), retry_in=self._delay)
+            self.log.error("keeper.fork_failed", error=str(error), retry_in=self._no_fork.step())
         orders.child_end.close()
 
     def died(self, status: int, *, expected: bool, oom: bool | None = False) -> None:
@@ -109,9 +107,10 @@ class KeeperProcess:
             return
         self.board.count(H.KEEPER_DEATHS)
         quick = (now() - self._started) / 1e9 < 1.0
-        self._delay = min(5.0, max(0.1, self._delay * 2)) if quick else 0.0
-        self._retry_at = time.monotonic() + self._delay
-        self.log.error("keeper.died", how=ending(status, oom=oom), retry_in=self._delay or None)
+        if not quick:
+            self._quick_death.clear()
+        delay = self._quick_death.step() if quick else None
+        self.log.error("keeper.died", how=ending(status, oom=oom), retry_in=delay)
 
     def report_death(self, death: Death) -> None:
         """Report a death with the stack, for which shared memory has no room. The other facts are in the slot."""

@@ -1,11 +1,11 @@
 """Watches workers that run several jobs: jobs that do not end, and jobs that block the event loop.
 
-    over its deadline (or cancelled) by 0.4 s -> the worker drains, another starts beside it -> its other jobs have ended, or
+    over its deadline (or cancelled) by 0.4 s -> the worker drains, a new one starts -> its other jobs have ended, or
                                                  25 s are over -> killed; this job has timed out, the others go back
     one step of a task for 1 s                -> loop.blocked, with the stack
-    that for 10 s, or its job is 0.4 s over its deadline -> killed at once: no other task can go on
+    that for 10 s, or its job is 0.4 s over its deadline -> killed at once: no other task can run
 
-While a step blocks the loop, its time is not counted against the other jobs. W.BLAME tells the keeper which job it was.
+While a step blocks the loop, its time is not counted against the other jobs. The keeper reads in W.BLAME which job it was.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LaneWatch:
         worker.due, worker.slot[W.BLAME] = None, 0
         running, late = self._late(worker, blocked, turn)
         for job in late:
-            if job.turn == turn:  # nothing else can go on
+            if job.turn == turn:  # no other task can run
                 if blocked >= STACK and self._stack(worker):
                     self._kill(worker, job)
                 return

@@ -44,10 +44,7 @@ SIGNALS = (*MERGED, *STOPS, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, sig
 
 def merged(numbers: list[int]) -> list[int]:
     """Handle several MERGED signals of one kind as one, or a burst would keep the master from its children."""
-    return [
-        *{number for number in numbers if number in MERGED},
-        *(number for number in numbers if number not in MERGED),
-    ]
+    return [*MERGED.intersection(numbers), *(number for number in numbers if number not in MERGED)]
 
 
 class Master:

@@ -91,10 +91,8 @@ class Reaper:
             begin(state, "once", Exit.OK)
         elif state.plan.work.no_respawn:
             crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
-            leaves_with = Exit.BUG if crashed else Exit(of_program(death.exit_code))
-            begin(
-                state, f"no respawn: a {death.worker.role.word} left with {describe_status(death.status)}", leaves_with
-            )
+            how = f"a {death.worker.role.word} left with {describe_status(death.status)}"
+            begin(state, f"no respawn: {how}", Exit.BUG if crashed else Exit(of_program(death.exit_code)))
         if death.jobs:
             boots.worked(death.worker)  # it may have come and gone between two turns
         if state.stopping is None and death.fell_idle:

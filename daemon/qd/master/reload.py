@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from qd.errors import ConfigError
-from qd.master.children import NO_PROCESS, NO_PROCESS_LONGEST, Steps
+from qd.master.children import NO_PROCESS, NO_PROCESS_LONGEST, Backoff
 from qd.master.code import PATIENCE, AppImport, MasterPlan, by_name, enter
 from qd.master.keeper_process import place_of
 from qd.master.own_code import OwnCode
@@ -37,8 +37,8 @@ class Reload:
         roots = (os.path.dirname(os.path.dirname(program)), self._folder)
         self.own = OwnCode(os.path.dirname(os.path.dirname(__file__)), roots)
         self._first: MasterPlan | None = None  # the first import, as long as the fork for it fails
-        self._no_process = Steps(NO_PROCESS, NO_PROCESS_LONGEST)
-        self._revive = Steps(*REVIVE)
+        self._no_process = Backoff(NO_PROCESS, NO_PROCESS_LONGEST)
+        self._revive = Backoff(*REVIVE)
 
     def request(self, why: str) -> None:
         """Read the configuration again and begin to replace the code. A bad configuration, or another qd on disk, changes

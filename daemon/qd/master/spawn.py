@@ -43,9 +43,8 @@ class Forker:
 
     def fresh(self, code: AppImport, assignment: Assignment) -> int:
         """Fork a worker or scheduler that imports the app itself. Returns its pid. Raises OSError."""
-        return fork(
-            self._cleaned(lambda: code.plan.fresh(self._context(assignment.role.word, code.number), assignment))
-        )
+        role = assignment.role.word
+        return fork(self._cleaned(lambda: code.plan.fresh(self._context(role, code.number), assignment)))
 
     def keeper(self, plan: MasterPlan, orders: OrderPipe, settings: str, also: tuple[str, ...]) -> int:
         """`also`: queues of earlier settings. Returns its pid. Raises OSError."""

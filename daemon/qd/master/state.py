@@ -103,10 +103,8 @@ class State:
     def wants(self) -> dict[Role, int]:
         """How many children of each role must serve."""
         code = self.codes.serving
-        return {
-            Role.WORKER: self.wanted,
-            Role.SCHEDULER: self.plan.schedulers(code.entries) if code is not None else 0,
-        }
+        schedulers = self.plan.schedulers(code.entries) if code is not None else 0
+        return {Role.WORKER: self.wanted, Role.SCHEDULER: schedulers}
 
     @property
     def busy(self) -> int:

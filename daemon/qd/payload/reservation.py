@@ -106,6 +106,11 @@ class Mark(NamedTuple):
         return f"{self.token}.{self.slot}.{self.turn}"
 
 
+def marks_of(owner: str) -> str:
+    """The beginning of all marks of this owner, "TOKEN.SEAT."."""
+    return owner.replace("/", ".") + "."
+
+
 def split_mark(mark: str) -> Mark:
     """The parts of a mark, "TOKEN.SEAT.TURN.N". Raises ValueError if `mark` is not one."""
     parts = mark.split(".")

@@ -174,12 +174,9 @@ def _quotas(top: Path, path: str) -> list[float]:
 
 
 def _quota_in(group: Path) -> float | None:
-    words = _text(group / "cpu.max").split() or [
-        *_text(group / "cpu.cfs_quota_us").split(),
-        *_text(group / "cpu.cfs_period_us").split(),
-    ]
+    v2, v1 = _text(group / "cpu.max"), [_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     try:
-        quota, period = (int(word) for word in words)
+        quota, period = (int(word) for word in v2.split() or " ".join(v1).split())
     except ValueError:  # "max 100000", or no such file
         return None
     return quota / period if quota > 0 and period > 0 else None

@@ -295,7 +295,28 @@ class Scoreboard:
         return iter([Slot(self, number) for number, state in enumerate(states) if state != SlotState.FREE])
 
 
-class Slot:
+class Described:
+    """The text fields of a slot or lane."""
+
+    def __init__(self, board: Scoreboard, at: int) -> None:
+        """at: the byte at which they begin."""
+        self._name, self._queue = board._bytes[at : at + NAME], board._bytes[at + NAME : at + NAME + QUEUE]
+
+    def describe(self, name: bytes, queue: bytes) -> None:
+        """Set the current job and its queue, cut to the size of the fields."""
+        self._name[:] = name[:NAME].ljust(NAME, b"\0")
+        self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
+
+    @property
+    def job(self) -> str:
+        return bytes(self._name).rstrip(b"\0").decode("utf-8", "replace")
+
+    @property
+    def queue(self) -> str:
+        return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
+
+
+class Slot(Described):
     """The slot of one child: `slot[W.STATE]`, `slot[W.STATE] = SlotState.BUSY`.
 
     words: the same without a call, for the worker's loop. Look it up each time: `detach` replaces it.
@@ -305,9 +326,7 @@ class Slot:
         self.number = number
         first = (number + 1) * SLOT_BYTES // 8
         self.words = board.words[first : first + WORDS]
-        text = (number + 1) * SLOT_BYTES + WORDS * 8
-        self._name = board._bytes[text : text + NAME]
-        self._queue = board._bytes[text + NAME : text + NAME + QUEUE]
+        super().__init__(board, (number + 1) * SLOT_BYTES + WORDS * 8)
 
     def __getitem__(self, word: int) -> int:
         return self.words[word]
@@ -327,21 +346,8 @@ class Slot:
                 self[word] = 0
         self.describe(b"", b"")
 
-    def describe(self, name: bytes, queue: bytes) -> None:
-        """Set the current job and its queue, cut to the size of the fields."""
-        self._name[:] = name[:NAME].ljust(NAME, b"\0")
-        self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
 
-    @property
-    def job(self) -> str:
-        return bytes(self._name).rstrip(b"\0").decode("utf-8", "replace")
-
-    @property
-    def queue(self) -> str:
-        return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
-
-
-class Lane:
+class Lane(Described):
     """One lane of a slot: `lane[L.DEADLINE]`."""
 
     def __init__(self, board: Scoreboard, slot: int, number: int) -> None:
@@ -349,8 +355,7 @@ class Lane:
         self.seat = slot + SLOTS * number
         start = (SLOTS + 1) * SLOT_BYTES + (slot * board.lanes + number - 1) * LANE_BYTES
         self._words, self._first = board.words, start // 8
-        text = start + LANE_WORDS * 8
-        self._name, self._queue = board._bytes[text : text + NAME], board._bytes[text + NAME : text + NAME + QUEUE]
+        super().__init__(board, start + LANE_WORDS * 8)
 
     def __getitem__(self, word: int) -> int:
         return self._words[self._first + word]
@@ -366,18 +371,6 @@ class Lane:
 
     def set(self, turn: int, state: LaneState) -> None:
         self._words[self._first] = turn << 2 | state
-
-    def describe(self, name: bytes, queue: bytes) -> None:
-        self._name[:] = name[:NAME].ljust(NAME, b"\0")
-        self._queue[:] = queue[:QUEUE].ljust(QUEUE, b"\0")
-
-    @property
-    def job(self) -> str:
-        return bytes(self._name).rstrip(b"\0").decode("utf-8", "replace")
-
-    @property
-    def queue(self) -> str:
-        return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
 
 
 now = time.monotonic_ns

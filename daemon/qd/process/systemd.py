@@ -28,23 +28,18 @@ class Notifier:
         self.watchdog_interval: float | None = _watchdog_interval(environ)
         """Seconds between two calls of `watchdog()`: half of what systemd allows. None: systemd does not watch."""
 
-    @property
-    def wanted(self) -> bool:
-        """Whether systemd listens."""
-        return self._address is not None
-
     def ready(self, status: str = "") -> bool:
         """The first round of workers has booted, or a reload has ended."""
         return self._send({"READY": "1", **_status(status)})
 
-    def reloading(self, status: str = "") -> bool:
+    def reloading(self) -> bool:
         """A reload began; `ready()` ends it."""
         # Type=notify-reload (systemd 253) requires the moment; older versions ignore it.
         moment = str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
-        return self._send({"RELOADING": "1", "MONOTONIC_USEC": moment, **_status(status)})
+        return self._send({"RELOADING": "1", "MONOTONIC_USEC": moment})
 
-    def stopping(self, status: str = "") -> bool:
-        return self._send({"STOPPING": "1", **_status(status)})
+    def stopping(self) -> bool:
+        return self._send({"STOPPING": "1"})
 
     def status(self, text: str) -> bool:
         """One line for `systemctl status`."""

@@ -20,7 +20,7 @@ from qd.drivers.keyspace import keys
 from qd.store.base import Store
 
 ROLLING = " rolling"
-LARAVEL = "_"  # before the value of Laravel's key; older releases read both as one number, since float() allows "_"
+LARAVEL = "_"  # before the value of Laravel's key
 
 # names and values of Laravel
 RESTART = "illuminate:queue:restart"
@@ -33,12 +33,12 @@ TRUE = b"b:1;"
 class Restart:
     """Masters that run code loaded before `at` (unix seconds, the store's clock) restart; rolling: worker by worker.
 
-    laravel: the value the same command writes to Laravel's restart key; 0: nothing; None: an older release wrote the stamp.
+    laravel: the value the same command writes to Laravel's restart key; 0: nothing.
     """
 
     at: float
     rolling: bool = False
-    laravel: int | None = None
+    laravel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def read_restart(raw: bytes | None) -> Restart | None:
     text = (raw or b"").decode("utf-8", "replace")
     moment, named, value = text.removesuffix(ROLLING).partition(LARAVEL)
     try:
-        at, laravel = float(moment), int(value) if named else None
+        at, laravel = float(moment), int(value) if named else 0
     except ValueError:
         return None
     return Restart(at, text.endswith(ROLLING), laravel) if 0 < at < 1e12 else None

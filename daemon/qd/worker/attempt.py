@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qd import events
 from qd.app import Qd
@@ -28,6 +28,7 @@ from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
+from qd.worker.connection import Checkpoints
 from qd.worker.outcome import (
     DONE,
     HOOK_SECONDS,
@@ -48,17 +49,21 @@ if TYPE_CHECKING:
     import asyncio
 
 
-AROUND = (
-    events.JobPopped,
-    events.JobProcessing,
-    events.JobProcessed,
-    events.JobAttempted,
-)  # those of a job that succeeds
+# Those of a job that succeeds.
+AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)
+
+
+Begin = Callable[[Payload, JobLimits], None]
 
 
 def was_interrupted(before: bytes) -> bool:
     """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
     return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
+
+
+class RunsCoroutines(Protocol):
+    def run(self, coroutine: Any, alarm: Alarm) -> object:
+        """Run it until it ends or the alarm cancels it. Tasks that the job left running are cancelled, too."""
 
 
 class Coroutines:
@@ -68,7 +73,6 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, coroutine: Any, alarm: Alarm) -> object:
-        """Run it until it ends or the alarm cancels it. Tasks that the job left running are cancelled, too."""
         import asyncio  # only a worker with async jobs loads it
 
         if self._loop is None:
@@ -101,17 +105,9 @@ class Attempts:
     """Runs attempts; holds what all jobs of this worker share."""
 
     def __init__(
-        self,
-        app: Qd,
-        work: WorkOptions,
-        alarm: Alarm,
-        coroutines: Coroutines,
-        keep: Callable[[str, bytes], None],
-        progress: Callable[[str, str, float, float], None],
+        self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: RunsCoroutines, checkpoints: Checkpoints
     ) -> None:
-        """keep: saves a checkpoint of the job that was reserved under a mark. progress: saves its progress; takes the mark,
-        the id, the seconds it is kept, and the percent."""
-        self._keep, self._progress = keep, progress
+        self._keep, self._progress = checkpoints.keep, checkpoints.progress
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.hooks = Hooks(app._listeners, alarm)
@@ -124,9 +120,7 @@ class Attempts:
         self.payload: Payload | None = None  # of the last attempt; None: it was not readable, or not trusted
         self.unfreed = False  # the last attempt may still have a place
 
-    def run(
-        self, reserved: Reserved, begin: Callable[[Payload, JobLimits], None], death: Callable[[], Death]
-    ) -> Outcome:
+    def run(self, reserved: Reserved, begin: Begin, death: Callable[[], Death]) -> Outcome:
         """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the
         attempt does not begin."""
         prepared = self.prepare(reserved, begin)
@@ -138,7 +132,7 @@ class Attempts:
         finally:
             context.leave(prepared.job)
 
-    def prepare(self, reserved: Reserved, begin: Callable[[Payload, JobLimits], None]) -> Attempt | Outcome:
+    def prepare(self, reserved: Reserved, begin: Begin) -> Attempt | Outcome:
         """The attempt, or the outcome if no code of the job can run here. Runs no user code."""
         self.payload, self.unfreed = None, False
         try:
@@ -181,16 +175,11 @@ class Attempts:
         if not declared.is_async or declared.signature.extras is not None:
             return None
         stages, qd, listeners = self._pipeline.around(declared), payload.qd, self.app._listeners
-        if (
-            not all(map(is_async, stages))
-            or any(listeners.has(event) for event in AROUND)
-            or (qd and qd.unique and qd.until == "start")
-        ):
+        if not all(map(is_async, stages)) or any(listeners.has(event) for event in AROUND):
             return None
-        if (
-            ending_of(reserved.before) not in (None, Ending.ANSWERED)
-            or before(limits, payload, time.time()) is not None
-        ):
+        if qd is not None and qd.unique and qd.until == "start":
+            return None
+        if ending_of(reserved.before) not in (None, Ending.ANSWERED) or before(limits, payload, time.time()):
             return None
         try:
             call = job.prepared(declared)
@@ -229,12 +218,7 @@ class Attempts:
         return call()
 
     def _running(
-        self,
-        payload: Payload,
-        reserved: Reserved,
-        declared: Declared | None,
-        timeout: float = 0.0,
-        attempt: int | None = None,
+        self, payload: Payload, reserved: Reserved, declared: Declared | None, timeout: float = 0.0, attempt: int = 0
     ) -> RunningJob:
         known = payload.id or payload.uuid or reserved.mark
         saved = payload.checkpoint
@@ -259,7 +243,7 @@ class Attempts:
             declared=declared,
             data=payload.data,
             backing=self.app._services,
-            report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
+            _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
             interrupted=was_interrupted(reserved.before),
         )
 

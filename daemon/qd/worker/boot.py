@@ -40,7 +40,7 @@ from qd.payload.reservation import LIFE
 from qd.process import proc, signals
 from qd.process.channels import Ready
 from qd.process.signals import TAKE_STACK
-from qd.worker.worker import Worker
+from qd.worker.worker import BaseWorker, Worker
 
 if TYPE_CHECKING:
     from qd.drivers.base import KeeperConnector
@@ -68,7 +68,7 @@ def serve(
     # Turns continue over all generations: no mark is used twice.
     queue = opened(token=context.token, slot=assignment.slot, turns=(assignment.generation - 1) * LIFE)
     lanes = with_lanes(queue)
-    worker: Worker
+    worker: BaseWorker
     if settings.work.concurrency > 1 and lanes is not None:
         from qd.worker.concurrent import ConcurrentWorker  # loads asyncio
 

@@ -3,8 +3,9 @@
 Checkpoints         job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects
                     calls from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint
                     or the answer.
-WorkerConnection    sends each answer until the server has it, and never twice. After a broken call it first queries which
-                    job the server holds for this worker:
+RetryingConnection  sends each answer until the server has it, and never twice. WorkerConnection makes turns for one job
+                    at a time, LaneConnection for several. After a broken call they first query which jobs the server
+                    holds for this worker:
 
     answer broke -> pause -> held -> still this job: answer again | not this job: the answer had arrived
     turn broke   -> held -> the previous job: not acked | another: it was reserved | none: next turn
@@ -19,12 +20,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from qd.drivers.base import Connector, with_lanes
-from qd.drivers.types import LateAnswer, Reserved, Turn, reserved_of
+from qd.drivers.base import Connector, LaneConnector, with_lanes
+from qd.drivers.types import LaneReply, LaneTurn, LateAnswer, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, Malformed, NeedsMending, NotInJob, ServerRefused
 from qd.log import Log, cut
 from qd.payload.format import read
-from qd.payload.reservation import saving
+from qd.payload.reservation import marks_of, saving
+from qd.process.scoreboard import Scoreboard, Slot
 from qd.process.shield import in_main_thread, shield
 from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
@@ -50,7 +52,7 @@ def still_held(queue: Connector, job: Reserved) -> Reserved | None:
         mine = queue.held((job.queue,))
     else:
         member = lanes.owned_by(job.queue, (job.owner,)).get(job.owner)
-        mine = None if member is None else reserved_of(job.queue, member, job.owner.replace("/", ".") + ".")
+        mine = None if member is None else reserved_of(job.queue, member, marks_of(job.owner))
     return job._replace(member=mine.member) if mine is not None and mine.mark == job.mark else None
 
 
@@ -143,15 +145,15 @@ AGAIN = 1.0  # seconds between two tries to reach the server, at most
 LEAVES = 1.0  # seconds of failed tries after which an answer is left to a keeper, if the connection supports it
 
 
-class WorkerConnection:
-    """Turns and answers of a worker.
+class RetryingConnection:
+    """Answers of a worker, which are sent until the server has them.
 
-    done: a finished job that is not acked yet; its ack goes with the next turn. rest(seconds): sleeps and handles signals.
+    finished: done, and to be acked with the next turn. rest(seconds): sleeps and handles signals.
     """
 
     def __init__(self, queue: Connector, rota: Rota, log: Log, rest: Callable[[float], None]) -> None:
         self.queue, self.rota, self.queues, self.log, self.rest = queue, rota, rota.queues, log, rest
-        self.done: Reserved | None = None
+        self.finished = list[Reserved]()
         self.unsure = False  # the effect of the last turn is unknown: query the server before the next one
         self._away_since = 0.0
         self._refused = set[str]()  # refusals that were logged
@@ -161,67 +163,28 @@ class WorkerConnection:
         """Whether the last call broke, so that it is unknown whether jobs are ready."""
         return bool(self._away_since)
 
-    def turn(self, shut: tuple[str, ...] = ()) -> Turn:
-        """Ack `done` and reserve the next job from a queue that is not shut, in one call. First call
-        `query_held` if `unsure`."""
-        turn = self.queue.turn(self.done, self.rota.order, shut)
-        if turn.reserved is not None:
-            self.rota.took(turn.reserved.queue, time.monotonic())
-        self.done, self._away_since = None, 0.0
-        return turn
-
-    def finish(self, job: Reserved) -> None:
-        """The job is done: its ack goes with the next turn."""
-        self.done = job
-
     @property
     def owes(self) -> bool:
         """Whether a finished job is not acked."""
-        return self.done is not None
+        return bool(self.finished)
 
     @property
     def settled(self) -> bool:
         """Whether this worker certainly owns no job between two jobs."""
-        return not (self.unsure or self.owes)
+        return not (self.unsure or self.finished)
+
+    def finish(self, job: Reserved) -> None:
+        """The job is done: its ack goes with the next turn."""
+        self.finished.append(job)
 
     def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
-        """Send the ack that waits for the next turn, and give back a job that a failed turn may have reserved."""
-        self.give_back_reserved(give_back)
-        if (done := self.done) is not None:
-            ack(HeldJob(done))
+        """Send the acks that wait for the next turn, and give back jobs that have not started."""
 
     def broke(self, error: Exception) -> None:
         """Note that the last turn broke."""
         self.log_broken(error)
         self._away_since = self._away_since or time.monotonic()
         self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
-        if self.done is not None and self._leaves(self.done, self.queue.ack, error, sure=not self.unsure):
-            self.done = None
-
-    def query_held(self) -> Reserved | None:
-        """A broken turn may have acked and may have reserved. Returns the job that it reserved, if any."""
-        mine = self.queue.held(self.queues)
-        self.unsure = False
-        self._log_late_answers()
-        if mine is not None and self.done is not None and mine.mark == self.done.mark:
-            return None  # neither acked nor reserved
-        self.done = None
-        return mine
-
-    def give_back_reserved(self, give_back: Callable[[Reserved], bool]) -> None:
-        """Give back a job that a broken turn may have reserved. Without a pending ack one try is enough, because the next
-        turn queries again."""
-        while self.unsure:
-            try:
-                mine = self.query_held()
-            except AWAY as error:
-                self.broke(error)
-                if self.done is None:
-                    return
-                self.pause()
-                continue
-            if mine is not None:
-                self.until_answered(HeldJob(mine), give_back)
 
     def until_answered(self, held: HeldJob, answer: Callable[[Reserved], T]) -> T | None:
         """Repeat the answer until the server has it. None: an earlier call whose reply was lost had already succeeded."""
@@ -270,15 +233,6 @@ class WorkerConnection:
         self.log.info("job.answer_left", queue=job.queue, id=id_of(job.member), reason=reason)
         return True
 
-    def _log_late_answers(self) -> None:
-        """Log answers that this worker had left and has sent itself before a keeper did."""
-        late_answers: Callable[[], Sequence[LateAnswer]] = getattr(self.queue, "late_answers", tuple)
-        for queue, member, there in late_answers():
-            if there:
-                self.log.info("job.answered_late", queue=queue, id=id_of(member))
-            else:
-                self.log.error("job.lease_lost", queue=queue, id=id_of(member))
-
     def log_broken(self, error: Exception) -> None:
         """Log refusals once: the keeper may have other permissions. Unreachable servers are logged by the keeper."""
         server = getattr(error, "server", None) or self.queue.settings.driver
@@ -294,6 +248,96 @@ class WorkerConnection:
         at = time.monotonic()
         self._away_since = self._away_since or at
         self.rest(min(AGAIN, 0.02 + (at - self._away_since)) * random.uniform(0.5, 1.0))
+
+
+class WorkerConnection(RetryingConnection):
+    """One job at a time."""
+
+    def turn(self, shut: tuple[str, ...] = ()) -> Turn:
+        """Ack the finished job and reserve the next one from a queue that is not shut, in one call. First call
+        `query_held` if `unsure`."""
+        turn = self.queue.turn(self.done, self.rota.order, shut)
+        if turn.reserved is not None:
+            self.rota.took(turn.reserved.queue, time.monotonic())
+        self.finished, self._away_since = [], 0.0
+        return turn
+
+    @property
+    def done(self) -> Reserved | None:
+        """The finished job that is not acked yet."""
+        return self.finished[0] if self.finished else None
+
+    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
+        while self.unsure:
+            try:
+                mine = self.query_held()
+            except AWAY as error:
+                self.broke(error)
+                if not self.finished:
+                    return  # the next turn queries again
+                self.pause()
+            else:
+                if mine is not None:
+                    self.until_answered(HeldJob(mine), give_back)
+        if (done := self.done) is not None:
+            self.finished = []
+            ack(HeldJob(done))
+
+    def broke(self, error: Exception) -> None:
+        super().broke(error)
+        if self.done is not None and self._leaves(self.done, self.queue.ack, error, sure=not self.unsure):
+            self.finished = []
+
+    def query_held(self) -> Reserved | None:
+        """A broken turn may have acked and may have reserved. Returns the job that it reserved, if any."""
+        mine = self.queue.held(self.queues)
+        self.unsure = False
+        self._log_late_answers()
+        if mine is not None and self.done is not None and mine.mark == self.done.mark:
+            return None  # neither acked nor reserved
+        self.finished = []
+        return mine
+
+    def _log_late_answers(self) -> None:
+        """Log answers that this worker had left and has sent itself before a keeper did."""
+        late_answers: Callable[[], Sequence[LateAnswer]] = getattr(self.queue, "late_answers", tuple)
+        for queue, member, there in late_answers():
+            if there:
+                self.log.info("job.answered_late", queue=queue, id=id_of(member))
+            else:
+                self.log.error("job.lease_lost", queue=queue, id=id_of(member))
+
+
+class LaneConnection(RetryingConnection):
+    """Several jobs at a time, each in a lane of its own."""
+
+    def __init__(
+        self, lanes: LaneConnector, rota: Rota, log: Log, rest: Callable[[float], None], board: Scoreboard, slot: Slot
+    ) -> None:
+        super().__init__(lanes, rota, log, rest)
+        self.lanes, self.board, self.slot = lanes, board, slot
+
+    def exchange(self, turn: LaneTurn) -> LaneReply:
+        """Ack what has finished and make this turn, in one call. First call `query_lanes` if `unsure`."""
+        reply = self.lanes.turn_lanes(turn._replace(done=self.finished))
+        self.finished, self._away_since = [], 0.0
+        return reply
+
+    def query_lanes(self, lanes: Sequence[int]) -> list[Reserved]:
+        """A broken turn may have acked and reserved. Returns the jobs in these lanes that have not finished."""
+        owned = self.lanes.held_lanes(self.queues, lanes)
+        self.unsure = False
+        marks = {job.mark for job in self.finished}
+        self.finished = [job for job in owned if job.mark in marks]
+        return [job for job in owned if job.mark not in marks]
+
+    def leave(self) -> None:
+        """The worker has settled everything and leaves."""
+        try:
+            if self.settled:
+                self.lanes.leave_lanes()
+        except AWAY as error:
+            self.log_broken(error)
 
 
 def id_of(member: bytes) -> str | None:

@@ -264,8 +264,8 @@ class Outcomes:
         self,
         attempt: Attempt,
         error: BaseException,
-        *,
         death: Death | None = None,
+        *,
         killed: bool = False,
         begins: bool = False,
     ) -> Failed:

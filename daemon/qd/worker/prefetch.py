@@ -20,19 +20,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qd.drivers.types import LaneReply, LaneTurn, Reserved
-from qd.errors import NOTHING_DONE
 from qd.options.tables import PREFETCHED
-from qd.process.scoreboard import Scoreboard, Slot, W, batch_of
-from qd.worker.connection import AWAY, HeldJob, WorkerConnection
+from qd.process.scoreboard import W, batch_of
+from qd.worker.connection import AWAY, HeldJob, LaneConnection
 
 if TYPE_CHECKING:
-    from qd.drivers.base import LaneConnector
-    from qd.log import Log
     from qd.process.channels import Waker
-    from qd.worker.queues import Rota
 
 SHORT = 0.005  # seconds that the jobs of a batch may take together; a longer job is not fetched ahead
 MOST = 64  # jobs of a batch
@@ -88,29 +84,14 @@ class Estimate:
         return self._fixed > 0 or self._averages.get(name_of(job.member), SHORT) < SHORT
 
 
-class LaneConnection(WorkerConnection):
-    """As WorkerConnection, for several jobs.
+class PrefetchConnection(LaneConnection):
+    """held: reserved together, to start in this order. back: not to be started any more, to put back with the next turn.
+    lost: called with finished jobs whose leases were lost."""
 
-    finished: to ack with the next turn. held: reserved together, to start in this order. back: not to be started any more,
-    to put back with the next turn. lost: called with finished jobs whose leases were lost."""
-
-    def __init__(
-        self,
-        queue: LaneConnector,
-        rota: Rota,
-        log: Log,
-        rest: Callable[[float], None],
-        *,
-        board: Scoreboard,
-        slot: Slot,
-        prefetch: int,
-        wake: Waker | None = None,
-    ) -> None:
+    def __init__(self, *base: Any, prefetch: int, wake: Waker | None = None) -> None:
         """wake: wakes the keeper."""
-        super().__init__(queue, rota, log, rest)
-        self.lanes, self.board, self.slot, self.wake = queue, board, slot, wake
-        self.estimate = Estimate(prefetch)
-        self.finished = list[Reserved]()
+        super().__init__(*base)
+        self.estimate, self.wake = Estimate(prefetch), wake
         self.held = deque[Reserved]()
         self.back = list[Reserved]()
         self.lost: Callable[[Sequence[Reserved]], None] = lambda jobs: None
@@ -120,7 +101,7 @@ class LaneConnection(WorkerConnection):
     # -- one turn
 
     def fill(self, most: int, shut: tuple[str, ...]) -> LaneReply:
-        """Answer what is to be answered and reserve up to `most` jobs. First call `query_owned` if `unsure`."""
+        """Answer what is to be answered and reserve up to `most` jobs. First call `query_held` if `unsure`."""
         asked = min(most, self.estimate.next(), PREFETCHED)
         return self._turn(LaneTurn(self.rota.order, lanes=range(1, asked + 1) if asked > 1 else ALONE, shut=shut))
 
@@ -129,9 +110,9 @@ class LaneConnection(WorkerConnection):
         self._keep_held()
         slot[W.HELD_AT] = 0
         slot[W.LANES] = max(slot[W.LANES], len(turn.lanes))
-        reply = self.lanes.turn_lanes(turn._replace(done=self.finished, back=self.back))
-        jobs, self._away_since = reply.jobs, 0.0
-        self.finished, self.back, self.held = [], [], deque(jobs)
+        reply = self.exchange(turn._replace(back=self.back))
+        jobs = reply.jobs
+        self.back, self.held = [], deque(jobs)
         slot[W.LANES] = jobs[-1].lane if jobs else 0
         if jobs:
             self.rota.took(jobs[0].queue, time.monotonic())
@@ -168,7 +149,7 @@ class LaneConnection(WorkerConnection):
 
     def finish(self, job: Reserved) -> None:
         """job: the one that was started last."""
-        self.finished.append(job)
+        super().finish(job)
         self.slot.words[W.PROOF] = self.board.proof_of(self.started)
 
     def _keep_held(self) -> None:
@@ -179,28 +160,18 @@ class LaneConnection(WorkerConnection):
     # -- broken calls, and the end
 
     @property
-    def owes(self) -> bool:
-        return bool(self.finished)
-
-    @property
     def settled(self) -> bool:
-        return not (self.unsure or self.finished or self.held or self.back)
+        return super().settled and not (self.held or self.back)
 
     def broke(self, error: Exception) -> None:
-        self.log_broken(error)
-        self._away_since = self._away_since or time.monotonic()
-        self.unsure = self.unsure or not isinstance(error, NOTHING_DONE)
+        super().broke(error)
         self._keep_held()
         if self.back:
             self.slot[W.HELD_AT] = 1  # long ago: the keeper puts them back if it reaches the server
 
-    def query_owned(self) -> None:
+    def query_held(self) -> None:
         """A broken turn may have acked, put back and reserved. What it reserved is put back by the next turn."""
-        owned = self.lanes.held_lanes(self.queues, range(1, PREFETCHED + 1))
-        self.unsure = False
-        marks = {job.mark for job in self.finished}
-        self.finished = [job for job in owned if job.mark in marks]
-        self.back = [job for job in owned if job.mark not in marks]
+        self.back = self.query_lanes(range(1, PREFETCHED + 1))
 
     def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
         """Ack what has finished and put back what has not started, in one call."""
@@ -208,7 +179,7 @@ class LaneConnection(WorkerConnection):
         while not self.settled:
             try:
                 if self.unsure:
-                    self.query_owned()
+                    self.query_held()
                 elif self.finished or self.back:
                     self.lost(self.lost_of(self._turn(LaneTurn(self.queues, shut=self.queues))))
             except AWAY as error:
@@ -216,11 +187,3 @@ class LaneConnection(WorkerConnection):
                 if not self.finished:
                     return  # the next turn tries again; if there is none, the keeper puts them back
                 self.pause()
-
-    def leave(self) -> None:
-        """The worker has settled everything and leaves."""
-        try:
-            if self.settled:
-                self.lanes.leave_lanes()
-        except AWAY as error:
-            self.log_broken(error)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
 from qd.worker.attempt import Attempts
-from qd.worker.connection import HeldJob, WorkerConnection
+from qd.worker.connection import HeldJob, RetryingConnection
 from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
 
 if TYPE_CHECKING:
@@ -87,9 +87,8 @@ def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0)
     kept = relations.result is not None
     if isinstance(outcome, Failed | Cancelled):
         place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
-        return tuple(
-            ends(payload, "failed", place, value_of_error(outcome.error, words_of(outcome.error)) if kept else b"")
-        )
+        value = value_of_error(outcome.error, words_of(outcome.error)) if kept else b""
+        return tuple(ends(payload, "failed", place, value))
     value = value_of_result(outcome.result, most) if kept else b""
     return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))
 
@@ -107,6 +106,7 @@ def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "
         return ()
 
 
+Unfinished = Back | Failed | Cancelled
 LINE = 250  # characters of an error in a log line
 LONGEST = 16_000  # characters of a stored traceback
 
@@ -118,9 +118,7 @@ class Settler:
         self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
         self._buried: tuple[dict[str, object], bytes] | None = None
 
-    def answer(
-        self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]
-    ) -> bool:
+    def answer(self, job: Reserved, outcome: Unfinished, unsaved: bytes | None, effects: Sequence[Effect]) -> bool:
         """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
         if isinstance(outcome, Back):
             return self.give_back(job, outcome, unsaved, effects)
@@ -166,7 +164,7 @@ class Settler:
             self.copier.copy(*self._buried)
             self._buried = None
 
-    def log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
+    def log_outcome(self, job: Reserved, outcome: Unfinished) -> None:
         fields, error = log_fields(job), outcome.error
         reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
         if isinstance(outcome, Back):
@@ -251,8 +249,11 @@ UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
-    def __init__(self, settler: Settler, connection: WorkerConnection, attempts: Attempts, slot: Slot) -> None:
+    """notify: calls the listeners of LeaseLost, and may be replaced."""
+
+    def __init__(self, settler: Settler, connection: RetryingConnection, attempts: Attempts, slot: Slot) -> None:
         self.settler, self.connection, self.attempts, self.slot = settler, connection, attempts, slot
+        self.notify: Callable[[Reserved], None] = self._notify
         self.most = attempts.app.settings.max_payload
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
@@ -307,7 +308,6 @@ class Settlement:
         return self.settler.give_back(job, UNTOUCHED, None)
 
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
-        self.connection.done = None
         kept = self.connection.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
         self._log_if_lost(held.job, kept)
 
@@ -320,12 +320,15 @@ class Settlement:
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
         self.settler.log.error("job.lease_lost", **log_fields(job))
-        if self.slot[W.LOST_TURN] != split_mark(job.mark).turn:
+        if self.slot[W.LOST_TURN] != job.turn:
             self.slot[W.LOST] += 1
         if not notified and self._has_listeners:
-            before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
-            self.attempts.notify_lost(job)
-            self.slot[W.STATE] = before
+            self.notify(job)
+
+    def _notify(self, job: Reserved) -> None:
+        before, self.slot[W.STATE] = self.slot[W.STATE], SlotState.BUSY  # listeners have a time limit, too
+        self.attempts.notify_lost(job)
+        self.slot[W.STATE] = before
 
     @property
     def _has_listeners(self) -> bool:

@@ -4,7 +4,7 @@
     asyncio.to_thread in a job      -> the attempt ends after that thread
 
 The master reads the two words and so finds the job that blocks the loop, also if that holds the GIL. Callbacks of call_soon
-and the like are nobody's step.
+and the like belong to no job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ owner_here: ContextVar[Owner | None] = ContextVar("qd_owner_of_tasks", default=N
 
 
 class Stepped(Coroutine[Any, Any, Any]):
-    """A coroutine that notes whose it is during each step."""
+    """A coroutine that notes its job during each step."""
 
     __slots__ = ("_coroutine", "_owner", "_steps")
 

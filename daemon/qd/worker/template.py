@@ -178,10 +178,8 @@ def user_line(error: BaseException) -> str:
 def load_app(settings: Settings) -> Qd:
     """The Qd of `app = "module:attribute"`; the folder of the configuration comes first on sys.path."""
     if not settings.app:
-        raise ConfigError(
-            'no app is named: write app = "module:attribute" into qd.toml, set QD_APP, use --app, or run `qd init`'
-            + settings.unfound
-        )
+        way = 'write app = "module:attribute" into qd.toml, set QD_APP, use --app, or run `qd init`'
+        raise ConfigError(f"no app is named: {way}{settings.unfound}")
     module_name, _, attribute = settings.app.partition(":")
     invalidate_caches()  # the master may have listed the start folder in another release
     if str(settings.root) not in sys.path:

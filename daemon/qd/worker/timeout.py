@@ -32,6 +32,12 @@ ENDS: dict[int, tuple[type[EndJob], str]] = {
 MISSING = object()
 
 
+def error_for(why: int, seconds: float) -> EndJob:
+    """What ends the job. why: a Why; any other value is a timeout. seconds: its timeout."""
+    kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
+    return kind(f"{text} of {span_text(seconds)}" if kind is JobTimeout else text)
+
+
 class Alarm:
     """raised: an EndJob was raised in this process; it must not take another job."""
 
@@ -103,10 +109,9 @@ class Alarm:
             why = 0  # meant for the previous job
         if not why and self._early():
             return
-        kind, text = ENDS.get(why) or ENDS[Why.TIMEOUT]
         if not self._inside:
             return
-        self.ended_by = kind(f"{text} of {span_text(self._seconds)}" if kind is JobTimeout else text)
+        self.ended_by = error_for(why, self._seconds)
         note_end(self.ended_by)
         if shield.depth:
             shield.overdue = self._raise

@@ -15,6 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from typing import cast
 
 from qd import events
 from qd.app import Qd
@@ -31,8 +32,8 @@ from qd.process.exit_codes import StopReason
 from qd.process.scoreboard import H, Slot, SlotState, W, now
 from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
-from qd.worker.connection import AWAY, Checkpoints, WorkerConnection
-from qd.worker.prefetch import LaneConnection
+from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
+from qd.worker.prefetch import PrefetchConnection
 from qd.worker.queues import Rota
 from qd.worker.settle import Copier, Settlement, Settler, short
 from qd.worker.status import ShutQueues, Titles, WorkerEvents
@@ -40,11 +41,14 @@ from qd.worker.timeout import Alarm
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
-BOOTING = 2_000_000_000  # ns after the start in which it checks more often: the keeper's first contact may be near
+BOOTING = 2_000_000_000  # ns after the start in which it checks more often
+DESCRIPTORS_CLOSED = "a job closed this worker's file descriptors; the worker is being replaced"
 LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
 
 
-class Worker:
+class BaseWorker:
+    """What a worker does whether it runs one job at a time or several."""
+
     def __init__(
         self,
         app: Qd,
@@ -63,35 +67,17 @@ class Worker:
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(
-            app, self.work, self.alarm, self.coroutines, self.checkpoints.keep, self.checkpoints.progress
-        )
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
-        lanes, prefetch = with_lanes(queue), self.work.prefetch  # 0: auto
-        if context.waker is None or (lanes is not None and not prefetch and not lanes.fetches_ahead):
-            prefetch = 1
-        self.connection = WorkerConnection(queue, rota, self.log, self._rest_while_away)
-        self.ahead: LaneConnection | None = None
-        if lanes is not None and prefetch != 1 and not (self.work.once or self.work.rest):
-            self.connection = self.ahead = LaneConnection(
-                lanes,
-                rota,
-                self.log,
-                self._rest_while_away,
-                board=self.board,
-                slot=self.slot,
-                prefetch=prefetch,
-                wake=context.waker,
-            )
+        self.ahead: PrefetchConnection | None = None
+        self.connection = self._connect(rota)
         self.keeps = settings.failed.enabled
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.settlement = Settlement(settler, self.connection, self.attempts, self.slot)
-        if self.ahead is not None:
-            self.ahead.lost = self.settlement.lost
         self.events = WorkerEvents(app._listeners, self._beat)
         self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
@@ -101,40 +87,17 @@ class Worker:
         self.between = between
         self.paused = assignment.paused
         self.stop_requested = self.descriptors_lost = False
-        self.once_over = False  # --once has ended without a job
+        self._once_until, self.once_over = 0.0, False  # --once has ended without a job
         self.jobs = self._began = self._opened = self._looked = 0
         self._next_due: float | None = None
         self._paused_queues: tuple[str, ...] = ()
 
-    # -- the loop
+    def _connect(self, rota: Rota) -> RetryingConnection:
+        raise NotImplementedError
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
         """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
-        self._open()
-        ready()
-        try:
-            while (reason := self._reason_to_stop()) is None:
-                if not self._may_look():
-                    self._idle_once() if self.work.once and self.shut_queues.holds else self._idle()
-                elif (job := self._take()) is not None:
-                    self._do(job)
-                elif not self.work.once or self.jobs:
-                    self._wait()
-                else:
-                    self._wait_once()
-            self.settlement.flush()
-            if reason is StopReason.RECYCLE and self.attempts.recycle is not None:
-                self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
-            memory = proc.rss_of(os.getpid()) or 0
-            self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
-            self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
-            if self.ahead is not None:
-                self.ahead.leave()
-            # IDLE means that this worker holds no job.
-            self.slot[W.STATE] = SlotState.IDLE if self.connection.settled else SlotState.LOOKING
-            return int(reason.code)
-        finally:
-            self._close()
+        raise NotImplementedError
 
     def _open(self) -> None:
         self._opened = now()
@@ -183,6 +146,13 @@ class Worker:
             self.paused = paused
             self.events.emit(events.WorkerPausing if paused else events.WorkerResuming)
 
+    def _note_leaving(self, reason: StopReason) -> None:
+        if reason is StopReason.RECYCLE and self.attempts.recycle is not None:
+            self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
+        memory = proc.rss_of(os.getpid()) or 0
+        self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
+        self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
+
     # -- check whether it may take a job
 
     def _may_look(self) -> bool:
@@ -197,82 +167,10 @@ class Worker:
             return True
         return self.events.emit(events.Looping, *self.serves, before=self.settlement.flush)
 
-    def _idle(self, longest: float = IDLE) -> None:
-        """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
-        self.settlement.flush()
-        self.slot[W.LOOKED] = now()
-        self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
-        booting = not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
-        self.titles.idle("paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle")
-        self.mailbox.peek(0.003 if booting else min(IDLE, longest))
-        self._after_wait()
-
-    def _idle_once(self) -> None:
-        """--once in maintenance ends after --sleep without a job: a supervisor must not restart it in a tight loop."""
-        until = time.monotonic() + self.work.sleep
-        while not self.stop_requested and (left := until - time.monotonic()) > 0:
-            self._idle(left)
-        self.once_over = True
-
-    # -- reserve a job
-
-    def _take(self) -> Reserved | None:
-        """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
-        if self.ahead is not None:
-            return self._take_ahead(self.ahead)
-        connection = self.connection
-        self._look()
-        try:
-            if connection.unsure and (mine := connection.query_held()) is not None:
-                return mine
-            done = connection.done
-            turn = connection.turn(self.shut_queues.shut)
-        except AWAY as error:
-            connection.broke(error)
-            return None
-        self._took(turn)
-        if turn.acked is False and done is not None:
-            return self.settlement.lost_before(done, turn.reserved)
-        return turn.reserved
-
-    def _take_ahead(self, connection: LaneConnection) -> Reserved | None:
-        """The next job that was fetched, else a turn."""
-        if (job := connection.next_held()) is not None:
-            return job
-        self._look()
-        try:
-            if connection.unsure:
-                connection.query_owned()
-            reply = connection.fill(self._most(), self.shut_queues.shut)
-        except AWAY as error:
-            connection.broke(error)
-            return None
-        self._took(reply)
-        if reply.lost:
-            self.settlement.lost(connection.lost_of(reply))
-        return connection.next_held()
-
-    def _look(self) -> None:
-        """A turn begins."""
-        self.slot.words[W.STATE], self._looked = LOOKING, now()
-        if self.hears(events.JobPopping):
-            self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
-
-    def _most(self) -> int:
-        """Jobs that a turn may fetch."""
-        if self.hears(events.Looping) or self.hears(events.JobPopping) or self.exit_conditions.near:
-            return 1
-        return self.exit_conditions.jobs_left(self.jobs)
-
     def _took(self, turn: Turn | LaneReply) -> None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
             self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
-
-    def _rest_while_away(self, seconds: float) -> None:
-        self.slot[W.STATE] = SlotState.BUSY if self.connection.owes else SlotState.IDLE
-        self.mailbox.peek(seconds)
-        self._after_wait()
 
     # -- run it
 
@@ -288,8 +186,7 @@ class Worker:
             # restored in this process.
             self.descriptors_lost = True
             self.queue.close()
-            reason = "a job closed this worker's file descriptors; the worker is being replaced"
-            self.log.warning("worker.descriptors_closed", reason=reason)
+            self.log.warning("worker.descriptors_closed", reason=DESCRIPTORS_CLOSED)
         if self.mailbox.repair() and self.board.header(H.STOP_AT):
             self.stop_requested = True  # the signal may have been lost
         self.jobs += 1
@@ -321,40 +218,21 @@ class Worker:
 
     # -- wait
 
-    def _wait(self) -> None:
-        """Wait until a token arrives, a job is due, a signal arrives, or --sleep has passed."""
-        # The last call broke: jobs may be ready whose tokens are used up, and `done` must be acked.
-        if self.connection.away:
-            self.connection.pause()
-            return
-        self.events.emit(events.WorkerIdle, *self.serves)
+    def _why_idle(self) -> str:
+        return "paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle"
+
+    def _booting(self) -> bool:
+        """Whether the keeper's first contact may be near."""
+        return not self.board.header(H.KEEPER_CONTACT) and now() - self._opened < BOOTING
+
+    def _to_wait_for(self) -> tuple[list[str], float]:
+        """The queues whose tokens end a wait, none if all are paused; and the seconds it lasts at most."""
         queues = [queue for queue in self.work.queues if queue not in self._paused_queues]
         # With --stop-when-empty the master waits until this worker finds nothing.
         often = self.between is not None or self.work.stop_when_empty
         longest = min(self.work.sleep, IDLE) if often else self.work.sleep
         seconds = longest if self._next_due is None else min(longest, self._next_due)
-        self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
-        self.titles.idle("waiting on " + ",".join(queues if self.shut_queues.shut else self.work.queues))
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked the signals that end this wait
-        try:
-            if queues:
-                self.queue.wait(queues, min(seconds, 1.0) if self._paused_queues else seconds, self.mailbox.fd)
-            else:
-                self.mailbox.peek(min(seconds, 1.0))
-        except AWAY as error:
-            self.connection.log_broken(error)
-            self.connection.pause()
-        self._after_wait()
-
-    def _wait_once(self) -> None:
-        """--once waits at most --sleep for its job; a token without a job does not end the wait."""
-        until, job = time.monotonic() + self.work.sleep, None
-        while job is None and not self.stop_requested and time.monotonic() < until:
-            self._wait()
-            job = self._take()
-        if job is not None:
-            self._do(job)
-        self.once_over = True
+        return queues, min(seconds, 1.0) if self._paused_queues else seconds
 
     def _after_wait(self) -> None:
         if os.getppid() != self.context.master:  # for macOS, which has no PR_SET_PDEATHSIG
@@ -363,6 +241,137 @@ class Worker:
         self._read_signals()
         if self.between is not None:
             self.between()
+
+
+class Worker(BaseWorker):
+    """Runs one job at a time."""
+
+    def _connect(self, rota: Rota) -> RetryingConnection:
+        lanes, prefetch, waker = with_lanes(self.queue), self.work.prefetch, self.context.waker  # 0: auto
+        if waker is None or (lanes is not None and not prefetch and not lanes.fetches_ahead):
+            prefetch = 1
+        rest = self.log, self._rest_while_away
+        if lanes is None or prefetch == 1 or self.work.once or self.work.rest:
+            return WorkerConnection(self.queue, rota, *rest)
+        self.ahead = PrefetchConnection(lanes, rota, *rest, self.board, self.slot, prefetch=prefetch, wake=waker)
+        self.ahead.lost = lambda jobs: self.settlement.lost(jobs)
+        return self.ahead
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        self._open()
+        ready()
+        try:
+            while (reason := self._reason_to_stop()) is None:
+                if not self._may_look():
+                    if not (self.shut_queues.holds and self._once_is_over()):
+                        self._idle()
+                elif (job := self._take()) is not None:
+                    self._do(job)
+                elif not self._once_is_over():
+                    self._wait()
+            self.settlement.flush()
+            self._note_leaving(reason)
+            if self.ahead is not None:
+                self.ahead.leave()
+            # IDLE means that this worker holds no job.
+            self.slot[W.STATE] = SlotState.IDLE if self.connection.settled else SlotState.LOOKING
+            return int(reason.code)
+        finally:
+            self._close()
+
+    def _once_is_over(self) -> bool:
+        """--once waits --sleep for its job, in maintenance too: a supervisor must not restart it in a tight loop."""
+        if self.work.once and not self.jobs:
+            self._once_until = self._once_until or time.monotonic() + self.work.sleep
+            self.once_over = time.monotonic() >= self._once_until
+        return self.once_over
+
+    def _idle(self) -> None:
+        """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
+        self.settlement.flush()
+        self.slot[W.LOOKED] = now()
+        self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
+        self.titles.idle(self._why_idle())
+        self.mailbox.peek(0.003 if self._booting() else IDLE)
+        self._after_wait()
+
+    # -- reserve a job
+
+    def _take(self) -> Reserved | None:
+        """Reserve the next job; the same call acks the previous one. None: there is none, or the call broke."""
+        if self.ahead is not None:
+            return self._take_ahead(self.ahead)
+        connection = cast(WorkerConnection, self.connection)
+        self._look()
+        try:
+            if connection.unsure and (mine := connection.query_held()) is not None:
+                return mine
+            done = connection.done
+            turn = connection.turn(self.shut_queues.shut)
+        except AWAY as error:
+            connection.broke(error)
+            return None
+        self._took(turn)
+        if turn.acked is False and done is not None:
+            return self.settlement.lost_before(done, turn.reserved)
+        return turn.reserved
+
+    def _take_ahead(self, connection: PrefetchConnection) -> Reserved | None:
+        """The next job that was fetched, else a turn."""
+        if (job := connection.next_held()) is not None:
+            return job
+        self._look()
+        try:
+            if connection.unsure:
+                connection.query_held()
+            reply = connection.fill(self._most(), self.shut_queues.shut)
+        except AWAY as error:
+            connection.broke(error)
+            return None
+        self._took(reply)
+        if reply.lost:
+            self.settlement.lost(connection.lost_of(reply))
+        return connection.next_held()
+
+    def _look(self) -> None:
+        """A turn begins."""
+        self.slot.words[W.STATE], self._looked = LOOKING, now()
+        if self.hears(events.JobPopping):
+            self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+
+    def _most(self) -> int:
+        """Jobs that a turn may fetch."""
+        if self.hears(events.Looping) or self.hears(events.JobPopping) or self.exit_conditions.near:
+            return 1
+        return self.exit_conditions.jobs_left(self.jobs)
+
+    def _rest_while_away(self, seconds: float) -> None:
+        self.slot[W.STATE] = SlotState.BUSY if self.connection.owes else SlotState.IDLE
+        self.mailbox.peek(seconds)
+        self._after_wait()
+
+    # -- wait
+
+    def _wait(self) -> None:
+        """Wait until a token arrives, a job is due, a signal arrives, or --sleep has passed."""
+        # The last call broke: jobs may be ready whose tokens are used up, and `done` must be acked.
+        if self.connection.away:
+            self.connection.pause()
+            return
+        self.events.emit(events.WorkerIdle, *self.serves)
+        queues, seconds = self._to_wait_for()
+        self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
+        self.titles.idle("waiting on " + ",".join(queues if self.shut_queues.shut else self.work.queues))
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a job may have blocked the signals that end this wait
+        try:
+            if queues:
+                self.queue.wait(queues, seconds, self.mailbox.fd)
+            else:
+                self.mailbox.peek(seconds)
+        except AWAY as error:
+            self.connection.log_broken(error)
+            self.connection.pause()
+        self._after_wait()
 
 
 def note_sigterm(number: int) -> None:

@@ -180,7 +180,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
         (SCRIPTS, script_without("admit", "(score_at(KEYS[1], before - most) or 0) + window)", "now)")),
     ],
     "put back at no cost": [("qd.worker.outcome", replaced("Outcomes.by_job", spending))],
-    "recall": [("qd.worker.prefetch", replaced("LaneConnection.next_held", blind))],
+    "recall": [("qd.worker.prefetch", replaced("PrefetchConnection.next_held", blind))],
     "fence": [(SCRIPTS, script_without("lanes", FENCE, ""))],
     "proof": [("qd.process.scoreboard", replaced("Scoreboard.finished", never(0)))],
     "suspects": [(SCRIPTS, script_without(name, NOT_ALONE, "crashes = crashes + 1")) for name in ("lanes", "turn")],

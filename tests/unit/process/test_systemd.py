@@ -38,7 +38,6 @@ def listener(tmp_path: Path) -> Iterator[tuple[Listener, Notifier]]:
 
 def test_each_call_is_one_datagram(listener: tuple[Listener, Notifier]) -> None:
     heard, notifier = listener
-    assert notifier.wanted
     assert notifier.ready("4 workers")
     assert heard.next() == {"READY": "1", "STATUS": "4 workers"}
     assert notifier.stopping()
@@ -126,7 +125,6 @@ def test_a_missing_listener_is_no_error(address: str) -> None:
 
 def test_without_variables_nothing_is_sent() -> None:
     notifier = Notifier({})
-    assert not notifier.wanted
     assert notifier.watchdog_interval is None
     assert not notifier.ready()
 

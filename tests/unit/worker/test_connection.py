@@ -246,7 +246,7 @@ def test_an_answer_is_not_handed_over_within_the_first_second_or_without_a_serve
 def test_an_ack_that_a_turn_could_not_send_is_handed_over_once() -> None:
     queue = Leaving(True)
     connection = answers(queue)
-    connection.done, connection._away_since = OLD, time.monotonic() - LEAVES
+    connection.finished, connection._away_since = [OLD], time.monotonic() - LEAVES
     connection.broke(Unreachable("refused"))
     assert connection.done is None
     assert not connection.unsure

@@ -14,7 +14,7 @@ from qd.errors import JobTimeout
 from qd.process import shield as shields
 from qd.process.scoreboard import L, LaneState, Scoreboard, W, Why, now
 from qd.process.shield import shield
-from qd.worker.lanes import JobPool, LaneAlarm
+from qd.worker.lane_alarm import LaneAlarm
 from qd.worker.steps import Owner, Steps, context_of, ended
 from tests.support.waiting import eventually
 
@@ -163,28 +163,6 @@ def test_deadlines_move_with_the_time_that_another_job_took(alarm: LaneAlarm) ->
     assert alarm.words[L.DEADLINE] == alarm.deadline
 
 
-# -- threads
-
-
-def test_the_pool_starts_no_more_threads_than_it_needs() -> None:
-    pool, gate, ran = JobPool(3), threading.Semaphore(0), list[str]()
-
-    def act() -> None:
-        gate.acquire()
-        ran.append(threading.current_thread().name)
-
-    for _ in range(2):
-        pool.submit(act)
-    gate.release(2)
-    eventually(lambda: len(ran) == 2)
-    eventually(lambda: pool._idle == 2)
-    for _ in range(5):
-        pool.submit(act)
-    gate.release(5)
-    eventually(lambda: len(ran) == 7)
-    assert len(set(ran)) <= 3
-
-
 # -- steps
 
 
@@ -274,6 +252,6 @@ def test_an_exception_that_is_on_its_way_is_taken_back_when_the_job_ends(
     alarm: LaneAlarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[object] = []
-    monkeypatch.setattr("qd.worker.lanes.raise_in", lambda thread, kind: raised.append(kind and kind.__name__))
+    monkeypatch.setattr("qd.worker.lane_alarm.raise_in", lambda thread, kind: raised.append(kind and kind.__name__))
     alarm.guard(lambda: alarm.end(Why.CANCEL), 0.0)
     assert raised == ["JobCancelled", None]

@@ -15,7 +15,7 @@ from qd.keeper.recall import Recall
 from qd.log import Log
 from qd.process.scoreboard import Scoreboard, SlotState, W
 from qd.worker import prefetch
-from qd.worker.prefetch import LaneConnection
+from qd.worker.prefetch import PrefetchConnection
 from qd.worker.queues import Rota
 
 TOKEN, SLOT = "T", 3
@@ -112,8 +112,8 @@ class World:
         self.ran = list[str]()
         self.killed_after = killed_after
         rota, log = Rota(("q",)), cast(Log, None)
-        self.connection = LaneConnection(
-            cast(Any, self.server), rota, log, lambda seconds: None, board=self.board, slot=self.slot, prefetch=3
+        self.connection = PrefetchConnection(
+            cast(Any, self.server), rota, log, lambda seconds: None, self.board, self.slot, prefetch=3
         )
         self.slot.words = cast(Any, SteppedWords(self.slot.words, step))
 
@@ -215,12 +215,12 @@ def test_a_keeper_that_is_killed_at_any_step_is_continued(
 
 
 def test_without_the_recall_word_the_model_finds_a_double_run(clocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch.LaneConnection, "next_held", _ignoring_recall)
+    monkeypatch.setattr(prefetch.PrefetchConnection, "next_held", _ignoring_recall)
     with pytest.raises(AssertionError):
         explore(monkeypatch, 2)
 
 
-def _ignoring_recall(self: LaneConnection) -> Reserved | None:
+def _ignoring_recall(self: PrefetchConnection) -> Reserved | None:
     if not self.held:
         return None
     self.slot[W.STARTED] = self.held[0].turn

@@ -39,6 +39,7 @@ from qd.drivers.keyspace.base import Arg, Script, chunked, script
 from qd.drivers.keyspace.sending import leaves
 from qd.drivers.types import LateAnswer, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
+from qd.payload.reservation import marks_of
 
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
 CHUNK = 500  # maximum number of jobs in a call
@@ -405,13 +406,12 @@ def give(client: ClusterClient, note: Note) -> LateAnswer:
     """Execute the answer and delete the note. Raises ConnectionLost or ServerRefused if its node is still unreachable."""
     ((_, names, (name, sure, *args)),) = note.parts
     its, owner, member = script(str(name)), str(args[0]), raw_of(args[1])
-    base = owner.replace("/", ".") + "."
     queue, _ = split(names[0].removeprefix(client.names.prefix))
     there = answer(client, its, names, args) == 1
     if not there:  # a checkpoint whose reply was lost may have changed the text of this reservation
         stored = client.call("HGET", names[OWNERS[its.name]], owner)
         mark = note.id.removeprefix(id_of(""))
-        if stored is not None and stored != member and reserved_of("", stored, base).mark == mark:
+        if stored is not None and stored != member and reserved_of("", stored, marks_of(owner)).mark == mark:
             args[1] = stored
             there = answer(client, its, names, args) == 1
     with suppress(ConnectionLost, ServerRefused):  # a second execution does nothing

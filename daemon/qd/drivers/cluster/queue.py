@@ -45,7 +45,7 @@ from qd.drivers.types import (
 )
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
-from qd.payload.reservation import answered
+from qd.payload.reservation import answered, marks_of
 from qd.process.descriptors import ready_of
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class ClusterQueue(LaneQueue):
         """Executes an answer that was left for the job first."""
         self._served[queue] = None
         while (member := super().owned(queue, owner)) is not None:
-            mark = reserved_of(queue, member, owner.replace("/", ".") + ".").mark
+            mark = reserved_of(queue, member, marks_of(owner)).mark
             note = self._left.get(queue)
             if note is None or note.id != deferred.id_of(mark):
                 note = deferred.find_answer(self.connection, mark, self._served)

@@ -16,7 +16,7 @@ from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import HIGHEST
 from qd.drivers.types import Reserved, reserved_of
 from qd.errors import ServerRefused
-from qd.payload.reservation import Ending, unanswered
+from qd.payload.reservation import Ending, marks_of, unanswered
 from qd.payload.splice import Spliced, reserved_text
 
 FRESH = b',"attempts":0,"delay":null}'  # the end of a payload that was never reserved
@@ -33,7 +33,7 @@ def base_of(mark: str) -> str:
 
 def owners_mark(owner: str, member: bytes) -> str:
     """The mark of `owner` in a text that it has reserved, without its count; "" if there is none."""
-    unit = unanswered(member, owner.replace("/", ".") + ".")
+    unit = unanswered(member, marks_of(owner))
     return base_of(unit.mark) if unit else ""
 
 

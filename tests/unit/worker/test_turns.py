@@ -1,0 +1,57 @@
+"""qd.worker.turns: what a worker with several jobs does after a broken turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from qd.drivers.types import LaneAnswer, Reserved, reserved_of
+from qd.errors import Unreachable
+from qd.log import Log
+from qd.process import SLOTS
+from qd.process.scoreboard import Scoreboard
+from qd.worker.queues import Rota
+from qd.worker.turns import LaneTurns
+
+LOG = Log("worker", write=lambda line: None)
+
+
+def reserved(lane: int) -> Reserved:
+    mark = f"Ab3Ab3Ab3A.{3 + SLOTS * lane}.1.1"
+    return reserved_of("q", b'{"job":"x","data":{},"attempts":1,"rsv":"%b"}' % mark.encode())
+
+
+class Server:
+    """Holds jobs for the worker. refuses: it cannot be reached for an answer."""
+
+    settings = SimpleNamespace(driver="redis")
+
+    def __init__(self, held: list[Reserved]) -> None:
+        self.held, self.refuses, self.answers = held, True, list[LaneAnswer]()
+
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+        return self.held
+
+    def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
+        if self.refuses:
+            raise Unreachable("refused")
+        self.answers += answers
+        return [True]
+
+
+def test_jobs_of_a_broken_turn_are_queried_again_if_its_suspect_cannot_be_answered() -> None:
+    suspect, job = reserved(0), reserved(1)
+    server, board = Server([suspect, job]), Scoreboard(4)
+    turns = LaneTurns(cast(Any, server), Rota(("q",)), LOG, lambda _: None, board, board.slot(3), most=4)
+    turns.unsure = True
+    with pytest.raises(Unreachable) as broken:
+        turns.query_held({})
+    turns.broke(broken.value)
+    assert turns.unsure
+    server.refuses = False
+    assert turns.query_held({}) == [job]
+    assert not turns.unsure
+    assert [answer.suspect for answer in server.answers] == [True]
