@@ -293,10 +293,10 @@ class ConcurrentWorker(BaseWorker):
         if not self._busy:
             slot[W.JOB_AT], self.suspects.ran = now(), True
         for job in jobs:
-            run = self._runs.get(job.lane) or self._runs.setdefault(job.lane, LaneRun(self, job.lane))
-            self._busy[job.lane] = run
+            lane = job.lane
+            run = self._busy[lane] = self._runs.get(lane) or self._runs.setdefault(lane, LaneRun(self, lane))
             attempt = run.take(job)
-            slot[W.STATE], slot[W.TURN] = SlotState.BUSY, job.turn
+            slot[W.STATE], slot[W.TURN] = SlotState.BUSY, run.turn
             if not isinstance(attempt, Attempt):
                 run.finish(attempt)
             elif attempt.declared.options.exclusive:

@@ -102,7 +102,7 @@ class LaneRun:
 
     def __init__(self, worker: ConcurrentWorker, number: int) -> None:
         self.worker, self.number = worker, number
-        self.words = worker.board.lane(worker.slot.number, number)
+        self.words = worker.connection.words[number]
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
         self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)

@@ -14,12 +14,13 @@ from qd.worker.connection import LaneConnection
 
 
 class LaneTurns(LaneConnection):
-    """free: lanes without a job, a heap. since: when the first of the finished jobs had finished."""
+    """free: lanes without a job, a heap. words: of each lane. since: when the first of the finished jobs had finished."""
 
     def __init__(self, *base: Any, most: int) -> None:
         super().__init__(*base)
         self.most, self.since = most, 0
         self.free = list(range(1, most + 1))
+        self.words = {lane: self.board.lane(self.slot.number, lane) for lane in self.free}
         self._asked: list[int] = []  # lanes of a turn whose reply is lost
 
     def take(self, most: int, shut: tuple[str, ...], *, busy: bool) -> LaneReply:
@@ -27,7 +28,7 @@ class LaneTurns(LaneConnection):
         `unsure`."""
         lanes = self._asked = [heapq.heappop(self.free) for _ in range(min(most, len(self.free)))]
         for lane in lanes:
-            self._set(lane, LaneState.ASKED)
+            self.words[lane].set(0, LaneState.ASKED)
         if lanes:
             self.slot[W.LANES] = max(self.slot[W.LANES] if busy or self.owes else 0, lanes[-1])
         single, shut = (lanes[0], shut) if lanes else (0, self.queues)
@@ -49,18 +50,15 @@ class LaneTurns(LaneConnection):
         self.since = self.since or now()
         super().finish(job)
         proof = self.board.proof_of(job.turn)
-        if job.lane:
-            self.board.lane(self.slot.number, job.lane)[L.PROOF] = proof
+        if words := self.words.get(job.lane):
+            words[L.PROOF] = proof
         else:
             self.slot[W.PROOF] = proof
 
     def release(self, lane: int) -> None:
-        if 0 < lane <= self.most:
-            self._set(lane, LaneState.EMPTY)
+        if words := self.words.get(lane):
+            words.set(0, LaneState.EMPTY)
             heapq.heappush(self.free, lane)
-
-    def _set(self, lane: int, state: LaneState) -> None:
-        self.board.lane(self.slot.number, lane).set(0, state)
 
     def _release_asked(self, jobs: Sequence[Reserved]) -> None:
         """Release the lanes of the last turn that have none of these jobs."""
