@@ -16,7 +16,7 @@ from qd.cli.state import QueueLine, State, read_state
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
-INTERNAL = ("boot", "ns", "start", "root", "held")  # fields of reports that the document does not have
+INTERNAL = ("boot", "ns", "start", "root")  # fields of reports that the document does not have
 MOST_CRASHES = 8  # that a report has room for
 
 

@@ -551,9 +551,9 @@ def test_a_loop_that_was_closed_without_shutdown_leaves_nothing_open(
         loop.close()
         del loop
     asyncio.run(sends(app, 5))
-    with pytest.warns(ResourceWarning):
-        gc.collect()
+    gc.collect()  # of those loops that were not collected before
     assert clients(redis) == 0
+    assert any(warning.category is ResourceWarning for warning in recwarn)
     assert redis.call("LLEN", QUEUE) == 6
 
 

@@ -1,11 +1,14 @@
 """`qd failed retry` and `forget`: failed jobs are sent again or deleted, at most a hundred in a step.
 
-However such a command is interrupted, each job was either moved or not: run it again to do the rest.
+However such a command is interrupted, each job was either moved or not: run it again to do the rest. Progress is a bar
+if stderr is a terminal, else a line now and then.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ EVERY = 5.0  # seconds between two progress lines
 CHUNK = 100  # records in one step
 HEAVY = 4 << 20  # bytes in one step, unless one record is larger
 MOST = 20  # jobs that are named if they cannot be sent
+NOWHERE = io.StringIO()
 Step = Callable[[list["Record"]], list[str | None]]  # result for each: None if done, "" if it was gone, else why not
 
 
@@ -159,16 +163,21 @@ def go(
     """Chunk by chunk, at most `rate` records per second; then prints what was done. what: in words; key: in the document."""
     tally, what = Tally(), f"would be {what}" if dry_run else what
     most = CHUNK if rate is None else max(1, min(CHUNK, int(rate)))
+    total = len(ids) or (None if which.narrows else at.store.count(at.queues))  # None: unknown before all were read
+    seen = sys.stderr.isatty() and not context.given().json
     due = noted_at = time.monotonic()
-    for chunk in chunks(chosen(at, ids, which, tally), most):
-        if rate is not None:
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
-        for record, why in zip(chunk, step(chunk), strict=True):
-            tally.count(record, why)
-        if time.monotonic() - noted_at >= EVERY:
-            noted_at = time.monotonic()
-            output.note(f"{output.count(tally.done, 'job')} {what} so far")
+    shown: Any = click.progressbar(length=total, show_pos=True, file=sys.stderr if seen else NOWHERE)
+    with shown as bar:
+        for chunk in chunks(chosen(at, ids, which, tally), most):
+            if rate is not None:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+            for record, why in zip(chunk, step(chunk), strict=True):
+                tally.count(record, why)
+            bar.update(len(chunk))
+            if not seen and time.monotonic() - noted_at >= EVERY:
+                noted_at = time.monotonic()
+                output.note(f"{output.count(tally.done, 'job')} {what} so far")
     if context.given().json:
         would = {"would": tally.done} if dry_run else {}
         facts = output.fields(tally, "gone", "refusals", "refused", "unknown")
