@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.faults import work_on_another_host
-from tests.support.ledger import JOBS, Kill, Ledger
+from tests.support.ledger import JOBS, UNSENT, Kill, Ledger
 from tests.support.payloads import failed, push
 from tests.support.processes import Procs, titled
 from tests.support.project import MakeProject, Project, Start
@@ -246,11 +246,16 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=MINES)
 
 
+DYING = 0.1  # seconds from the mine's start to the death of the last process
+
+
 def answered_too_late(ledger: Ledger) -> set[int]:
-    """The last finished job of each killed worker: its answer may not have been sent before the mine exploded."""
-    last_blow = ledger.starts(-2)[-1].at
-    last = {note.pid: note for note in ledger.notes if note.at < last_blow}
-    return {note.n for note in last.values() if note.kind == "E"}
+    """The last finished job of each killed worker, and what one with several jobs has just finished: their answers may not
+    have been sent before the mine exploded."""
+    blows = [note.at for note in ledger.starts(-2)]
+    last = {note.pid: note for note in ledger.notes if note.at < blows[-1]}
+    late = [note for note in ledger.ends() if any(blow - UNSENT < note.at < blow + DYING for blow in blows)]
+    return {note.n for note in (*last.values(), *(late if ledger.several else ())) if note.kind == "E"}
 
 
 @pytest.mark.leaves("queues:*:deaths", "queues:*:failed", "queues:*:failed_at")

@@ -60,7 +60,7 @@ def work(n: int, seconds: float = 0.0, how: str = "sleep", again: float | None =
     mark("E", n)
 """
 
-UNSENT = 0.05  # seconds for which a worker with several jobs may keep an ack: 10 ms, or one more short job
+UNSENT = 0.15  # seconds for which a worker with several jobs may keep an ack: 10 ms; 100 ms during a longer job
 
 
 class Note(NamedTuple):
