@@ -22,6 +22,7 @@ EACH = 0.25  # seconds between two looks at a busy worker
 SLOW = 1.0  # seconds of one step after which it is logged
 BLOCKED = 10.0  # seconds of one step after which the worker is killed
 OTHERS = 25.0  # seconds that the other jobs have, at most
+STUCK = 2.0  # seconds without a heartbeat: a late job keeps the interpreter's lock, and no other job can run
 LOGGED = 60.0  # seconds between two log lines about one job
 
 
@@ -80,8 +81,10 @@ class LaneWatch:
             slot, hint = worker.slot.number, "it does not end: its worker takes no more jobs, and is killed for it"
             self.log.error("job.overdue", slot=slot, pid=worker.pid, job=lane.job, queue=lane.queue, hint=hint)
             worker.drain()
-        over = (now() - worker.late_at) / 1e9 > others
-        if over or running <= len(late):
+        at = now()
+        over = (at - worker.late_at) / 1e9 > others
+        stuck = (at - max(worker.late_at, worker.slot[W.BEAT])) / 1e9 > STUCK
+        if over or stuck or running <= len(late):
             worker.due = late[0].verdict  # its fault handler may crash while other threads run
             worker.slot[W.BLAME] = late[0].turn
             if self._stack(worker):

@@ -90,6 +90,11 @@ def in_c() -> None:
     note("in_c")
     time.sleep(300)
 
+@app.job("keeps_lock", timeout=1, tries=1)
+def keeps_lock() -> None:
+    note("keeps_lock")
+    sum(range(10**12))
+
 @app.job("groups", timeout=1, tries=1)
 async def groups() -> None:
     async with asyncio.TaskGroup() as group:
@@ -405,6 +410,26 @@ def test_a_thread_in_python_code_ends_at_its_timeout(shop: Project, witness: Wit
     witness.wait("quick")
     work.stop()
     assert not work.matches("job.killed")
+
+
+@pytest.mark.fault(
+    "51",
+    "a job that ignores its cancellation, or is a thread that hangs in C, among others",
+    "its worker takes no more jobs and ends when the others have ended; it alone has timed out",
+)
+@DEATHS
+def test_a_thread_that_keeps_the_interpreters_lock_is_killed_although_the_others_have_not_ended(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    work = concurrent(shop, 10)
+    push(redis, "asleep", count=3)
+    witness.wait("start", count=3)
+    push(redis, "keeps_lock")
+    work.wait_line("job.killed .*reason=timeout .*job=keeps_lock", seconds=15.0)  # others have 25 s if they can run
+    witness.go()
+    assert {end.split()[2] for end in witness.wait("end", count=3)} == {"1"}
+    work.wait_line("job.failed .*job=keeps_lock")
+    work.stop()
 
 
 @pytest.mark.fault(
