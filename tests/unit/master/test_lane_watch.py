@@ -9,7 +9,7 @@ import pytest
 from qd.log import Log
 from qd.master import watchdog
 from qd.master.children import Children, Worker
-from qd.master.lane_watch import BLOCKED, OTHERS, LaneWatch
+from qd.master.lane_watch import BLOCKED, OTHERS, STUCK, LaneWatch
 from qd.options.tables import WorkOptions
 from qd.process.scoreboard import L, LaneState, Scoreboard, SlotState, Verdict, W, Why, now
 
@@ -37,8 +37,10 @@ class Watched:
             lane.describe(b"job%d" % turn, b"default")
         self.watch = LaneWatch(self.children, Log("master", write=lambda line: self.lines.append(line.decode())))
 
-    def look(self, work: WorkOptions = WORK) -> None:
-        """Twice: the stack is requested, and has been written."""
+    def look(self, work: WorkOptions = WORK, *, beats: bool = True) -> None:
+        """Twice: the stack is requested, and has been written. beats: the worker has just had a heartbeat."""
+        if beats:
+            self.slot[W.BEAT] = now()
         for _ in range(2):
             self.watch.check(work)
             if self.worker.stack_at:
@@ -93,6 +95,17 @@ def test_the_others_have_no_more_time_than_at_a_stop(watched: Watched, stop_time
     assert watched.killed == (None, 0)
     watched.worker.late_at = now() - int((seconds + 0.1) * SECOND)
     watched.look(work)
+    assert watched.killed == (Verdict.TIMEOUT, 2)
+
+
+def test_the_others_have_no_time_if_nothing_runs_in_the_worker(watched: Watched) -> None:
+    watched.is_late(2)
+    watched.look()
+    watched.worker.late_at = watched.slot[W.BEAT] = now() - int((STUCK - 0.5) * SECOND)
+    watched.look(beats=False)
+    assert watched.killed == (None, 0)
+    watched.worker.late_at = watched.slot[W.BEAT] = now() - int((STUCK + 0.1) * SECOND)
+    watched.look(beats=False)
     assert watched.killed == (Verdict.TIMEOUT, 2)
 
 

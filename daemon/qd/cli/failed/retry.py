@@ -166,15 +166,14 @@ def go(
     total = len(ids) or (None if which.narrows else at.store.count(at.queues))  # None: unknown before all were read
     seen = sys.stderr.isatty() and not context.given().json
     due = noted_at = time.monotonic()
-    shown: Any = click.progressbar(length=total, show_pos=True, file=sys.stderr if seen else NOWHERE)
-    with shown as bar:
-        for chunk in chunks(chosen(at, ids, which, tally), most):
+    shown = click.progressbar(chosen(at, ids, which, tally), total, show_pos=True, file=sys.stderr if seen else NOWHERE)
+    with shown as records:
+        for chunk in chunks(records, most):
             if rate is not None:
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
             for record, why in zip(chunk, step(chunk), strict=True):
                 tally.count(record, why)
-            bar.update(len(chunk))
             if not seen and time.monotonic() - noted_at >= EVERY:
                 noted_at = time.monotonic()
                 output.note(f"{output.count(tally.done, 'job')} {what} so far")
