@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -179,8 +179,10 @@ def announce(log: Log, settings: Settings, found: Imported) -> None:
     for what, meaning in found.limits.items():
         log.info("connection.unsupported", connection=connection.name, what=what, meaning=meaning)
     for queue, names in found.unserved.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        log.warning("queue.unserved", queue=queue, jobs=",".join(names[:NAMED]) + more)
+        log.warning("queue.unserved", queue=queue, jobs=named(names))
+    if found.exclusive and work.concurrency > 1:
+        hint = "each waits until the other jobs of its worker have ended: give them a pool with concurrency = 1"
+        log.info("jobs.exclusive", jobs=named(found.exclusive), hint=hint)
     hint, url = "", connection.url or ""
     if "ssl_cert_reqs=none" in url:
         hint = "the server's certificate is not verified: use ssl_ca_certs instead of ssl_cert_reqs=none"
@@ -197,6 +199,11 @@ def announce(log: Log, settings: Settings, found: Imported) -> None:
     if not found.jobs and not found.entries and not only:
         hint = "declare jobs with @app.job, or name their modules in imports"
         log.warning("app.no_jobs", app=settings.app, hint=hint)
+
+
+def named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ",".join(names[:NAMED]) + more
 
 
 def token() -> str:

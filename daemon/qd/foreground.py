@@ -51,7 +51,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
         return int(Exit.CONFIG)
     limits = dict[str, str](gaps_of(app.settings, app.settings.work.connection, app.connections.own).items())
     unserved, jobs = queues.unserved(app, app.settings), len(app._registry.names())
-    announce(log, app.settings, Imported(0, jobs, 0, unserved, limits, settings="", preload=False, warnings=[]))
+    announce(log, app.settings, Imported(0, jobs, 0, unserved, [], limits, settings="", preload=False, warnings=[]))
     board.set_header(H.FORKED_AT, began)
     context = ChildContext(board, receiver.sender, token, os.getpid(), log)
     slot = board.slot(0)

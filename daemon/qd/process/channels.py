@@ -29,13 +29,14 @@ class Message(msgspec.Struct, tag_field="kind", tag=str.lower):
 
 
 class Imported(Message):
-    """The app's import has succeeded. settings: JSON, completed by the import. preload: workers can be forked from this
-    process; if not, warnings has the reasons."""
+    """The app's import has succeeded. settings: JSON, completed by the import. exclusive: names of such jobs. preload:
+    workers can be forked from this process; if not, warnings has the reasons."""
 
     code: int
     jobs: int
     entries: int
     unserved: Mapping[str, Sequence[str]]
+    exclusive: list[str]
     limits: Mapping[str, str]
     settings: str
     preload: bool

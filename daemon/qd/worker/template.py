@@ -202,11 +202,14 @@ def obstacles() -> list[str]:
 def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
     limits = gaps_of(app.settings, app.settings.work.connection, app.connections.own)
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in found]
+    registry = app._registry
+    declared = [registry.get(name) for name in registry.names()]
     message = Imported(
         code=code,
-        jobs=len(app._registry.names()),
+        jobs=len(declared),
         entries=len(app.schedule.here(app.settings.env)),
         unserved=queues.unserved(app, app.settings),
+        exclusive=[each.name for each in declared if each is not None and each.options.exclusive],
         limits=dict[str, str](limits.items()),
         settings=config.to_json(app.settings).decode(),
         preload=not found,

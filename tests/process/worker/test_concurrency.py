@@ -284,6 +284,7 @@ def test_a_blocking_call_on_the_loop_is_reported_once(shop: Project, witness: Wi
 
 def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: Witness, redis: Client) -> None:
     work = concurrent(shop, 10)
+    assert work.matches("jobs.exclusive jobs=alone hint=")
     push(redis, "nap", count=5, seconds=0.5)
     witness.wait("nap", count=5)
     push(redis, "alone", count=3)

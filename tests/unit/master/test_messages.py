@@ -29,7 +29,7 @@ from qd.process.channels import (
 from qd.process.scoreboard import Scoreboard, W
 
 EACH: list[AnyMessage] = [
-    Imported(1, 2, 3, {"mail": ["a"]}, {"lease": "x"}, "{}", True, ["warns"]),
+    Imported(1, 2, 3, {"mail": ["a"]}, ["alone"], {"lease": "x"}, "{}", True, ["warns"]),
     Born(slot=3, generation=1, pid=7),
     Unborn(slot=3, generation=1, error="no process"),
     Ready(slot=3, generation=1),
