@@ -383,6 +383,7 @@ def test_rights_are_checked_for_each_command_that_the_scripts_call() -> None:
         "find",
         "forget",
         "retry",
+        "take_value",
         "unique",
     }  # called by commands and by producers of unique jobs
     others |= {

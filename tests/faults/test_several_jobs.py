@@ -131,7 +131,7 @@ def holds_64(ledger: Ledger, work: Procs, contained: bool) -> list[int]:
     """One job runs and 64 are held. The keeper is stopped, because it would take them back."""
     master = psutil.Process(processes.namespace_init(work) if contained else work.pid)
     master.send_signal(signal.SIGUSR2)
-    work.wait_line("master.paused")
+    work.child("qd: worker 0 paused")
     work.child("qd: keeper").suspend()
     ledger.push(1, job="thread")
     ledger.push(1100)  # a worker takes up to 1/16 of what waits

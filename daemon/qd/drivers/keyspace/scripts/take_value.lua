@@ -1,4 +1,4 @@
--- Delete a string and return it: GETDEL, which the oldest supported servers do not have.
+-- Delete a string and return it, as GETDEL does: operators need no further right, and databases can do it, too.
 -- KEYS its name
 local value = redis.call('GET', KEYS[1])
 redis.call('DEL', KEYS[1])
