@@ -173,6 +173,7 @@ def announce(log: Log, settings: Settings, found: Imported) -> None:
         url=mask_url(connection.url or ""),
         queues=None if only else ",".join(work.queues),
         workers=work.workers,
+        concurrency=work.concurrency if work.concurrency > 1 else None,
         jobs=found.jobs,
         schedule=(found.entries or None) if work.runs_schedule else None,
     )
@@ -180,6 +181,9 @@ def announce(log: Log, settings: Settings, found: Imported) -> None:
         log.info("connection.unsupported", connection=connection.name, what=what, meaning=meaning)
     for queue, names in found.unserved.items():
         log.warning("queue.unserved", queue=queue, jobs=named(names))
+    if work.prefetch > 1 and work.concurrency > 1:
+        hint = "a worker with a concurrency above 1 fetches nothing ahead: leave out prefetch"
+        log.info("prefetch.unused", prefetch=work.prefetch, concurrency=work.concurrency, hint=hint)
     if found.exclusive and work.concurrency > 1:
         hint = "each waits until the other jobs of its worker have ended: give them a pool with concurrency = 1"
         log.info("jobs.exclusive", jobs=named(found.exclusive), hint=hint)

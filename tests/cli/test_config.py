@@ -129,6 +129,10 @@ def test_check_reports_whether_the_app_was_imported(folder):
         (FILE + '[pools.a]\nconnection = "x"\n', "unknown connection 'x' (qd.toml:9) (known: redis)"),
         (FILE + '[pools.a]\nconnection = "b"\n[connections.b]\n', "connection 'b' has no url: set QD_B_URL"),
         ("", "connection 'redis' has no url: set QD_REDIS_URL"),
+        (
+            '[connections.db]\nurl = "sqlite:///x.db"\n[worker]\nconcurrency = 10\n',
+            "concurrency = 10 needs Redis or Valkey, but connection 'db' uses the driver 'database'",
+        ),
     ],
 )
 def test_check_prints_one_error_line_and_exits_with_78(text, expected, folder):

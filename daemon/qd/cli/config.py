@@ -12,7 +12,7 @@ import click
 from qd import config as configuration
 from qd.cli import context, output
 from qd.cli.init import init
-from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings
+from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
@@ -90,6 +90,7 @@ def check() -> None:
         each = context.loaded(_url_of_code(found), pool=pool)
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
+        check_concurrency(each)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
     for line in notes:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from qd.errors import ConfigError
 from qd.options import kinds
-from qd.options.drivers import BARE, DRIVERS
+from qd.options.drivers import BARE, DRIVERS, SEVERAL
 from qd.options.tables import WORK, Option, WorkOptions, option, rows_of
 from qd.redaction import passwords_in, register_secrets
 
@@ -242,25 +242,36 @@ def sent_to(name: str, connections: Mapping[str, ConnectionSettings]) -> list[st
 MOST_IN_ALL = 20_000  # jobs of one master: the keeper renews their leases
 
 
-def check_concurrency(work: WorkOptions) -> None:
+def check_concurrency(settings: Settings) -> None:
     """Raises ConfigError for a concurrency that this program cannot have."""
+    work, connection = settings.work, settings.connections[settings.work.connection]
     count = work.concurrency
     if count == 1 or work.only_schedule:
         return
     if work.once or work.rest or not work.workers:
         one = "--once" if work.once else "--rest" if work.rest else "-w 0"
-        raise ConfigError(f"concurrency = {count} does not go with {one}, which runs one job at a time: leave out one")
+        way = "leave one of them out"
+        raise ConfigError(f"concurrency = {count} cannot be combined with {one}, which runs one job at a time: {way}")
     if work.workers * count > MOST_IN_ALL:
-        most = f"the {MOST_IN_ALL} jobs of one `qd work` (start a second one)"
-        raise ConfigError(f"workers = {work.workers} x concurrency = {count} are more than {most}")
+        most = f"one `qd work` runs at most {MOST_IN_ALL:,} (start a second one)"
+        raise ConfigError(
+            f"{work.workers} workers x concurrency {count} = {work.workers * count:,} jobs at once: {most}"
+        )
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         why = "needs a Python with its global lock: this build is free-threaded (use more workers)"
         raise ConfigError(f"concurrency = {count} {why}")
+    if connection.driver in DRIVERS and connection.driver not in SEVERAL:
+        raise cannot_run_several(work, connection)
+
+
+def cannot_run_several(work: WorkOptions, connection: ConnectionSettings) -> ConfigError:
+    fact = f"concurrency = {work.concurrency} needs Redis or Valkey, but connection '{connection.name}' uses the driver"
+    return ConfigError(f"{fact} '{connection.driver}': leave concurrency at 1 and raise `workers`")
 
 
 def check_work(settings: Settings) -> None:
     """Raises ConfigError if the connection of `qd work` stores no jobs, or for an impossible concurrency."""
-    check_concurrency(settings.work)
+    check_concurrency(settings)
     found = settings.connections[settings.work.connection]
     if found.driver in BARE and not settings.work.only_schedule:
         way = f"work on {' or '.join(found.connections)}" if found.connections else "name another one with -c"

@@ -246,7 +246,7 @@ class LaneTurn(NamedTuple):
     done: finished jobs to ack. back: jobs that it holds and has not started, to be put back at the head in this order with
     nothing counted. lanes: free lanes; at most one job is reserved for each, none without lanes. single: the lane of a job
     that must be taken by itself. diverts: a job that may have killed a worker goes to the suspects instead of a lane.
-    suspects: take only suspects.
+    suspects: take only suspects: those that may run together in `lanes`, another one by itself.
     """
 
     queues: Sequence[str]

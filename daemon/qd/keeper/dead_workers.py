@@ -4,8 +4,8 @@
     finished          acked
     not started       to the head of its queue, with nothing counted
     ran ahead         of prefetched jobs only one ran at a time: as a job alone
-    ran with others   the one to blame by the verdict; without one all are suspects, which run alone next time; the
-                      others go back to the head
+    ran with others   the one to blame by the verdict; without one all are suspects, which run in a worker of their own, and
+                      alone if that dies, too; the others go back to the head
 
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
@@ -157,7 +157,10 @@ class DeadWorkers:
             self._answer(job, slot, JobWords.of(slot), job.owner)
             return None
         if verdict in (Verdict.CRASH, Verdict.MEMORY) and blamed in (0, job.turn):
-            return LaneAnswer(job.owner, job.member, job.member, suspect=True)
+            text = job.member
+            if slot[W.SUSPECTS]:  # it was one already, and ran beside others
+                text = answered(text, job.mark, attempts=before_this(job.mark), ended=Ending.SUSPECT)
+            return LaneAnswer(job.owner, job.member, text, suspect=True)
         if job.turn == blamed:
             lane = self.context.board.lane(slot.number, split_mark(job.mark).lane)
             self._answer(job, slot, JobWords.of_lane(lane), job.owner)

@@ -50,6 +50,7 @@ class Worker:
     quiet_since: int = 0  # when that was first seen
     lane_cancels: dict[int, int] = field(default_factory=dict)  # turn in a lane -> when its job was cancelled
     late_at: int = 0  # when one of its jobs was first seen to ignore its end
+    overdue: set[int] = field(default_factory=set)  # turns of such jobs, which were logged
     step: tuple[int, int] = (0, 0)  # STEP and STEPS, as last seen,
     step_at: int = 0  # since when,
     step_logged: bool = False  # and whether that was logged

@@ -75,11 +75,10 @@ class LaneWatch:
             self._log_blocked(worker, turn, blocked)
         if not late:
             return
+        for job in late:
+            self._log_overdue(worker, job)
         if not worker.late_at:
             worker.late_at = now()
-            lane = self.children.board.lane(worker.slot.number, late[0].lane)
-            slot, hint = worker.slot.number, "it does not end: its worker takes no more jobs, and is killed for it"
-            self.log.error("job.overdue", slot=slot, pid=worker.pid, job=lane.job, queue=lane.queue, hint=hint)
             worker.drain()
         at = now()
         over = (at - worker.late_at) / 1e9 > others
@@ -133,6 +132,14 @@ class LaneWatch:
     def _lane(self, worker: Worker, turn: int) -> int:
         states = self.children.board.lane_words(worker.slot, L.STATE)
         return next((number for number, state in enumerate(states, 1) if state >> 2 == turn), 0)
+
+    def _log_overdue(self, worker: Worker, job: Late) -> None:
+        if job.turn in worker.overdue:
+            return
+        worker.overdue.add(job.turn)
+        lane, slot = self.children.board.lane(worker.slot.number, job.lane), worker.slot.number
+        hint = "it has not ended when it should have: its worker takes no more jobs, and is killed if it does not end"
+        self.log.error("job.overdue", slot=slot, pid=worker.pid, job=lane.job, queue=lane.queue, hint=hint)
 
     def _log_blocked(self, worker: Worker, turn: int, seconds: float) -> None:
         if worker.step_logged or not self._stack(worker):

@@ -24,7 +24,7 @@ def begin(state: State, reason: str, code: Exit, *, by_signal: bool = False) -> 
     """
     deadline = state.plan.work.stop_timeout or None
     fate = "handed back" if any(worker.has_job for worker in state.children.workers.values()) else "ended"
-    running = state.busy
+    running = state.running
     hint = f"work still running then is {fate}; a second signal ends it now" if running and deadline else None
     linger = 0.0 if by_signal else state.started_at + state.plan.work.min_uptime
     state.stopping = StopClock(code, state.plan.work.stop_timeout, linger, by_signal)

@@ -112,6 +112,15 @@ class State:
         return sum(worker.busy for worker in self.children.workers.values())
 
     @property
+    def running(self) -> int:
+        """How many jobs are running; the runs of a scheduler count as one."""
+        started, busy = (
+            self.children.board.started,
+            [worker.slot for worker in self.children.workers.values() if worker.busy],
+        )
+        return sum(len(started(slot)) or 1 for slot in busy)
+
+    @property
     def jobs_done(self) -> int:
         """By all workers since the start."""
         return self.jobs + self.children.jobs_done

@@ -86,6 +86,8 @@ OPENED_WITHOUT_APP = tuple([word for word, driver in DRIVERS.items() if driver.o
 WITH_KEYSPACE = tuple([word for word, driver in DRIVERS.items() if driver.keyspace])
 BORROWERS = tuple([word for word, driver in DRIVERS.items() if not (driver.keyspace or driver.bare)])
 """Drivers that keep leases, failed jobs and delays on the control connection."""
+SEVERAL = ("redis",)
+"""Drivers whose workers can have a concurrency above 1: they keep suspects."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):")
 
 

@@ -36,6 +36,7 @@ class Ending(StrEnum):
     FAILS = "x"  # fail it; its worker was killed for its timeout
     DIED_IN_HOOKS = "h"  # fail it without its hooks: it had failed, and the hooks killed its worker
     CANCELLED = "c"  # drop it
+    SUSPECT = "a"  # run it alone; it was among the suspects that ran when a worker died again
 
 
 _LETTERS = frozenset(Ending)

@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from qd.app import Qd
-from qd.config.settings import Settings
+from qd.config.settings import Settings, cannot_run_several
 from qd.drivers.base import with_lanes
 from qd.drivers.connections import extras_named, open_memory, open_queue, server_warnings
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
@@ -153,10 +153,7 @@ def look(app: Qd) -> list[str]:
     with extras_named(), closing(opened(settings, work.connection)) as queue:
         lanes = with_lanes(queue)
         if work.concurrency > 1 and (lanes is None or not lanes.keeps_suspects):
-            raise ConfigError(
-                f"concurrency = {work.concurrency} needs Redis or Valkey, and connection '{work.connection}' is "
-                f"{queue.settings.driver}: use more workers"
-            )
+            raise cannot_run_several(work, queue.settings)  # of an app's own driver; qd's were checked before
         odd = server_warnings(settings, work.connection, work.queues)
         if not work.only_schedule:
             with waited_for():

@@ -26,13 +26,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
+from math import isqrt
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from qd import events
 from qd.config.settings import Settings
 from qd.drivers.base import Connector, LaneConnector
-from qd.drivers.types import LaneTurn, Reserved
+from qd.drivers.types import Reserved
 from qd.jobs.context import current_job
 from qd.process.exit_codes import Exit, StopReason
 from qd.process.scoreboard import H, LaneState, SlotState, W, now
@@ -220,7 +221,8 @@ class ConcurrentWorker(BaseWorker):
                 return
             may_look = False
             if self._exclusive:
-                self._run_exclusive()
+                if self._run_exclusive():
+                    continue
             elif self._reason is None:
                 may_look = self._may_look()
                 if may_look and self._turns():
@@ -402,8 +404,8 @@ class ConcurrentWorker(BaseWorker):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._alone_done.wait()
 
-    def _run_exclusive(self) -> None:
-        """Run the exclusive jobs, one by one, once the others have ended."""
+    def _run_exclusive(self) -> bool:
+        """Run the first of the exclusive jobs if the others have ended. False: it waits for them."""
         if len(self._busy) == len(self._exclusive) and not self._ended:
             run = self._exclusive.popleft()
             assert run.job is not None
@@ -415,30 +417,33 @@ class ConcurrentWorker(BaseWorker):
             run.checkpoints.end()
             self._forget(run, acks)
             self._more = True
-        elif now() >= self._exclusive_until or self._reason is not None:
+            return True
+        if now() >= self._exclusive_until or self._reason is not None:
             while self._exclusive:
                 self._exclusive.popleft().finish(Back(1.0, "an exclusive job: others run for too long", spends=False))
+        return False
 
     def _run_suspects(self) -> None:
-        """Run suspects one at a time, then leave, because they may have damaged the process."""
+        """Run suspects, then leave, because they may have damaged the process. Those that may run together only start here;
+        others run one after another."""
         self.suspects.found_nothing = False
         began = self.suspects.look()
         while not self._reason_to_stop() and self._may_look():
             self._attend()
             try:
-                shut = self.shut_queues.shut
-                reply = self.connection.exchange(LaneTurn(self.work.queues, lanes=(0,), shut=shut, suspects=True))
+                few = isqrt(self.connection.most)
+                reply = self.connection.take(few, self.shut_queues.shut, busy=False, suspects=True)
             except AWAY as error:
                 return self.connection.broke(error)
             if not reply.jobs:
                 break
             self.slot[W.SUSPECTS] = self.slot[W.LEAVES] = 1
             self._reason = StopReason.MAX_JOBS
+            if reply.jobs[0].lane:
+                return self._start(reply.jobs)
             self._run_alone(reply.jobs[0])
             if now() - began > LOOK_NS:
                 break
-        if self.slot[W.SUSPECTS]:
-            self.board.set_header(H.SUSPECTS_AT, now())
 
     # -- the end
 
@@ -453,5 +458,7 @@ class ConcurrentWorker(BaseWorker):
                 self.connection.pause()
         self._note_leaving(reason)
         self.connection.leave()
+        if self.slot[W.SUSPECTS]:
+            self.board.set_header(H.SUSPECTS_AT, now())
         self.slot[W.STATE] = SlotState.IDLE
         return True

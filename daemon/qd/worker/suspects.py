@@ -1,5 +1,9 @@
-"""When a worker with several jobs looks for suspects: jobs that may have killed such a worker. Each runs alone, in a worker
-that leaves afterwards.
+"""When a worker with several jobs looks for suspects: jobs that may have killed such a worker. They run in a worker that
+takes nothing else and leaves afterwards.
+
+    a worker died     -> its jobs are suspects -> isqrt(concurrency) of them run together
+    it died as well   -> these are suspects for the second time -> each runs alone
+    it died           -> a crash is counted against the job
 
 A new worker looks for them, one that has found no job, and each now and then; but not if enough others run some. A busy
 worker leaves for them: the one that replaces it is new.

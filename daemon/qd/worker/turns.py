@@ -21,18 +21,24 @@ class LaneTurns(LaneConnection):
         self.most, self.since = most, 0
         self.free = list(range(1, most + 1))
         self.words = {lane: self.board.lane(self.slot.number, lane) for lane in self.free}
-        self._asked: list[int] = []  # lanes of a turn whose reply is lost
+        self._asked: list[int] = []  # lanes of a turn whose reply is lost,
+        self._suspects = False  # and whether that took suspects
 
-    def take(self, most: int, shut: tuple[str, ...], *, busy: bool) -> LaneReply:
-        """Ack what has finished and reserve up to `most` jobs. busy: a lane has a job. First call `query_held` if
-        `unsure`."""
+    def take(self, most: int, shut: tuple[str, ...], *, busy: bool, suspects: bool = False) -> LaneReply:
+        """Ack what has finished and reserve up to `most` jobs, or suspects. busy: a lane has a job. First call `query_held`
+        if `unsure`."""
+        self._suspects = suspects
         lanes = self._asked = [heapq.heappop(self.free) for _ in range(min(most, len(self.free)))]
         for lane in lanes:
             self.words[lane].set(0, LaneState.ASKED)
         if lanes:
             self.slot[W.LANES] = max(self.slot[W.LANES] if busy or self.owes else 0, lanes[-1])
-        single, shut = (lanes[0], shut) if lanes else (0, self.queues)
-        reply = self.exchange(LaneTurn(self.rota.order, lanes=lanes, single=single, shut=shut, diverts=True))
+        turn = LaneTurn(self.rota.order, lanes=lanes, shut=shut, suspects=suspects, diverts=not suspects)
+        if not lanes:
+            turn = turn._replace(shut=self.queues)
+        elif not suspects:
+            turn = turn._replace(single=lanes[0])
+        reply = self.exchange(turn)
         for job in reply.jobs:
             self.rota.took(job.queue, time.monotonic())
         self._release_asked(reply.jobs)
@@ -84,12 +90,12 @@ class LaneTurns(LaneConnection):
         for job in done:
             if job.mark not in kept:
                 self.release(job.lane)
-        if suspects := [job for job in found if not job.lane]:  # they must not run beside other jobs
-            self.unsure = True  # until they are answered
+        if suspects := found if self._suspects else [job for job in found if not job.lane]:
+            self.unsure = True  # until they are answered: they must not run beside other jobs
             for job in suspects:
-                text = unstarted(job.member, job.mark)
+                text = job.member if job.lane else unstarted(job.member, job.mark)
                 self.lanes.settle_lanes(job.queue, [LaneAnswer(job.owner, job.member, text, suspect=True)])
             self.unsure = False
-        jobs = [job for job in found if job.lane]
+        jobs = [job for job in found if job not in suspects]
         self._release_asked(jobs)
         return jobs

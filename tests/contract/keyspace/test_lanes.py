@@ -10,7 +10,7 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved
 from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.format import read
-from qd.payload.reservation import Ending, ending_of, original, split_mark, taken_alone, unstarted
+from qd.payload.reservation import Ending, answered, ending_of, original, split_mark, taken_alone, unstarted
 from tests.contract.keyspace.test_queue import job, one_place, steal, take
 from tests.contract.machine import lanes_command
 from tests.support.keeper import beat
@@ -309,6 +309,40 @@ def test_a_worker_takes_a_suspect_by_itself_and_before_others(queue, seen):
     held = take(queue)
     assert counts(held) == (1, 1)
     leave(queue, held)
+
+
+def test_suspects_of_one_death_are_taken_together(queue, seen):
+    texts = [suspect(queue, seen, n) for n in range(10)]
+    got = lanes(queue, suspects=True).jobs
+    assert ids(got) == [f"id{n}" for n in range(8)]
+    assert [split_mark(held.mark).lane for held in got] == list(LANES)
+    assert len({held.turn for held in got}) == 8
+    assert {counts(held) for held in got} == {(1, 0)}
+    assert [original(held.member, held.start, held.length, held.before) for held in got] == texts[:8]
+    assert owners(seen) == {held.owner: held.member for held in got}
+    assert seen.call("LRANGE", "a", "suspects", 0, -1) == texts[8:]
+    more = lanes(queue, done=got[:2], suspects=True).jobs
+    assert ids(more) == ["id8", "id9"]
+    leave(queue, *got[2:], *more)
+
+
+def test_a_suspect_for_the_second_time_is_taken_alone(queue, seen):
+    """So is one that has crashed alone."""
+    texts = [suspect(queue, seen, n) for n in range(2)]
+    mark = "Dead0Dead0.259.7.1"
+    texts.append(answered(suspect(queue, seen, 2, "other"), mark, attempts=0, ended=Ending.SUSPECT))
+    texts.append(taken_alone(suspect(queue, seen, 3, "other"), mark))
+    seen.call("RPUSH", "a", "suspects", *texts[2:])
+    seen.call("DEL", "a", "other")
+    together = lanes(queue, suspects=True).jobs
+    assert ids(together) == ["id0", "id1"]
+    (second,) = lanes(queue, suspects=True).jobs
+    (crashed,) = lanes(queue, done=[second], suspects=True).jobs
+    assert ids([second, crashed]) == ["id2", "id3"]
+    assert [split_mark(held.mark).lane for held in (second, crashed)] == [0, 0]
+    assert [counts(held) for held in (second, crashed)] == [(1, 0), (1, 1)]
+    assert ending_of(second.before) is Ending.SUSPECT
+    leave(queue, *together, crashed)
 
 
 def test_a_suspect_of_a_paused_queue_waits(queue, seen):

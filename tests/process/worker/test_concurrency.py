@@ -520,7 +520,7 @@ def test_a_lost_lease_ends_the_job(shop: Project, witness: Witness, redis: Clien
 @pytest.mark.fault(
     "52",
     "SIGSEGV in one of 50 threads, each time it runs",
-    "all are suspects and run alone: that one fails, the other 49 are done",
+    "all are suspects and run apart: that one fails, the other 49 are done",
 )
 @DEATHS
 def test_a_crash_in_one_of_many_threads_fails_only_that_job(shop: Project, witness: Witness, redis: Client) -> None:
@@ -535,7 +535,7 @@ def test_a_crash_in_one_of_many_threads_fails_only_that_job(shop: Project, witne
     witness.wait("end", count=49, seconds=60.0)
     work.stop()
     assert len(failed(redis)) == 1
-    assert len(witness.starting("crashes")) <= 4
+    assert len(witness.starting("crashes")) <= 5  # beside all, beside some suspects, and three times alone
 
 
 @DEATHS
@@ -644,6 +644,7 @@ def test_running_jobs_are_handed_back_at_the_deadline(shop: Project, witness: Wi
     push(redis, "threaded", count=100)
     witness.wait("start", count=200, seconds=40.0)
     work.stop()
+    assert work.matches("master.stopping .* running=200 ")
     assert len(witness.starting("raised")) == 200
     assert redis.call("LLEN", "queues:default") == 200
     assert attempts(redis) == {(0, 0)}

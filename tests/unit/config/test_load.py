@@ -1,16 +1,18 @@
 """The configuration: precedence, the origin of each value, and error messages."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qd import config
 from qd.config.file import lines_of
-from qd.config.settings import SECTIONS, LaravelSettings, environ_name
+from qd.config.settings import SECTIONS, LaravelSettings, check_work, environ_name
 from qd.errors import ConfigError
 from qd.options.tables import WORK
 
@@ -496,3 +498,30 @@ def test_importing_the_module_loads_no_library():
         "socket",
     }
     assert not dear & set(loaded)
+
+
+# --- several jobs at once --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "text"),
+    [
+        ({"once": True}, "concurrency = 10 cannot be combined with --once, which runs one job at a time"),
+        ({"rest": 1.0}, "concurrency = 10 cannot be combined with --rest, which runs one job at a time"),
+        ({"workers": 0}, "concurrency = 10 cannot be combined with -w 0, which runs one job at a time"),
+        (
+            {"workers": 21, "concurrency": 1000},
+            "21 workers x concurrency 1000 = 21,000 jobs at once: one `qd work` runs at most 20,000",
+        ),
+        (
+            {"connection": "db"},
+            "concurrency = 10 needs Redis or Valkey, but connection 'db' uses the driver 'database'",
+        ),
+    ],
+)
+def test_an_impossible_concurrency_is_refused(write, work, text):
+    write('[connections.db]\nurl = "sqlite:///x.db"\n')
+    found = load()
+    check_work(replace(found, work=replace(found.work, workers=1)))
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        check_work(replace(found, work=replace(found.work, **{"workers": 1, "concurrency": 10, **work})))

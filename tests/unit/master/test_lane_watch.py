@@ -98,6 +98,15 @@ def test_the_others_have_no_more_time_than_at_a_stop(watched: Watched, stop_time
     assert watched.killed == (Verdict.TIMEOUT, 2)
 
 
+def test_each_late_job_is_logged_once(watched: Watched) -> None:
+    watched.is_late(2)
+    watched.look()
+    watched.is_late(3)
+    watched.look()
+    overdue = [line for line in watched.lines if "job.overdue" in line]
+    assert [f"job=job{n}" in line for n, line in zip((2, 3), overdue, strict=True)] == [True, True]
+
+
 def test_the_others_have_no_time_if_nothing_runs_in_the_worker(watched: Watched) -> None:
     watched.is_late(2)
     watched.look()

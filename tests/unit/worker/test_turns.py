@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from qd.drivers.types import LaneAnswer, Reserved, reserved_of
+from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, reserved_of
 from qd.errors import Unreachable
 from qd.log import Log
 from qd.process import SLOTS
@@ -35,11 +35,28 @@ class Server:
     def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
         return self.held
 
+    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+        raise Unreachable("the reply is lost")
+
     def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
         if self.refuses:
             raise Unreachable("refused")
         self.answers += answers
         return [True]
+
+
+def test_suspects_of_a_broken_turn_wait_again() -> None:
+    suspects = [reserved(1), reserved(2)]
+    server, board = Server(suspects), Scoreboard(4)
+    server.refuses = False
+    turns = LaneTurns(cast(Any, server), Rota(("q",)), LOG, lambda _: None, board, board.slot(3), most=4)
+    with pytest.raises(Unreachable) as broken:
+        turns.take(2, (), busy=False, suspects=True)
+    turns.broke(broken.value)
+    turns.unsure = True
+    assert turns.query_held({}) == []
+    assert [(answer.text, answer.suspect) for answer in server.answers] == [(job.member, True) for job in suspects]
+    assert sorted(turns.free) == [1, 2, 3, 4]
 
 
 def test_jobs_of_a_broken_turn_are_queried_again_if_its_suspect_cannot_be_answered() -> None:

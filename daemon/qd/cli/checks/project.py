@@ -18,7 +18,7 @@ from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.output import count
-from qd.config.settings import Settings, sent_to
+from qd.config.settings import Settings, check_concurrency, sent_to
 from qd.drivers.connections import check_url
 from qd.errors import QdError
 from qd.options.drivers import WITH_KEYSPACE
@@ -50,6 +50,8 @@ def check_project(project: Project) -> Iterator[Finding]:
     try:
         found = context.loaded()
         project.pools = {pool: context.loaded(pool=pool) for pool in context.pool_names() or [""]}
+        for each in project.pools.values():
+            check_concurrency(each)
     except QdError as error:
         yield fail("configuration", error, "fix it; `qd config check` shows whether it is valid", Exit.CONFIG)
         return

@@ -9,7 +9,7 @@
 | queues:NAME:owners       | hash   | `<master token>/<place>` -> the reserved payload; at most one field per lane of a  |
 |                          |        | worker. `<master token>/<slot>:turn` -> number of its last turn with several jobs; |
 |                          |        | at most one per worker, deleted when it ends                                       |
-| queues:NAME:suspects     | list   | payloads that may have killed their worker; a worker takes each by itself          |
+| queues:NAME:suspects     | list   | payloads that may have killed their worker; they run in a worker of their own      |
 | queues:NAME:paused       | string | JSON {by, reason, at, until}; until `qd resume`, or TTL (--for)                    |
 | queues:NAME:failed       | hash   | id -> one line of JSON, a newline, the payload's raw bytes; limited by [failed]    |
 | queues:NAME:failed_at    | zset   | id -> unix seconds, the index of `failed`; `bytes`, `dropped`, `dropped_at` are    |

@@ -121,9 +121,8 @@ class LaneQueue(KeyspaceQueue):
         if not found[0]:
             return ()
         queue, token, slot = run.queues[found[0] - 1], *self.owner.split("/")
-        if found[1] == b"alone":
-            _, _, member, mark, start, length, before = found
-            return (Reserved(queue, member, mark.decode(), start, length, before),)
+        if found[1] == b"each":
+            return tuple([Reserved(queue, each[0], each[1].decode(), *each[2:]) for each in chunked(found[2:], 5)])
         jobs, number = list[Reserved](), int(slot)
         for turn, (lane, member) in enumerate(zip(lanes, found[2:], strict=False), first):
             mark = f"{token}.{number + SLOTS * lane}.{turn}.1"

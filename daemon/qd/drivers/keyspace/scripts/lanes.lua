@@ -6,13 +6,13 @@
 -- ARGV  1 to 5 see take.lua   6 key of the hash with the fence
 --       7 last call whose reply the worker has   8 number of this call   9 its first turn number
 --       10 lane of a job that is taken by itself   11 'd': jobs that may have killed a worker go to the suspects, 's': take
---       only suspects, '': neither   12 indexes of queues from which no job is taken (" 2 3 ")
+--       only suspects, in the free lanes those that may run together, '': neither   12 indexes of queues from which no job is taken (" 2 3 ")
 --       13 number of free lanes   14... these lanes
 --       then groups, each of one queue, those that may be refused first: 'back' or 'done', index of the queue, number of jobs, key of cancelled jobs, the seats,
 --       the payloads as reserved, and for 'back' the payloads to put back at the head of ready
 -- Returns { -2 } if it is late, or { 0, "group:number ..." of acks whose lease was lost, ms until the next delayed job or -1,
 --           payloads buried unread, paused queues (" 2 3"), index of the queue or 0,
---           then 'alone', payload, mark, start, length, text before; or 'together', payloads ... }
+--           then 'each', and for each job payload, mark, start, length, text before; or 'together', payloads ... }
 local token, slot, number, last, single = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[9]), ARGV[8], tonumber(ARGV[10])
 local how, shut, many = ARGV[11], ARGV[12], tonumber(ARGV[13])
 local MUCH = 262144 -- bytes of the payloads of a turn
@@ -122,6 +122,34 @@ local function bulk(i)
   return step_of
 end
 
+-- Whether the last attempt of this suspect, which is not finished, ran beside others. One that crashed alone, or was among the
+-- suspects that ran when a worker died again, runs alone.
+local function ran_beside(p)
+  local _, _, _, _, before = rarely().other_text(p, token)
+  local seat = before and string.match(before, '^"attempts":%d+[^{}]*,"rsv":"%w+%.(%d+)%.%d+%.%d+"$')
+  return seat and tonumber(seat) >= 256
+end
+
+-- Suspects that run together, in the free lanes: a list of five values for each. Empty if the first one must run alone, or is
+-- the only one. Or an error.
+local function together(i)
+  local list, jobs = KEYS[i + 9], {}
+  if redis.call('LLEN', list) < 2 then return jobs end
+  for n = 1, many do
+    local p = redis.call('LINDEX', list, 0)
+    if not p or not ran_beside(p) then break end
+    local seat = string.format('%d', slot + 256 * ARGV[13 + n])
+    local base, owner = token .. '.' .. seat .. '.' .. string.format('%.0f', number + #jobs / 5), token .. '/' .. seat
+    local got = {look(i, list, base, owner)}
+    if type(got[1]) == 'table' then return #jobs == 0 and got[1] or jobs end
+    if got[1] then
+      if cleared[i] then cleared[i][owner] = nil end
+      for k = 1, 5 do jobs[#jobs + 1] = got[k] end
+    end
+  end
+  return jobs
+end
+
 local paused, reply = {}, nil
 local seat = string.format('%d', slot + 256 * single)
 local base, owner = token .. '.' .. seat .. '.' .. string.format('%.0f', number), token .. '/' .. seat
@@ -129,6 +157,9 @@ local base, owner = token .. '.' .. seat .. '.' .. string.format('%.0f', number)
 -- Reserve from one queue: sets `reply` if it can, or returns an error.
 local function reserve_from(i, found)
   local text, mark, start, length, before
+  local jobs = found > 0 and how == 's' and together(i) or {}
+  if jobs.err then return jobs end
+  if #jobs > 0 then reply = {i / EACH + 1, 'each', unpack(jobs)} return nil end
   if found > 0 and how ~= 'd' then text, mark, start, length, before = reserve(i, KEYS[i + 9], base, owner) end
   for _ = 1, (text or how == 's') and 0 or 100 do
     if redis.call('EXISTS', KEYS[i + 1]) == 0 then migrate(i) end
@@ -141,7 +172,7 @@ local function reserve_from(i, found)
   if type(text) == 'table' then return text end
   if not text then note_due(i) return nil end
   if cleared[i] then cleared[i][owner] = nil end
-  reply = {i / EACH + 1, 'alone', text, mark, start, length, before}
+  reply = {i / EACH + 1, 'each', text, mark, start, length, before}
 end
 
 local function take()

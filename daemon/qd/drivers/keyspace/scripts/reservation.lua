@@ -8,7 +8,7 @@
 -- Both return the new payload, its mark, where the reserve wrote (from 0), how many bytes, and which bytes it replaced, so that
 -- the pushed bytes can be restored. nil: not an object, or attempts is not a count.
 
-local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
+local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthca-]+)"'
 
 -- An integer from 0 to 2^53, else nil. Compared as text: as numbers 2^53 and 2^53 + 1 are equal.
 local function count(digits)
