@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
 from traceback import TracebackException, format_exception_only
+from types import FrameType
 
 QD = str(Path(__file__).parent) + os.sep
 HIDDEN = (QD, importlib.__file__, "<frozen importlib")
 ASYNCIO = str(Path(importlib.__file__).parents[1] / "asyncio") + os.sep  # between qd and an async job
+
+
+def calling_line() -> str:
+    """File and line of the code that called qd, "" if it was qd itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(QD):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def trimmed(error: BaseException, *, whole: bool = False) -> str | None:

@@ -32,6 +32,9 @@ class NeverSent(UserWarning):
     """A bind() or using() was dropped, and nothing was sent."""
 
 
+_warned = dict[str, dict[Any, Any]]()  # file -> registry of warnings: each line warns once
+
+
 def caller() -> tuple[str, int]:
     """File and line of the code that called the caller."""
     frame = sys._getframe(2)
@@ -46,7 +49,8 @@ class Unsent:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._origin is not None and not finalizing():
             file, line = self._origin
-            warnings.warn_explicit(f"{self!r} was never sent: call .dispatch() on it", NeverSent, file, line)
+            text = f"{self!r} was never sent: call .dispatch() on it"
+            warnings.warn_explicit(text, NeverSent, file, line, registry=_warned.setdefault(file, {}))
 
 
 class Call(Unsent, Generic[T_co]):

@@ -37,6 +37,7 @@ from qd.drivers.types import Reserved
 from qd.jobs.context import current_job
 from qd.process.exit_codes import Exit, StopReason
 from qd.process.scoreboard import H, LaneState, SlotState, W, now
+from qd.traces import calling_line
 from qd.worker.connection import AWAY
 from qd.worker.lanes import LaneRun
 from qd.worker.outcome import Attempt, Back
@@ -173,7 +174,7 @@ class ConcurrentWorker(BaseWorker):
         if name not in self._warned:
             self._warned.add(name)
             hint = "use adispatch, aresult and the other async calls, or asyncio.to_thread"
-            self.log.warning("loop.blocking_call", job=name, hint=hint)
+            self.log.warning("loop.blocking_call", job=name, at=calling_line(), hint=hint)
 
     # -- called from other threads
 

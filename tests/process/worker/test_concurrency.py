@@ -279,7 +279,7 @@ def test_a_blocking_call_on_the_loop_is_reported_once(shop: Project, witness: Wi
     push(redis, "blocking", count=3)
     witness.wait("quick", count=3)
     work.stop()
-    assert len(work.matches("loop.blocking_call .*job=blocking .*adispatch")) == 1
+    assert len(work.matches(r"loop.blocking_call job=blocking at=\S+/jobs.py:\d+ .*adispatch")) == 1
 
 
 def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: Witness, redis: Client) -> None:
