@@ -41,6 +41,7 @@ from qd.traces import calling_line
 from qd.worker.connection import AWAY
 from qd.worker.lanes import LaneRun
 from qd.worker.outcome import Attempt, Back
+from qd.worker.settle import log_fields
 from qd.worker.steps import Steps
 from qd.worker.suspects import LOOK_NS, Suspects
 from qd.worker.threads import Deadlines, Inbox, JobPool, TokenWait, started
@@ -304,6 +305,8 @@ class ConcurrentWorker(BaseWorker):
                 run.finish(attempt)
             elif attempt.declared.options.exclusive:
                 self._exclusive.append(run)
+                if others := len(self._busy) - len(self._exclusive):
+                    self.log.info("job.waits", **log_fields(job), reason="it runs alone in its worker", running=others)
                 self._exclusive_until = now() + EXCLUSIVE_NS
             else:
                 run.words.set(run.turn, LaneState.STARTED)

@@ -293,6 +293,7 @@ def test_an_exclusive_job_runs_alone_in_the_main_thread(shop: Project, witness: 
     lines = witness.lines
     witness.wait("woke", count=10)
     work.stop()
+    assert work.matches("job.waits .*job=alone .* running=5")
     at = lines.index("alone True")
     assert lines[at + 1] == "after"
     assert lines[:at].count("woke 0") == sum(line.startswith("nap") for line in lines[:at])
