@@ -11,12 +11,14 @@ from datetime import datetime
 import psutil
 import pytest
 
+from qd.payload.format import read
+from qd.payload.reservation import split_mark
 from tests.support.faults import work_on_another_host
 from tests.support.ledger import JOBS, UNSENT, Kill, Ledger
 from tests.support.payloads import failed, push
 from tests.support.processes import Procs, titled
 from tests.support.project import MakeProject, Project, Start
-from tests.support.redis import Client
+from tests.support.redis import Client, Seen
 from tests.support.reliability import Figures
 from tests.support.waiting import eventually
 
@@ -246,6 +248,12 @@ def shop(project: MakeProject) -> Project:
     return project(jobs=MINES)
 
 
+def crashes_of_mine(ledger: Ledger) -> int:
+    """How many crashes are counted when it is reserved the next time."""
+    (payload,) = [read(raw) for raw in Seen(ledger.client).everywhere(ledger.queue).elements() if b'"mine"' in raw]
+    return payload.crashes + (payload.rsv is not None and split_mark(payload.rsv).lane == 0)
+
+
 DYING = 0.1  # seconds from the mine's start to the death of the last process
 
 
@@ -270,10 +278,12 @@ def test_a_job_that_kills_its_master_fails_after_max_crashes(
 ) -> None:
     push(redis, "mine", how=how)
     ledger.push(60)
-    deaths = 3 if mode == "1" else 4  # the first time it was not alone, and nobody is left who knows which one ran
-    for _ in range(deaths):
+    most = {"1": 3, "prefetch": 4}.get(mode, 5)  # at first it was not alone, and then perhaps beside another suspect
+    deaths = 0
+    while crashes_of_mine(ledger) < 3:
         work = shop.work("-w", "1")  # with two workers, the same other job might be killed three times
         assert work.wait(20) == -signal.SIGKILL
+        deaths += 1
     work = shop.work("-w", "2")
     began = time.monotonic()
     (n,) = ledger.push()
@@ -281,7 +291,7 @@ def test_a_job_that_kills_its_master_fails_after_max_crashes(
     back = ledger.wait_end(n).at - began
     eventually(lambda: {note.n for note in ledger.ends()} == set(ledger.pushed), what="the end of every other job")
     work.stop()
-    assert len(ledger.starts(-2)) == deaths
+    assert len(ledger.starts(-2)) == deaths <= most
     ((record, _),) = failed(redis)
     assert record["crashes"] == 3
     assert ledger.standing() == {-1: 1}, "only the mine is left, in the failed store"

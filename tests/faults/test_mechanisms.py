@@ -45,7 +45,7 @@ import asyncio
 @app.job("nap", timeout=0)
 async def nap(n: int) -> None:
     mark("S", n)
-    await asyncio.sleep(5)
+    await asyncio.sleep(3)
     mark("E", n)
 """
 

@@ -157,10 +157,7 @@ class DeadWorkers:
             self._answer(job, slot, JobWords.of(slot), job.owner)
             return None
         if verdict in (Verdict.CRASH, Verdict.MEMORY) and blamed in (0, job.turn):
-            text = job.member
-            if slot[W.SUSPECTS]:  # it was one already, and ran beside others
-                text = answered(text, job.mark, attempts=before_this(job.mark), ended=Ending.SUSPECT)
-            return LaneAnswer(job.owner, job.member, text, suspect=True)
+            return LaneAnswer(job.owner, job.member, job.member, suspect=True)
         if job.turn == blamed:
             lane = self.context.board.lane(slot.number, split_mark(job.mark).lane)
             self._answer(job, slot, JobWords.of_lane(lane), job.owner)

@@ -3,7 +3,8 @@
 
 They are in the place of Laravel's top-level `attempts`, in one piece, followed by what the job saved:
     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]
-N repeats A while the reservation is unanswered: such a payload in a ready queue has crashed its worker. `saved` belongs to
+N repeats A while the reservation is unanswered: such a payload in a ready queue has crashed its worker. With a zero before
+it, the job ran beside other suspects (lanes.lua), and runs alone next time. `saved` belongs to
 no reservation and moves with the payload.
 """
 
@@ -36,7 +37,6 @@ class Ending(StrEnum):
     FAILS = "x"  # fail it; its worker was killed for its timeout
     DIED_IN_HOOKS = "h"  # fail it without its hooks: it had failed, and the hooks killed its worker
     CANCELLED = "c"  # drop it
-    SUSPECT = "a"  # run it alone; it was among the suspects that ran when a worker died again
 
 
 _LETTERS = frozenset(Ending)

@@ -35,7 +35,7 @@ _FLAT_TAIL = re.compile(rb"[^{}\[\]]*\}\s*\Z")
 _FIRST = re.compile(rb"\s*\{")
 _LAST = re.compile(rb"\}\s*\Z")
 _EMPTY = re.compile(rb"\s*\{\s*\}")
-_N = re.compile(r"[0-9]*\Z")
+_N = re.compile(r"\.0?([0-9]+)\Z")
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ def _counted(unit: Unit) -> tuple[int, dict[bytes, int]]:
     """The number of this attempt, and the other counts."""
     counts = {key: unit.counts.get(key, 0) for key in COUNTS}
     found = _N.search(unit.rsv)
-    if unit.rsv and found is not None and found[0] == str(unit.attempts):  # never answered: a crash if it was alone
+    if unit.rsv and found is not None and found[1] == str(unit.attempts):  # never answered: a crash if it was alone
         if int(unit.rsv.split(".")[1]) < SLOTS:
             counts[b"crashes"] = _plus_one(counts[b"crashes"])
         return unit.attempts, counts

@@ -58,8 +58,7 @@ Begin = Callable[[Payload, JobLimits], None]
 
 def was_interrupted(before: bytes) -> bool:
     """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
-    last = replaced_mark(before).rpartition(".")[2] if b'"rsv":' in before else ""
-    return last.isdecimal() or last == Ending.SUSPECT
+    return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
 
 
 class RunsCoroutines(Protocol):
@@ -180,9 +179,7 @@ class Attempts:
             return None
         if qd is not None and qd.unique and qd.until == "start":
             return None
-        if ending_of(reserved.before) not in (None, Ending.ANSWERED, Ending.SUSPECT) or before(
-            limits, payload, time.time()
-        ):
+        if ending_of(reserved.before) not in (None, Ending.ANSWERED) or before(limits, payload, time.time()):
             return None
         try:
             call = job.prepared(declared)

@@ -122,11 +122,10 @@ local function bulk(i)
   return step_of
 end
 
--- Whether the last attempt of this suspect, which is not finished, ran beside others. One that crashed alone, or was among the
--- suspects that ran when a worker died again, runs alone.
+-- Whether the last attempt of this suspect ran beside others, and not as a suspect. Else it runs alone.
 local function ran_beside(p)
   local _, _, _, _, before = rarely().other_text(p, token)
-  local seat = before and string.match(before, '^"attempts":%d+[^{}]*,"rsv":"%w+%.(%d+)%.%d+%.%d+"$')
+  local seat = before and string.match(before, '^"attempts":%d+[^{}]*,"rsv":"%w+%.(%d+)%.%d+%.[1-9]%d*"$')
   return seat and tonumber(seat) >= 256
 end
 
@@ -140,7 +139,7 @@ local function together(i)
     if not p or not ran_beside(p) then break end
     local seat = string.format('%d', slot + 256 * ARGV[13 + n])
     local base, owner = token .. '.' .. seat .. '.' .. string.format('%.0f', number + #jobs / 5), token .. '/' .. seat
-    local got = {look(i, list, base, owner)}
+    local got = {look(i, list, base, owner, false, true)}
     if type(got[1]) == 'table' then return #jobs == 0 and got[1] or jobs end
     if got[1] then
       if cleared[i] then cleared[i][owner] = nil end

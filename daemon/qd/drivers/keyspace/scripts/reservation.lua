@@ -8,7 +8,7 @@
 -- Both return the new payload, its mark, where the reserve wrote (from 0), how many bytes, and which bytes it replaced, so that
 -- the pushed bytes can be restored. nil: not an object, or attempts is not a count.
 
-local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthca-]+)"'
+local COUNTS, MARK = {'crashes', 'exceptions', 'held'}, '"(%w+%.%d+%.%d+%.[%dxthc-]+)"'
 
 -- An integer from 0 to 2^53, else nil. Compared as text: as numbers 2^53 and 2^53 + 1 are equal.
 local function count(digits)
@@ -139,7 +139,9 @@ local function gathered(p)
   return p, unit, got
 end
 
-local function other_text(p, base)
+-- again: a suspect that runs beside others. Its mark ends in a zero and the attempts: if it is never answered, the job runs alone
+-- the next time.
+local function other_text(p, base, again)
   -- The last "attempts" near the end, if no bracket opens after it: then it is on the top level. The job's checkpoint (at most
   -- 88 KB) may come between it and the end.
   local function in_tail()
@@ -174,11 +176,11 @@ local function other_text(p, base)
   -- its worker. Either way it may have killed the worker.
   local mark, suspect = unit.rsv or got.rsv, false
   local attempts, crashes = string.format('%.0f', unit.attempts), unit.crashes or got.crashes or 0
-  if mark and string.match(mark, '%d*$') == attempts then
+  if mark and string.match(mark, '%.0?(%d+)$') == attempts then
     suspect = true
     if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end
   else attempts = string.format('%.0f', unit.attempts + 1) end
-  mark = base .. '.' .. attempts
+  mark = base .. (again and '.0' or '.') .. attempts
   local values = {crashes, unit.exceptions or got.exceptions or 0, unit.held or got.held or 0}
   local text = comma .. '"attempts":' .. attempts
   for k, key in ipairs(COUNTS) do

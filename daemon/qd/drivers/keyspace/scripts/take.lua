@@ -84,7 +84,7 @@ end
 
 -- Look at the first payload of a list of the queue, and lease it if it is readable. Returns its new text, mark, start, length
 -- and what it replaced; false if the payload is gone from there, to look again; nil if there is none; or an error.
-local function look(i, list, base, owner, diverts)
+local function look(i, list, base, owner, diverts, again)
   local p, head = pick(list)
   if not p and list == KEYS[i + 1] then
     migrate(i)
@@ -99,7 +99,7 @@ local function look(i, list, base, owner, diverts)
   if may_be_tied(p) then q, once_leased = rarely().taken(p, KEYS[i + 1] .. ':keyed', (select(5, settings()))) end
   if not q then return drop(i, list, p, head) or false end
   text, mark, start, length, before = fresh_text(q, base)
-  if not text then text, mark, start, length, before, suspect = rarely().other_text(q, base) end
+  if not text then text, mark, start, length, before, suspect = rarely().other_text(q, base, again) end
   if suspect and diverts then return divert(i, list, p, head) or false end
   if not text then return reject(i, list, p, head, base, 'not a JSON object with a count of attempts') or false end
   local refused = lease(i, list, p, head, owner, text)
