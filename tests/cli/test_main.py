@@ -288,6 +288,7 @@ WORDS = {
     "dispatch": "mail.welcome to=a@b.c",
     "run": "mail.welcome to=a@b.c",
     "job": "nowhere",
+    "peek": "mail",
     "clear": "old",
     "cancel": "nowhere",
     "pause": "mail",

@@ -43,6 +43,7 @@ COMMANDS = {
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
+    "peek": CommandRow("peek", "peek", "Show the jobs that wait in a queue."),
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
