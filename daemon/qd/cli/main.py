@@ -33,6 +33,7 @@ class CommandRow(NamedTuple):
 COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
+    "queues": CommandRow("status", "queues", "Show queues: their sizes, the oldest job, and who paused them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
