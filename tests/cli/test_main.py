@@ -289,6 +289,7 @@ WORDS = {
     "run": "mail.welcome to=a@b.c",
     "job": "nowhere",
     "peek": "mail",
+    "wait": "mail --empty --timeout 9s",
     "clear": "old",
     "cancel": "nowhere",
     "pause": "mail",

@@ -46,6 +46,7 @@ COMMANDS = {
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
     "peek": CommandRow("peek", "peek", "Show the jobs that wait in a queue."),
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
+    "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
