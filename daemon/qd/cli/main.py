@@ -55,6 +55,7 @@ COMMANDS = {
     "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
     "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or print a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
+    "help": CommandRow("help", "command", "Show the help of a command."),
 }
 INTERRUPTED = 130
 
