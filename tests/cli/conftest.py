@@ -103,3 +103,10 @@ def report(redis: Client, token: str = "T1", **fields: Any) -> dict[str, Any]:
     facts |= {"workers": []} | fields
     redis.call("HSET", "qd:masters", token, json.dumps(facts))
     return facts
+
+
+def elsewhere(qd: Run, configured: Callable[[str], None], request: pytest.FixtureRequest, kind: str) -> None:
+    """Make a connection of this kind, `other`, the default one; redis is the control connection."""
+    url = "sqlite:///jobs.sqlite" if kind == "sqlite" else request.getfixturevalue(kind).url
+    configured(f'[connections.other]\nurl = "{url}"\n[qd]\ncontrol = "redis"\ndefault = "other"\n')
+    assert qd("migrate").exit_code == 0 or kind != "sqlite"

@@ -288,6 +288,8 @@ WORDS = {
     "dispatch": "mail.welcome to=a@b.c",
     "run": "mail.welcome to=a@b.c",
     "job": "nowhere",
+    "peek": "mail",
+    "wait": "mail --empty --timeout 9s",
     "clear": "old",
     "cancel": "nowhere",
     "pause": "mail",

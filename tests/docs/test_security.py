@@ -21,6 +21,7 @@ from tests.support.witness import JOBS, LASTS, Witness
 PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
 USERS = {line.split()[2]: line.split()[3:] for line in PAGE.splitlines() if line.startswith("ACL SETUSER qd-")}
 KINDS = ("producer", "worker", "looker", "operator")
+STATES = ("ready", "delayed", "reserved")
 pytestmark = pytest.mark.usefixtures("clean_redis")
 LEFT = pytest.mark.leaves("queues:*", "qd:*")
 
@@ -223,6 +224,9 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
     store_failed_job(redis, "T.0.1.1", queue="default")
     store_failed_job(redis, "T.0.2.1", queue="default")
     assert shop.qd("failed", "list", **looker).returncode == 0
+    assert shop.qd("failed", "summary", **looker).returncode == 0
+    for words in (["queues"], ["wait", "none", "--empty"], *(["peek", "default", "--state", each] for each in STATES)):
+        assert shop.qd(*words, **looker).returncode == 0, words
     assert shop.qd("failed", "show", "T.0.1", **looker).returncode == 0
     assert not refused()
     more = re.findall(r"`qd failed retry` and `forget` add `(.*?)`", PAGE)

@@ -33,6 +33,7 @@ class CommandRow(NamedTuple):
 COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
+    "queues": CommandRow("status", "queues", "Show queues: their sizes, the oldest job, and who paused them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
@@ -43,7 +44,9 @@ COMMANDS = {
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
+    "peek": CommandRow("peek", "peek", "Show the jobs that wait in a queue."),
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
+    "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
@@ -52,6 +55,7 @@ COMMANDS = {
     "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
     "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or print a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
+    "help": CommandRow("help", "command", "Show the help of a command."),
 }
 INTERRUPTED = 130
 

@@ -23,7 +23,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -71,6 +71,14 @@ def local_time(at: float) -> str:
     except (ValueError, OverflowError, OSError):
         return "a date out of range"
     return f"{local:%Y-%m-%d %H:%M:%S %Z} ({local.isoformat()[-6:]})"
+
+
+def iso(at: float | None) -> str | None:
+    """Unix seconds for a JSON document: `2026-11-21T17:30:00.250Z`; None if there is no such date."""
+    try:
+        return None if at is None else f"{datetime.fromtimestamp(at, UTC).isoformat(timespec='milliseconds')[:-6]}Z"
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def say(text: object = "", *, before: str = "") -> None:

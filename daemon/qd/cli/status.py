@@ -1,9 +1,9 @@
-"""`qd status`: masters and what they do, queues, and what is paused by whom. Reads only."""
+"""`qd status`: masters and what they do, queues, and what is paused by whom. `qd queues`: the queues alone. Reads only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -13,6 +13,8 @@ from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state
+from qd.config.settings import Settings
+from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 
@@ -40,6 +42,53 @@ def status() -> int:
     return Exit.UNAVAILABLE if state.away else Exit.OK
 
 
+@click.command()
+@click.argument("name", required=False)
+@context.options
+def queues(name: str | None) -> int:
+    """Show queues: their sizes, the oldest job, and who paused them.
+
+    With NAME: this queue, on each connection that has it. Exit 1: no job is in it, no master works on it and the
+    configuration does not name it.
+    """
+    context.given().only_looks = True
+    found = context.settings()
+    state = read_state(found, also=() if name is None else (name,))
+    # `also` adds a queue that only its name makes known: on a broker that lists none it may have jobs.
+    shown = [line for line in state.queues if name is None or (name == line.name and known(found, line))]
+    if context.given().json:
+        facts = {"away": state.away, "nodes_away": state.nodes, "unknown": list(state.unknown)}
+        output.document({"schema": 1, "read_at": output.iso(state.now), "queues": [*map(queue_of, shown)], **facts})
+    elif shown:
+        say_queues(replace(state, queues=shown))
+    for place, why in state.away.items():
+        output.note(f"qd: the queues of connection {place} are unknown: {why}")
+    if state.away:
+        return Exit.UNAVAILABLE
+    if name is not None and not shown:
+        near = did_you_mean(name, [line.name for line in state.queues if line.name != name])
+        output.note(
+            f"qd: unknown queue '{name}'{near}: no job is in it, no master works on it, qd.toml does not name it"
+        )
+    return int(name is not None and not shown)
+
+
+def known(found: Settings, line: QueueLine) -> bool:
+    sizes = line.sizes
+    used = sizes.ready or sizes.delayed or sizes.reserved or sizes.failed or line.workers or line.paused
+    configured = [*context.queues_named(found, line.connection), found.connection(line.connection).queue]
+    return bool(used) or line.name in configured
+
+
+def queue_of(line: QueueLine) -> dict[str, Any]:
+    paused = line.paused and {
+        **fields(line.paused, "by", "reason"),
+        "paused_at": output.iso(line.paused.at),
+        "until_at": output.iso(line.paused.until),
+    }
+    return {**queue_document(line), "paused": paused, "dropped_at": output.iso(line.failed.dropped_at)}
+
+
 # -- for people
 
 
@@ -55,6 +104,7 @@ def say(state: State) -> None:
     say_masters(state)
     say_workers(state)
     say_schedulers(state)
+    output.say()
     say_queues(state)
     for line in warnings(state):
         output.say(f"warn: {line}")
@@ -146,7 +196,6 @@ def say_queues(state: State) -> None:
         )
         for line in state.queues
     ]
-    output.say()
     output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "workers"))
 
 

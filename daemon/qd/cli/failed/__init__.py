@@ -6,7 +6,7 @@ import click
 
 from qd.cli.failed.retry import forget
 from qd.cli.failed.retry import retry as retry_command
-from qd.cli.failed.show import list_, show
+from qd.cli.failed.show import list_, show, summary
 
 
 @click.group("failed")
@@ -14,5 +14,5 @@ def failed() -> None:
     """List failed jobs, show one, send them again, or delete them."""
 
 
-for command in (list_, show, retry_command, forget):
+for command in (list_, summary, show, retry_command, forget):
     failed.add_command(command)

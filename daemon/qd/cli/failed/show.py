@@ -1,10 +1,11 @@
-"""`qd failed list` and `show`: which jobs failed, when, where and why. Reads only."""
+"""`qd failed list`, `summary` and `show`: which jobs failed, when, where and why. Reads only."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from qd.cli.failed.filters import Filters, filters, place, single
 from qd.store.failed import Record
 
 SHOWN = 100  # records of a table without --limit
+NEWEST = 10_000  # records that a summary reads without --all
 
 
 @click.command("list")
@@ -64,6 +66,67 @@ def document(record: Record) -> dict[str, Any]:
     facts |= {"failed_at": round(record.failed_at, 3), "failures": count, "first_failed_at": round(first, 3)}
     text = record.text()
     return facts | ({"payload": text} if text is not None else {"payload_base64": b64encode(record.payload).decode()})
+
+
+@dataclass
+class Group:
+    """The failed jobs with one name and one exception. first, last: unix seconds at which they failed."""
+
+    job: str | None
+    error: str
+    first: float
+    last: float
+    count: int = 0
+    queues: set[str] = field(default_factory=set)
+
+    def add(self, record: Record) -> None:
+        self.count += 1
+        self.queues.add(record.queue)
+        self.first, self.last = min(self.first, record.failed_at), max(self.last, record.failed_at)
+
+
+@click.command("summary")
+@filters
+@click.option("--all", "every", is_flag=True, help=f"Read all failed jobs, not only the newest {NEWEST:,}.")
+@context.options
+def summary(every: bool, **given: Any) -> None:
+    """Count failed jobs by name and exception."""
+    context.given().only_looks = True
+    which = Filters(**given)
+    at = place(which.queue, changes=False)
+    wanted = which.wanted(at.now)
+    # records() returns those of the time that is wanted, so that `looked` counts also those that do not fit otherwise.
+    records = at.store.records(at.queues, replace(wanted, job=None, error=None, text=None))
+    groups, looked = dict[tuple[str | None, str], Group](), 0
+    for record in islice(records, None if every else NEWEST):
+        looked += 1
+        if wanted.fits(record):
+            kind = record.job, record.error
+            groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at)).add(record)
+    found = sorted(groups.values(), key=lambda group: (-group.count, -group.last))
+    more, total = next(records, None) is not None, at.store.count(at.queues)
+    if context.given().json:
+        facts = {"schema": 1, "read_at": output.iso(at.now), "connection": at.connection, "total": total}
+        return output.document({**facts, "looked": looked, "complete": not more, "groups": [*map(described, found)]})
+    if not found:
+        output.note("nothing has failed" if not total else "no failed job matches")
+    else:
+        rows = [
+            (each.count, each.job or "-", each.error or "-", ",".join(sorted(each.queues)), *times(each, at.now))
+            for each in found
+        ]
+        output.table(("count", "job", "error", "queues", "first", "last"), rows, right=("count",))
+    if more:
+        output.note(f"the newest {looked:,} of {total:,} failed jobs looked at; --all reads all")
+
+
+def times(group: Group, now: float) -> tuple[str, str]:
+    return output.ago(max(0.0, now - group.first)), output.ago(max(0.0, now - group.last))
+
+
+def described(group: Group) -> dict[str, Any]:
+    facts = output.fields(group, "job", "error", "count") | {"queues": sorted(group.queues)}
+    return facts | {"first_failed_at": output.iso(group.first), "last_failed_at": output.iso(group.last)}
 
 
 @click.command("show")

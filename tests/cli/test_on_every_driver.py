@@ -1,0 +1,70 @@
+"""The table of docs/commands.md: which commands work on which driver, with its real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qd.cli import main
+from qd.options.drivers import DRIVERS
+from tests.cli.conftest import Run
+
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "commands.md").read_text()
+ROWS = re.findall(
+    r"^\| `qd ([\w ]+)` \| (.*?) \| (.*?) ?\| (.*?) \|$", PAGE.partition("<!-- commands on")[2], re.MULTILINE
+)
+KINDS = (*DRIVERS, "sentinel", "cluster")
+WORDS = {
+    "peek": ["peek", "mail", "--json"],
+    "queues": ["queues", "mail", "--json"],
+    "wait": ["wait", "other", "--empty", "--json"],
+    "failed summary": ["failed", "summary", "--json"],
+}
+
+
+def test_each_row_has_every_driver_once() -> None:
+    assert [command for command, *_ in ROWS] == list(WORDS)
+    for command, *cells in ROWS:
+        assert sorted(re.findall(rf"\b(?:{'|'.join(KINDS)})\b", " ".join(cells))) == sorted(KINDS), command
+
+
+@pytest.mark.parametrize("kind", [pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in KINDS])
+def test_commands_work_or_refuse_in_one_line_as_the_table_says(
+    qd: Run,
+    configured: Callable[[str], None],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    configured(table(kind, request, monkeypatch) + '[qd]\ndefault = "x"\ncontrol = "redis"\n')
+    if kind == "database":
+        assert qd("migrate").exit_code == 0
+    if kind != "sync":
+        assert qd("dispatch", "mail.welcome", "--queue", "mail").exit_code == 0
+    for command, *_, refuses in ROWS:
+        result = qd(*WORDS[command])
+        if re.search(rf"\b{kind}\b", refuses):
+            assert result.exit_code in (2, 78), (command, result.output)
+            assert (result.stdout, result.stderr.count("\n")) == ("", 1), (command, result.output)
+        else:
+            assert result.exit_code == 0, (command, result.output)
+            assert command not in ("peek", "queues") or json.loads(result.stdout)[command.replace("peek", "jobs")]
+
+
+def table(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The lines of qd.toml for the connection x."""
+    if kind in ("null", "sync", "failover"):
+        return f'[connections.x]\ndriver = "{kind}"\n' + 'connections = ["redis"]\n' * (kind == "failover")
+    if kind == "database":
+        return '[connections.x]\nurl = "sqlite:///jobs.sqlite"\n'
+    server = request.getfixturevalue("server" if kind == "redis" else kind)
+    if kind == "sqs":
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        for queue in ("mail", "other"):
+            server.client().create_queue(QueueName=queue)
+    return f'[connections.x]\nurl = "{server.url}"\nqueue = "mail"\n'
