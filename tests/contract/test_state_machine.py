@@ -151,7 +151,7 @@ MUTANTS = {
     "a job beside others that counts a crash": Mutant(
         "lanes", {"if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes": "if true then crashes"}
     ),
-    "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%d*$') == attempts": "false"}),
+    "a crash that costs an attempt": Mutant("turn", {"string.match(mark, '%.0?(%d+)$') == attempts": "false"}),
     "an ack without a check": Mutant("ack", {"return held and 1 or 0": "return 1"}),
     "a release without a check": Mutant(
         "release", {"if not redis.call('ZSCORE', KEYS[2], member) then": "if false then"}

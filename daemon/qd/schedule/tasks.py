@@ -23,14 +23,14 @@ from qd.schedule.builder import takes_arguments
 from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask, called, of_call, of_command
 
 GROUPS = {
-    "failed": ("forget", "list", "retry", "show"),
+    "failed": ("forget", "list", "retry", "show", "summary"),
     "schedule": ("clear-locks", "list", "pause", "resume", "run", "test", "work"),
     "config": ("check", "show"),
     "embedded": ("status", "stop"),
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
-    "cancel", *GROUPS, "doctor", "init", "migrate",
+    "cancel", *GROUPS, "doctor", "init", "migrate", "queues", "peek", "wait", "help",
 )  # fmt: skip
 ENDLESS = {("work",), ("schedule", "work")}
 Word = str | int | float | Path
