@@ -4,7 +4,7 @@
 They are in the place of Laravel's top-level `attempts`, in one piece, followed by what the job saved:
     "attempts":A[,"crashes":C][,"exceptions":E][,"held":T],"rsv":"TOKEN.SLOT.TURN.N"[,"saved":"BASE64URL"]
 N repeats A while the reservation is unanswered: such a payload in a ready queue has crashed its worker. With a zero before
-it, the job ran beside other suspects (lanes.lua), and runs alone next time. `saved` belongs to
+it, the job ran with other suspects (lanes.lua) and runs alone next time. `saved` belongs to
 no reservation and moves with the payload.
 """
 

@@ -112,7 +112,7 @@ def key_name(message: Message) -> str:
 
 
 class MemoryLocks:
-    """The part of the Store contract that a Mutex and its Lease use; a free lock goes to whoever takes it first. May be
+    """The part of the Store contract that a Mutex and its Lease use; a free lock goes to the first that takes it. May be
     used from any thread."""
 
     def __init__(self) -> None:

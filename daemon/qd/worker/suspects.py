@@ -6,7 +6,7 @@ takes nothing else and leaves afterwards.
     it died           -> a crash is counted against the job
 
 A new worker looks for them, one that has found no job, and each now and then; but not if enough others run some. A busy
-worker leaves for them: the one that replaces it is new.
+worker leaves, so that a new one takes its place and runs them.
 """
 
 from __future__ import annotations

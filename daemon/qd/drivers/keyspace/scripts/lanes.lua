@@ -122,7 +122,7 @@ local function bulk(i)
   return step_of
 end
 
--- Whether the last attempt of this suspect ran beside others, and not as a suspect. Else it runs alone.
+-- Whether this suspect may run together with others: its last attempt did, and it was no suspect then.
 local function ran_beside(p)
   local _, _, _, _, before = rarely().other_text(p, token)
   local seat = before and string.match(before, '^"attempts":%d+[^{}]*,"rsv":"%w+%.(%d+)%.%d+%.[1-9]%d*"$')

@@ -139,7 +139,7 @@ local function gathered(p)
   return p, unit, got
 end
 
--- again: a suspect that runs beside others. Its mark ends in a zero and the attempts: if it is never answered, the job runs alone
+-- again: a suspect that runs together with others. Its mark ends in a zero and the attempts: if it is never answered, the job runs alone
 -- the next time.
 local function other_text(p, base, again)
   -- The last "attempts" near the end, if no bracket opens after it: then it is on the top level. The job's checkpoint (at most
