@@ -224,9 +224,9 @@ def cluster(shared_cluster: clusters.Cluster) -> Iterator[clusters.Cluster]:
     shared_cluster.empty()
     shared_cluster.forget_errors()
     yield shared_cluster
-    assert "CROSSSLOT" not in shared_cluster.errors()
-    shared_cluster.settled()
+    shared_cluster.whole()
     shared_cluster.empty()
+    assert "CROSSSLOT" not in shared_cluster.errors()
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,7 @@ def partial_cluster(cluster: Cluster) -> Iterator[Cluster]:
     for node in cluster.nodes:
         require_full_coverage(node, "no")
     yield cluster
+    cluster.whole()
     for node in cluster.nodes:
         require_full_coverage(node, "yes")
 
@@ -215,6 +216,9 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     app.dispatch(*[quick.using(queue=(here, there)[n % 2]).bind(n) for n in range(MANY)])
     eventually(lambda: len(seen(witness, "quick")) == MANY, 30, what="the jobs of the other nodes")
     work.wait_line("job.answer_left", count=len(HOWS))
+    queue = app.connections.get(None)
+    assert isinstance(queue, ClusterQueue)
+    eventually(lambda: answered(queue, here, there), 20, what="the answers for the nodes that are there")
     kill(work, victim)
     if victim == "master":
         work = shop.work("-w", str(len(HOWS)), gone, here, there)
@@ -233,7 +237,6 @@ def test_workers_leave_answers_for_an_unreachable_node_and_continue(
     assert sorted(seen(witness, "begun")) == ["done 1", "fails 1", "released 1", "released 2"]
     assert sorted(int(line.split()[0]) for line in seen(witness, "quick")) == [*range(MANY + 1)]
     assert not work.matches("lease_lost|lease.expired|job.requeued")
-    queue = app.connections.get(None)
     assert queue.sizes(gone).failed == 1
     for how in HOWS:
         assert queue.free(f"ends:{how}", "anybody") is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -42,6 +43,15 @@ class Cluster(Started):
                     client.call("CLUSTER", "MEET", "127.0.0.1", other.port)
         self.settled()
         return self
+
+    def whole(self) -> None:
+        """Start or continue the nodes that a failed test left dead or suspended, and wait until all are settled."""
+        for node in self.nodes:
+            if node.process is None:
+                node.start()
+            else:
+                node.process.send_signal(signal.SIGCONT)
+        self.settled()
 
     def settled(self) -> None:
         """Wait until each node knows the others and all slots. A failed handshake takes a minute to expire."""

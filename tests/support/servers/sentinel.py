@@ -112,8 +112,13 @@ class Sentinel(Started):
 
     def settled(self) -> None:
         """Wait until the sentinels see each other and all servers, and the replicas are in sync."""
-        eventually(lambda: {each.sees() for each in self.watchers} == {("master", 2, 2)}, 120, what="sentinels at ease")
+        eventually(self._at_ease, 120, what="sentinels at ease")
         eventually(lambda: followers(self.primary) == 2, 60, what="replicas that follow")
+
+    def _at_ease(self) -> bool:
+        seen = [each.sees() for each in self.watchers]
+        assert seen == [("master", 2, 2)] * len(seen), seen
+        return True
 
     @property
     def primary(self) -> Server:
