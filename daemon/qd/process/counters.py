@@ -1,4 +1,4 @@
-"""Counts of jobs in shared memory: what the workers of each slot have counted since the master started, and what was written.
+"""Counts of jobs in shared memory: what the workers of each slot have counted, and what of it was written.
 
     CounterTable   a table per slot: a row for each queue and job name, filled in order; row 0 is for what does not fit
     SlotCounters   what a worker counts: two words of a row per job, and two buckets
