@@ -58,7 +58,7 @@ def times_of(buckets: Sequence[int], sum_ms: int) -> dict[str, Any]:
 
 
 def lines(numbers: dict[Name, Numbers]) -> Iterator[str]:
-    """The text format: https://prometheus.io/docs/instrumenting/exposition_formats/"""
+    """The text format 0.0.4."""
     labels = {
         name: ",".join(f'{key}="{value.translate(ESCAPES)}"' for key, value in name._asdict().items())
         for name in numbers

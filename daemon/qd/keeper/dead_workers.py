@@ -39,7 +39,7 @@ from qd.process import SLOTS, leftovers, proc
 from qd.process.channels import Order
 from qd.process.counters import C, text_of
 from qd.process.exit_codes import ending, signal_name
-from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W
+from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W, now
 from qd.store.masters import MasterReport
 
 LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
@@ -108,21 +108,26 @@ class DeadWorkers:
         verdict = Verdict(slot[W.VERDICT])
         as_verdict = COUNTED[verdict]
         lanes = [lane for lane in board.started(slot) if lane[L.PROOF] != board.proof_of(lane.state[0])]
-        unfinished = Counter(text_of(lane.queue, lane.job) for lane in lanes)
-        blamed = next((text_of(lane.queue, lane.job) for lane in lanes if lane.state[0] == slot[W.BLAME]), b"")
-        for row, text in counters.running().items():
+        texts = [(lane, text_of(lane.queue, lane.job)) for lane in lanes]
+        unfinished = Counter(text for _, text in texts)
+        blamed = next((text for lane, text in texts if lane.state[0] == slot[W.BLAME]), b"")
+        running = counters.running()
+        for lane, text in texts:
+            if row := next((row for row, other in running.items() if other == text), 0):
+                counters.note_run(row, (now() - lane[L.JOB_AT]) // 1000)
+        for row, text in running.items():
             count = counters.count_running(row)
             if slot[W.SEVERAL] and not (slot[W.STARTED] or slot[W.SUSPECTS]):  # else its job ran alone
                 done = max(0, count - unfinished[text])  # finished, and not counted yet
-                counters.ended(row, C.DONE, done)
+                counters.settle(row, C.DONE, done)
                 count -= done
                 all_of_them = not blamed and verdict in (Verdict.CRASH, Verdict.MEMORY)
                 others = 0 if all_of_them else count - int(text == blamed and count > 0)
-                counters.ended(row, C.HANDED_BACK, others)
+                counters.settle(row, C.HANDED_BACK, others)
                 count -= others
             elif slot[W.TOOK_MS]:
                 counters.note_run(row, slot[W.TOOK_MS] * 1000)
-            counters.ended(row, as_verdict, count)
+            counters.settle(row, as_verdict, count)
 
     def _owned(self, queue: str, owner: str) -> Reserved | None:
         member = self.queue.owned(queue, owner)

@@ -29,6 +29,8 @@ NUMBERS = WORDS * 8
 ROW = NUMBERS + TEXT
 ROWS = 64  # of a slot
 NAMES = 301  # rows of the ledger; row 0 as above
+TABLES = SLOTS * 8  # bytes in front of them: how many rows of each slot are in use, so that nobody touches the others
+LEDGER = TABLES + SLOTS * ROWS * ROW
 LEDGER_ROW = 2 * NUMBERS + TEXT
 BLANK = bytes(TEXT)
 OTHER = b"other".ljust(TEXT, b"\0")
@@ -72,7 +74,7 @@ class CounterTable:
     """Created by the master before it forks. Memory that is not used costs nothing."""
 
     def __init__(self) -> None:
-        self.memory = memoryview(mmap.mmap(-1, SLOTS * ROWS * ROW + 8 + NAMES * LEDGER_ROW))
+        self.memory = memoryview(mmap.mmap(-1, LEDGER + 8 + NAMES * LEDGER_ROW))
         self.words = self.memory.cast("Q")
 
     def slot(self, number: int) -> SlotCounters:
@@ -80,13 +82,9 @@ class CounterTable:
 
     def rows(self, slot: int) -> Iterator[tuple[int, bytes]]:
         """The first word and the text of each row in use."""
-        for row in range(ROWS):
-            at = (slot * ROWS + row) * ROW
-            text = bytes(self.memory[at + NUMBERS : at + ROW])
-            if row and text == BLANK:
-                return
-            if row or self.words[at // 8]:
-                yield at // 8, text if row else OTHER
+        for row in range(self.words[slot]):
+            at = TABLES + (slot * ROWS + row) * ROW
+            yield at // 8, bytes(self.memory[at + NUMBERS : at + ROW]) if row else OTHER
 
     def totals(self) -> dict[bytes, int]:
         """Text -> its numbers in all slots, packed into one integer."""
@@ -95,7 +93,7 @@ class CounterTable:
             for first, text in self.rows(slot):
                 at = first * 8
                 found[text] = found.get(text, 0) + int.from_bytes(self.memory[at : at + NUMBERS], "little")
-        return found
+        return {text: numbers for text, numbers in found.items() if numbers}
 
 
 class SlotCounters:
@@ -115,12 +113,19 @@ class SlotCounters:
         words = self._words
         words[row] += 1
         if wait_us is not None:
-            words[row + WAIT + bucket_of(wait_us)] += 1
+            words[row + WAIT + (min(((wait_us - 1) // 1000).bit_length(), 23) if wait_us > 1000 else 0)] += 1
             words[row + WAIT_US] += wait_us
         return row
 
-    def ended(self, row: int, outcome: int, count: int = 1) -> None:
-        """Count an outcome, a C, after the time it took (`note_run`)."""
+    def ended(self, row: int, outcome: int, run_us: int) -> None:
+        """Count an outcome, a C."""
+        words = self._words
+        words[row + RUN + (min(((run_us - 1) // 1000).bit_length(), 23) if run_us > 1000 else 0)] += 1
+        words[row + RUN_US] += run_us
+        words[row + outcome] += 1
+
+    def settle(self, row: int, outcome: int, count: int) -> None:
+        """Count the outcomes of a dead worker's jobs, in one step. note_run counts their times."""
         self._words[row + outcome] += count
 
     def note_run(self, row: int, run_us: int) -> None:
@@ -136,11 +141,13 @@ class SlotCounters:
         return int(started) - sum(ended)
 
     def _row(self, queue: str, job: str) -> int:
-        text = text_of(queue, job)
-        row, first = self._rows.get(text), self._slot * ROWS * ROW // 8
-        if row is None and (used := len(self._rows) + (OTHER not in self._rows)) < ROWS:
+        text, words = text_of(queue, job), self._words
+        row, first = self._rows.get(text), (TABLES + self._slot * ROWS * ROW) // 8
+        used = max(1, words[self._slot])
+        if row is None and used < ROWS:
             row = self._rows[text] = first + used * ROW // 8
             self._table.memory[row * 8 + NUMBERS : row * 8 + ROW] = text
+            words[self._slot] = used + 1
         if row is None:
             return first
         if len(self._known) > 10 * ROWS:
@@ -157,7 +164,7 @@ class Ledger:
     """
 
     def __init__(self, table: CounterTable) -> None:
-        self._memory = table.memory[SLOTS * ROWS * ROW :]
+        self._memory = table.memory[LEDGER:]
         self._state = self._memory[:8].cast("Q")  # 2 x number, and 1 while that write has no reply
         self._at = dict[bytes, int]()
         for row in range(NAMES):

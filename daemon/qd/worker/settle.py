@@ -247,12 +247,18 @@ def full(error: BaseException, log: Log) -> str | None:
 
 NOT_RUN = "(not run)"  # counted in place of a name that may be anything
 ENDS = (Done, Failed, Cancelled)
-COUNTED = {Done: C.DONE, Missing: C.DONE, Failed: C.FAILED, Cancelled: C.CANCELLED, Lost: C.LEASE_LOST}
+COUNTED = {  # plain integers: see W
+    Done: int(C.DONE),
+    Missing: int(C.DONE),
+    Failed: int(C.FAILED),
+    Cancelled: int(C.CANCELLED),
+    Lost: int(C.LEASE_LOST),
+}
 
 
-def counted_as(outcome: Outcome) -> C:
+def counted_as(outcome: Outcome) -> int:
     if not isinstance(outcome, Back):
-        return COUNTED[type(outcome)]
+        return COUNTED[outcome.__class__]
     if isinstance(outcome.error, JobTimeout):
         return C.TIMED_OUT
     return C.HANDED_BACK if outcome.head else C.RELEASED
@@ -343,10 +349,9 @@ class Settlement:
             return
         if row is not None:
             self.attempts.row = None
-            counters.note_run(row, int(took * 1e6))
-            counters.ended(row, counted_as(outcome) if kept else C.LEASE_LOST)
+            counters.ended(row, counted_as(outcome) if kept else C.LEASE_LOST, int(took * 1e6))
         elif isinstance(outcome, Failed) and kept:  # it cannot run: unreadable, forged, or not declared
-            counters.ended(counters.started(job.queue, NOT_RUN), C.FAILED)
+            counters.settle(counters.started(job.queue, NOT_RUN), C.FAILED, 1)
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
         """kept: the reply to the answer."""

@@ -180,7 +180,7 @@ class BaseWorker:
 
     def _count_start(self, attempts: Attempts, job: Reserved, payload: Payload) -> None:
         """Count the start of an attempt, unless it only drops a job whose attempt was counted as cancelled."""
-        if ending_of(job.before) is not CANCELLED:
+        if b'"rsv":' not in job.before or ending_of(job.before) is not CANCELLED:
             attempts.row = self.counters.started(job.queue, payload.job, waited_us(payload))
 
     def _do(self, job: Reserved) -> None:
@@ -390,7 +390,8 @@ def waited_us(payload: Payload) -> int | None:
     created = payload.createdAt
     if created is None or payload.attempts > 1 or payload.failures is not NOTHING:
         return None
-    return int(min(max(time.time() - created, 0.0), MONTH)) * 1_000_000
+    waited = time.time() - created
+    return 0 if waited < 1.0 else int(min(waited, MONTH)) * 1_000_000
 
 
 def note_sigterm(number: int) -> None:

@@ -56,8 +56,7 @@ class Host:
     def count(self, job: str = "welcome", outcome: C = C.DONE, slot: int = 1) -> None:
         own = self.context.board.counters.slot(slot)
         row = own.started("mail", job, 3_000_000)
-        own.note_run(row, 1500)
-        own.ended(row, outcome)
+        own.ended(row, outcome, 1500)
 
     def write(self) -> None:
         self.statistics._due = 0.0

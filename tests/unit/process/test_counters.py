@@ -27,8 +27,7 @@ def test_the_counts_of_all_slots_are_added_by_queue_and_job() -> None:
     for slot in (3, 200):
         own = table.slot(slot)
         row = own.started("mail", "welcome", 2_000_000)
-        own.note_run(row, 3000)
-        own.ended(row, C.DONE)
+        own.ended(row, C.DONE, 3000)
         own.started("other", "welcome")
     found = numbers(table, "mail", "welcome")
     assert (found[C.STARTED], found[C.DONE], found[WAIT + 11], found[WAIT_US]) == (2, 2, 2, 4_000_000)
@@ -40,7 +39,7 @@ def test_the_next_worker_of_a_slot_continues_with_its_rows() -> None:
     table = CounterTable()
     table.slot(1).started("a", "x")
     table.slot(1).started("a", "x")
-    assert len(list(table.rows(1))) == 1
+    assert [text for _, text in table.rows(1)] == [counters.OTHER, text_of("a", "x")]
     assert numbers(table, "a", "x")[C.STARTED] == 2
 
 
@@ -60,10 +59,10 @@ def test_running_jobs_are_those_without_an_outcome() -> None:
     table = CounterTable()
     own = table.slot(0)
     first, second = own.started("a", "x"), own.started("a", "y")
-    own.ended(first, C.DONE)
+    own.ended(first, C.DONE, 5)
     assert own.running() == {second: text_of("a", "y")}
-    own.ended(second, C.CRASHED, own.count_running(second))
-    own.ended(second, C.CRASHED, own.count_running(second))
+    own.settle(second, C.CRASHED, own.count_running(second))
+    own.settle(second, C.CRASHED, own.count_running(second))
     assert not own.running()
     assert numbers(table, "a", "y")[C.CRASHED] == 1
 
