@@ -62,6 +62,23 @@ def test_health_finds_an_unserved_queue(tried: Tried) -> None:
     work.stop()
 
 
+# -- statistics
+
+
+def test_metrics_count_the_jobs_that_ran(tried: Tried) -> None:
+    def done() -> int:
+        return sum(row["outcomes"]["done"] for row in shown(tried, "metrics")["jobs"] if row["job"] == "quick")
+
+    before = done()
+    tried.push(*range(5))
+    work = ready(tried.shop)
+    for n in range(5):
+        tried.shop.wait_noted("E", n)
+    eventually(tried.empty)
+    work.stop()
+    assert done() - before == len(tried.shop.noted("E"))
+
+
 # -- crashes
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "queues": CommandRow("status", "queues", "Show queues: their sizes, the oldest job, and who paused them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
+    "metrics": CommandRow("metrics", "command", "Print what became of all jobs, and their times, for Prometheus."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),

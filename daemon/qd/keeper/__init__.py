@@ -5,5 +5,6 @@ controls             restart, pause and maintenance, requested with qd or with L
 dead_workers         requeues the jobs of dead workers and masters
 keeper               Keeper: one beat per second; the retention of failed jobs
 report               the report of this master
+statistics           writes what the workers have counted, every 10 s
 servers              unreachable servers, refused queues, missing permissions, the embedded server
 """

@@ -6,10 +6,11 @@ It must not slow the beats on the connection of the jobs: a failed call is follo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, Script
 from qd.drivers.keyspace.queue import beat
 from qd.drivers.types import BeatReply, BeatRequest
 from qd.errors import ConnectionLost, QdError, ServerRefused
@@ -81,12 +82,21 @@ class ControlConnection:
     def forget(self, *tokens: str) -> None:
         """Raises ControlAway."""
         for at in range(0, len(tokens), 1000):
-            self._call("HDEL", self.prefix + keys.MASTERS, *tokens[at : at + 1000])
+            for name in (keys.MASTERS, keys.STATS_NUMBERS):
+                self._call("HDEL", self.prefix + name, *tokens[at : at + 1000])
+
+    def step(self, script: Script, names: Sequence[str], *args: Arg) -> Any:
+        """Run a script. Raises ControlAway, and ServerRefused."""
+        placed = [self.prefix + name for name in names]
+        return self._tried(lambda: self.space.run(script, placed, args), ConnectionLost)
 
     def _call(self, *words: str) -> Any:
+        return self._tried(lambda: self.space.call(*words), ConnectionLost, ServerRefused)
+
+    def _tried(self, act: Callable[[], Any], *errors: type[ConnectionLost | ServerRefused]) -> Any:
         try:
-            return self.space.call(*words)
-        except (ConnectionLost, ServerRefused) as error:
+            return act()
+        except errors as error:
             if self.name == self.jobs.name:
                 raise
             self.lost(error)

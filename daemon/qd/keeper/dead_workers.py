@@ -37,12 +37,21 @@ from qd.payload.format import read
 from qd.payload.reservation import Ending, answered, marks_of, split_mark, taken_alone, unstarted
 from qd.process import SLOTS, leftovers, proc
 from qd.process.channels import Order
+from qd.process.counters import C, text_of
 from qd.process.exit_codes import ending, signal_name
-from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W
+from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W, now
 from qd.store.masters import MasterReport
 
 LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
 BUDGET = 0.5  # seconds per beat for masters that died
+
+COUNTED = {
+    Verdict.CRASH: C.CRASHED,
+    Verdict.MEMORY: C.CRASHED,
+    Verdict.TIMEOUT: C.TIMED_OUT,
+    Verdict.HAND_BACK: C.HANDED_BACK,
+    Verdict.CANCELLED: C.CANCELLED,
+}
 
 # After these the attempt has ended, and its places are freed, as after an error. A job whose worker crashed keeps its
 # places, because it will run again.
@@ -77,6 +86,7 @@ class DeadWorkers:
         self._kill_leftovers(slot)
         self._for_queues(self.queues, lambda queue: self._move(queue, slot))
         self._settle_lanes(slot)
+        self._count(slot)
         del self._reported[slot.number]
         self._late[slot.number] = (slot[W.GENERATION], time.monotonic() + LATE)
         slot[W.STATE] = SlotState.SETTLED
@@ -91,6 +101,33 @@ class DeadWorkers:
             ended = leftovers.kill_left_by_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
+
+    def _count(self, slot: Slot) -> None:
+        """Count how the attempts ended that the worker was running. Nothing is left to count the second time."""
+        board, counters = self.context.board, self.context.board.counters.slot(slot.number)
+        verdict = Verdict(slot[W.VERDICT])
+        as_verdict = COUNTED[verdict]
+        lanes = [lane for lane in board.started(slot) if lane[L.PROOF] != board.proof_of(lane.state[0])]
+        texts = [(lane, text_of(lane.queue, lane.job)) for lane in lanes]
+        unfinished = Counter(text for _, text in texts)
+        blamed = next((text for lane, text in texts if lane.state[0] == slot[W.BLAME]), b"")
+        running = counters.running()
+        for lane, text in texts:
+            if row := next((row for row, other in running.items() if other == text), 0):
+                counters.note_run(row, (now() - lane[L.JOB_AT]) // 1000)
+        for row, text in running.items():
+            count = counters.count_running(row)
+            if slot[W.SEVERAL] and not (slot[W.STARTED] or slot[W.SUSPECTS]):  # else its job ran alone
+                done = max(0, count - unfinished[text])  # finished, and not counted yet
+                counters.settle(row, C.DONE, done)
+                count -= done
+                all_of_them = not blamed and verdict in (Verdict.CRASH, Verdict.MEMORY)
+                others = 0 if all_of_them else count - int(text == blamed and count > 0)
+                counters.settle(row, C.HANDED_BACK, others)
+                count -= others
+            elif slot[W.TOOK_MS]:
+                counters.note_run(row, slot[W.TOOK_MS] * 1000)
+            counters.settle(row, as_verdict, count)
 
     def _owned(self, queue: str, owner: str) -> Reserved | None:
         member = self.queue.owned(queue, owner)

@@ -4,6 +4,7 @@
     a worker died         its jobs are moved at once (dead_workers.py)
     server unreachable    logged once; after its return renew first, reclaim only after a third of the lease
     failed store          once a minute and queue: delete old records, report records dropped for newer ones
+    statistics            every 10 s: add what the workers have counted (statistics.py)
 
 It moves jobs and runs none. All its state is on the server and the scoreboard, so that a new keeper can continue. It leaves
 when the master closes its order stream.
@@ -33,6 +34,7 @@ from qd.keeper.dead_workers import DeadWorkers, named
 from qd.keeper.recall import LOOK, Recall
 from qd.keeper.report import Report
 from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
+from qd.keeper.statistics import Statistics
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
@@ -100,6 +102,8 @@ class Keeper:
         keep = settings.failed.keep if settings.failed.enabled else 0.0
         self.retention = FailedRetention(queue, self.queues, keep, log)
         self.laravel = LaravelKeys.of(settings, queue, log)
+        self.statistics = Statistics(queue, self.queues, self.control, context, log)
+        self._control_now = 0.0  # the clock of the control connection's server
         self._connected_at = 0.0  # since when without a break
         self._turned_at = 0.0
         self._renewed_at = 0.0
@@ -161,8 +165,9 @@ class Keeper:
     def _secondary_tasks(self) -> None:
         """Tasks for which a server is known to be unreachable wait for a later beat. Other connection errors are raised."""
         masters = partial(self.dead_workers.settle_masters, self._masters, self.control.forget)
-        for act in (self.dead_workers.settle_workers, masters, self.retention.forget):
-            if act is masters and self.control.is_away:
+        write = partial(self.statistics.write, self._control_now)
+        for act in (self.dead_workers.settle_workers, masters, self.retention.forget, write):
+            if act in (masters, write) and self.control.is_away:
                 continue
             try:
                 act()
@@ -229,6 +234,7 @@ class Keeper:
         ready = [self.queues[place] for place in reply.waiting]
         self.report.update(reply.now, [queue for queue in ready if not self.maintenance.shuts(queue)])
         if control is not None:
+            self._control_now = control.now
             self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
         self.server_health.update(reply.away)
         self._log_late_answers(reply.late_answers)
@@ -324,6 +330,8 @@ class Keeper:
             try:
                 self.dead_workers.settle_workers()
                 self.retention.forget(leaving=True)
+                if not self.control.is_away:
+                    self.statistics.write(self._control_now, leaving=True)
                 self.queue.beat(self.queues, self._request(""))  # corrects the number of tokens
                 if not self.dead_workers.unsettled():
                     self.dead_workers.forget(self.queues, self.context.token)

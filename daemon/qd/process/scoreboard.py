@@ -30,12 +30,13 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from qd.process import SLOTS
+from qd.process import SLOTS, counters
+from qd.process.counters import CounterTable
 from qd.process.exit_codes import OVER_TIMEOUT
 
 WORD = 2**64 - 1  # the largest value of a word
 WORDS = 42  # a slot's numbers
-NAME, QUEUE = 96, 64  # bytes of text
+NAME, QUEUE = counters.JOB, counters.QUEUE  # bytes of text
 SLOT_BYTES = WORDS * 8 + NAME + QUEUE
 LANE_WORDS = 12
 LANE_BYTES = LANE_WORDS * 8 + NAME + QUEUE
@@ -230,6 +231,7 @@ class Scoreboard:
         self.lanes = lanes
         self._memory = mmap.mmap(-1, (SLOTS + 1) * SLOT_BYTES + SLOTS * lanes * LANE_BYTES)
         self._bytes = memoryview(self._memory)
+        self.counters = CounterTable()
         self.words = self._bytes.cast("Q")
         self.secret = int.from_bytes(os.urandom(8), "big") | 1  # not in the shared memory
 

@@ -6,5 +6,6 @@ failed               The failed store: pages, search, retry, forget.
 failed_jobs_table    Laravel's table failed_jobs, alone and together with the store.
 locks                Locks, leases, slots and sliding windows, on scripts.
 masters              The reports of running masters and their workers.
+statistics           How jobs ended and how long they took, as keepers write it.
 schedule             Pauses and last runs of schedule entries.
 """

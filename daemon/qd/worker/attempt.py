@@ -119,6 +119,7 @@ class Attempts:
         self._declared_limits: dict[str, JobLimits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: it was not readable, or not trusted
         self.unfreed = False  # the last attempt may still have a place
+        self.row: int | None = None  # where it was counted as started; None: it was not
 
     def run(self, reserved: Reserved, begin: Begin, death: Callable[[], Death]) -> Outcome:
         """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the
@@ -134,7 +135,7 @@ class Attempts:
 
     def prepare(self, reserved: Reserved, begin: Begin) -> Attempt | Outcome:
         """The attempt, or the outcome if no code of the job can run here. Runs no user code."""
-        self.payload, self.unfreed = None, False
+        self.payload, self.unfreed, self.row = None, False, None
         try:
             if too_deep(reserved.member, self._max_depth):
                 raise Malformed(f"nested deeper than max_depth = {self._max_depth}")

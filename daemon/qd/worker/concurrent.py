@@ -310,6 +310,7 @@ class ConcurrentWorker(BaseWorker):
                 self._exclusive_until = now() + EXCLUSIVE_NS
             else:
                 run.words.set(run.turn, LaneState.STARTED)
+                self._count_start(run.attempts, job, attempt.payload)
                 if (call := run.attempts.coroutine(attempt)) is not None:
                     tasks.append(partial(run.as_task, attempt, call, self._base))
                 else:

@@ -177,7 +177,7 @@ class RetryingConnection:
         """The job is done: its ack goes with the next turn."""
         self.finished.append(job)
 
-    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
+    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], object]) -> None:
         """Send the acks that wait for the next turn, and give back jobs that have not started."""
 
     def broke(self, error: Exception) -> None:
@@ -267,7 +267,7 @@ class WorkerConnection(RetryingConnection):
         """The finished job that is not acked yet."""
         return self.finished[0] if self.finished else None
 
-    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
+    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], object]) -> None:
         while self.unsure:
             try:
                 mine = self.query_held()

@@ -173,7 +173,7 @@ class PrefetchConnection(LaneConnection):
         """A broken turn may have acked, put back and reserved. What it reserved is put back by the next turn."""
         self.back = self.query_lanes(range(1, PREFETCHED + 1))
 
-    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], None]) -> None:
+    def flush(self, give_back: Callable[[Reserved], bool], ack: Callable[[HeldJob], object]) -> None:
         """Ack what has finished and put back what has not started, in one call."""
         self._keep_held()
         while not self.settled:

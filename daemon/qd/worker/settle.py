@@ -22,11 +22,12 @@ from qd.dispatch.results import value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Effect, Released, Reserved, ends, put_back
-from qd.errors import ConfigError, ConnectionLost, Malformed, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.format import Payload, read, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
 from qd.payload.rewrite import as_pushed
+from qd.process.counters import C, SlotCounters
 from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
@@ -244,15 +245,41 @@ def full(error: BaseException, log: Log) -> str | None:
     return text if len(text) <= LONGEST else text[: LONGEST // 2] + "\n...\n" + text[-LONGEST // 2 :]
 
 
+NOT_RUN = "(not run)"  # counted in place of a name that may be anything
 ENDS = (Done, Failed, Cancelled)
+COUNTED = {  # plain integers: see W
+    Done: int(C.DONE),
+    Missing: int(C.DONE),
+    Failed: int(C.FAILED),
+    Cancelled: int(C.CANCELLED),
+    Lost: int(C.LEASE_LOST),
+}
+
+
+def counted_as(outcome: Outcome) -> int:
+    if not isinstance(outcome, Back):
+        return COUNTED[outcome.__class__]
+    if isinstance(outcome.error, JobTimeout):
+        return C.TIMED_OUT
+    return C.HANDED_BACK if outcome.head else C.RELEASED
+
+
 UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
     """notify: calls the listeners of LeaseLost, and may be replaced."""
 
-    def __init__(self, settler: Settler, connection: RetryingConnection, attempts: Attempts, slot: Slot) -> None:
+    def __init__(
+        self,
+        settler: Settler,
+        connection: RetryingConnection,
+        attempts: Attempts,
+        slot: Slot,
+        counters: SlotCounters | None = None,
+    ) -> None:
         self.settler, self.connection, self.attempts, self.slot = settler, connection, attempts, slot
+        self.counters = counters
         self.notify: Callable[[Reserved], None] = self._notify
         self.most = attempts.app.settings.max_payload
 
@@ -265,22 +292,26 @@ class Settlement:
             effects += self.connection.fetch(lambda: places_of(settler.queue, job, payload, holder))
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
+                # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.
+                self._count(job, outcome, took)
                 self.connection.finish(job)
             if isinstance(outcome, Missing):
                 settler.log.info("job.missing", **log_fields(job), reason=outcome.why)
             elif settler.log.informs:
                 settler.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
-                self._ack(held, effects)
+                self._count(job, outcome, took, kept=self._ack(held, effects))
         elif isinstance(outcome, Lost):
             # No reservation is left to ack, but the job may still be listed under this worker.
             self.connection.until_answered(held, settler.queue.ack)
+            self._count(job, outcome, took)
             self._lost(job, notified=True)
         else:
             if isinstance(outcome, Back):
                 self.slot[W.HANDED_BACK] += int(outcome.head)
             answer = partial(settler.answer, outcome=outcome, unsaved=held.unsaved, effects=effects)
             kept = self.connection.until_answered(held, answer)
+            self._count(job, outcome, took, kept=kept is not False)
             settler.log_outcome(job, outcome)
             if self._log_if_lost(job, kept) and isinstance(outcome, Failed):
                 settler.copy()
@@ -307,9 +338,20 @@ class Settlement:
     def _untouched(self, job: Reserved) -> bool:
         return self.settler.give_back(job, UNTOUCHED, None)
 
-    def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> None:
+    def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> bool:
         kept = self.connection.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
-        self._log_if_lost(held.job, kept)
+        return self._log_if_lost(held.job, kept)
+
+    def _count(self, job: Reserved, outcome: Outcome, took: float, *, kept: bool = True) -> None:
+        """Count how the attempt ended, if it was counted as started. kept: the lease was not lost."""
+        row, counters = self.attempts.row, self.counters
+        if counters is None:
+            return
+        if row is not None:
+            self.attempts.row = None
+            counters.ended(row, counted_as(outcome) if kept else C.LEASE_LOST, int(took * 1e6))
+        elif isinstance(outcome, Failed) and kept:  # it cannot run: unreadable, forged, or not declared
+            counters.settle(counters.started(job.queue, NOT_RUN), C.FAILED, 1)
 
     def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
         """kept: the reply to the answer."""

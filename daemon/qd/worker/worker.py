@@ -26,7 +26,8 @@ from qd.jobs.context import set_stopping
 from qd.jobs.policy import JobLimits, backoff, fails_when_killed
 from qd.master.code import Assignment, ChildContext
 from qd.options.tables import PREFETCHED, WorkOptions
-from qd.payload.format import Payload
+from qd.payload.format import NOTHING, Payload
+from qd.payload.reservation import Ending, ending_of
 from qd.process import proc
 from qd.process.exit_codes import StopReason
 from qd.process.scoreboard import H, Slot, SlotState, W, now
@@ -44,6 +45,8 @@ IDLE = 0.5  # seconds between two checks of what keeps this worker from taking j
 BOOTING = 2_000_000_000  # ns after the start in which it checks more often
 DESCRIPTORS_CLOSED = "a job closed this worker's file descriptors; the worker is being replaced"
 LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
+CANCELLED = Ending.CANCELLED
+MONTH = 30 * 86400.0
 
 
 class BaseWorker:
@@ -77,7 +80,8 @@ class BaseWorker:
         url, place = settings.failed.database, settings.connection(self.work.connection).name
         copier = Copier(url, place, queue, self.log) if url else None
         settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
-        self.settlement = Settlement(settler, self.connection, self.attempts, self.slot)
+        self.counters = self.board.counters.slot(assignment.slot)
+        self.settlement = Settlement(settler, self.connection, self.attempts, self.slot, self.counters)
         self.events = WorkerEvents(app._listeners, self._beat)
         self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
@@ -174,8 +178,13 @@ class BaseWorker:
 
     # -- run it
 
+    def _count_start(self, attempts: Attempts, job: Reserved, payload: Payload) -> None:
+        """Count the start of an attempt, unless it only drops a job whose attempt was counted as cancelled."""
+        if b'"rsv":' not in job.before or ending_of(job.before) is not CANCELLED:
+            attempts.row = self.counters.started(job.queue, payload.job, waited_us(payload))
+
     def _do(self, job: Reserved) -> None:
-        self._queue, self._turn = job.queue, job.turn if self.ahead is None else self.ahead.started
+        self._job, self._turn = job, job.turn if self.ahead is None else self.ahead.started
         self.checkpoints.begin(job)
         outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
         held = self.checkpoints.end()
@@ -213,7 +222,8 @@ class BaseWorker:
         words[W.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
         words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         words[W.JOB_AT] = self._began = now()
-        self.titles.job(self.slot, payload.job, self._queue)
+        self._count_start(self.attempts, self._job, payload)
+        self.titles.job(self.slot, payload.job, self._job.queue)
         words[W.STATE] = BUSY
 
     # -- wait
@@ -372,6 +382,16 @@ class Worker(BaseWorker):
             self.connection.log_broken(error)
             self.connection.pause()
         self._after_wait()
+
+
+def waited_us(payload: Payload) -> int | None:
+    """How long the job has waited, in whole seconds, because that is what `createdAt` has. None: unknown, or it has been
+    started before."""
+    created = payload.createdAt
+    if created is None or payload.attempts > 1 or payload.failures is not NOTHING:
+        return None
+    waited = time.time() - created
+    return 0 if waited < 1.0 else int(min(waited, MONTH)) * 1_000_000
 
 
 def note_sigterm(number: int) -> None:

@@ -63,6 +63,13 @@
 | qd:overlap:ENTRY         | string | JSON, who runs an entry without_overlapping; TTL [schedule] lease, renewed; for    |
 |                          |        | on_every_host HOST 0x1f ENTRY                                                      |
 | qd:down                  | string | JSON {by, reason, at} during maintenance mode                                      |
+| qd:{stats}:total         | hash   | statistics (store/statistics.py): a field per connection, queue and job; at most   |
+|                          |        | 301; TTL 30 days after the last write, as the next                                 |
+| qd:{stats}:numbers       | hash   | master token -> number of its last write; a master deletes its own when it stops,  |
+|                          |        | keepers those of masters that died                                                 |
+| qd:{stats}:h:HOUR        | hash   | what was added to the total in this unix hour; TTL 30 days                         |
+| qd:{stats}:m:MINUTE      | hash   | what was added in this unix minute; TTL 8 hours                                    |
+| qd:{stats}:q:MINUTE      | hash   | connection 0x1f queue -> what the queue held in this minute; TTL 8 hours           |
 
 On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/nodes.py). A queue has three more keys
 there, a batch and the ticks one each: cluster/deferred.py.
@@ -125,7 +132,9 @@ errors = _of("qd:errors:")
 rest = _of("qd:rest:")
 overlap = _of("qd:overlap:")
 
-# The braces keep all keys of a rate, and of an app.lock, in one slot of a cluster.
+# The braces keep the keys of the statistics, of a rate and of an app.lock in one slot of a cluster.
+STATS_TOTAL = "qd:{stats}:total"
+STATS_NUMBERS = "qd:{stats}:numbers"
 starts = _of("qd:rate:{", "}:starts")
 turns = _of("qd:rate:{", "}:turns")
 due = _of("qd:rate:{", "}:due")
@@ -133,6 +142,18 @@ mutex = _of("qd:mutex:{", "}")
 fence = _of("qd:mutex:{", "}:fence")
 line = _of("qd:mutex:{", "}:line")
 seen = _of("qd:mutex:{", "}:seen")
+
+
+def stats_hour(hour: int) -> str:
+    return f"qd:{{stats}}:h:{hour}"
+
+
+def stats_minute(minute: int) -> str:
+    return f"qd:{{stats}}:m:{minute}"
+
+
+def stats_depths(minute: int) -> str:
+    return f"qd:{{stats}}:q:{minute}"
 
 
 def wake(name: str, waiter: str) -> str:
