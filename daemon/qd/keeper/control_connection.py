@@ -15,6 +15,8 @@ from qd.drivers.types import BeatReply, BeatRequest
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
 from qd.options.drivers import BORROWERS
+from qd.store import audit
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings
@@ -82,6 +84,16 @@ class ControlConnection:
         """Raises ControlAway."""
         for at in range(0, len(tokens), 1000):
             self._call("HDEL", self.prefix + keys.MASTERS, *tokens[at : at + 1000])
+
+    def record(self, *events: audit.Event) -> None:
+        """Raises ControlAway, ServerRefused."""
+        try:
+            audit.record(KeyspaceStore(self.space, self.prefix), *events)
+        except ConnectionLost as error:
+            if self.name == self.jobs.name:
+                raise
+            self.lost(error)
+            raise ControlAway(str(error)) from None
 
     def _call(self, *words: str) -> Any:
         try:

@@ -63,6 +63,7 @@
 | qd:overlap:ENTRY         | string | JSON, who runs an entry without_overlapping; TTL [schedule] lease, renewed; for    |
 |                          |        | on_every_host HOST 0x1f ENTRY                                                      |
 | qd:down                  | string | JSON {by, reason, at} during maintenance mode                                      |
+| qd:events                | list   | audit events, the newest last: number, times, count, JSON (store/audit.py); 10,000 |
 
 On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/nodes.py). A queue has three more keys
 there, a batch and the ticks one each: cluster/deferred.py.
@@ -79,6 +80,7 @@ RESTART = "qd:restart"
 DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
+EVENTS = "qd:events"
 TICKS = "qd:ticks"
 OUTBOX = "qd:outbox"
 OF = "\x1f"
