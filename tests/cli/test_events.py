@@ -16,7 +16,9 @@ from qd.options.drivers import DRIVERS
 from qd.store import audit
 from tests.cli.conftest import Run, done
 from tests.support.payloads import push, push_laravel, store_failed_job
+from tests.support.project import MakeProject
 from tests.support.redis import Client
+from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
@@ -137,6 +139,15 @@ def test_control_characters_and_secrets_are_not_printed(qd: Run, redis: Client, 
     done(qd("down", "--reason", "\x1b[31mred redis://:Secret77@h/0"))
     assert "\x1b" not in done(qd("events"))
     assert b"Secret77" not in redis.call("LINDEX", "qd:events", 0)
+
+
+@pytest.mark.xdist_group("cluster")
+def test_a_cluster_keeps_the_events(cluster: Cluster, project: MakeProject) -> None:
+    shop = project(url=cluster.url)
+    for _ in range(2):
+        assert shop.qd("up").returncode == shop.qd("down").returncode == 0
+    found = [json.loads(line) for line in shop.qd("events", "--json").stdout.splitlines()]
+    assert [(event["what"], event["count"]) for event in found] == [("up", 1), ("down", 2)]
 
 
 # -- docs/commands.md
