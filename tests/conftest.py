@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from weakref import WeakSet
 
@@ -128,10 +127,8 @@ def redis(server: Server) -> Iterator[Client]:
 def clean_redis(redis: Client, request: pytest.FixtureRequest) -> Iterator[Client]:
     """As `redis`, and at the end no key may be left but those that @pytest.mark.leaves("pattern", ...) allows."""
     yield redis
-    allowed = [pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args]
-    allowed.append("qd:{stats}:*")  # `qd work` keeps them when it stops
-    left = [key for key in redis.text("KEYS", "*") if not any(fnmatch(key, pattern) for pattern in allowed)]
-    assert not left, f"keys left in Redis: {sorted(left)}"
+    left = redis.leftovers(*(pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args))
+    assert not left, f"keys left in Redis: {left}"
 
 
 # The other servers: one of each per pytest process, started on first use. A test that kills one must restart it.

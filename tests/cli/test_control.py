@@ -218,7 +218,7 @@ def test_all_keys_have_the_prefix(qd: Run, redis: Client, configured: Callable[[
     configured('prefix = "shop:"\n')
     for words in (("restart",), ("pause", "mail"), ("down",)):
         done(qd(*words))
-    assert redis.keys() == ["shop:qd:down", "shop:qd:restart", "shop:queues:mail:paused"]
+    assert redis.keys() == ["shop:qd:down", "shop:qd:events", "shop:qd:restart", "shop:queues:mail:paused"]
 
 
 def test_stamps_are_on_the_control_connection_and_pauses_on_that_of_the_queue(
@@ -229,7 +229,7 @@ def test_stamps_are_on_the_control_connection_and_pauses_on_that_of_the_queue(
         done(qd(*words))
     assert redis.keys() == ["queues:mail:paused"]
     redis.call("SELECT", 2)
-    assert redis.keys() == ["qd:down", "qd:restart"]
+    assert redis.keys() == ["qd:down", "qd:events", "qd:restart"]
 
 
 def test_restart_and_pause_also_reach_laravel_workers(

@@ -241,7 +241,7 @@ def test_the_url_of_the_app_is_used_if_no_other_is_set(project: Projects, redis:
     assert shop.qd("pause", "mail").returncode == 78
     (shop.root / "jobs.py").write_text(f"from qd import Qd\napp = Qd({shop.url!r})\n")
     assert shop.qd("pause", "mail").returncode == 0
-    assert redis.keys() == ["queues:mail:paused"]
+    assert redis.keys() == ["qd:events", "queues:mail:paused"]
 
 
 # -- run
@@ -352,7 +352,7 @@ def test_clear_deletes_waiting_jobs_and_never_running_ones(qd: Run, clean_redis:
     for key in ("queues:mail:delayed", "queues:mail:reserved"):
         clean_redis.call("ZADD", key, 2**40, "{}")
     assert done(qd("clear", "mail")) == "mail: 3 deleted\n"
-    assert clean_redis.keys() == ["queues:mail:reserved"]
+    assert clean_redis.keys() == ["qd:events", "queues:mail:reserved"]
     assert document(qd("clear", "mail", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}
     clean_redis.call("DEL", "queues:mail:reserved")
 
@@ -381,7 +381,7 @@ def test_cancel_removes_the_job_waiting_under_a_key(project: Projects, clean_red
         "connection": "redis",
         "cancelled": True,
     }
-    assert clean_redis.keys() == []
+    assert clean_redis.keys() == ["qd:events"]
     assert shop.qd("cancel", "--job", "shop.remind", "--key", "order:42").returncode == 1
 
 
@@ -392,7 +392,7 @@ def test_cancel_by_key_needs_no_app_if_queue_and_connection_are_given(project: P
     shop.jobs("import nothing.of.that.name")
     assert shop.qd(*words).returncode == 78
     assert shop.qd(*words, "-c", "redis").returncode == 0
-    assert clean_redis.keys() == []
+    assert clean_redis.keys() == ["qd:events"]
 
 
 def test_cancel_needs_no_app(qd: Run, clean_redis: Client) -> None:

@@ -89,7 +89,7 @@ def first_after(ledger: Ledger, moment: float) -> float:
 
 
 def nothing_left(client: Client) -> None:
-    left = [key for key in client.text("KEYS", "*") if not key.endswith(":notify")]
+    left = client.leftovers("*:notify")
     assert not left, f"keys left in Redis: {left}"
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
@@ -16,6 +17,13 @@ from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.support.servers.redis import Server
+
+
+KEPT = ("*qd:events", "qd:{stats}:*")
+
+
+def leftovers(names: list[str], *but: str) -> list[str]:
+    return [name for name in names if not any(fnmatch(name, pattern) for pattern in (*KEPT, *but))]
 
 
 class Client:
@@ -49,6 +57,10 @@ class Client:
 
     def keys(self) -> list[str]:
         return sorted(self.text("KEYS", "*"))
+
+    def leftovers(self, *but: str) -> list[str]:
+        """The keys that are there, without those that masters keep when they stop and that match patterns in `but`."""
+        return leftovers(self.keys(), *but)
 
     def __enter__(self) -> Client:
         return self

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qd.store.base import KeyspaceStore
 
 F = TypeVar("F", bound=Callable[..., Any])
+RECORDED = 1.0  # seconds to connect and for a reply: the work of the command is done
 
 
 @dataclass
@@ -107,20 +108,26 @@ def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) ->
     return config.load(given().file, flags=flags, pool=pool or None, code=code)
 
 
-def user_name() -> str:
-    from getpass import getuser
-
-    try:
-        return getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
-
-
 def operator() -> str:
-    """user@host, for the notes that qd stores."""
-    from socket import gethostname
+    """QD_ACTOR or user@host, for the notes that qd stores."""
+    from qd.store.audit import actor
 
-    return f"{user_name()}@{gethostname()}"
+    return actor()
+
+
+def record(found: Settings, what: str, *objects: Mapping[str, Any], reason: str = "") -> None:
+    """Record what a command did to each of these, for `qd events`. A failure is a note: what was done stays done."""
+    from qd.options.drivers import WITH_KEYSPACE
+    from qd.store import audit
+
+    if not objects or found.connection(found.control).driver not in WITH_KEYSPACE:
+        return
+    try:
+        at = store(found, found.control)
+        with at.space.within(RECORDED):
+            audit.record(at, *[audit.Event(what, each, reason) for each in objects])
+    except QdError as error:
+        output.note(f"qd: done, but `qd events` does not show it: {error}")
 
 
 def connection_name(found: Settings) -> str:

@@ -53,6 +53,7 @@ def restart(rolling: bool, seconds: float | None) -> int:
     store = context.store(found, found.control)
     before = [master for master in masters.masters(store) if not master.silent(store.now())]
     stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
+    context.record(found, "restart", {"rolling": "yes"} if rolling else {})
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
@@ -187,6 +188,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
             if not queues:
                 controls.pause_all(there, seconds)
     time.sleep(FETCHED)
+    context.record(found, "pause", *[queue_of(each) | for_(seconds) for each in notes], reason=reason)
     if context.given().json:
         return output.document({"paused": notes})
     until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
@@ -205,6 +207,7 @@ def resume(queues: tuple[str, ...]) -> None:
     found = context.settings()
     places = context.places(found)
     listed = [each for place in places for each in resumed(found, place, queues)]
+    context.record(found, "resume", *[queue_of(each) for each in listed if each["was_paused"]])
     if context.given().json:
         return output.document({"resumed": listed})
     for each in listed:
@@ -224,6 +227,14 @@ def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[s
     for name in names:
         were[name] |= controls.resume(store, name) is not None
     return [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
+
+
+def queue_of(note: dict[str, Any]) -> dict[str, Any]:
+    return {key: note[key] for key in ("queue", "connection")}
+
+
+def for_(seconds: float | None) -> dict[str, str]:
+    return {} if seconds is None else {"for": output.duration(seconds)}
 
 
 def shown(note: dict[str, Any], places: list[str]) -> str:
@@ -327,6 +338,8 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     was = controls.is_down(store)
     seconds = None if end is None else end.seconds
     note = controls.down(store, by=context.operator(), reason=reason, seconds=seconds, allow=open_ones)
+    allowed = {"allow": ", ".join(open_ones)} if open_ones else {}
+    context.record(found, "down", allowed | for_(seconds), reason=reason)
     if context.given().json:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
@@ -342,6 +355,7 @@ def up() -> None:
     found = context.settings()
     store = context.store(found, found.control)
     was = controls.up(store)
+    context.record(found, "up", *[{}] * (was is not None))
     if context.given().json:
         return output.document({"was_down": None if was is None else asdict(was)})
     output.say("maintenance mode is off" if was else "maintenance mode was not on")

@@ -268,6 +268,8 @@ def clear(queue: str) -> None:
     found = context.settings()
     place = context.place(found)
     count = context.queue(found, place).clear(queue)
+    if count:
+        context.record(found, "clear", {"queue": queue, "connection": place, "jobs": count})
     if context.given().json:
         return output.document({"queue": queue, "connection": place, "deleted": count})
     output.say(f"{queue}: {count} deleted")

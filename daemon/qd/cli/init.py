@@ -16,6 +16,7 @@ from qd.cli import context, init_files, output
 from qd.config.file import PYPROJECT, find
 from qd.config.settings import CONNECTION, Settings, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
+from qd.process.proc import user_name
 
 NEXT = """\
 wrote qd.toml and jobs.py. Next:
@@ -70,7 +71,7 @@ def _project() -> init_files.Project:
         program=_program(),
         arguments=app,
         file=_by_name(found.root) / found.file.name if found.file else None,
-        user=context.user_name(),
+        user=user_name(),
         home=Path.home(),
         pools={pool: context.loaded(pool=pool).work.stop_timeout for pool in context.pool_names() or [""]},
         url_variable=environ_name(CONNECTION["url"], found.default),

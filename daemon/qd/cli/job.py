@@ -59,6 +59,8 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
         return None
 
     connection, was = search(found, there) or (context.connection_name(found), None)
+    if was is not None:
+        context.record(found, "cancel", {"id": id, "connection": connection})
     if context.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
     elif was is None:
@@ -74,6 +76,8 @@ def by_key(job: str, key: str, queue: str | None) -> int:
     place = place_of(found, job)
     queue = queue or (queue_of(found, job, {}) if found else context.settings().connection(place).queue)
     cancelled = context.queue(context.settings(), place).cancel_keyed(queue, name_of(job, key))
+    if cancelled:
+        context.record(context.settings(), "cancel", {"job": job, "key": key, "queue": queue, "connection": place})
     if context.given().json:
         output.document({"job": job, "key": key, "queue": queue, "connection": place, "cancelled": cancelled})
     elif cancelled:

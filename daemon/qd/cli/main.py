@@ -49,6 +49,7 @@ COMMANDS = {
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
     "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, or the one that waits under a key."),
+    "events": CommandRow("events", "events", "Show what operators did and what happened to masters."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
     "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix; nothing is changed."),

@@ -208,6 +208,13 @@ def guarded(stream: TextIO | None, fd: int, name: str) -> TextIO:
     )
 
 
+def is_lost() -> bool:
+    """Whether nobody reads stdout any more: a command that follows something ends."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    sink = getattr(buffer, "raw", buffer)
+    return isinstance(sink, Sink) and sink.lost
+
+
 class Sink(io.FileIO):
     """A descriptor that accepts every byte. In forked processes errors are raised as usual: a job's print() is not a
     command's result."""
@@ -216,11 +223,11 @@ class Sink(io.FileIO):
         super().__init__(fd, "wb", closefd=False)
         self.name = name
         self._pid = os.getpid()
-        self._lost = False
+        self.lost = False
 
     def write(self, data: ReadableBuffer, /) -> int:
         ours = os.getpid() == self._pid
-        if self._lost and ours:
+        if self.lost and ours:
             return memoryview(data).nbytes
         try:
             while (taken := super().write(data)) is None and ours:  # non-blocking, and full
@@ -229,7 +236,7 @@ class Sink(io.FileIO):
         except OSError as error:
             if not ours:
                 raise
-            self._lost = True
+            self.lost = True
             if self.fileno() != STDERR and error.errno not in CLOSED:
                 line = f"qd: {self.name.strip('<>')}: {error.strerror}; the rest of the output is lost\n"
                 with contextlib.suppress(OSError):

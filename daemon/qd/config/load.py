@@ -43,7 +43,7 @@ FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
 LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "prefetch", "min_uptime")  # their built-in values depend on others
-OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER"}  # variables that are not in a table
+OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER", "QD_ACTOR"}  # variables that are not in a table
 
 
 class Found(NamedTuple):

@@ -16,6 +16,8 @@ from qd.drivers.types import BeatReply, BeatRequest
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.log import Log
 from qd.options.drivers import BORROWERS
+from qd.store import audit
+from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings
@@ -89,6 +91,16 @@ class ControlConnection:
         """Run a script. Raises ControlAway, and ServerRefused."""
         placed = [self.prefix + name for name in names]
         return self._tried(lambda: self.space.run(script, placed, args), ConnectionLost)
+
+    def record(self, *events: audit.Event) -> None:
+        """Raises ControlAway, ServerRefused."""
+        try:
+            audit.record(KeyspaceStore(self.space, self.prefix), *events)
+        except ConnectionLost as error:
+            if self.name == self.jobs.name:
+                raise
+            self.lost(error)
+            raise ControlAway(str(error)) from None
 
     def _call(self, *words: str) -> Any:
         return self._tried(lambda: self.space.call(*words), ConnectionLost, ServerRefused)

@@ -31,6 +31,7 @@ from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
 from qd.keeper.controls import LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
+from qd.keeper.events import MasterEvents
 from qd.keeper.recall import LOOK, Recall
 from qd.keeper.report import Report
 from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
@@ -114,6 +115,7 @@ class Keeper:
         self.restarts = Restarts(context, self.laravel, log)
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, context)
+        self.events = MasterEvents(settings, context, self.control, log)
         self.embedded = EmbeddedServer(settings, log)
         self.permissions = Permissions(queue, self.queues[0], context.board, log)
 
@@ -165,9 +167,9 @@ class Keeper:
     def _secondary_tasks(self) -> None:
         """Tasks for which a server is known to be unreachable wait for a later beat. Other connection errors are raised."""
         masters = partial(self.dead_workers.settle_masters, self._masters, self.control.forget)
-        write = partial(self.statistics.write, self._control_now)
-        for act in (self.dead_workers.settle_workers, masters, self.retention.forget, write):
-            if act in (masters, write) and self.control.is_away:
+        write, record = partial(self.statistics.write, self._control_now), self.events.record
+        for act in (self.dead_workers.settle_workers, masters, self.retention.forget, write, record):
+            if act in (masters, write, record) and self.control.is_away:
                 continue
             try:
                 act()
@@ -336,6 +338,7 @@ class Keeper:
                 if not self.dead_workers.unsettled():
                     self.dead_workers.forget(self.queues, self.context.token)
                     self.control.forget(self.context.token)
+                self.events.record(stopped=True)
                 return
             except (ConnectionLost, ServerRefused):
                 if self.server_health.is_away or self.control.is_away:

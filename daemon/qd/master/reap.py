@@ -19,7 +19,7 @@ from qd.master.state import State
 from qd.master.status import log_death
 from qd.process import fork
 from qd.process.exit_codes import Exit, describe_status, ending, of_program
-from qd.process.scoreboard import Role, Verdict
+from qd.process.scoreboard import H, Role, Verdict
 
 
 class Reaper:
@@ -98,6 +98,7 @@ class Reaper:
         if state.stopping is None and death.fell_idle:
             delay = boots.fell(time.monotonic())
             if boots.fall.count > 1:
+                state.board.count(H.CRASH_LOOPS)
                 event = death.worker.event("crash_loop")
                 state.log.error(event, how=death.how, deaths=boots.fall.count, retry_in=delay)
 

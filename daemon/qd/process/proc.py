@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 from collections.abc import Mapping
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
+
+
+def user_name() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
 
 
 @functools.cache

@@ -645,7 +645,7 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     log = Log("worker", write=lambda _: None)
     connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
     attempts: Any = SimpleNamespace(
-        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True
+        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True, row=None
     )
     ending = Settlement(Settler(queue, log, keeps=True, copier=None), connection, attempts, Scoreboard().slot(1))
     context: Any = None

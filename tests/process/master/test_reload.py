@@ -398,7 +398,7 @@ def test_another_server_is_worked_on_once_the_last_job_of_the_old_has_ended(
         work.wait_line("master.reloaded workers=2")
         work.stop()
         assert not work.matches("lease|ERROR")
-        assert client.keys() == []
+        assert client.leftovers() == []
         client.close()
 
 

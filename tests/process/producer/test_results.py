@@ -274,7 +274,7 @@ def test_a_result_expires(shop: Project, jobs: Jobs, redis: Client, monkeypatch:
     handle = jobs.adds.using(result_ttl=1).dispatch(1, 1)
     shop.work_off()
     eventually(lambda: handle.status() == "unknown", 20)
-    assert not redis.text("KEYS", "*")
+    assert not redis.leftovers()
     with pytest.raises(NoResult, match="it is unknown"):
         handle.result()
 

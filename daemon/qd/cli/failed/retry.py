@@ -167,16 +167,20 @@ def go(
     seen = sys.stderr.isatty() and not context.given().json
     due = noted_at = time.monotonic()
     shown = click.progressbar(chosen(at, ids, which, tally), total, show_pos=True, file=sys.stderr if seen else NOWHERE)
-    with shown as records:
-        for chunk in chunks(records, most):
-            if rate is not None:
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
-            for record, why in zip(chunk, step(chunk), strict=True):
-                tally.count(record, why)
-            if not seen and time.monotonic() - noted_at >= EVERY:
-                noted_at = time.monotonic()
-                output.note(f"{output.count(tally.done, 'job')} {what} so far")
+    try:
+        with shown as records:
+            for chunk in chunks(records, most):
+                if rate is not None:
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    due = max(due, time.monotonic() - 1.0) + len(chunk) / rate
+                for record, why in zip(chunk, step(chunk), strict=True):
+                    tally.count(record, why)
+                if not seen and time.monotonic() - noted_at >= EVERY:
+                    noted_at = time.monotonic()
+                    output.note(f"{output.count(tally.done, 'job')} {what} so far")
+    finally:  # also if it was interrupted
+        if tally.done and not dry_run:
+            note_done(at, ids, which, "failed retry" if key == "retried" else "failed forget", tally.done)
     if context.given().json:
         would = {"would": tally.done} if dry_run else {}
         facts = output.fields(tally, "gone", "refusals", "refused", "unknown")
@@ -187,6 +191,12 @@ def go(
     if tally.done or not tally.code:
         output.say(f"{output.count(tally.done, 'job')} {what}")
     return tally
+
+
+def note_done(at: Place, ids: Sequence[str], which: Filters, what: str, done: int) -> None:
+    named = {"id": ", ".join(ids), "queue": ", ".join(which.queue), "job": which.job, "error": which.error}
+    chosen = {key: value for key, value in named.items() if value}
+    context.record(context.settings(), what, {"connection": at.connection, **chosen, "jobs": done})
 
 
 def resend(at: Place, force: bool) -> Step:

@@ -35,6 +35,7 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     found = checked(names)
     store = context.store(found, found.control)
     note = schedule.pause(store, names or [schedule.ALL], by=context.operator(), reason=reason, seconds=seconds)
+    context.record(found, "schedule pause", *[{"entry": name} for name in names or (schedule.ALL,)], reason=reason)
     if context.given().json:
         return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
     for name in names or ("",):
@@ -71,6 +72,7 @@ def resume(names: tuple[str, ...]) -> None:
     if unknown:
         checked(tuple(unknown))
     were = schedule.resume(store, names or list(schedule.paused(store)))
+    context.record(found, "schedule resume", *[{"entry": name} for name in were])
     every = bool(names) and schedule.ALL in schedule.paused(store)
     if context.given().json:
         listed = [{"entry": name, "was_paused": name in were} for name in names or were]

@@ -154,6 +154,8 @@ def run(reason: bool) -> int:
         scheduler.down = bool(laravels(found))  # it reads `qd down` itself
         with stdout_to_stderr() if context.given().json else contextlib.nullcontext():
             Minute(scheduler, report, report.end - now).work()
+    if sys.stdin.isatty():  # by hand: a crontab would fill the list, and the entries have notes of their runs
+        context.record(found, "schedule run", *[{"entry": one["entry"]} for one in report.ran])
     if reason or context.given().json:
         notes = list[tuple[str, schedule.Last]]()
         with contextlib.suppress(QdError):
