@@ -29,6 +29,12 @@ def two(redis: Client, still: None) -> float:
     redis.call("HSET", "queues:mail:failed", *[word for n in range(6) for word in (f"f{n}", "x")])
     note = {"by": "ana@app-1", "reason": "db upgrade", "at": now - 2400, "until": None}
     redis.call("SET", "queues:reports:paused", json.dumps(note))
+    for minute in range(int(now // 60) - 5, int(now // 60) + 1):
+        left, ended = 1222 + 120 * (int(now // 60) - minute), 180
+        if minute == int(now // 60):  # it has begun
+            ended = round(180 * (now % 60 + 0.5) / 60)
+        redis.call("HSET", f"qd:{{stats}}:m:{minute}", "redis\x1fmail\x1fx", f"1 0:{ended} 1:{ended}")
+        redis.call("HSET", f"qd:{{stats}}:q:{minute}", "redis\x1fmail", f"1 {left} 0 0 6 12")
     report(redis, workers=[{"slot": n, "pid": 414 + n, "state": "waiting"} for n in range(2)])
     return now
 

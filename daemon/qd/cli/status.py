@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state
 from qd.config.settings import Settings
+from qd.errors import ConnectionLost, ServerRefused
 from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
+from qd.store.rates import WINDOW, History, Place, Rate
 
 INTERNAL = ("boot", "ns", "start", "root")  # fields of reports that the document does not have
 MOST_CRASHES = 8  # that a report has room for
@@ -46,7 +48,9 @@ def status() -> int:
 @click.argument("name", required=False)
 @context.options
 def queues(name: str | None) -> int:
-    """Show queues: their sizes, the oldest job, and who paused them.
+    """Show queues: their sizes, the oldest job, how fast jobs come and go, and who paused them.
+
+    in/min and out/min are those of the last five minutes; "empty in" is when the queue is empty at this pace.
 
     With NAME: this queue, on each connection that has it. Exit 1: no job is in it, no master works on it and the
     configuration does not name it.
@@ -56,11 +60,13 @@ def queues(name: str | None) -> int:
     state = read_state(found, also=() if name is None else (name,))
     # `also` adds a queue that only its name makes known: on a broker that lists none it may have jobs.
     shown = [line for line in state.queues if name is None or (name == line.name and known(found, line))]
+    rates = recent(found)
     if context.given().json:
         facts = {"away": state.away, "nodes_away": state.nodes, "unknown": list(state.unknown)}
-        output.document({"schema": 1, "read_at": output.iso(state.now), "queues": [*map(queue_of, shown)], **facts})
+        rows = [queue_of(line, rates.get((line.connection, line.name))) for line in shown]
+        output.document({"schema": 1, "read_at": output.iso(state.now), "queues": rows, **facts})
     elif shown:
-        say_queues(replace(state, queues=shown))
+        say_queues(replace(state, queues=shown), rates)
     for place, why in state.away.items():
         output.note(f"qd: the queues of connection {place} are unknown: {why}")
     if state.away:
@@ -80,13 +86,31 @@ def known(found: Settings, line: QueueLine) -> bool:
     return bool(used) or line.name in configured
 
 
-def queue_of(line: QueueLine) -> dict[str, Any]:
+def recent(found: Settings) -> Mapping[Place, Rate]:
+    """The rates of all queues; empty if their node of a cluster is unreachable."""
+    try:
+        return History(context.store(found, found.control), (WINDOW + 1) * 60).refresh().rates()
+    except (ConnectionLost, ServerRefused):
+        return {}
+
+
+def queue_of(line: QueueLine, rate: Rate | None) -> dict[str, Any]:
     paused = line.paused and {
         **fields(line.paused, "by", "reason"),
         "paused_at": output.iso(line.paused.at),
         "until_at": output.iso(line.paused.until),
     }
-    return {**queue_document(line), "paused": paused, "dropped_at": output.iso(line.failed.dropped_at)}
+    rates = rate and {
+        "in_per_min": round(rate.enters, 1),
+        "out_per_min": round(rate.leaves, 1),
+        "failed_per_min": round(rate.failed, 1),
+        "growth_per_min": round(rate.growth, 1),
+        "empty_in_s": rate.eta and round(rate.eta),
+        "wait_p95_s": rate.wait_p95,
+        "run_p95_s": rate.run_p95,
+    }
+    dropped = output.iso(line.failed.dropped_at)
+    return {**queue_document(line), "rates": rates, "paused": paused, "dropped_at": dropped}
 
 
 # -- for people
@@ -184,19 +208,30 @@ def age(since: float | None, master: masters.MasterReport) -> float | None:
     return None if since is None else max(0.0, master.seen_at - since)
 
 
-def say_queues(state: State) -> None:
+def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
+    """rates: shows them."""
     several = len({line.connection for line in state.queues}) > 1
-    head = ("queue", "ready", "delayed", "reserved", "failed", "oldest", "workers", "")
+    head = ["queue", "ready", "delayed", "reserved", "failed", "oldest", "workers", ""]
+    paces = () if rates is None else ("in/min", "out/min", "empty in")
+    head[6:6] = paces
     rows = [
         (
             f"{line.connection}:{line.name}" if several else line.name,
             *(line.sizes.ready, line.sizes.delayed, line.sizes.reserved, line.sizes.failed),
-            *(output.duration(line.sizes.oldest_age), line.workers),
+            output.duration(line.sizes.oldest_age),
+            *(() if rates is None else pace(rates.get((line.connection, line.name)))),
+            line.workers,
             f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
         )
         for line in state.queues
     ]
-    output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "workers"))
+    output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "in/min", "out/min", "workers"))
+
+
+def pace(rate: Rate | None) -> tuple[str, str, str]:
+    if rate is None:
+        return "-", "-", "-"
+    return f"{rate.enters:,.0f}", f"{rate.leaves:,.0f}", output.duration(rate.eta)
 
 
 def warnings(state: State) -> Iterable[str]:
