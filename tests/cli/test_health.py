@@ -193,7 +193,7 @@ def test_a_queue_known_only_by_its_keys_is_unserved(qd: Run, redis: Client) -> N
     push(redis, count=3)
     way = "start `qd work mail`, or add it to the queues of a pool that runs"
     assert reason(qd) == ("unserved", f"queue 'mail': 3 ready and no worker serves it; {way}")
-    over = f"its oldest job waits for 1m, over --max-age 30s (no worker serves it); {way}"
+    over = f"its oldest job waits for 1m, longer than 30s (no worker serves it); {way}"
     assert reasons(qd, "--max-age", "30s")[1] == ("max-age", f"queue 'mail': {over}")
     redis.call("ZADD", "queues:mail:reserved", server_time(redis) + 60, "{}")  # a PHP worker's
     assert reasons(qd) == []
@@ -259,7 +259,7 @@ def test_the_hint_matches_the_cause(qd: Run, redis: Client) -> None:
     push(redis)
 
     def hint() -> str:
-        return dict(reasons(qd, "--max-ready", "0"))["max-ready"].partition("--max-ready 0")[2]
+        return dict(reasons(qd, "--max-ready", "0"))["max-ready"].partition("more than 0")[2]
 
     report(redis, workers=[BUSY])
     assert hint() == " (all workers are busy); add workers"
@@ -507,11 +507,11 @@ def test_more_ready_jobs_than_max_ready(qd: Run, redis: Client) -> None:
     report(redis, workers=[WAITING])
     push(redis, count=4)
     assert reasons(qd, "--max-ready", "4") == []
-    assert reason(qd, "--max-ready", "3") == ("max-ready", "queue 'mail': 4 ready, over --max-ready 3; add workers")
+    assert reason(qd, "--max-ready", "3") == ("max-ready", "queue 'mail': 4 ready, more than 3; add workers")
     qd("pause", "mail")
-    held = "queue 'mail': 4 ready, over --max-ready 3 (it is paused); `qd resume mail`"
+    held = "queue 'mail': 4 ready, more than 3 (it is paused); `qd resume mail`"
     assert reason(qd, "--max-ready", "3")[1] == held
-    assert reason(qd, "--max-age", "30s")[1].endswith("over --max-age 30s (it is paused); `qd resume mail`")
+    assert reason(qd, "--max-age", "30s")[1].endswith("longer than 30s (it is paused); `qd resume mail`")
     qd("resume", "mail")
     qd("down")
     assert reason(qd, "--max-ready", "3")[1].endswith("(maintenance mode); `qd up`")

@@ -52,12 +52,12 @@ def test_health_finds_an_unserved_queue(tried: Tried) -> None:
     first, *_, last = none.stdout.splitlines()  # SQS reports no age: there the job counts as old
     assert [first, last] == [
         "no master runs on any host; start `qd work`, or pass --allow-none if that is intended",
-        "queue 'low': 1 ready, over --max-ready 0 (no master runs); start `qd work low`",
+        "queue 'low': 1 ready, more than 0 (no master runs); start `qd work low`",
     ]
     work = ready(tried.shop, "default")
     eventually(lambda: shown(tried, "status")["masters"])
     other = tried.shop.quick("health", "--max-ready", "0", *named)
-    assert "queue 'low': 1 ready, over --max-ready 0 (no worker serves it); start `qd work low`, or" in other.stdout
+    assert "queue 'low': 1 ready, more than 0 (no worker serves it); start `qd work low`, or" in other.stdout
     assert (other.exit_code, tried.shop.quick("health", "default", "--expect", "1").exit_code) == (1, 0)
     work.stop()
 

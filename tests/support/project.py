@@ -66,10 +66,12 @@ class Project:
         return {**kept, **ours, **self.mode, **more}
 
     def work(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
-        """Start `qd work ...`. The test must end it; processes left running fail the test. within: prefix of the command."""
-        procs = Procs(
-            [*within, *self.program, "work", *arguments], cwd=self.root, env=self.env(**env), fresh=self.fresh
-        )
+        """Start `qd work ...`. within: prefix of the command."""
+        return self.begin("work", *arguments, within=within, **env)
+
+    def begin(self, *arguments: str, within: Sequence[str] = (), **env: str) -> Procs:
+        """Start `qd ...`. The test must end it; processes left running fail the test."""
+        procs = Procs([*within, *self.program, *arguments], cwd=self.root, env=self.env(**env), fresh=self.fresh)
         self.started.append(procs)
         return procs
 

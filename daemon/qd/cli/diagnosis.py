@@ -276,8 +276,8 @@ def over(line: QueueLine, limits: HealthThresholds, state: State) -> Iterator[Re
     rest = f" ({why.fact}); {why.way}" if why.fact else f"; {why.way}"
     ready, age = line.sizes.ready, line.sizes.oldest_age if line.sizes.ready else line.overdue
     if limits.max_ready is not None and ready > limits.max_ready:
-        what = f"queue '{line.name}': {ready} ready, over --max-ready {limits.max_ready}{rest}"
+        what = f"queue '{line.name}': {ready} ready, more than {limits.max_ready}{rest}"
         yield Reason("max-ready", what, queue=line.name)
     if limits.max_age is not None and age is not None and age > limits.max_age:
-        what = f"its oldest job waits for {duration(age)}, over --max-age {duration(limits.max_age)}"
+        what = f"its oldest job waits for {duration(age)}, longer than {duration(limits.max_age)}"
         yield Reason("max-age", f"queue '{line.name}': {what}{rest}", queue=line.name)

@@ -33,8 +33,9 @@ class CommandRow(NamedTuple):
 COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
-    "queues": CommandRow("status", "queues", "Show queues: their sizes, the oldest job, and who paused them."),
+    "queues": CommandRow("status", "queues", "Show queues: their sizes, their pace, and who paused them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
+    "alerts": CommandRow("alerts", "command", "Tell a webhook or a program when something is wrong."),
     "metrics": CommandRow("metrics", "command", "Print what became of all jobs, and their times, for Prometheus."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),

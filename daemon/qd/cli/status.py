@@ -48,7 +48,7 @@ def status() -> int:
 @click.argument("name", required=False)
 @context.options
 def queues(name: str | None) -> int:
-    """Show queues: their sizes, the oldest job, how fast jobs come and go, and who paused them.
+    """Show queues: their sizes, their pace, and who paused them.
 
     in/min and out/min are those of the last five minutes; "empty in" is when the queue is empty at this pace.
 

@@ -17,11 +17,14 @@ from qd.config.settings import (
     CONNECTION,
     ENTRY,
     QD,
+    QUEUE_ALERTS,
     SECTIONS,
+    AlertSettings,
     ConnectionSettings,
     EntrySettings,
     FailedSettings,
     LaravelSettings,
+    QueueAlerts,
     ScheduleSettings,
     Settings,
     SigningSettings,
@@ -245,6 +248,7 @@ def settings_of(layers: Layers) -> Settings:
         failed=failed_of(layers),
         signing=signing_of(layers),
         schedule=schedule_of(layers),
+        alerts=alerts_of(layers),
         origins=layers.origins,
     )
 
@@ -314,6 +318,30 @@ def schedule_of(layers: Layers) -> ScheduleSettings:
             own["args"] = json.dumps(own["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
         entries.append(EntrySettings(name, file.shown, file.line(held_by), **own))
     return ScheduleSettings(**held, entries=tuple(entries))
+
+
+def alerts_of(layers: Layers) -> AlertSettings:
+    held = layers.all("alerts")
+    for key in ("webhook", "heartbeat"):
+        if held[key] and not held[key].startswith(("http://", "https://")):
+            raise ConfigError(f"{layers.origins[f'alerts.{key}']}: {key} is not an http:// or https:// url")
+    template, where = held["template"], layers.origins["alerts.template"]
+    if template:
+        import json
+
+        try:
+            json.loads(template.replace("{text}", '""'))
+        except ValueError:
+            raise ConfigError(f'{where}: the template is not JSON; write {{"text": {{text}}}}') from None
+    limits = {name: held[name] for name in QUEUE_ALERTS}
+    queues = dict[str, QueueAlerts]()
+    if (file := layers.file) is not None:
+        for name, keys in file.section("alerts", "queues").items():
+            where = f"alerts.queues.{name}"
+            layers.origins.update({f"{where}.{key}": file.where(f"{where}.{key}") for key in keys})
+            own = {key: QUEUE_ALERTS[key].read(value) for key, value in keys.items()}
+            queues[name] = QueueAlerts(**limits | own)
+    return AlertSettings(**held, queues=queues)
 
 
 def work_of(layers: Layers, found: Configured) -> WorkOptions:

@@ -132,6 +132,38 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueAlerts:
+    """When `qd alerts` reports a queue. None: never. failure_rate: percent."""
+
+    max_wait: float | None = option(None, "span", "alert if the oldest ready job has waited longer than this")
+    max_ready: int | None = option(None, "count", "alert if more jobs than this are ready", unit="jobs", at_least=1)
+    failure_rate: int | None = option(
+        None, "count", "alert if more than this part of the jobs that ended within 5 minutes have failed",
+        unit="percent", at_least=1, at_most=99,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings(QueueAlerts):
+    """What `qd alerts` sends where. "": nowhere. queues: those with limits of their own."""
+
+    webhook: str = option("", "text", "POST alerts to this url as JSON", shown="none", repr=False)
+    template: str = option(
+        "", "text", 'the body of the POST, `{"content": {text}}`; {text} becomes a JSON string', shown="the document"
+    )
+    exec: str = option("", "text", "run this line with /bin/sh, with the JSON on its stdin", shown="none")
+    heartbeat: str = option(
+        "",
+        "text",
+        "GET this url once a minute while nothing is wrong, for a dead man's switch",
+        shown="none",
+        repr=False,
+    )
+    every: float = option(15.0, "span", "look this often", at_least=1)
+    queues: Mapping[str, QueueAlerts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration. root: the folder of the file, or the current one; it comes first on sys.path."""
 
@@ -164,6 +196,7 @@ class Settings:
     max_depth: int = option(
         512, "count", "refuse payloads nested deeper than this, as PHP counts, 0: any", unit="levels"
     )
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
         """The connection of that name; None or "" for the default one. Raises ConfigError: unknown, or without a url."""
@@ -195,6 +228,8 @@ LARAVEL = rows_of(LaravelSettings, "QD_LARAVEL_")
 FAILED = rows_of(FailedSettings, "QD_FAILED_")
 SIGNING = rows_of(SigningSettings, "QD_SIGNING_")
 SCHEDULE = rows_of(ScheduleSettings, "QD_SCHEDULE_")
+ALERTS = rows_of(AlertSettings, "QD_ALERTS_")
+QUEUE_ALERTS = rows_of(QueueAlerts, "")
 ENTRY = rows_of(EntrySettings, "")
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
 
@@ -209,6 +244,8 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "signing": SIGNING,
     "schedule": SCHEDULE,
     "schedule.entries.NAME": ENTRY,
+    "alerts": ALERTS,
+    "alerts.queues.NAME": QUEUE_ALERTS,
 }
 
 
@@ -284,6 +321,7 @@ def hide_secrets(settings: Settings) -> None:
     urls += [settings.laravel.cache_url] if settings.laravel and settings.laravel.cache_url else []
     urls += [settings.failed.database]
     register_secrets([password for url in urls for password in passwords_in(url)])
+    register_secrets([url for url in (settings.alerts.webhook, settings.alerts.heartbeat) if url])
     register_secrets([key.partition(":")[2] for key in settings.signing.keys])
 
 

@@ -30,9 +30,9 @@ GROUPS = {
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
-    "cancel", *GROUPS, "doctor", "events", "init", "metrics", "migrate", "queues", "peek", "wait", "help",
+    "cancel", *GROUPS, "doctor", "events", "init", "alerts", "metrics", "migrate", "queues", "peek", "wait", "help",
 )  # fmt: skip
-ENDLESS = {("work",), ("schedule", "work")}
+ENDLESS = {("work",), ("alerts",), ("schedule", "work")}
 Word = str | int | float | Path
 Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
 

@@ -70,6 +70,8 @@
 | qd:{stats}:h:HOUR        | hash   | what was added to the total in this unix hour; TTL 30 days                         |
 | qd:{stats}:m:MINUTE      | hash   | what was added in this unix minute; TTL 8 hours                                    |
 | qd:{stats}:q:MINUTE      | hash   | connection 0x1f queue -> what the queue held in this minute; TTL 8 hours           |
+| qd:alerts                | string | JSON, what is wrong, of which `qd alerts` has told; TTL a week                      |
+| qd:alerts:by             | string | which `qd alerts` sends; TTL four times `every` of [alerts], renewed               |
 | qd:events                | list   | audit events, the newest last: number, times, count, JSON (store/audit.py); 10,000 |
 
 On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/nodes.py). A queue has three more keys
@@ -88,6 +90,8 @@ DOWN = "qd:down"
 MASTERS = "qd:masters"
 CANCEL = "qd:cancel"
 EVENTS = "qd:events"
+ALERTS = "qd:alerts"
+ALERTS_BY = "qd:alerts:by"
 TICKS = "qd:ticks"
 OUTBOX = "qd:outbox"
 OF = "\x1f"

@@ -1,0 +1,221 @@
+"""`qd alerts`: looks every few seconds as `qd health` does, and tells a webhook or a program what is wrong and what is over.
+
+    read_state -> findings -> new ones and those that are over -> one document -> webhook, exec
+
+A program of its own: a webhook that hangs delays only the next look. Several may run, on several hosts: the one that has the
+lease sends, and what was sent is on the server, so that its successor does not repeat it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.request import Request, urlopen
+
+import click
+
+from qd import __version__
+from qd.cli import context, output
+from qd.cli.diagnosis import HealthThresholds, over, reasons
+from qd.cli.state import State, read_state
+from qd.cli.status import recent
+from qd.config.settings import AlertSettings, Settings
+from qd.drivers.keyspace import keys
+from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.log import Log
+from qd.store import audit
+from qd.store.base import KeyspaceStore
+from qd.store.locks import Lease
+from qd.store.rates import Place, Rate
+
+LOOKS = 2  # looks in a row that must agree before something is sent
+PATIENCE = 10.0  # seconds for a webhook and for a program
+BEAT = 60.0  # seconds between two calls of the heartbeat url
+KEPT = 7 * 86400.0  # seconds
+ENOUGH = 10  # jobs that must have ended before a failure rate counts
+STOPS = {signal.SIGTERM, signal.SIGINT}
+Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the thing with its value, the fix
+
+
+@click.command("alerts")
+@click.option("--once", is_flag=True, help="Look once and send what is new, for cron. Exit 1: it was not sent.")
+@click.option("--test", is_flag=True, help="Send a test message. Exit 1: it was not sent.")
+@context.options
+def command(once: bool, test: bool) -> int:
+    """Tell a webhook or a program when something is wrong.
+
+    Alerts are the findings of `qd health`, and queues beyond the limits of [alerts] and [alerts.queues.NAME]. Runs until
+    TERM or Ctrl-C; start it on one or more hosts.
+    """
+    found = context.settings()
+    alerts, log = found.alerts, Log("alerts")
+    context.given().only_looks = True
+    if not (alerts.webhook or alerts.exec):
+        raise ConfigError('[alerts] names nobody to tell: write webhook = "https://..." or exec = "..." below [alerts]')
+    sender = Sender(found, log)
+    if test:
+        return int(not sender.send({"test": "a test message of `qd alerts --test`"}, {}))
+    if once:
+        return int(not sender.look(at_once=True))
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    log.info("alerts.started", version=__version__, every=alerts.every)
+    while True:
+        sender.look()
+        if (stop := signal.sigtimedwait(STOPS, alerts.every)) is not None:
+            sender.leave()
+            log.info("alerts.stopped", reason=f"signal {signal.Signals(stop.si_signo).name}")
+            return 0
+
+
+class Sender:
+    """told: alerts that were sent and are not over. changing: finding -> looks in a row that saw it appear, or gone."""
+
+    def __init__(self, found: Settings, log: Log) -> None:
+        self.found, self.alerts, self.log = found, found.alerts, log
+        self.told = dict[str, str]()
+        self.changing = dict[str, int]()
+        self.away, self.failing = False, False
+        self._beat = 0.0
+        self.owner = f"{socket.gethostname()}/{os.getpid()}"
+
+    def look(self, *, at_once: bool = False) -> bool:
+        """Look once, and send what has changed. Returns False if that was refused or failed; the next look tries again."""
+        with click.Context(click.get_current_context().command, parent=click.get_current_context()):
+            try:
+                store = context.store(self.found, self.found.control)
+                if not at_once and self._lease().take(store) is not None:
+                    return True  # another one sends
+                self._read(store)
+                findings = findings_of(read_state(self.found), self.alerts, recent(self.found))
+            except (ConnectionLost, ServerRefused) as error:
+                return self._server_away(error, at_once)
+            self.away = False
+            sent = self._tell(findings, 1 if at_once else LOOKS, store)
+        if not findings and not self.told:
+            self._heartbeat()
+        return sent
+
+    def leave(self) -> None:
+        """Let another one send from now on."""
+        with suppress(ConnectionLost, ServerRefused):  # the lease expires
+            self._lease().free(context.store(self.found, self.found.control))
+
+    def send(self, begun: Findings, over: Findings) -> bool:
+        """Returns False if nobody got it."""
+        document = document_of(begun, over)
+        try:
+            if self.alerts.webhook:
+                post(self.alerts.webhook, body_of(document, self.alerts.template))
+            if self.alerts.exec:
+                execute(self.alerts.exec, document)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            if not self.failing:
+                effect = "each look tries again"
+                self.log.warning("alert.not_sent", alerts=len(begun) + len(over), error=str(error), effect=effect)
+            self.failing = True
+            return False
+        self.failing = False
+        for what, text in begun.items():
+            self.log.warning("alert.begun", alert=what, text=text)
+        for what in over:
+            self.log.info("alert.over", alert=what)
+        return True
+
+    def _tell(self, findings: Findings, looks: int, store: KeyspaceStore | None) -> bool:
+        changed = {what for what in {*findings, *self.told} if (what in findings) != (what in self.told)}
+        self.changing = {what: self.changing.get(what, 0) + 1 for what in changed}
+        due = [what for what in sorted(changed) if self.changing[what] >= looks]
+        begun = {what: findings[what] for what in due if what in findings}
+        over = {what: self.told[what] for what in due if what not in findings}
+        if not due:
+            return True
+        if not self.send(begun, over):
+            return False
+        self.told = {what: text for what, text in (self.told | begun).items() if what not in over}
+        if store is not None:
+            store.put(keys.ALERTS, json.dumps(self.told).encode(), KEPT)
+            events = [audit.Event("alert.begun", {"alert": what}, text) for what, text in begun.items()]
+            audit.record(store, *events, *(audit.Event("alert.over", {"alert": what}) for what in over))
+        return True
+
+    def _server_away(self, error: Exception, at_once: bool) -> bool:
+        if not self.away:
+            self.log.warning("server.away", error=str(error))
+        self.away = True
+        return self._tell(self.told | {f"server {self.found.control}": str(error)}, 1 if at_once else LOOKS, None)
+
+    def _read(self, store: KeyspaceStore) -> None:
+        """Learn what another one, or this one before it was restarted, has sent."""
+        try:
+            told = json.loads(store.get(keys.ALERTS)[0] or b"{}")
+            self.told = {str(what): str(text) for what, text in told.items()} | self._own()
+        except (ValueError, AttributeError):
+            self.told = {}
+
+    def _own(self) -> dict[str, str]:
+        """What could not be written to the server, because it was away."""
+        return {what: text for what, text in self.told.items() if what.startswith("server ")}
+
+    def _lease(self) -> Lease:
+        return Lease(keys.ALERTS_BY, self.owner, 4 * self.alerts.every)
+
+    def _heartbeat(self) -> None:
+        if not self.alerts.heartbeat or time.monotonic() - self._beat < BEAT:
+            return
+        self._beat = time.monotonic()
+        try:
+            with urlopen(self.alerts.heartbeat, timeout=PATIENCE):
+                pass
+        except (OSError, ValueError) as error:
+            self.log.warning("heartbeat.failed", error=str(error))
+
+
+def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]) -> Findings:
+    found = {}
+    for reason in reasons(state, HealthThresholds()):
+        found[" ".join(filter(None, (reason.kind, reason.queue or reason.master)))] = reason.text
+    for place, why in state.away.items():
+        found[f"connection {place}"] = why
+    for line in state.queues:
+        own = alerts.queues.get(line.name, alerts)
+        for reason in over(line, HealthThresholds(max_ready=own.max_ready, max_age=own.max_wait), state):
+            found[f"{reason.kind} {line.name}"] = reason.text
+        rate = rates.get((line.connection, line.name), Rate())
+        part = rate.failed / rate.leaves if rate.leaves * 5 >= ENOUGH else 0.0
+        if own.failure_rate is not None and part * 100 > own.failure_rate:
+            fact = f"{part:.0%} of the jobs of the last 5 minutes failed, more than {own.failure_rate} %"
+            found[f"failure-rate {line.name}"] = f"queue '{line.name}': {fact}; see `qd failed summary -q {line.name}`"
+    return found
+
+
+def document_of(begun: Findings, over: Findings) -> dict[str, Any]:
+    rows = [("begun", what, text) for what, text in begun.items()] + [
+        ("over", what, text) for what, text in over.items()
+    ]
+    texts = [f"{'OVER: ' if state == 'over' else ''}{output.clean(text)}" for state, _, text in rows]
+    alerts = [{"state": state, "alert": what, "text": text} for (state, what, _), text in zip(rows, texts, strict=True)]
+    return {"schema": 1, "at": output.iso(time.time()), "text": "\n".join(texts), "alerts": alerts}
+
+
+def body_of(document: Mapping[str, Any], template: str) -> bytes:
+    text = template.replace("{text}", json.dumps(document["text"])) if template else json.dumps(document)
+    return text.encode()
+
+
+def post(url: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": f"qd/{__version__}"}
+    with urlopen(Request(url, body, headers), timeout=PATIENCE):  # raises for each status of 400 and more
+        pass
+
+
+def execute(line: str, document: Mapping[str, Any]) -> None:
+    done = subprocess.run(["/bin/sh", "-c", line], input=json.dumps(document).encode(), timeout=PATIENCE, check=False)
+    if done.returncode:
+        raise OSError(f"{line} ended with {done.returncode}")
