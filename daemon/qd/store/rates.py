@@ -15,6 +15,7 @@ from qd.store.base import Store
 from qd.store.statistics import KEPT_MINUTES, Depth, Name, Numbers, minutes, quantile
 
 WINDOW = 5  # minutes from which the rates of a queue are computed
+SHORTEST = 10.0  # seconds: what keepers write at once
 UNFINISHED = 90.0  # seconds: keepers still add to a minute after its end
 NOTHING = Numbers(0, 0, 0, 0, 0, 0, 0, 0, 0, (0,) * BUCKETS, (0,) * BUCKETS, 0, 0)
 Place = tuple[str, str]  # connection, queue
@@ -94,20 +95,19 @@ class History:
         return found
 
     def rates(self) -> Mapping[Place, Rate]:
-        """The rates of each queue over the last whole minutes."""
-        last = int(self.now // 60) - 1
-        span = [minute for minute in self.minutes if last - WINDOW < minute <= last]
+        """The rates of each queue over the last minutes, with the one that has begun."""
+        span = [minute for minute in self.minutes if minute >= int(self.now // 60) - WINDOW]
         if not span:
             return {}
         of_place = dict[Place, list[Numbers]]()
         for name, numbers in self.by_name(span[0] * 60).items():
             of_place.setdefault((name.connection, name.queue), []).append(numbers)
         depths = dict[Place, list[tuple[int, int]]]()
-        for minute in [*span, last + 1]:
+        for minute in span:
             for name, depth in self.minutes.get(minute, ({}, {}))[1].items():
                 held = depth.ready + depth.delayed + depth.reserved
                 depths.setdefault((name.connection, name.queue), []).append((minute, held))
-        length = max(1e-9, (self.now - span[0] * 60) / 60)
+        length = max(SHORTEST, self.now - span[0] * 60) / 60
         found = dict[Place, Rate]()
         for place in {*of_place, *depths}:
             of_queue = summed(of_place.get(place, ()))
