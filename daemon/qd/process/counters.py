@@ -76,6 +76,7 @@ class CounterTable:
     def __init__(self) -> None:
         self.memory = memoryview(mmap.mmap(-1, LEDGER + 8 + NAMES * LEDGER_ROW))
         self.words = self.memory.cast("Q")
+        self._known: list[list[tuple[bytes, slice]]] = [[] for _ in range(SLOTS)]  # rows by slot
 
     def slot(self, number: int) -> SlotCounters:
         return SlotCounters(self, number)
@@ -88,11 +89,12 @@ class CounterTable:
 
     def totals(self) -> dict[bytes, int]:
         """Text -> its numbers in all slots, packed into one integer."""
-        found = dict[bytes, int]()
-        for slot in range(SLOTS):
-            for first, text in self.rows(slot):
-                at = first * 8
-                found[text] = found.get(text, 0) + int.from_bytes(self.memory[at : at + NUMBERS], "little")
+        found, memory = dict[bytes, int](), self.memory
+        for slot, known in enumerate(self._known):
+            if len(known) < self.words[slot]:  # rows stay, so what is known of them stays true
+                known[:] = [(text, slice(first * 8, first * 8 + NUMBERS)) for first, text in self.rows(slot)]
+            for text, numbers in known:
+                found[text] = found.get(text, 0) + int.from_bytes(memory[numbers], "little")
         return {text: numbers for text, numbers in found.items() if numbers}
 
 
