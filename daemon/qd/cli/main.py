@@ -45,6 +45,7 @@ COMMANDS = {
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
+    "why": CommandRow("why", "why", "Show why a job does not run."),
     "peek": CommandRow("peek", "peek", "Show the jobs that wait in a queue."),
     "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
     "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
