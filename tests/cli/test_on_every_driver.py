@@ -18,15 +18,17 @@ ROWS = re.findall(
     r"^\| `qd ([\w ]+)` \| (.*?) \| (.*?) ?\| (.*?) \|$", PAGE.partition("<!-- commands on")[2], re.MULTILINE
 )
 KINDS = (*DRIVERS, "sentinel", "cluster")
-ID = "(id)"  # in WORDS: that of the job that was sent
+ID, LATER = "(id)", "(later)"  # in WORDS: of a ready and of a delayed job
 WORDS = {
     "why": ["why", ID, "--json"],
     "peek": ["peek", "mail", "--json"],
     "queues": ["queues", "mail", "--json"],
     "wait": ["wait", "other", "--empty", "--json"],
     "failed summary": ["failed", "summary", "--json"],
+    "promote": ["promote", LATER],
+    "move": ["move", "mail", "--to", "low", "--yes"],
 }
-UNFINDABLE = ("why",)  # they exit with 1 where a waiting job cannot be found
+UNFINDABLE = ("why", "promote")  # they exit with 1 where a waiting job cannot be found
 
 
 def test_each_row_has_every_driver_once() -> None:
@@ -46,13 +48,13 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
     configured(table(kind, request, monkeypatch) + '[qd]\ndefault = "x"\ncontrol = "redis"\n')
     if kind == "database":
         assert qd("migrate").exit_code == 0
-    id = "sync"
-    if kind != "sync":
-        sent = qd("dispatch", "mail.welcome", "--queue", "mail")
+    ids = {ID: "x", LATER: "x"}
+    for name, delay in ((ID, "0"), (LATER, "10m")) if kind != "sync" else ():
+        sent = qd("dispatch", "mail.welcome", "--queue", "mail", "--delay", delay)
         assert sent.exit_code == 0
-        id = sent.stdout.split()[2]
+        ids[name] = sent.stdout.split()[2]
     for command, _, limited, refuses in ROWS:
-        result = qd(*[id if word == ID else word for word in WORDS[command]])
+        result = qd(*[ids.get(word, word) for word in WORDS[command]])
         if re.search(rf"\b{kind}\b", refuses):
             assert result.exit_code in (2, 78), (command, result.output)
             assert (result.stdout, result.stderr.count("\n")) == ("", 1), (command, result.output)
