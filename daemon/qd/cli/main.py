@@ -39,6 +39,7 @@ COMMANDS = {
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
+    "scale": CommandRow("control", "scale", "Give each master of a pool N workers, until it restarts."),
     "down": CommandRow("control", "down", "Begin maintenance mode, until `qd up`."),
     "up": CommandRow("control", "up", "End maintenance mode."),
     "dispatch": CommandRow("dispatch", "dispatch", "Send a job by its name."),

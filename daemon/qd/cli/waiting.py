@@ -40,8 +40,8 @@ class Wanted(NamedTuple):
 
 @dataclass
 class Tally:
-    """done: jobs that were moved or cancelled, or would be. gone: a worker was quicker. Others stay: keyed, because their key
-    belongs to their queue; ageless, because they have no time; unreadable, because they are no jobs."""
+    """done: jobs that were moved or cancelled, or would be. gone: a worker was quicker. Others stay: keyed, because their
+    key belongs to their queue; ageless, because they have no time; unreadable, because they are no jobs."""
 
     done: int = 0
     looked: int = 0

@@ -19,7 +19,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.types import Found
 from qd.errors import ConnectionLost
 from qd.payload.format import plain_name
-from qd.store import controls
+from qd.store import controls, fleet
 from qd.store.base import KeyspaceStore
 from qd.store.masters import MasterReport
 
@@ -98,11 +98,27 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
     else:
         store = context.store(found, seen.connection)
         due = spot.spot == "ready" or (spot.score or 0.0) <= seen.now
-        if not due:
+        down, pause = notes(found, spot.payload.job)
+        if pause is not None:
+            way = f"`qd resume --job {spot.payload.job}` ends it"
+            yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
+        if not due and not (pause is not None and spot.payload.held):
             yield from delayed(store, seen, spot)
-        yield from closed(found, store, seen, spot, reports)
+        if down is not None and spot.queue not in down.allow:
+            yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
+        yield from closed(store, seen, spot, reports)
         if due:
             yield position(seen, spot, serving(seen, spot, reports))
+
+
+def notes(found: Settings, job: str) -> tuple[controls.Down | None, controls.Pause | None]:
+    """Maintenance mode, and the pause of the job."""
+    try:
+        store = context.store(found, found.control)
+        return controls.is_down(store), fleet.read(store).pauses.get(fleet.Target("job", job))
+    except ConnectionLost as error:
+        output.note(f"qd: maintenance mode is unknown, connection {found.control} is unreachable: {error}")
+        return None, None
 
 
 def lease(seen: JobView, spot: Found) -> str:
@@ -147,18 +163,9 @@ def held_lock(store: KeyspaceStore, job: str, now: float) -> tuple[str, str] | N
     return None
 
 
-def closed(
-    found: Settings, store: KeyspaceStore, seen: JobView, spot: Found, reports: list[MasterReport]
-) -> Iterator[Finding]:
+def closed(store: KeyspaceStore, seen: JobView, spot: Found, reports: list[MasterReport]) -> Iterator[Finding]:
     """What keeps every worker from taking it."""
     queue = spot.queue
-    try:
-        down = controls.is_down(context.store(found, found.control))
-    except ConnectionLost as error:
-        output.note(f"qd: maintenance mode is unknown, connection {found.control} is unreachable: {error}")
-        down = None
-    if down is not None and queue not in down.allow:
-        yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
     if note := controls.paused(store, [queue]).get(queue):
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {queue}` ends it")
     if spot.payload.is_laravel_object:
