@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
 from qd.cli.failed import retry
 from qd.cli.main import command
@@ -69,8 +69,12 @@ def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command, without the progress messages that any command may print on a busy machine."""
     monkeypatch.setattr(retry, "EVERY", 3600.0)
 
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(command, words, prog_name="qd")
+    def run(*words: str, typed: str | None = None) -> Result:
+        """typed: on a terminal; None: stdin is none."""
+        with monkeypatch.context() as patched:
+            if typed is not None:
+                patched.setattr(_NamedTextIOWrapper, "isatty", lambda stream: stream.name == "<stdin>")
+            return CliRunner().invoke(command, words, prog_name="qd", input=typed)
 
     return run
 

@@ -142,4 +142,4 @@ def test_cancelling_a_running_job_notifies_its_worker(qd: Run, app: Qd, redis: C
 def test_cancel_rejects_incomplete_arguments(qd: Run, words: list[str]) -> None:
     result = qd("cancel", *words)
     assert result.exit_code == 2
-    assert "give either the ID of a job, or both" in result.stderr
+    assert "give the ID of a job, both --job NAME and --key KEY" in result.stderr

@@ -18,12 +18,17 @@ ROWS = re.findall(
     r"^\| `qd ([\w ]+)` \| (.*?) \| (.*?) ?\| (.*?) \|$", PAGE.partition("<!-- commands on")[2], re.MULTILINE
 )
 KINDS = (*DRIVERS, "sentinel", "cluster")
+ID, LATER = "(id)", "(later)"  # in WORDS: of a ready and of a delayed job
 WORDS = {
+    "why": ["why", ID, "--json"],
     "peek": ["peek", "mail", "--json"],
     "queues": ["queues", "mail", "--json"],
     "wait": ["wait", "other", "--empty", "--json"],
     "failed summary": ["failed", "summary", "--json"],
+    "promote": ["promote", LATER],
+    "move": ["move", "mail", "--to", "low", "--yes"],
 }
+UNFINDABLE = ("why", "promote")  # they exit with 1 where a waiting job cannot be found
 
 
 def test_each_row_has_every_driver_once() -> None:
@@ -43,13 +48,18 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
     configured(table(kind, request, monkeypatch) + '[qd]\ndefault = "x"\ncontrol = "redis"\n')
     if kind == "database":
         assert qd("migrate").exit_code == 0
-    if kind != "sync":
-        assert qd("dispatch", "mail.welcome", "--queue", "mail").exit_code == 0
-    for command, *_, refuses in ROWS:
-        result = qd(*WORDS[command])
+    ids = {ID: "x", LATER: "x"}
+    for name, delay in ((ID, "0"), (LATER, "10m")) if kind != "sync" else ():
+        sent = qd("dispatch", "mail.welcome", "--queue", "mail", "--delay", delay)
+        assert sent.exit_code == 0
+        ids[name] = sent.stdout.split()[2]
+    for command, _, limited, refuses in ROWS:
+        result = qd(*[ids.get(word, word) for word in WORDS[command]])
         if re.search(rf"\b{kind}\b", refuses):
             assert result.exit_code in (2, 78), (command, result.output)
             assert (result.stdout, result.stderr.count("\n")) == ("", 1), (command, result.output)
+        elif re.search(rf"\b{kind}\b", limited) and command in UNFINDABLE:
+            assert result.exit_code == 1, (command, result.output)
         else:
             assert result.exit_code == 0, (command, result.output)
             assert command not in ("peek", "queues") or json.loads(result.stdout)[command.replace("peek", "jobs")]

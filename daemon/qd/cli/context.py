@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -361,3 +362,16 @@ class Parsed(click.ParamType[Any]):
 
 
 SPAN = Parsed(kinds.span)
+yes = click.option("--yes", is_flag=True, help="Do not ask; needed where stdin is no terminal.")
+
+
+def confirm(yes: bool, name: str, what: str) -> None:
+    """Before a command that takes jobs away: ask to type `name`. what: "this deletes ...". Raises Refused, without a
+    terminal or for another answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty() or given().json:
+        raise Refused(f"{what}: nothing was changed, because no --yes was given")
+    output.note(f"{what}.")
+    if click.prompt(f"Type {output.clean(name)} to go on", err=True, default="", show_default=False) != name:
+        raise Refused("nothing was changed")

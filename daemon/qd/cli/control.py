@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from qd.cli import context, output
+from qd.cli import context, fleet, output
+from qd.cli.fleet import scale as scale
 from qd.cli.output import LONGEST, but, by_whom, local_time
 from qd.config.settings import Settings
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
@@ -23,6 +24,7 @@ from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.store import controls, masters
 from qd.store.base import Store
+from qd.store.fleet import restart as restart_part
 
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
@@ -40,20 +42,27 @@ class ControlReply(NamedTuple):
 @click.command()
 @click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
 @click.option("--wait", "seconds", type=context.SPAN, metavar="TIME", help="Wait up to this long for all masters.")
+@fleet.options("host", "pool")
 @context.options
-def restart(rolling: bool, seconds: float | None) -> int:
+def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> int:
     """Let every worker finish its job and restart, with new code.
 
-    A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again.
+    A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again. Without --host and --pool: all.
 
     --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
     workers are replaced; exit 1 and name the others if the time is over.
     """
     found = context.settings()
     store = context.store(found, found.control)
+    these, how = fleet.targets((), **parts), {"rolling": "yes"} if rolling else {}
     before = [master for master in masters.masters(store) if not master.silent(store.now())]
-    stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
-    context.record(found, "restart", {"rolling": "yes"} if rolling else {})
+    if these:
+        fleet.note_unknown(store, these)
+        before = [master for master in before if fleet.is_of(master, these)]
+        stamp, *_ = [restart_part(store, target, rolling=rolling) for target in these]
+    else:
+        stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
+    context.record(found, "restart", *[how | {kind: name} for kind, name in these] or [how])
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if context.given().json:
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
@@ -163,17 +172,23 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 @click.option("--for", "seconds", type=context.SPAN, metavar="TIME", help="Resume automatically after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
+@fleet.options("job", "host", "pool")
 @context.options
-def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
+def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: tuple[str, ...]) -> None:
     """Take no more jobs from these queues, on any host.
 
     Jobs that run are finished; delayed jobs wait.
+
+    --job: workers put these jobs back. --host, --pool: workers there take nothing, nor do those that start there. Both
+    within about a second.
 
     Without QUEUE: from all queues that running masters report and the configuration names.
     """
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
     found = context.settings()
+    if these := fleet.targets(queues, **parts):
+        return fleet.pause(found, these, reason, seconds)
     places = context.places(found)
     notes = list[dict[str, Any]]()
     for place in places:
@@ -198,13 +213,16 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str) -> None:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@fleet.options("job", "host", "pool")
 @context.options
-def resume(queues: tuple[str, ...]) -> None:
+def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     """Take jobs from these queues again.
 
     Without QUEUE: from all that are paused.
     """
     found = context.settings()
+    if these := fleet.targets(queues, **parts):
+        return fleet.resume(found, these)
     places = context.places(found)
     listed = [each for place in places for each in resumed(found, place, queues)]
     context.record(found, "resume", *[queue_of(each) for each in listed if each["was_paused"]])

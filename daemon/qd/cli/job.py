@@ -1,4 +1,4 @@
-"""`qd job`: where one job is. `qd cancel`: cancel it, by its id or by the key it was sent with."""
+"""`qd job`: where one job is. `qd cancel`: cancel it, by its id or by the key it was sent with. `qd promote`: run it now."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qd.cli import context, output
+from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
-from qd.drivers.types import Found, Kept
+from qd.drivers.base import Connector
+from qd.drivers.types import Found, Kept, Push
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
 from qd.store import masters
@@ -30,19 +31,31 @@ Worker = tuple[masters.MasterReport, masters.WorkerReport]
 
 @click.command()
 @click.argument("id", metavar="[ID]", required=False)
-@click.option("--job", metavar="NAME", help="The job's name.")
+@click.option("--job", metavar="NAME", help="The job's name; with --queue and without --key a pattern, as 'mail.*'.")
 @click.option("--key", metavar="KEY", help="The key it was sent with.")
 @click.option("-q", "--queue", metavar="QUEUE", help="Its queue.  [default: the job's, else the connection's]")
+@waiting.filters
 @context.options
-def cancel(id: str | None, job: str | None, key: str | None, queue: str | None) -> int:
-    """Cancel a job by its id, or the one that waits under a key.
+def cancel(id: str | None, job: str | None, key: str | None, queue: str | None, **many: Any) -> int:
+    """Cancel a job by its id, the one under a key, or many.
 
     A waiting job never runs; JobCancelled is raised in a running one, found by its id. Exit 1: there is nothing to cancel.
+
+    Many: the jobs that wait in --queue with --job GLOB, or that were sent --older-than TIME.
     """
+    if id is None and key is None and queue is not None and (job is not None or many["older_than"] is not None):
+        waiting.cancel_many(queue, job, **many)
+        return 0
+    if any(many.values()):
+        raise click.UsageError(
+            "--older-than, --limit, --dry-run and --yes are for many jobs: give --queue, and no ID or --key"
+        )
     if id is None and job is not None and key is not None:
         return by_key(job, key, queue)
     if id is None or job is not None or key is not None:
-        raise click.UsageError("give either the ID of a job, or both --job NAME and --key KEY")
+        raise click.UsageError(
+            "give the ID of a job, both --job NAME and --key KEY, or for many --queue and --job GLOB"
+        )
     return by_id(context.settings(), id, queue)
 
 
@@ -93,6 +106,48 @@ def place_of(app: Qd | None, job: str) -> str:
     if declared is None or declared.options.connection is None or context.given().connection:
         return context.place(context.settings())
     return declared.options.connection
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@click.option("-q", "--queue", metavar="QUEUE", help="Its queue.  [default: all are searched]")
+@context.options
+def promote(id: str, queue: str | None) -> int:
+    """Make a delayed job ready now.
+
+    Exit 1: no job with this id is delayed.
+    """
+    found = context.settings()
+    reports = masters_of(found)
+
+    def there(name: str) -> tuple[str, str] | None:
+        """Connection and queue of the promoted job, None if there was none."""
+        jobs = context.queue(found, name)
+        if "find" in jobs.limits:  # a broker: what waits for it in the keyspace is not made ready by a push there
+            return None
+        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+            if (spot := jobs.jobs.find(each, id, ("delayed",))) is not None:
+                return (name, each) if made_ready(jobs, spot) else None
+        return None
+
+    name, its_queue = search(found, there) or (context.connection_name(found), None)
+    if its_queue is not None:
+        context.record(found, "promote", {"id": id, "queue": its_queue, "connection": name})
+    if context.given().json:
+        facts = {"id": id, "connection": name, "queue": its_queue, "promoted": its_queue is not None}
+        output.document({"schema": 1, **facts})
+    elif its_queue is None:
+        output.note(f"nothing to promote: no delayed job has the id {id} (`qd job {id}` shows where it is)")
+    else:
+        output.say(f"{id} is ready in {its_queue}")
+    return int(its_queue is None)
+
+
+def made_ready(jobs: Connector, found: Found) -> bool:
+    key = found.payload.qd.key if found.payload.qd is not None else None
+    if key is not None:
+        return jobs.move_keyed(found.queue, key.partition(" ")[2], 0.0)
+    return jobs.jobs.drop(found, [Push(found.queue, found.text)])
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from qd.config.settings import FailedSettings, Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
-from qd.store import controls, masters, schedule
+from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
+from qd.store.fleet import Fleet
 from qd.store.masters import MasterReport
 
 T = TypeVar("T")
@@ -109,6 +110,7 @@ class State:
     control: str = ""
     nodes: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    fleet: Fleet = field(default_factory=Fleet)
 
     @property
     def knows_masters(self) -> bool:
@@ -140,13 +142,14 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
     none_paused = dict[str, controls.Pause]()
     paused_entries = partly.read(store.space, "paused entries", none_paused, schedule.paused, store, now)
     down = partly.read(store.space, "maintenance mode", None, controls.is_down, store)
+    of_fleet = partly.read(store.space, "pauses of jobs, hosts and pools", Fleet(), fleet.read, store, now)
     restart = partly.read(store.space, "the last restart", None, controls.last_restart, store)
     if not any(now - master.seen_at <= FRESH for master in reports):
         # The last call: a server that refuses may close the connection.
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: why for place, why in refused.items() if why}
     known = (now, down, restart, reports, queues, paused_entries, away, refused, found.control)
-    return State(*known, partly.away, tuple(partly.unknown))
+    return State(*known, partly.away, tuple(partly.unknown), of_fleet)
 
 
 def places(found: Settings, reports: list[MasterReport]) -> list[str]:

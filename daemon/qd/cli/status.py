@@ -123,7 +123,10 @@ def say(state: State) -> None:
         what, way = ("all entries", "") if every else (f"the entry {name}", f" {name}")
         paused = f"{'are' if every else 'is'} paused{by_whom(note, state.now)}"
         output.say(f"{what} of the schedule {paused}; `qd schedule resume{way}` ends it")
-    if state.paused_entries:
+    for target, note in state.fleet.pauses.items():
+        way = f"`qd resume --{target.kind} {target.name}` ends it"
+        output.say(f"{target} is paused{by_whom(note, state.now)}; {way}")
+    if state.paused_entries or state.fleet.pauses:
         output.say()
     say_masters(state)
     say_workers(state)
@@ -154,11 +157,17 @@ def say_masters(state: State) -> None:
     rows = [
         (
             *(m.pool_title, m.host, m.pid, output.duration(age(m.booted_at or None, m))),  # 0: in its first report
-            *(len(m.workers), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
+            *(workers_of(m), sum(bool(w.job) for w in m.workers), state_of(m, state.now), m.version or "-"),
         )
         for m in state.masters
     ]
     output.table(head, rows, right=("pid", "workers", "busy"))
+
+
+def workers_of(master: masters.MasterReport) -> str:
+    """`12 (8 configured)` after `qd scale`, TTIN or TTOU."""
+    resized = master.wanted not in (0, master.configured)
+    return f"{len(master.workers)}" + (f" ({master.configured} configured)" if resized else "")
 
 
 def state_of(master: masters.MasterReport, now: float) -> str:
@@ -279,6 +288,7 @@ def document(state: State) -> dict[str, Any]:
         "restart": state.restart and {"at": state.restart.at, "rolling": state.restart.rolling},
         "masters": [master_document(master, state.now) for master in state.masters],
         "queues": [queue_document(line) for line in state.queues],
+        "paused": [{kind: name, **asdict(note)} for (kind, name), note in state.fleet.pauses.items()],
         "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
         "away": state.away,
         "nodes_away": state.nodes,

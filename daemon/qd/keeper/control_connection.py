@@ -81,6 +81,11 @@ class ControlConnection:
         found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.MASTERS)
         return found
 
+    def fleet(self) -> Sequence[Any]:
+        """The hash of orders for a part of the fleet, as a flat list. Raises ControlAway."""
+        found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.FLEET)
+        return found
+
     def forget(self, *tokens: str) -> None:
         """Raises ControlAway."""
         for at in range(0, len(tokens), 1000):

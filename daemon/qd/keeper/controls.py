@@ -4,6 +4,7 @@ LaravelKeys    Laravel's keys in the cache that [laravel] names. The restart key
                means restart. A queue that Laravel 13 has paused is mirrored into qd's own pause for a few seconds, so
                that the reserve script sees it. The cache may be another server; it does no harm if it is unreachable.
 Restarts       reports each restart, requested by qd's stamp or by Laravel's key, to the master once
+FleetOrders    pauses, restarts and sizes for a part of the fleet: store/fleet.py
 Maintenance    `qd down`, and Laravel's maintenance mode if [laravel] enables it, which shuts every queue (no --allow).
                Workers read it on the scoreboard, `qd status` in the report.
 """
@@ -11,7 +12,9 @@ Maintenance    `qd down`, and Laravel's maintenance mode if [laravel] enables it
 from __future__ import annotations
 
 import json
+import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qd.drivers.base import KeeperConnector
@@ -23,7 +26,9 @@ from qd.log import Log
 from qd.master.code import ChildContext
 from qd.process import channels, scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
+from qd.store.base import fields_of
 from qd.store.controls import DOWN, PAUSED_ALL, RESTART, Down, Restart, down_file, laravel_paused, read_down, truthy
+from qd.store.fleet import Fleet, Scale, Target, read_fields
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
@@ -121,6 +126,36 @@ class Restarts:
             # The `qd restart` that wrote the stamp may also have written the value of Laravel's key: the stamp suffices.
             if stamp is None or self.laravel is None or self.laravel.restart != b"%d" % stamp.laravel:
                 self.context.sender.send(channels.Restart(rolling=False))
+
+
+class FleetOrders:
+    """Those for this host, its pool and its jobs."""
+
+    def __init__(self, settings: Settings, context: ChildContext) -> None:
+        self.context, self.board = context, context.board
+        self._pool = settings.work.pool or "default"
+        self._places = (Target("host", socket.gethostname()), Target("pool", self._pool))
+        self._fleet = Fleet()
+        self._scaled: Scale | None = None
+
+    def update(self, flat: Sequence[bytes], server_now: float) -> None:
+        """flat: the fields and values of the hash."""
+        self._fleet = read_fields(fields_of(flat), server_now)
+        self.board.set_header(H.HELD, int(any(place in self._fleet.pauses for place in self._places)))
+        scoreboard.set_paused_jobs(self.board, self._fleet.jobs())
+
+    def newest(self, stamp: Restart | None) -> Restart | None:
+        """This restart of all masters, or a later one of this host or pool."""
+        stamps = [each for place in self._places if (each := self._fleet.restarts.get(place)) is not None]
+        return max([*stamps, *([stamp] if stamp is not None else [])], key=lambda each: each.at, default=None)
+
+    def resize(self, forked: float) -> None:
+        """Report a new size of the pool to the master, once. forked: when the serving code was imported; an order from
+        before that is over."""
+        scale = self._fleet.scales.get(self._pool)
+        if scale is not None and scale != self._scaled and scale.at > forked:
+            self._scaled = scale
+            self.context.sender.send(channels.Resize(workers=scale.workers))
 
 
 class Maintenance:

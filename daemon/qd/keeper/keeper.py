@@ -18,6 +18,7 @@ import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from setproctitle import setproctitle
@@ -29,7 +30,7 @@ from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
 from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
-from qd.keeper.controls import LaravelKeys, Maintenance, Restarts
+from qd.keeper.controls import FleetOrders, LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
 from qd.keeper.events import MasterEvents
 from qd.keeper.recall import LOOK, Recall
@@ -113,6 +114,7 @@ class Keeper:
         self.server_health = ServerHealth(log, queue.settings.driver)
         self._server_now = self._reported_at = 0.0
         self.restarts = Restarts(context, self.laravel, log)
+        self.fleet, self._fleet_refused = FleetOrders(settings, context), False
         self.maintenance = Maintenance(settings, self.laravel, self.board, log)
         self.report = Report(settings, context)
         self.events = MasterEvents(settings, context, self.control, log)
@@ -197,6 +199,8 @@ class Keeper:
         reply = self.queue.beat(self.queues, self._request("" if self.separate else report, self._to_renew(at)))
         received = time.monotonic()
         control, fresh = self.control.beat(self._request(report)) if self.separate else (reply, True)
+        if control is not None and fresh and (report or first):
+            self._read_fleet(control.now)
         if report and fresh and not first:  # the second report has the time of the import
             self._reported_at = at
         self._apply(reply, control, at, first)
@@ -204,6 +208,18 @@ class Keeper:
             self._secondary_tasks()  # they need only the servers that have replied
             raise reply.broke
         return received + (SOON if first and fresh else self._until_next(reply))
+
+    def _read_fleet(self, server_now: float) -> None:
+        """Before KEEPER_CONTACT, so that workers of a paused host take nothing. What was read last stays in force."""
+        with suppress(ConnectionLost):  # the next beat finds that the server is away; or it is one node of a cluster
+            try:
+                self.fleet.update(self.control.fleet(), server_now)
+            except ServerRefused as error:
+                if not self._fleet_refused:
+                    self.log.warning(
+                        "fleet.unreadable", error=str(error), effect="pauses of jobs, hosts and pools stay"
+                    )
+                self._fleet_refused = True
 
     def _request(self, report: str, seats: Sequence[int] = ()) -> BeatRequest:
         """seats: whose leases it renews."""
@@ -237,7 +253,9 @@ class Keeper:
         self.report.update(reply.now, [queue for queue in ready if not self.maintenance.shuts(queue)])
         if control is not None:
             self._control_now = control.now
-            self.restarts.obey(read_restart(control.restart.encode()), control.now, first)
+            stamp = self.fleet.newest(read_restart(control.restart.encode()))
+            self.restarts.obey(stamp, control.now, first)
+            self.fleet.resize(self.restarts.forked)
         self.server_health.update(reply.away)
         self._log_late_answers(reply.late_answers)
         self._report_lost(reply.lost)

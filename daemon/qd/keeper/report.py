@@ -78,6 +78,8 @@ class Report:
             "master_silent": self._master_silent(),
             "keeper_restarts": header(H.KEEPER_DEATHS),
             "crashes": [self._unix(moment) for moment in self.board.crashes() if moment > since and known],
+            "wanted": header(H.WANTED),
+            "configured": work.workers,
             "silent": [slot.number for slot in self.board if slot[W.SILENT] and slot[W.STATE] in ALIVE],
             "stuck": {queue: round(moment, 3) for queue, moment in self._stuck.items()},
             "took_at": self._unix(took) if took and known else None,
@@ -92,7 +94,7 @@ class Report:
         return [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.PID] and slot[W.ROLE] == role]
 
     def _state(self) -> str:
-        words = {H.STOP_AT: "stopping", H.DOWN: "down", H.PAUSED: "paused"}
+        words = {H.STOP_AT: "stopping", H.DOWN: "down", H.PAUSED: "paused", H.HELD: "paused"}
         return next((word for header, word in words.items() if self.board.header(header)), "running")
 
     def _master_silent(self) -> float:

@@ -68,7 +68,9 @@ class Master:
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
         self.reload = Reload(state, self.spawner, replan, os.environ)
-        self.messages = Messages(state, self.spawner, self.reload, partial(shutdown.begin, state), announce)
+        self.messages = Messages(
+            state, self.spawner, self.reload, partial(shutdown.begin, state), announce, self._resize
+        )
         self.reaper = Reaper(state, self.messages.handle, self.reload)
         self.watchdog = Watchdog(state.children, log)
         self.lane_watch = LaneWatch(state.children, log)
@@ -100,6 +102,7 @@ class Master:
     def _turn(self) -> None:
         state = self.state
         state.board.set_header(H.MASTER_AT, now())
+        state.board.set_header(H.WANTED, state.wanted)
         state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
         self.messages.handle()
         state.children.free_settled()
@@ -192,7 +195,8 @@ class Master:
     def _show(self) -> None:
         state, children = self.state, self.state.children
         down = state.board.header(H.DOWN)
-        word = "stopping" if state.stopping else "paused" if state.paused else "down" if down else ""
+        paused = state.paused or state.board.header(H.HELD)
+        word = "stopping" if state.stopping else "paused" if paused else "down" if down else ""
         self._display.show(counted(children, only_schedule=not state.plan.work.workers), word)
         workers, leads = len(children.of(Role.WORKER)), state.plan.leads
         if self._display.ready(children.serving(role=leads), max(1, state.wants()[leads])):

@@ -14,7 +14,19 @@ from qd.master.reload import Reload
 from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.process import fork
-from qd.process.channels import AnyMessage, Born, Cancel, Changed, ChildMessage, Imported, Lost, Ready, Restart, Unborn
+from qd.process.channels import (
+    AnyMessage,
+    Born,
+    Cancel,
+    Changed,
+    ChildMessage,
+    Imported,
+    Lost,
+    Ready,
+    Resize,
+    Restart,
+    Unborn,
+)
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import Why
 
@@ -27,10 +39,11 @@ class Messages:
         reload: Reload,
         stop: Callable[[str, Exit], None],
         announce: Callable[[Imported], None],
+        resize: Callable[[int], None],
     ) -> None:
         """announce: called with the report of the app's first import, to log the first line."""
         self.state, self.spawner, self.reload = state, spawner, reload
-        self._stop, self._announce = stop, announce
+        self._stop, self._announce, self._resize = stop, announce, resize
 
     def handle(self) -> None:
         for message, fd in self.state.receiver.read(self._reject):
@@ -55,6 +68,8 @@ class Messages:
             case Unborn(error=error) if worker is not None:
                 state.children.forget(worker)
                 self.spawner.refused(worker.role, error)
+            case Resize(workers=workers):
+                self._resize(workers)
             case Restart():
                 self._on_restart(message)
             case Lost(turn=turn) if worker is not None and worker.has_job:

@@ -85,6 +85,12 @@ class Restart(Message):
     at: int = 0
 
 
+class Resize(Message):
+    """`qd scale` was called."""
+
+    workers: int
+
+
 class Changed(Message):
     """A file of the app has changed (--reload)."""
 
@@ -92,7 +98,7 @@ class Changed(Message):
     code: int
 
 
-AnyMessage = Imported | Born | Unborn | Ready | Restart | Lost | Cancel | Changed
+AnyMessage = Imported | Born | Unborn | Ready | Restart | Resize | Lost | Cancel | Changed
 
 
 class MessageSender:

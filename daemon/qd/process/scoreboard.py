@@ -221,6 +221,9 @@ class H:
     CRASH_LOOPS = 44  # master: count of deaths in a crash loop
     # keeper: what keeper/events.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases
     RECORDED_FORK, RECORDED_LOOPS, RECORDED_LOST = 45, 46, 47
+    HELD = 48  # keeper: 1 while this host or pool is paused
+    WANTED = 49  # master: how many workers it keeps
+    PAUSED_JOBS = 50  # keeper: how many names of jobs are paused; the 10 words after it: a digest of each
 
 
 KEPT_CRASHES = 8
@@ -401,6 +404,27 @@ def set_open_queues(board: Scoreboard, down: bool, names: Iterable[str]) -> None
         for at, name in enumerate(opened + [""] * (MAX_OPEN_QUEUES - len(opened))):
             board.words[H.ALLOWED + at] = digest(name) if name else 0
     board.set_header(H.DOWN, word)
+
+
+MAX_PAUSED_JOBS = 10
+
+
+def set_paused_jobs(board: Scoreboard, names: Collection[str]) -> None:
+    """Called by the keeper. A name that stays paused keeps its word, so that no worker misses it meanwhile."""
+    wanted = {digest(name) for name in list(names)[:MAX_PAUSED_JOBS]}
+    first = H.PAUSED_JOBS + 1
+    words = board.words[first : first + MAX_PAUSED_JOBS].tolist()
+    fresh = iter(wanted.difference(words))
+    for at, word in enumerate(words):
+        if word not in wanted:
+            board.words[first + at] = next(fresh, 0)
+    board.set_header(H.PAUSED_JOBS, len(wanted))
+
+
+def is_paused_job(board: Scoreboard, name: str) -> bool:
+    if not board.header(H.PAUSED_JOBS):
+        return False
+    return digest(name) in board.words[H.PAUSED_JOBS + 1 : H.PAUSED_JOBS + 1 + MAX_PAUSED_JOBS].tolist()
 
 
 def open_queues(board: Scoreboard, down: int) -> frozenset[int]:

@@ -30,7 +30,8 @@ GROUPS = {
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
-    "cancel", *GROUPS, "doctor", "events", "init", "alerts", "metrics", "migrate", "queues", "peek", "wait", "help",
+    "cancel", *GROUPS, "doctor", "events", "init", "alerts", "metrics", "migrate", "queues", "peek", "wait", "help", "why",
+    "move", "promote", "scale",
 )  # fmt: skip
 ENDLESS = {("work",), ("alerts",), ("schedule", "work")}
 Word = str | int | float | Path

@@ -76,7 +76,7 @@ class Child:
             owner=f"{context.token}/{assignment.slot}",
             force=settings.work.force,
         )
-        self.scheduler.paused, self.force = assignment.paused, settings.work.force
+        self._signalled, self.force = assignment.paused, settings.work.force
         self.scheduler.beats(lambda seconds, *doing: self._beat(min(seconds, SECONDS), *doing))
         self.leaving = ExitConditions(settings.work, self.slot)
         self._opened = now()
@@ -115,6 +115,7 @@ class Child:
     def _turn(self) -> float:
         """Returns the seconds until the next turn."""
         self._read_signals()
+        self.scheduler.paused = self._signalled or bool(self.board.header(H.HELD))
         self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
         keeper_unknown = not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
         if keeper_unknown and not self.scheduler.drained:  # it has not reported maintenance mode, or its absence
@@ -141,9 +142,9 @@ class Child:
         if signal.SIGTERM in came and not self.scheduler.drained:
             self.scheduler.drain()
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
-            self.scheduler.paused = bool(self.board.header(H.PAUSED))  # the order of the two is unknown
+            self._signalled = bool(self.board.header(H.PAUSED))  # the order of the two is unknown
         elif came & {signal.SIGUSR2, signal.SIGCONT}:
-            self.scheduler.paused = signal.SIGUSR2 in came
+            self._signalled = signal.SIGUSR2 in came
 
     def _after_wait(self) -> None:
         if os.getppid() != self.context.master:  # for kernels that do not signal the master's death (macOS)

@@ -70,8 +70,12 @@ def by_and_why(note: Pause) -> str:
 def restart(store: Store, *, rolling: bool = False, laravel: int = 0) -> Restart:
     """Write the stamp. It is never deleted, since a missing stamp means no restart."""
     stamp = Restart(round(store.now(), 6), rolling, laravel)
-    store.put(keys.RESTART, f"{stamp.at:.6f}{LARAVEL}{laravel}{ROLLING if rolling else ''}".encode())
+    store.put(keys.RESTART, restart_text(stamp).encode())
     return stamp
+
+
+def restart_text(stamp: Restart) -> str:
+    return f"{stamp.at:.6f}{LARAVEL}{stamp.laravel}{ROLLING if stamp.rolling else ''}"
 
 
 def last_restart(store: Store) -> Restart | None:

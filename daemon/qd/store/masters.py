@@ -73,6 +73,8 @@ class MasterReport(msgspec.Struct):
     start: int | None = None
     crashes: list[float] = []  # times of the last crashes of its workers, at most 8, of the last 60 s
     keeper_restarts: int = 0
+    wanted: int = 0  # workers; 0: not reported yet
+    configured: int = 0
     silent_workers: list[int] = msgspec.field(default_factory=list, name="silent")  # slots of unresponsive workers
     stuck: dict[str, float] = {}  # queue -> since when it has ready jobs that no worker takes
     took_at: float | None = None  # the last reservation by any of its workers

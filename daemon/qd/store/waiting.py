@@ -49,6 +49,29 @@ def waiting(store: KeyspaceStore, queue: str, place: Place) -> Iterator[Waiting]
             yield from _between(store, name, kind, first, end)
 
 
+def each(store: KeyspaceStore, queue: str, place: Place, act: Callable[[Waiting, int], bool | None]) -> None:
+    """Call `act` for each job, the next in line first, with the number of jobs behind it. It returns whether the job is no
+    longer there, or None to stop. Reads as many jobs as there were at the beginning."""
+    for kind, key in KEYS[place]:
+        name = store.prefix + key(queue)
+        left = length = int(store.space.call("LLEN" if kind == "list" else "ZCARD", name))
+        at, last = 0, b""  # the next position, and the job that was left before it
+        while left > 0:
+            if at and [last] != [job.text for job in _between(store, name, kind, at - 1, at)]:
+                first = max(0, at - SLICE)  # workers have taken jobs before this position: find it again
+                before = [job.text for job in _between(store, name, kind, first, at)]
+                at = first + (before.index(last) + 1 if last in before else 0)
+            some, start = list(_between(store, name, kind, at, at + min(left, SLICE))), at
+            for number, job in enumerate(some):
+                gone = act(job, length - start - number - 1)
+                if gone is None:
+                    return
+                if not gone:
+                    at, last = at + 1, job.text
+            length -= len(some) - (at - start)
+            left = left - len(some) if some else 0
+
+
 def _between(store: KeyspaceStore, name: str, kind: str, at: int, end: int) -> Iterator[Waiting]:
     """From position `at` up to, not including, `end`; both count from the end of the queue if `at` is negative."""
     size, largest = FIRST, 1

@@ -28,6 +28,7 @@ from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
+from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
 from qd.worker.outcome import (
     DONE,
@@ -105,8 +106,15 @@ class Attempts:
     """Runs attempts; holds what all jobs of this worker share."""
 
     def __init__(
-        self, app: Qd, work: WorkOptions, alarm: Alarm, coroutines: RunsCoroutines, checkpoints: Checkpoints
+        self,
+        app: Qd,
+        work: WorkOptions,
+        alarm: Alarm,
+        coroutines: RunsCoroutines,
+        checkpoints: Checkpoints,
+        board: Scoreboard,
     ) -> None:
+        self._board = board
         self._keep, self._progress = checkpoints.keep, checkpoints.progress
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
@@ -152,6 +160,8 @@ class Attempts:
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
+        if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
+            return self._hold(payload, now, f"job {payload.job} is paused")
         declared = self.app._registry.get(payload.job)
         if declared is None:
             if ending_of(reserved.before) is Ending.CANCELLED:

@@ -375,7 +375,7 @@ class ConcurrentWorker(BaseWorker):
                 seconds = min(seconds, max(0.0, (moment - now()) / 1e9))
         if not self._busy:
             self.slot[W.LOOKED] = self._looked if looks else now()
-            held = self.shut_queues.holds and not self.paused
+            held = self.shut_queues.holds and self._why_idle() != "paused"
             if not ((looks and (self._more or self.suspects.found_nothing)) or connection.owes):
                 self.slot[W.STATE] = SlotState.WAITING if looks or held else SlotState.IDLE
         self._show(looks)

@@ -70,7 +70,7 @@ class BaseWorker:
         self.alarm = alarm(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints)
+        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints, self.board)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
@@ -162,7 +162,7 @@ class BaseWorker:
     def _may_look(self) -> bool:
         # Read before the shut queues: a new keeper writes these first, then its contact.
         contact = self.board.header(H.KEEPER_CONTACT)
-        if not self.shut_queues.look() or self.paused:
+        if not self.shut_queues.look() or self.paused or self.board.header(H.HELD):
             return False
         # Without a keeper no lease is renewed.
         if not contact or now() - contact > self.lease_ns // 2:
@@ -229,7 +229,7 @@ class BaseWorker:
     # -- wait
 
     def _why_idle(self) -> str:
-        return "paused" if self.paused else "down" if self.board.header(H.DOWN) else "idle"
+        return "paused" if self.paused or self.board.header(H.HELD) else "down" if self.board.header(H.DOWN) else "idle"
 
     def _booting(self) -> bool:
         """Whether the keeper's first contact may be near."""
@@ -300,7 +300,8 @@ class Worker(BaseWorker):
         """Wait without looking for jobs: paused, in maintenance, without a keeper, or vetoed by a listener."""
         self.settlement.flush()
         self.slot[W.LOOKED] = now()
-        self.slot[W.STATE] = SlotState.WAITING if self.shut_queues.holds and not self.paused else SlotState.IDLE
+        down = self.shut_queues.holds and self._why_idle() != "paused"
+        self.slot[W.STATE] = SlotState.WAITING if down else SlotState.IDLE
         self.titles.idle(self._why_idle())
         self.mailbox.peek(0.003 if self._booting() else IDLE)
         self._after_wait()

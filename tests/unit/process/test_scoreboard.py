@@ -74,3 +74,23 @@ def test_a_read_during_a_change_is_retried_without_taking_a_job() -> None:
     memory, board.words = board.words, Words()  # type: ignore[assignment]
     assert (worker.look(), worker.shut, changed) == (False, ("a", "b"), [True])
     assert (worker.look(), worker.shut) == (True, ("a",))
+
+
+def test_paused_jobs_are_found_by_name_and_stay_while_others_change() -> None:
+    board = Scoreboard()
+    scoreboard.set_paused_jobs(board, ["a", "b"])
+    place = [scoreboard.digest("b") == word for word in board.words[H.PAUSED_JOBS : H.PAUSED_JOBS + 11].tolist()]
+    scoreboard.set_paused_jobs(board, [f"n{n}" for n in range(5)] + ["b"])
+    assert place == [
+        scoreboard.digest("b") == word for word in board.words[H.PAUSED_JOBS : H.PAUSED_JOBS + 11].tolist()
+    ]
+    assert [scoreboard.is_paused_job(board, name) for name in ("a", "b", "n4", "c")] == [False, True, True, False]
+    scoreboard.set_paused_jobs(board, [])
+    assert not scoreboard.is_paused_job(board, "b")
+
+
+def test_the_header_ends_before_the_first_slot() -> None:
+    board = Scoreboard()
+    scoreboard.set_paused_jobs(board, [f"n{n}" for n in range(30)])
+    assert not list(board)
+    assert (H.PAUSED_JOBS + 1 + scoreboard.MAX_PAUSED_JOBS) * 8 <= scoreboard.SLOT_BYTES

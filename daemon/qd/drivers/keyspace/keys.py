@@ -56,6 +56,8 @@
 | qd:masters               | hash   | master token -> JSON report; a master deletes its own when it stops, keepers those |
 |                          |        | older than 1 h                                                                     |
 | qd:restart               | string | the last restart stamp, Redis time; overwritten                                    |
+| qd:fleet                 | hash   | pauses of jobs, hosts and pools, restarts of a host or pool, sizes of pools        |
+|                          |        | (store/fleet.py); what is over or a day old is deleted by the next order           |
 | qd:cancel                | hash   | mark of a running job -> when it was cancelled; keepers delete those that ended    |
 | qd:schedule:last         | hash   | entry -> JSON, its last run; a field per entry, schedulers delete removed entries  |
 | qd:schedule:skipped      | hash   | entry -> JSON, the last skipped tick and why; the same                             |
@@ -92,6 +94,7 @@ CANCEL = "qd:cancel"
 EVENTS = "qd:events"
 ALERTS = "qd:alerts"
 ALERTS_BY = "qd:alerts:by"
+FLEET = "qd:fleet"
 TICKS = "qd:ticks"
 OUTBOX = "qd:outbox"
 OF = "\x1f"

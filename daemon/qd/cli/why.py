@@ -1,0 +1,197 @@
+"""`qd why`: why a job does not run, as far as the server shows it. Reads only.
+
+found by `qd job` -> findings, the one that has to end first at the top -> the first one is the cause
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from qd.cli import context, output
+from qd.cli.job import JobView, masters_of, search, view, where
+from qd.cli.output import by_whom, count, duration
+from qd.config.settings import Settings
+from qd.dispatch.results import was_cancelled
+from qd.drivers.keyspace import keys
+from qd.drivers.types import Found
+from qd.errors import ConnectionLost
+from qd.payload.format import plain_name
+from qd.store import controls, fleet
+from qd.store.base import KeyspaceStore
+from qd.store.masters import MasterReport
+
+MOST = 10_000  # jobs ahead that are counted; names of limits and locks that are searched
+Cause = Literal[
+    "unknown", "done", "failed", "cancelled", "running", "orphaned", "down", "paused", "no-worker", "php", "unknown-job",
+    "limited", "overlapping", "retry", "delayed", "busy", "queued", "next",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    cause: Cause
+    text: str
+
+
+UNKNOWN = Finding(
+    "unknown",
+    "not waiting, running or failed: it succeeded (kept only with a result_ttl), was cancelled or cleared, or was never "
+    "sent, as a unique job whose lock another one has",
+)
+
+
+@click.command("why")
+@click.argument("id", metavar="ID")
+@context.options
+def why(id: str) -> int:
+    """Show why a job does not run.
+
+    The first line is what keeps it now, the others are what else does. Exit 1: the job is unknown.
+    """
+    found = context.settings()
+    reports = masters_of(found)
+    seen = search(found, lambda name: view(found, name, id, reports))
+    reasons = [UNKNOWN] if seen is None else list(findings(found, seen, reports))
+    if context.given().json:
+        output.document(described(id, seen, reasons))
+    else:
+        for cause, text in reasons:
+            output.say(f"{cause:<12}{text}")
+    return int(seen is None)
+
+
+def described(id: str, seen: JobView | None, reasons: list[Finding]) -> dict[str, Any]:
+    spot = seen.found if seen else None
+    return {
+        "schema": 1,
+        "read_at": output.iso(seen.now if seen else None),
+        "id": id,
+        "cause": reasons[0].cause,
+        "text": reasons[0].text,
+        "status": seen.status if seen else "unknown",
+        "connection": seen.connection if seen else None,
+        "queue": spot.queue if spot else None,
+        "job": spot.payload.job if spot else None,
+        "ahead": None if seen is None or (seen.ahead or 0) > MOST else seen.ahead,
+        "due_at": output.iso(spot.score) if spot and spot.spot == "delayed" else None,
+        "findings": [each._asdict() for each in reasons],
+    }
+
+
+def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Iterator[Finding]:
+    spot = seen.found
+    if spot is None or was_cancelled(spot):
+        kept = seen.kept
+        if kept is not None and kept.status is not None:
+            at = output.ago(None if kept.at is None else seen.now - kept.at)
+            well = kept.status == "done"
+            text = f"it {'succeeded' if well else 'failed'} {at}; `qd job {seen.id}` shows more"
+            yield Finding("done" if well else "failed", text)
+        else:
+            yield Finding("cancelled", "it was cancelled; the next worker deletes it")
+    elif spot.spot == "failed":
+        yield Finding("failed", where(seen, spot))
+    elif spot.spot == "running":
+        yield Finding("running" if seen.worker else "orphaned", where(seen, spot) + lease(seen, spot))
+    else:
+        store = context.store(found, seen.connection)
+        due = spot.spot == "ready" or (spot.score or 0.0) <= seen.now
+        down, pause = notes(found, spot.payload.job)
+        if pause is not None:
+            way = f"`qd resume --job {spot.payload.job}` ends it"
+            yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
+        if not due and not (pause is not None and spot.payload.held):
+            yield from delayed(store, seen, spot)
+        if down is not None and spot.queue not in down.allow:
+            yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
+        yield from closed(store, seen, spot, reports)
+        if due:
+            yield position(seen, spot, serving(seen, spot, reports))
+
+
+def notes(found: Settings, job: str) -> tuple[controls.Down | None, controls.Pause | None]:
+    """Maintenance mode, and the pause of the job."""
+    try:
+        store = context.store(found, found.control)
+        return controls.is_down(store), fleet.read(store).pauses.get(fleet.Target("job", job))
+    except ConnectionLost as error:
+        output.note(f"qd: maintenance mode is unknown, connection {found.control} is unreachable: {error}")
+        return None, None
+
+
+def lease(seen: JobView, spot: Found) -> str:
+    if seen.worker is not None or spot.score is None:
+        return ""
+    left = spot.score - seen.now
+    return f"; ready again in {duration(left)}" if left > 0 else f"; its lease ended {output.ago(-left)}"
+
+
+def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
+    payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
+    if payload.held:
+        what = f"no worker that took it could run '{payload.job}'; the log of a worker says why (`job.released`)"
+        yield Finding("unknown-job", f"{what}, since {output.ago(seen.now - payload.held)}; {due}")
+    elif limit := limit_of(store, payload.uuid or payload.id or ""):
+        yield Finding("limited", f"it is over the limit '{limit}'; {due}")
+    elif payload.rsv is not None and (lock := held_lock(store, payload.job, seen.now)):
+        yield Finding("overlapping", f"it was put back, and job {lock[1]} holds the lock '{lock[0]}'; {due}")
+    elif payload.rsv is not None and payload.attempts:
+        yield Finding("retry", f"attempt {payload.attempts} was not its last one; {due}")
+    else:
+        yield Finding("delayed", due)
+
+
+def limit_of(store: KeyspaceStore, owner: str) -> str:
+    """The rate limit that has given it a later turn, "" if none has."""
+    start, end = keys.turns("").split("}")
+    names = [name for name in store.names(start, MOST) if name.endswith(f"}}{end}")]
+    scores = store.space.call_many([("ZSCORE", store.prefix + name, owner) for name in names]) if names else []
+    over = (name for name, score in zip(names, scores, strict=True) if isinstance(score, bytes))
+    return next(over, "").removeprefix(start).removesuffix(f"}}{end}")
+
+
+def held_lock(store: KeyspaceStore, job: str, now: float) -> tuple[str, str] | None:
+    """A lock of WithoutOverlapping that has the name of this job, and the uuid of the job that holds it."""
+    first = keys.lock(plain_name(job))
+    for name in store.names(first, MOST):
+        for owner, value in store.fields(name).items() if name[len(first) :][:1] in ("", ":") else ():
+            until, _, _ = value.partition(b" ")
+            if until.isdigit() and int(until) / 1000 > now:
+                return name.removeprefix(keys.lock("")), owner
+    return None
+
+
+def closed(store: KeyspaceStore, seen: JobView, spot: Found, reports: list[MasterReport]) -> Iterator[Finding]:
+    """What keeps every worker from taking it."""
+    queue = spot.queue
+    if note := controls.paused(store, [queue]).get(queue):
+        yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {queue}` ends it")
+    if spot.payload.is_laravel_object:
+        yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
+    elif not serving(seen, spot, reports):
+        there = [m for m in reports if takes(m, seen, spot) and not m.silent(seen.now)]
+        names = ", ".join(f"{m.title} is {m.state}" for m in there)
+        yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {queue}`'}")
+
+
+def takes(master: MasterReport, seen: JobView, spot: Found) -> bool:
+    return master.connection == seen.connection and spot.queue in master.queues
+
+
+def serving(seen: JobView, spot: Found, reports: list[MasterReport]) -> list[MasterReport]:
+    running = [m for m in reports if takes(m, seen, spot) and m.state in ("running", "down") and m.workers]
+    return [master for master in running if not master.silent(seen.now)]
+
+
+def position(seen: JobView, spot: Found, there: list[MasterReport]) -> Finding:
+    ahead, queue = seen.ahead or 0, spot.queue
+    workers = [worker for master in there for worker in master.workers]
+    if ahead > MOST:
+        return Finding("queued", f"behind more than {MOST:,} jobs of {queue}")
+    if ahead:
+        return Finding("queued", f"{ahead:,} {'job' if ahead == 1 else 'jobs'} of {queue} ahead of it")
+    if workers and all(worker.job for worker in workers):
+        return Finding("busy", f"first in {queue}, and its {count(len(workers), 'worker')} run other jobs")
+    return Finding("next", f"first in {queue}")

@@ -1,0 +1,157 @@
+"""qd why: what keeps a job from running, in one word and a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from qd import Qd
+from qd.cli import why
+from qd.payload.build import make
+from tests.cli.conftest import Run, document, done, report
+from tests.support.payloads import push_laravel
+from tests.support.redis import Client
+from tests.support.servers.redis import Server
+
+WORKER = {"slot": 0, "pid": 415, "state": "waiting"}
+BUSY = WORKER | {"state": "busy", "job": "mail.digest", "queue": "mail"}
+
+
+@pytest.fixture
+def app(server: Server) -> Qd:
+    return Qd(server.url)
+
+
+@pytest.fixture
+def delayed(redis: Client) -> Callable[..., str]:
+    """Adds a job that is due in a minute, with these keys in its payload. Returns its id."""
+
+    def add(**more: object) -> str:
+        fields = json.loads(make("mail.welcome", b"{}", uuid="u-1", id="id-1", created_at=1)) | more
+        due = float(redis.text("TIME")[0]) + 60
+        redis.call("ZADD", "queues:mail:delayed", due, json.dumps(fields, separators=(",", ":")))
+        return "id-1"
+
+    return add
+
+
+def causes(qd: Run, id: str) -> list[str]:
+    shown = document(qd("why", id, "--json"))
+    found = [each["cause"] for each in shown["findings"]]
+    assert (shown["cause"], set(found) - set(get_args(why.Cause))) == (found[0], set())
+    return found
+
+
+def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: Client) -> None:
+    first, second = [app.queue("mail").push("mail.welcome") for _ in range(2)]
+    assert causes(qd, first.id) == ["no-worker", "next"]
+    assert done(qd("why", second.id)).splitlines() == [
+        "no-worker   no worker takes jobs from mail: start `qd work mail`",
+        "queued      1 job of mail ahead of it",
+    ]
+    report(redis, workers=[WORKER])
+    assert causes(qd, first.id) == ["next"]
+    assert causes(qd, second.id) == ["queued"]
+    report(redis, workers=[BUSY])
+    assert done(qd("why", first.id)) == "busy        first in mail, and its 1 worker run other jobs\n"
+
+
+@pytest.mark.parametrize("state", ["paused", "stopping"])
+def test_a_master_that_takes_no_jobs_is_named(qd: Run, app: Qd, redis: Client, state: str) -> None:
+    report(redis, workers=[WORKER], state=state)
+    assert f"mail@app-1 is {state}" in done(qd("why", app.queue("mail").push("mail.welcome").id))
+
+
+def test_a_silent_master_and_one_of_another_connection_do_not_count(qd: Run, app: Qd, redis: Client) -> None:
+    report(redis, workers=[WORKER], seen_at=1)
+    report(redis, "T2", workers=[WORKER], connection="other")
+    assert causes(qd, app.queue("mail").push("mail.welcome").id) == ["no-worker", "next"]
+
+
+def test_pauses_and_maintenance_are_causes_with_their_reason(qd: Run, app: Qd, redis: Client) -> None:
+    report(redis, workers=[WORKER])
+    handle = app.queue("mail").push("mail.welcome")
+    assert qd("pause", "mail", "--reason", "db upgrade").exit_code == 0
+    assert '"db upgrade"; `qd resume mail` ends it' in done(qd("why", handle.id))
+    assert qd("down").exit_code == 0
+    assert causes(qd, handle.id) == ["down", "paused", "next"]
+    assert qd("down", "--allow", "mail").exit_code == 0
+    assert causes(qd, handle.id) == ["paused", "next"]
+
+
+def test_an_object_job_of_laravel_waits_for_php(qd: Run, redis: Client) -> None:
+    report(redis, workers=[WORKER])
+    push_laravel(redis, r"Illuminate\Queue\CallQueuedHandler@call", queue="mail", id="php")
+    assert causes(qd, "php") == ["php", "next"]
+
+
+def test_positions_beyond_10000_are_not_counted(qd: Run, app: Qd, redis: Client) -> None:
+    raw = make("mail.welcome", b"{}", created_at=1)
+    for _ in range(10):
+        redis.call("RPUSH", "queues:mail", *[raw] * 1000)
+    report(redis, workers=[WORKER])
+    near = app.queue("mail").push("mail.welcome")
+    far = app.queue("mail").push("mail.welcome")
+    assert "10,000 jobs of mail ahead of it" in done(qd("why", near.id))
+    assert done(qd("why", far.id)) == "queued      behind more than 10,000 jobs of mail\n"
+    assert document(qd("why", far.id, "--json"))["ahead"] is None
+
+
+def test_a_delayed_job_says_why_it_is_delayed(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:
+    report(redis, workers=[WORKER])
+    assert causes(qd, delayed()) == ["delayed"]
+    redis.call("DEL", "queues:mail:delayed")
+    assert causes(qd, delayed(attempts=2, rsv="T1.3.7.2a")) == ["retry"]
+    redis.call("DEL", "queues:mail:delayed")
+    assert causes(qd, delayed(held=int(redis.text("TIME")[0]) - 90)) == ["unknown-job"]
+    assert "could run 'mail.welcome'" in done(qd("why", "id-1"))
+
+
+def test_a_job_over_its_rate_limit_names_the_limit(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:
+    report(redis, workers=[WORKER])
+    redis.call("ZADD", "qd:rate:{stripe}:turns", 9e15, "u-1")
+    redis.call("ZADD", "qd:rate:{other}:turns", 9e15, "u-2")
+    assert causes(qd, delayed()) == ["limited"]
+    assert "over the limit 'stripe'; due in" in done(qd("why", "id-1"))
+
+
+def test_an_overlapping_job_names_the_lock_and_its_holder(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:
+    report(redis, workers=[WORKER])
+    redis.call("HSET", "qd:lock:mail.welcome:7", "u-9", "9000000000000 T1.3.7")
+    redis.call("HSET", "qd:lock:mail.welcomes", "u-8", "9000000000000 T1.3.7")
+    assert causes(qd, delayed(attempts=0, rsv="T1.3.7.0a")) == ["overlapping"]
+    assert "job u-9 holds the lock 'mail.welcome:7'" in done(qd("why", "id-1"))
+    redis.call("HSET", "qd:lock:mail.welcome:7", "u-9", "1000 T1.3.7")  # over
+    assert causes(qd, "id-1") == ["delayed"]
+
+
+def test_an_overdue_job_has_the_causes_of_a_ready_one(qd: Run, redis: Client) -> None:
+    redis.call("ZADD", "queues:mail:delayed", 1, make("mail.welcome", b"{}", id="late", created_at=1))
+    assert causes(qd, "late") == ["no-worker", "next"]
+
+
+def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:
+    raw = make("mail.welcome", b"{}", id="runs", created_at=1).replace(
+        b'"attempts":0', b'"attempts":1,"rsv":"T1.3.7.1"'
+    )
+    redis.call("ZADD", "queues:mail:reserved", 9e9, raw)
+    assert causes(qd, "runs") == ["orphaned"]
+    report(redis, workers=[{"slot": 3, "pid": 415, "state": "busy"}])
+    assert causes(qd, "runs") == ["running"]
+    redis.call("HSET", "qd:job:ended", "status", "done", "value", "1", "at", redis.text("TIME")[0])
+    assert causes(qd, "ended") == ["done"]
+    result = qd("why", "nobody")
+    assert (result.exit_code, result.stdout.split()[0]) == (1, "unknown")
+    assert json.loads(qd("why", "nobody", "--json").stdout)["cause"] == "unknown"
+
+
+def test_a_failed_job_says_how_to_look_at_it(qd: Run, app: Qd, redis: Client) -> None:
+    handle = app.queue("mail").push("mail.welcome")
+    payload = redis.call("LPOP", "queues:mail")
+    record = json.dumps({"id": "r1", "error": "ValueError", "reason": "out of paper"}).encode()
+    redis.call("HSET", "queues:mail:failed", "r1", record + b"\n" + payload)
+    redis.call("ZADD", "queues:mail:failed_at", 1, "r1")
+    assert f"ValueError: out of paper (qd failed show {handle.id})" in done(qd("why", handle.id))
