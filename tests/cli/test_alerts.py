@@ -92,7 +92,7 @@ def test_an_alert_is_told_once_and_once_more_when_it_is_over(qd: Run, redis: Cli
     assert hook.told() == [("begun", "max-ready mail"), ("over", "max-ready mail")]
     assert hook.bodies[1]["text"].startswith("OVER: queue 'mail'")
     events = [json.loads(line) for line in qd("events", "--json").stdout.splitlines()]
-    assert [event["what"] for event in events] == ["alert.begun", "alert.over"]
+    assert [event["what"] for event in events] == ["alert begun", "alert over"]
 
 
 @pytest.mark.usefixtures("busy")

@@ -141,8 +141,8 @@ class Sender:
         self.told = {what: text for what, text in (self.told | begun).items() if what not in over}
         if store is not None:
             store.put(keys.ALERTS, json.dumps(self.told).encode(), KEPT)
-            events = [audit.Event("alert.begun", {"alert": what}, text) for what, text in begun.items()]
-            audit.record(store, *events, *(audit.Event("alert.over", {"alert": what}) for what in over))
+            events = [audit.Event("alert begun", {"alert": what}, text) for what, text in begun.items()]
+            audit.record(store, *events, *(audit.Event("alert over", {"alert": what}) for what in over))
         return True
 
     def _server_away(self, error: Exception, at_once: bool) -> bool:
