@@ -24,7 +24,7 @@ from qd.process.exit_codes import Exit
 class CommandRow(NamedTuple):
     """Where a command is, and its line in `qd --help`, so that --help imports none of them."""
 
-    module: str  # in qd.cli
+    module: str  # in qd.cli, or with a dot in qd
     attribute: str
     summary: str  # the first sentence of its help
 
@@ -35,6 +35,7 @@ COMMANDS = {
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "queues": CommandRow("status", "queues", "Show queues: their sizes, their pace, and who paused them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
+    "dashboard": CommandRow("dashboard.command", "command", "Serve the dashboard: the system in a browser."),
     "alerts": CommandRow("alerts", "command", "Tell a webhook or a program when something is wrong."),
     "metrics": CommandRow("metrics", "command", "Print what became of all jobs, and their times, for Prometheus."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
@@ -79,6 +80,19 @@ CODES: Sequence[tuple[type[BaseException], int]] = (
 )
 
 
+def imported(module: str) -> Any:
+    """The module of a command. Raises ConfigError if a package of its extra is not installed."""
+    try:
+        return import_module(f"qd.{module}" if "." in module else f"qd.cli.{module}")
+    except ModuleNotFoundError as error:
+        if "." not in module or (error.name or "").startswith("qd"):
+            raise
+        extra = module.partition(".")[0]
+        raise errors.ConfigError(
+            f"the package {error.name} is not installed: pip install 'qd-worker[{extra}]'"
+        ) from None
+
+
 class Family(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -89,7 +103,7 @@ class Family(click.Group):
         if cmd_name not in COMMANDS:
             return None
         row = COMMANDS[cmd_name]
-        found: click.Command = getattr(import_module(f"qd.cli.{row.module}"), row.attribute)
+        found: click.Command = getattr(imported(row.module), row.attribute)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -21,6 +21,7 @@ from qd.config.settings import (
     SECTIONS,
     AlertSettings,
     ConnectionSettings,
+    DashboardSettings,
     EntrySettings,
     FailedSettings,
     LaravelSettings,
@@ -249,6 +250,7 @@ def settings_of(layers: Layers) -> Settings:
         signing=signing_of(layers),
         schedule=schedule_of(layers),
         alerts=alerts_of(layers),
+        dashboard=DashboardSettings(**layers.all("dashboard")),
         origins=layers.origins,
     )
 

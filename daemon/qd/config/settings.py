@@ -164,6 +164,17 @@ class AlertSettings(QueueAlerts):
 
 
 @dataclass(frozen=True, slots=True)
+class DashboardSettings:
+    """Who may see `qd dashboard`. users: "NAME:LEVEL:HASH"."""
+
+    users: tuple[str, ...] = option(
+        (), "texts", "who may log in, NAME:LEVEL:HASH; LEVEL is read, operate or write, and `qd dashboard --hash` prints "
+        "the HASH", shown="the printed link, on loopback only", repr=False,
+    )  # fmt: skip
+    hosts: tuple[str, ...] = option((), "names", "names by which browsers may reach it, besides those of loopback")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration. root: the folder of the file, or the current one; it comes first on sys.path."""
 
@@ -196,6 +207,7 @@ class Settings:
     max_depth: int = option(
         512, "count", "refuse payloads nested deeper than this, as PHP counts, 0: any", unit="levels"
     )
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
@@ -229,6 +241,7 @@ FAILED = rows_of(FailedSettings, "QD_FAILED_")
 SIGNING = rows_of(SigningSettings, "QD_SIGNING_")
 SCHEDULE = rows_of(ScheduleSettings, "QD_SCHEDULE_")
 ALERTS = rows_of(AlertSettings, "QD_ALERTS_")
+DASHBOARD = rows_of(DashboardSettings, "QD_DASHBOARD_")
 QUEUE_ALERTS = rows_of(QueueAlerts, "")
 ENTRY = rows_of(EntrySettings, "")
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
@@ -245,6 +258,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "schedule": SCHEDULE,
     "schedule.entries.NAME": ENTRY,
     "alerts": ALERTS,
+    "dashboard": DASHBOARD,
     "alerts.queues.NAME": QUEUE_ALERTS,
 }
 

@@ -30,10 +30,10 @@ GROUPS = {
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
-    "cancel", *GROUPS, "doctor", "events", "init", "alerts", "metrics", "migrate", "queues", "peek", "wait", "help", "why",
-    "move", "promote", "scale",
+    "cancel", *GROUPS, "doctor", "events", "init", "dashboard", "alerts", "metrics", "migrate", "queues", "peek", "wait",
+    "help", "why", "move", "promote", "scale",
 )  # fmt: skip
-ENDLESS = {("work",), ("alerts",), ("schedule", "work")}
+ENDLESS = {("work",), ("alerts",), ("dashboard",), ("schedule", "work")}
 Word = str | int | float | Path
 Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
 

@@ -1,0 +1,311 @@
+"""The web application: routes, rights, forms, and templates. What pages show is in pages.py."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qd import __version__
+from qd.cli import output, status
+from qd.cli.context import Given
+from qd.dashboard.access import CSRF, Access, CsrfTokens, Sessions, Viewer, known_host, same_origin, set_cookie
+from qd.dashboard.actions import ACTIONS, run
+from qd.dashboard.pages import PAGES, Asked, Facts, Page, words_of
+from qd.dashboard.reader import Poller
+from qd.errors import QdError
+
+HERE = Path(__file__).resolve().parent
+DASH = "\N{EN DASH}"  # there is no value
+BODY = 64 << 10  # bytes of a form
+SELF = "style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'"
+HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; {SELF}; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def dashboard(given: Given, access: Access) -> Starlette:
+    """The ASGI application."""
+    site = Site(given, access)
+    routes = [
+        *(Route(path, site.page(name, page)) for name, (path, page) in PAGES.items()),
+        Route("/do/{action}", site.act, methods=["GET", "POST"]),
+        Route("/login", site.login, methods=["GET", "POST"]),
+        Route("/api/v1/{name}", site.api),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    app = Starlette(
+        routes=routes, middleware=[Middleware(Headers)], exception_handlers={QdError: site.away, 404: site.missing}
+    )
+    app.state.site = site
+    return app
+
+
+class Headers:
+    """Adds the security headers to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                pairs = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *pairs]
+            await send(message)
+
+        await self.app(scope, receive, sent if scope["type"] == "http" else send)
+
+
+class Site:
+    def __init__(self, given: Given, access: Access) -> None:
+        self.given, self.access = given, access
+        self.poller, self.csrf = Poller(given), CsrfTokens()
+        self.templates = environment()
+
+    # -- what every page goes through
+
+    async def admitted(self, request: Request) -> Viewer | Response:
+        if not known_host(request, self.access.hosts):
+            host = request.headers.get("host", "")
+            hint = f'add it to hosts below [dashboard]: hosts = ["{host.rpartition(":")[0] or host}"]'
+            return self.message(request, 400, f"This dashboard is not known as {host!r}.", hint)
+        viewer = await self.access.viewer(request)
+        if viewer is not None:
+            return viewer
+        if self.access.login and request.method == "GET" and "json" not in request.headers.get("accept", ""):
+            return RedirectResponse(link(request, "login"), 303)
+        return self.message(request, 403, "You may not see this dashboard.", "")
+
+    def asked(self, request: Request) -> Asked:
+        return Asked(self.poller, request.path_params, request.query_params)
+
+    def page(self, name: str, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            viewer = await self.admitted(request)
+            if isinstance(viewer, Response):
+                return viewer
+            snapshot = await self.poller.current()
+            facts = await page(self.asked(request), snapshot)
+            form = request.query_params.get("format")
+            if form == "json" and "document" in facts:
+                return JSONResponse(facts["document"])
+            if form == "csv" and "table" in facts:
+                headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+                return Response(csv_of(*facts["table"]), media_type="text/csv", headers=headers)
+            tag = f'W/"{snapshot.number}-{viewer.level}"'
+            if not facts.get("own") and request.headers.get("if-none-match") == tag:
+                return Response(status_code=304)
+            response = self.render(request, f"{name}.html", viewer, snapshot=snapshot, here=name, **facts)
+            response.headers["ETag"] = tag
+            return response
+
+        return answer
+
+    def render(
+        self, request: Request, template: str, viewer: Viewer | None, *, code: int = 200, **facts: Any
+    ) -> Response:
+        cookie, token = self.csrf.issue(request)
+        shared = {"viewer": viewer, "csrf": token, "link": lambda *parts, **query: link(request, *parts, **query)}
+        shared |= {
+            "version": __version__,
+            "url": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        }
+        text = self.templates.get_template(template).render(
+            **{"here": "", "snapshot": None, "title": "qd"} | shared | facts
+        )
+        response = Response(text, code, media_type="text/html")
+        if request.cookies.get(CSRF) != cookie:
+            set_cookie(request, response, CSRF, cookie)
+        return response
+
+    def message(self, request: Request, code: int, text: str, hint: str) -> Response:
+        return self.render(request, "message.html", None, code=code, title=text, text=text, hint=hint)
+
+    async def away(self, request: Request, error: Exception) -> Response:
+        return self.message(
+            request, 503, "The server does not answer, and has not since this dashboard began.", str(error)
+        )
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        return self.message(request, 404, "There is no such page here.", getattr(error, "detail", ""))
+
+    # -- logging in
+
+    async def login(self, request: Request) -> Response:
+        access = self.access
+        if not isinstance(access, Sessions) or not known_host(request, access.hosts):
+            return self.message(request, 404, "There is no login here.", "")
+        viewer, tried = None, False
+        if token := request.query_params.get("token"):
+            viewer, tried = access.by_link(token), True
+        elif request.method == "POST":
+            form = await form_of(request)
+            if not (same_origin(request) and self.csrf.fits(request, form.get("csrf", ""))):
+                return self.message(request, 403, "This form is too old, or from another host.", "Load the page again.")
+            viewer, tried = (
+                await self.poller.ask(lambda: access.by_password(form.get("name", ""), form.get("password", ""))),
+                True,
+            )
+        if viewer is None:
+            facts = {"tried": tried, "users": bool(access.users)}
+            return self.render(request, "login.html", None, code=403 if tried else 200, title="Log in", **facts)
+        response = RedirectResponse(link(request, ""), 303)
+        access.begin(request, response, viewer)
+        return response
+
+    # -- actions
+
+    async def act(self, request: Request) -> Response:
+        viewer = await self.admitted(request)
+        if isinstance(viewer, Response):
+            return viewer
+        name = request.path_params["action"]
+        if (action := ACTIONS.get(name)) is None:
+            return self.message(request, 404, f"There is no action {name!r}.", "")
+        post = request.method == "POST"
+        form = await form_of(request) if post else dict(request.query_params)
+        if post and not (same_origin(request) and self.csrf.fits(request, form.get("csrf", ""))):
+            return self.message(request, 403, "This form is too old, or from another host.", "Load the page again.")
+        if not viewer.may(action.level):
+            return self.message(request, 403, f"This needs the level {action.level}; you have {viewer.level}.", "")
+        if lacks := [need for need in action.needs if not form.get(need)]:
+            return self.message(request, 400, f"The link lacks {', '.join(lacks)}.", "")
+        title = action.title.format_map(Named(form))
+        words = action.words(form)
+        facts: Facts = {"title": title, "action": action, "name": name, "form": form, "command": shell(words)}
+        facts["back"] = local(form.get("back", ""), request)
+        typed = bool(action.typed) and form.get("typed") != form.get(action.typed)
+        if not post or typed:
+            return self.render(request, "confirm.html", viewer, code=400 if post else 200, wrong=post, **facts)
+        code, printed = await run(words, self.given, viewer)
+        self.poller._at = 0.0  # the next page reads what has changed
+        return self.render(
+            request, "done.html", viewer, code=200 if code == 0 else 409, exit=code, printed=printed, **facts
+        )
+
+    # -- for programs
+
+    async def api(self, request: Request) -> Response:
+        viewer = await self.admitted(request)
+        if isinstance(viewer, Response):
+            return JSONResponse({"error": "forbidden"}, viewer.status_code if viewer.status_code != 303 else 401)
+        page = PAGES.get(request.path_params["name"])
+        snapshot = await self.poller.current()
+        if page is not None and "{" not in page[0]:
+            facts = await page[1](self.asked(request), snapshot)
+            if "document" in facts:
+                return JSONResponse(facts["document"])
+        if request.path_params["name"] == "status":
+            return JSONResponse(json.loads(json.dumps(status.document(snapshot.state), default=str)))
+        known = ", ".join(["status", *(name for name, (path, _) in PAGES.items() if "{" not in path)])
+        return JSONResponse({"error": f"unknown document; known: {known}"}, 404)
+
+
+class Named(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return "the"
+
+
+# -- text
+
+
+def shell(words: Sequence[str]) -> str:
+    """The command as one would type it."""
+    return shlex.join(["qd", *(word for word in words if word != "--yes")])
+
+
+def csv_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(head)
+    writer.writerows([[cell(value) for value in row] for row in rows])
+    return out.getvalue()
+
+
+def cell(value: object) -> str:
+    """Text that a spreadsheet does not take for a formula."""
+    text = "" if value is None else output.clean(" ".join(value) if isinstance(value, list) else value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not isinstance(value, int | float) else text
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """A form as browsers send it. Raises nothing: what is too long or no form has no fields."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY:
+            return {}
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+def link(request: Request, *parts: str, **query: str) -> str:
+    """The address of a page below the mount point. Each part is one segment, whatever it contains."""
+    path = "/".join(quote(part, safe="") for part in parts)
+    asked = {key: value for key, value in query.items() if value not in ("", None)}
+    return f"{request.scope.get('root_path', '')}/{path}" + (f"?{urlencode(asked)}" if asked else "")
+
+
+def local(address: str, request: Request) -> str:
+    """An address of this dashboard to go back to; others are not followed."""
+    base = request.scope.get("root_path", "") + "/"
+    return address if address.startswith(base) and not address.startswith("//") and "\\" not in address else base
+
+
+def environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, finalize=shown,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.filters |= {
+        "duration": output.duration,
+        "number": number,
+        "moment": moment,
+        "lines": lines,
+        "words": words_of,
+    }
+    return found
+
+
+def shown(value: object) -> object:
+    """Control and formatting characters of payloads and reasons are escaped, and secrets masked."""
+    if isinstance(value, Markup):
+        return value
+    return "" if value is None else output.clean(value) if isinstance(value, str) else value
+
+
+def lines(text: str) -> Markup:
+    return Markup("\n").join(escape(output.clean(line.replace("\t", "    "))) for line in text.split("\n"))
+
+
+def number(value: float | None) -> str:
+    return DASH if value is None else f"{value:,}"
+
+
+def moment(at: float | None) -> Markup:
+    """A time that live.js shows in the zone of the viewer."""
+    if at is None:
+        return Markup(DASH)
+    utc = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(
+        f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%b %d, %H:%M:%S}"
+    )

@@ -1,0 +1,89 @@
+"""`qd dashboard`: serves the dashboard until Ctrl-C or TERM."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+
+import click
+import uvicorn
+
+from qd.cli import context, output
+from qd.config.settings import DashboardSettings
+from qd.dashboard.access import LEVELS, LOOPBACK, Sessions, hashed
+from qd.dashboard.app import dashboard
+from qd.errors import ConfigError
+
+LISTEN = "127.0.0.1:8640"
+
+
+@click.command("dashboard")
+@click.option(
+    "--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="Serve on this address; port 0: any."
+)
+@click.option(
+    "--hash", "hashes", is_flag=True, help="Ask for a password and print its hash, for `users` of [dashboard]."
+)
+@context.options
+def command(listen: str, hashes: bool) -> None:
+    """Serve the dashboard: the system in a browser.
+
+    On a loopback address it prints a link that can be used once. Other addresses need `users` below [dashboard].
+    """
+    if hashes:
+        return output.say(hashed(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)))
+    host, port = address_of(listen)
+    options = context.settings().dashboard
+    access = Sessions((*LOOPBACK, host, *options.hosts), users_of(options))
+    if not access.users and not is_loopback(host):
+        users = 'write users = ["NAME:LEVEL:HASH"] below [dashboard] (`qd dashboard --hash` prints a HASH)'
+        way = f"{users}, or listen on 127.0.0.1"
+        raise ConfigError(f"the dashboard would be open to everybody who reaches {listen}: {way}")
+    given = context.given()
+    listener = bound(host, port)
+    port = listener.getsockname()[1]
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    if access.users:
+        click.echo(f"dashboard: {base}")
+    else:
+        click.echo(f"dashboard: {base}login?token={access.new_link()}")  # output.say would mask the token
+        output.note("This link can be used once, within 10 minutes.")
+    application = dashboard(given, access)
+    server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, server_header=False))
+    server.run([listener])
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.UsageError(f"--listen {listen} is not HOST:PORT, such as {LISTEN}")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Raises ConfigError if the address cannot be used."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another one with --listen"
+        ) from None
+
+
+def users_of(options: DashboardSettings) -> dict[str, tuple[str, str]]:
+    users = {}
+    for number, text in enumerate(options.users, 1):
+        name, _, rest = text.partition(":")
+        level, _, digest = rest.partition(":")
+        if not name or level not in LEVELS or digest.count("$") != 2 or not digest.startswith("scrypt$"):
+            form = f"NAME:LEVEL:HASH, where LEVEL is {', '.join(LEVELS)} and `qd dashboard --hash` prints the HASH"
+            raise ConfigError(f"entry {number} of users below [dashboard] is not {form}")
+        users[name] = level, digest
+    return users

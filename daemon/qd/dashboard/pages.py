@@ -1,0 +1,406 @@
+"""What each page shows, made from one snapshot of the servers (reader.py): facts for its template, and the same as a
+document for JSON and as a table for CSV.
+
+A page that shows more than the snapshot is `own`: it reads for itself, and is never answered with 304.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from qd.cli import context, health, output, peek, status
+from qd.cli.failed import filters
+from qd.cli.failed.show import described as described_group
+from qd.cli.failed.show import document as document_of
+from qd.cli.failed.show import pretty, value_of
+from qd.cli.schedule import show as schedule
+from qd.cli.schedule.state import read_entries
+from qd.cli.state import QueueLine, stale
+from qd.dashboard.charts import Line, Mark, chart, sparkline
+from qd.dashboard.reader import Poller, Snapshot, failed_jobs
+from qd.drivers.connections import gaps_of
+from qd.errors import QdError
+from qd.redaction import redact
+from qd.store.audit import Entry
+from qd.store.rates import History, Point, Rate, middle_and_most
+from qd.store.statistics import Name
+from qd.store.waiting import Place
+
+HOURS = 3 * 3600  # seconds of the charts
+SHOWN = 50  # jobs of a queue, and failed jobs of a group, on one page
+LONGEST = 200_000  # characters of one text on a page
+MOST_GROUPS = 200
+SERIES = ("s1", "s2", "s3", "s4", "s5")
+DEPLOYS = ("master started", "restart", "new code")
+Facts = dict[str, Any]
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for a page. path: the variable parts of its address; query: what follows the question mark."""
+
+    poller: Poller
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+
+
+Page = Callable[[Asked, Snapshot], Awaitable[Facts]]
+
+
+async def overview(asked: Asked, now: Snapshot) -> Facts:
+    points, deploys = points_of(now.history), marks(now.events)
+    times = [point.at for point in points]
+    busiest = sorted(now.state.queues, key=lambda line: -line.sizes.ready)[: len(SERIES)]
+    waits = [Line("p95", [p.wait_p95 for p in points], "s1"), Line("p50", [p.wait_p50 for p in points], "s2")]
+    ready = [Line(line.name, depths(now, line, len(points)), kind) for line, kind in zip(busiest, SERIES, strict=False)]
+    charts = [
+        chart("Done per minute", times, [Line("done", [p.done for p in points], "s1")], deploys, high=84),
+        chart("Failed per minute", times, [Line("failed", [p.failed for p in points], "fail")], high=84),
+        chart("Wait until start", times, waits, deploys, log=True, unit="s"),
+        chart("Ready jobs", times, ready, deploys, log=True),
+    ]
+    facts = {"title": "Overview", "tiles": tiles(now, points), "charts": charts, "queues": queue_rows(now)}
+    return facts | {"document": health.document(now.state, now.findings)}
+
+
+async def queues(asked: Asked, now: Snapshot) -> Facts:
+    rows = queue_rows(now)
+    sizes = ("connection", "name", "ready", "delayed", "reserved", "failed", "oldest_age_s", "workers")
+    documents = [row["document"] for row in rows]
+    flat = [each | (each["rates"] or {}) for each in documents]
+    table = columns((*sizes, "in_per_min", "out_per_min"), flat)
+    return {"title": "Queues", "queues": rows, "table": table, "document": {"schema": 1, "queues": documents}}
+
+
+async def queue(asked: Asked, now: Snapshot) -> Facts:
+    connection, name = asked.path["connection"], asked.path["name"]
+    line = next((each for each in now.state.queues if (each.connection, each.name) == (connection, name)), None)
+    facts: Facts = {"title": name, "name": name, "connection": connection, "row": None, "own": True}
+    if line is None:
+        return facts
+    state = asked.query.get("state", "ready")
+    place = cast(Place, state if state in ("delayed", "reserved") else "ready")
+    job, at = asked.query.get("job", ""), int_of(asked.query.get("at", ""))
+    jobs = await asked.poller.ask(lambda: jobs_of(connection, name, place, job or None, at), connection)
+    points, row = points_of(now.history, of_queue(line)), queue_row(now, line)
+    times, deploys = [point.at for point in points], marks(now.events)
+    counts = [Line("done", [p.done for p in points], "s1"), Line("failed", [p.failed for p in points], "fail")]
+    waits = [Line("wait", [p.wait_p95 for p in points], "s1"), Line("run", [p.run_p95 for p in points], "s2")]
+    charts = [
+        chart("Jobs per minute", times, counts, deploys),
+        chart("Ready jobs", times, [Line("ready", [p.depth for p in points], "s1")], deploys),
+        chart("Wait and run time", times, waits, deploys, log=True, unit="s"),
+    ]
+    facts |= {"row": row, "charts": charts, "state": place, "job": job, "at": at, "size": SHOWN, **jobs}
+    table = columns(("id", "job", "attempts", "created_at", "arguments"), jobs.get("jobs", []))
+    return facts | {"table": table, "document": row["document"] | {"jobs": jobs.get("jobs", [])}}
+
+
+def jobs_of(connection: str, name: str, place: Place, job: str | None, at: int) -> Facts:
+    """A page of the jobs that wait, and how many there are of each name."""
+    found = context.settings()
+    limits = gaps_of(found, connection, context.own_drivers(found, connection))
+    if why := limits.get("find") or limits.get("memory"):
+        return {"refused": f"The jobs of this queue cannot be listed: {why}."}
+    store = context.store(found, connection)
+    jobs = [*islice(peek.Search(store, name, place, job, None), at, at + SHOWN + 1)]
+    every, counts = peek.Search(store, name, place, None, None), dict[str, int]()
+    for each in every:
+        counts[each.name] = counts.get(each.name, 0) + 1
+    mix = sorted(counts.items(), key=lambda pair: -pair[1])[:12]
+    shown = [peek.described(each, place) for each in jobs[:SHOWN]]
+    return {
+        "jobs": shown,
+        "more": len(jobs) > SHOWN,
+        "mix": mix,
+        "looked": every.looked,
+        "of": max(every.total, every.looked),
+    }
+
+
+async def failed(asked: Asked, now: Snapshot) -> Facts:
+    job, error = asked.query.get("job"), asked.query.get("error")
+    groups, jobs, looked, total = list[Facts](), list[Facts](), 0, 0
+    for connection in dict.fromkeys(line.connection for line in now.state.queues):
+        found = await asked.poller.failed(connection)
+        looked, total = looked + len(found.seen), total + found.total
+        groups += [described_group(group) | {"connection": connection} for group in found.ranked()[:MOST_GROUPS]]
+        if job is not None:
+            jobs += await asked.poller.ask(lambda: failed_rows(job or None, error or None), connection)
+    groups.sort(key=lambda group: -group["count"])
+    table = columns(("count", "job", "error", "queues", "first_failed_at", "last_failed_at"), groups)
+    facts = {"title": "Failed", "groups": groups, "looked": looked, "total": total, "own": True, "table": table}
+    document = {"schema": 1, "total": total, "looked": looked, "groups": groups}
+    return facts | {"jobs": jobs, "job": job, "error": error, "document": document}
+
+
+def failed_rows(job: str | None, error: str | None) -> list[Facts]:
+    connection = context.given().connection
+    return [
+        {
+            "id": record.job_id,
+            "record": record.id,
+            "connection": connection,
+            "reason": record.reason.partition("\n")[0][:300],
+        }
+        | output.fields(record, "queue", "attempts", "failed_at", "death")
+        for record in failed_jobs(SHOWN, job, error)
+    ]
+
+
+async def failure(asked: Asked, now: Snapshot) -> Facts:
+    connection, id = asked.path["connection"], asked.path["id"]
+    facts: Facts = {"title": f"Failed job {id}", "id": id, "connection": connection, "record": None, "own": True}
+    return facts | await asked.poller.ask(lambda: failure_of(id), connection)
+
+
+def failure_of(id: str) -> Facts:
+    at = filters.place((), changes=False)
+    if not (found := at.store.find(at.queues, [id])[id]):
+        return {}
+    record = found[0]
+    count, first = record.failures
+    death = {key: value for key, value in (record.death or {}).items() if value}
+    stack = str(death.pop("stack", ""))
+    return {
+        "record": record,
+        "failures": count,
+        "first_failed_at": first,
+        "payload": cut(redact(pretty(record))),
+        "trace": cut(redact(record.trace or "")),
+        "stack": cut(redact(stack)),
+        "death": {("peak memory" if key == "peak" else key): value_of(key, value) for key, value in death.items()},
+        "document": masked(document_of(record))
+        | {"trace": redact(record.trace or ""), "death": masked(record.death or {})},
+    }
+
+
+async def workers(asked: Asked, now: Snapshot) -> Facts:
+    state, masters, rows = now.state, list[Facts](), list[Sequence[object]]()
+    for master in sorted(state.masters, key=lambda each: (each.host, each.pool, each.pid)):
+        children = list[Facts]()
+        for worker in sorted(master.workers, key=lambda each: each.slot):
+            doing, seconds = status.doing(master, worker), status.age(worker.since, master)
+            children.append({"report": worker, "doing": doing, "seconds": seconds})
+            own = worker.slot, worker.pid, doing, worker.job, worker.queue, seconds, worker.done
+            rows.append((master.pool_title, master.host, *own))
+        up = state.now - master.booted_at if master.booted_at else None
+        facts = {"stale": stale(master, state.now), "state": status.state_of(master, state.now), "up": up}
+        masters.append({"report": master, "workers": children} | facts)
+    head = ("pool", "host", "worker", "pid", "state", "job", "queue", "seconds", "done")
+    document = {"schema": 1, "masters": [status.master_document(master, state.now) for master in state.masters]}
+    return {"title": "Workers", "masters": masters, "table": (head, rows), "document": document}
+
+
+async def schedule_page(asked: Asked, now: Snapshot) -> Facts:
+    try:
+        facts = await asked.poller.ask(entries_of)
+    except QdError as error:
+        facts = {"entries": [], "above": [], "refused": str(error)}
+    return {"title": "Schedule", "own": True} | facts
+
+
+def entries_of() -> Facts:
+    """Needs the app, which declares the schedule. Raises ConfigError if none is named."""
+    own = context.app()
+    entries = own.schedule.entries()
+    seen = read_entries(own, own.settings, entries)
+    document = schedule.document(entries, seen, own.settings, None)
+    rows = [
+        {"row": schedule.row(entry, seen, own.settings, None), "document": each}
+        for entry, each in zip(entries, document["entries"], strict=True)
+    ]
+    return {"entries": rows, "above": [*schedule.above(seen)], "document": document}
+
+
+async def metrics(asked: Asked, now: Snapshot) -> Facts:
+    history, rows = now.history, list[Facts]()
+    done = done_by_name(history)
+    hour = sorted(history.by_name(history.now - 3600).items(), key=lambda pair: -pair[1].started)
+    for name, numbers in hour:
+        ended = max(1, numbers.done + numbers.failed)
+        times = {
+            "wait": shown_times(numbers.wait),
+            "run": shown_times(numbers.run),
+            "failed_part": numbers.failed / ended,
+        }
+        rows.append({"name": name, "numbers": numbers, "spark": sparkline(done.get(name, [])), **times})
+    counts = ("started", "done", "failed", "released", "timed_out", "crashed", "cancelled", "lease_lost", "handed_back")
+    flat = [name._asdict() | output.fields(numbers, *counts) for name, numbers in hour]
+    table = columns(("connection", "queue", "job", *counts), flat)
+    return {"title": "Metrics", "rows": rows, "table": table, "document": {"schema": 1, "jobs": flat}}
+
+
+async def events(asked: Asked, now: Snapshot) -> Facts:
+    word = asked.query.get("q", "").lower()
+    rows = [
+        entry
+        for entry in reversed(now.events)
+        if word in f"{entry.what} {entry.actor} {entry.reason} {entry.object}".lower()
+    ]
+    flat = [
+        output.fields(each, "actor", "what", "object", "reason", "count") | {"at": output.iso(each.at)} for each in rows
+    ]
+    table = columns(("at", "actor", "what", "object", "reason", "count"), flat)
+    facts = {"title": "Events", "rows": rows, "q": word, "own": bool(word), "table": table}
+    return facts | {"document": {"schema": 1, "events": flat}}
+
+
+PAGES: Mapping[str, tuple[str, Page]] = {
+    "overview": ("/", overview),
+    "queues": ("/queues", queues),
+    "queue": ("/queues/{connection}/{name:path}", queue),
+    "failed": ("/failed", failed),
+    "failure": ("/failed/{connection}/{id:path}", failure),
+    "workers": ("/workers", workers),
+    "schedule": ("/schedule", schedule_page),
+    "metrics": ("/metrics", metrics),
+    "events": ("/events", events),
+}
+
+
+# -- parts of pages
+
+
+def tiles(now: Snapshot, points: Sequence[Point]) -> list[Facts]:
+    state, rates = now.state, [*now.rates.values()]
+    alive = [master for master in state.masters if not stale(master, state.now)]
+    children = [worker for master in alive for worker in master.workers]
+    configured = sum(master.configured or len(master.workers) for master in alive)
+    hour = now.history.total(now.history.now - 3600)
+    last = points[-5:]
+    idle, kept = sum(not each.job for each in children), sum(line.sizes.failed for line in state.queues)
+    ready, reserved = (sum(getattr(line.sizes, word) for line in state.queues) for word in ("ready", "reserved"))
+    leaves, failing = pace(sum(rate.leaves for rate in rates)), pace(sum(rate.failed for rate in rates))
+    wait, run = (output.duration(worst(getattr(point, word) for point in last)) for word in ("wait_p95", "run_p95"))
+    return [
+        tile("Ready", f"{ready:,}", growth(rates), "queues", [p.depth for p in points]),
+        tile("Running", f"{reserved:,}", f"{idle} workers idle", "workers"),
+        tile("Failed and kept", f"{kept:,}", f"{failing}/min now", "failed", [p.failed for p in points]),
+        tile("Jobs per minute", leaves, f"{hour.done + hour.failed:,} in 1h", "metrics", [p.done for p in points]),
+        tile("Wait p95", wait, "last 5 minutes", "metrics", [p.wait_p95 for p in points]),
+        tile("Run time p95", run, "last 5 minutes", "metrics", [p.run_p95 for p in points]),
+        tile("Workers up", f"{len(children)}", f"of {configured} configured", "workers"),
+        tile("Server", f"{now.latency * 1000:.1f}ms", memory(now), "events"),
+    ]
+
+
+def tile(label: str, value: str, note: str, page: str, values: Sequence[float | None] = ()) -> Facts:
+    spark = sparkline(values, "fail" if page == "failed" else "s1", bars=page == "failed") if values else ""
+    return {"label": label, "value": value, "note": note, "spark": spark, "page": page}
+
+
+def queue_rows(now: Snapshot) -> list[Facts]:
+    return [queue_row(now, line) for line in sorted(now.state.queues, key=lambda line: (line.connection, line.name))]
+
+
+def queue_row(now: Snapshot, line: QueueLine) -> Facts:
+    rate = now.rates.get((line.connection, line.name))
+    kind, text = trend(line, rate)
+    facts = {"line": line, "document": status.queue_of(line, rate), "trend": text, "kind": kind}
+    return facts | {"spark": sparkline(depths(now, line, HOURS // 60))}
+
+
+def trend(line: QueueLine, rate: Rate | None) -> tuple[str, str]:
+    """A class, and a text."""
+    if rate is None or line.paused or not (line.sizes.ready or rate.leaves):
+        return "", ""
+    if rate.growth >= 1 and line.sizes.ready:
+        return "warn", f"▲ growing by {pace(rate.growth)}/min"
+    if rate.eta is not None and line.sizes.ready:
+        return "", f"empty in {output.duration(rate.eta)}"
+    return "", "steady"
+
+
+def of_queue(line: QueueLine) -> Callable[[Name], bool]:
+    return lambda name: (name.connection, name.queue) == (line.connection, line.name)
+
+
+def points_of(history: History, wanted: Callable[[Name], bool] = lambda _: True) -> list[Point]:
+    """Of the last hours, or since statistics began, but not less than 20 minutes."""
+    points = history.points(history.now - HOURS, wanted)
+    first = next((n for n, point in enumerate(points) if point.done or point.failed or point.depth), 0)
+    return points[max(0, min(first, len(points) - 20)) :]
+
+
+def depths(now: Snapshot, line: QueueLine, count: int) -> list[float | None]:
+    """The ready jobs of a queue in each of the last `count` minutes that are over."""
+    name, last = Name(line.connection, line.name, ""), int(now.history.now // 60)
+    held = [now.history.minutes.get(minute, ({}, {}))[1].get(name) for minute in range(last - count, last)]
+    return [None if depth is None else depth.ready for depth in held]
+
+
+def done_by_name(history: History) -> dict[Name, list[float | None]]:
+    """How many jobs of each name were done in each of the last minutes."""
+    first, last = int((history.now - HOURS) // 60) + 1, int(history.now // 60)
+    found = dict[Name, list[float | None]]()
+    for minute, (added, _) in history.minutes.items():
+        if first <= minute < last:
+            for name, numbers in added.items():
+                found.setdefault(name, [0.0] * (last - first))[minute - first] = numbers.done
+    return found
+
+
+def marks(entries: Iterable[Entry]) -> list[Mark]:
+    """New code and pauses. Those within a quarter of an hour are one."""
+    found = list[Mark]()
+    for entry in entries:
+        kind = "pause" if entry.what in ("pause", "down") else "deploy" if entry.what in DEPLOYS else ""
+        if not kind:
+            continue
+        title = output.clean(f"{entry.what} {words_of(entry.object)} by {entry.actor} {entry.reason}")
+        text = output.clean(str(entry.object.get("version", "restart") if kind == "deploy" else "pause"))[:8]
+        if found and entry.at - found[-1].at < 900:
+            found[-1] = found[-1]._replace(text="events", title=f"{found[-1].title}; {title}"[:500])
+        else:
+            found.append(Mark(entry.at, text, kind, title))
+    return found
+
+
+def growth(rates: Iterable[Rate]) -> str:
+    change = sum(rate.growth for rate in rates)
+    return f"{'+' if change >= 0 else '-'}{pace(abs(change))}/min"
+
+
+def pace(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def shown_times(buckets: Sequence[int]) -> tuple[str, str]:
+    p50, p95 = middle_and_most(buckets)
+    return output.duration(p50), output.duration(p95)
+
+
+def memory(now: Snapshot) -> str:
+    if now.memory is None:
+        return "latency"
+    used, most = now.memory
+    return f"{used >> 20:,} MB" + (f" of {most >> 20:,} MB" if most else " used")
+
+
+def words_of(what: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in what.items())
+
+
+def columns(head: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    return head, [[row.get(key) for key in head] for row in rows]
+
+
+def masked(document: Mapping[str, Any]) -> Facts:
+    return {key: redact(value) if isinstance(value, str) else value for key, value in document.items()}
+
+
+def int_of(text: str) -> int:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 9 else 0
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n... {len(text) - LONGEST:,} more characters"

@@ -1,0 +1,158 @@
+"""Reads the servers for all viewers of this process: at most every 2 s, and only while somebody looks.
+
+    Poller.current() -> Snapshot      what most pages show
+    Poller.ask(read) -> T             one read for one page, such as the jobs of a queue
+
+Every read is in a thread, with the connections of a command (cli/context.py), which are closed after it. If the servers do
+not answer, pages get the last snapshot, with the error, and reading goes on in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
+
+import click
+
+from qd.cli import context
+from qd.cli.diagnosis import HealthThresholds, Reason, reasons
+from qd.cli.failed import filters
+from qd.cli.failed.show import NEWEST, Group
+from qd.cli.main import command
+from qd.cli.state import State, read_state
+from qd.errors import QdError
+from qd.store import audit
+from qd.store.base import KeyspaceStore
+from qd.store.failed import Record, Wanted
+from qd.store.rates import History, Place, Rate
+
+T = TypeVar("T")
+FRESH = 2.0  # seconds for which a snapshot is shared
+PATIENCE = 2.0  # seconds to connect and for each reply
+WAIT = 0.7  # seconds that a page waits for a new snapshot if there is an older one
+HOURS = 3.0  # of charts
+EVENTS = 300
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """read_at: unix seconds of this host. error: why a newer one could not be read; "" while all is well."""
+
+    number: int
+    read_at: float
+    state: State
+    findings: list[Reason]
+    history: History
+    rates: Mapping[Place, Rate]
+    events: list[audit.Entry]
+    latency: float  # seconds of a PING
+    memory: tuple[int, int] | None  # bytes used, and the limit or 0; None: unknown
+    error: str = ""
+
+
+@dataclass
+class Failures:
+    """The newest failed jobs of a connection by name and exception. seen: the records that were counted."""
+
+    groups: dict[tuple[str | None, str], Group] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+    total: int = 0
+
+    def read(self, at: filters.Place) -> None:
+        """Read only what is new, unless failed jobs have gone."""
+        total = at.store.count(at.queues)
+        if total < self.total:
+            self.groups, self.seen = {}, set()
+        new = max(0, total - self.total) if self.seen else NEWEST
+        for record in islice(at.store.records(at.queues, Wanted(None, None, None, None, at.now)), new + 50):
+            if record.id not in self.seen:
+                self.seen.add(record.id)
+                kind = record.job, record.error
+                group = self.groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at))
+                group.add(record)
+        self.total = total
+
+    def ranked(self) -> list[Group]:
+        return sorted(self.groups.values(), key=lambda group: (-group.count, -group.last))
+
+
+class Poller:
+    def __init__(self, given: context.Given) -> None:
+        self.given = replace(given, only_looks=True, patience=PATIENCE)
+        self.snapshot: Snapshot | None = None
+        self.failures = dict[str, Failures]()
+        self._history: History | None = None
+        self._read: asyncio.Task[None] | None = None
+        self._at = 0.0
+
+    async def current(self) -> Snapshot:
+        """Raises QdError if the servers have never answered."""
+        if self._read is None or (self._read.done() and time.monotonic() - self._at > FRESH):
+            self._read = asyncio.create_task(self._refresh())
+        if self.snapshot is None:
+            await asyncio.shield(self._read)
+        elif not self.snapshot.error:
+            await asyncio.wait({self._read}, timeout=WAIT)
+        assert self.snapshot is not None
+        return self.snapshot
+
+    async def ask(self, read: Callable[[], T], connection: str | None = None) -> T:
+        """What `read` returns, called in a thread in which the functions of cli/context.py work. Raises QdError."""
+        return await asyncio.to_thread(self._within, read, connection)
+
+    async def failed(self, connection: str) -> Failures:
+        found = self.failures.setdefault(connection, Failures())
+        await self.ask(lambda: found.read(filters.place((), changes=False)), connection)
+        return found
+
+    async def _refresh(self) -> None:
+        try:
+            self.snapshot = await self.ask(self._look)
+        except QdError as error:
+            if self.snapshot is None:
+                raise
+            self.snapshot = replace(self.snapshot, error=str(error), number=self.snapshot.number + 1)
+        finally:
+            self._at = time.monotonic()
+
+    def _within(self, read: Callable[[], T], connection: str | None) -> T:
+        given = self.given if connection is None else replace(self.given, connection=connection)
+        with click.Context(command, obj=given):
+            return read()
+
+    def _look(self) -> Snapshot:
+        found = context.settings()
+        store = context.store(found, found.control)
+        began = time.perf_counter()
+        store.now()
+        latency = time.perf_counter() - began
+        state = read_state(found)
+        if self._history is None:
+            self._history = History(store, HOURS * 3600)
+        self._history.store = store
+        history = self._history.refresh()
+        findings = [*reasons(state, HealthThresholds())]
+        events = audit.read(store, most=EVENTS)
+        number = self.snapshot.number + 1 if self.snapshot else 1
+        facts = history.rates(), events, latency, memory_of(store)
+        return Snapshot(number, time.time(), state, findings, history, *facts)
+
+
+def memory_of(store: KeyspaceStore) -> tuple[int, int] | None:
+    """None: this user may not ask, or the control connection is no Redis."""
+    try:
+        text = store.space.call("INFO", "memory").decode()
+        facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return int(facts["used_memory"]), int(facts.get("maxmemory", 0))
+    except (QdError, ValueError, KeyError, AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def failed_jobs(limit: int, job: str | None, error: str | None) -> list[Record]:
+    """The newest failed jobs with this name and exception, of the connection of this context."""
+    at = filters.place((), changes=False)
+    return list(islice(at.store.records(at.queues, Wanted(job, error, None, None, at.now)), limit))
