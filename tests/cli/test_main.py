@@ -290,7 +290,7 @@ WORDS = {
     "job": "nowhere",
     "peek": "mail",
     "wait": "mail --empty --timeout 9s",
-    "clear": "old",
+    "clear": "old --yes",
     "cancel": "nowhere",
     "pause": "mail",
     "resume": "mail",

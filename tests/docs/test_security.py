@@ -220,7 +220,7 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
         done = shop.qd(*words, **operator)
         assert done.returncode == 0, (words, done.stderr)
     assert shop.qd("restart", **operator).returncode == 0
-    assert shop.qd("clear", "default", **operator).returncode == 0
+    assert shop.qd("clear", "default", "--yes", **operator).returncode == 0
     store_failed_job(redis, "T.0.1.1", queue="default")
     store_failed_job(redis, "T.0.2.1", queue="default")
     assert shop.qd("failed", "list", **looker).returncode == 0
