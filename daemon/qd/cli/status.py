@@ -13,6 +13,7 @@ from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state
+from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
@@ -23,6 +24,7 @@ MOST_CRASHES = 8  # that a report has room for
 
 
 @click.command()
+@watched
 @context.options
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
@@ -44,9 +46,10 @@ def status() -> int:
 
 @click.command()
 @click.argument("name", required=False)
+@watched
 @context.options
 def queues(name: str | None) -> int:
-    """Show queues: their sizes, the oldest job, and who paused them.
+    """Show queues: sizes, the oldest job, and who paused them.
 
     With NAME: this queue, on each connection that has it. Exit 1: no job is in it, no master works on it and the
     configuration does not name it.

@@ -31,7 +31,7 @@ GROUPS = {
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
     "cancel", *GROUPS, "doctor", "events", "init", "metrics", "migrate", "queues", "peek", "wait", "help", "why",
-    "move", "promote", "scale",
+    "move", "promote", "scale", "completion",
 )  # fmt: skip
 ENDLESS = {("work",), ("schedule", "work")}
 Word = str | int | float | Path
