@@ -51,7 +51,8 @@ def test_a_paused_host_takes_nothing_nor_does_a_master_that_starts_there(
     assert shop.qd("pause", *part).returncode == 0
     eventually(lambda: master(shop).get("state") == "paused")
     push(redis, "quick", {"n": 1})
-    wait_for_reports(redis, 1.5)
+    wait_for_reports(redis, 2.5)
+    assert master(shop)["stuck"] == {}
     work.stop()
     work = shop.work("-w", "1", "--sleep", "60", "--force")
     eventually(lambda: master(shop).get("state") == "paused")
