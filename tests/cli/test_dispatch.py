@@ -351,9 +351,9 @@ def test_clear_deletes_waiting_jobs_and_never_running_ones(qd: Run, clean_redis:
         clean_redis.call("RPUSH", key, "{}", "{}")
     for key in ("queues:mail:delayed", "queues:mail:reserved"):
         clean_redis.call("ZADD", key, 2**40, "{}")
-    assert done(qd("clear", "mail")) == "mail: 3 deleted\n"
+    assert done(qd("clear", "mail", "--yes")) == "mail: 3 deleted\n"
     assert clean_redis.keys() == ["qd:events", "queues:mail:reserved"]
-    assert document(qd("clear", "mail", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}
+    assert document(qd("clear", "mail", "--yes", "--json")) == {"queue": "mail", "connection": "redis", "deleted": 0}
     clean_redis.call("DEL", "queues:mail:reserved")
 
 
@@ -407,3 +407,12 @@ def test_a_dispatched_job_runs(project: Projects) -> None:
     shop.qd("dispatch", "mail.welcome", "to=ada")
     eventually(lambda: work.output == ["ada 1"], 20)
     work.stop()
+
+
+def test_a_queue_is_only_cleared_after_a_confirmation(qd: Run, redis: Client) -> None:
+    assert qd("dispatch", "mail.welcome", "--queue", "mail").exit_code == 0
+    for words, answer in (([], None), (["--json"], "mail\n"), ([], "yes\n")):
+        assert qd("clear", "mail", *words, typed=answer).exit_code == 2
+    assert redis.call("LLEN", "queues:mail") == 1
+    assert qd("clear", "mail", typed="mail\n").exit_code == 0
+    assert redis.call("LLEN", "queues:mail") == 0

@@ -42,13 +42,13 @@ COMMANDS: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("resume", [("resume", {"queue": "held", "connection": "redis"})]),
     ("down --allow a,b --reason upgrade", [("down", {"allow": "a, b"})]),
-    ("clear default", [("clear", {"queue": "default", "connection": "redis", "jobs": 2})]),
+    ("clear default --yes", [("clear", {"queue": "default", "connection": "redis", "jobs": 2})]),
     ("cancel id-a", [("cancel", {"id": "id-a", "connection": "redis"})]),
     ("failed retry --job fails", [("failed retry", {"connection": "redis", "job": "fails", "jobs": 1})]),
-    ("failed forget --all", [("failed forget", {"connection": "redis", "jobs": 1})]),
+    ("failed forget --all --yes", [("failed forget", {"connection": "redis", "jobs": 1})]),
     ("schedule pause --reason upgrade", [("schedule pause", {"entry": "*"})]),
     ("up", []),
-    ("clear empty", []),
+    ("clear empty --yes", []),
     ("cancel unknown", []),
     ("failed retry --all --dry-run", []),
     ("schedule resume", []),
@@ -91,7 +91,7 @@ def test_an_unreachable_control_connection_does_not_fail_the_command(
 ) -> None:
     configured(f'[connections.away]\nurl = "unix://{tmp_path}/none.sock"\n[qd]\ndefault = "redis"\ncontrol = "away"\n')
     push(redis, "a")
-    result = qd("clear", "default")
+    result = qd("clear", "default", "--yes")
     assert (result.exit_code, result.stdout) == (0, "default: 1 deleted\n")
     assert (result.stderr.count("\n"), "`qd events` does not show it" in result.stderr) == (1, True)
     assert qd("events").exit_code == 69

@@ -68,16 +68,17 @@ def test_all_jobs_are_sent_to_their_queues_oldest_first(qd: Run, redis: Client) 
 @pytest.mark.parametrize("verb", ["retry", "forget"])
 def test_filters_select_the_records(qd: Run, redis: Client, verb: str) -> None:
     now = time.time()  # not NOW: the tests before this one ran since then
+    sure = ["--yes"] if verb == "forget" else []
     store_failed_job(redis, "a", at=now - 3600)
     store_failed_job(redis, "b", at=now - 1800, error="KeyError")
     store_failed_job(redis, "c", at=now - 600, error="KeyError")
     counts = document(qd("failed", verb, "--error", "KeyError", "--older-than", "20m", "--dry-run", "--json"))
     assert counts["would"] == 1
     assert left(redis) == ["a", "b", "c"]
-    assert done(qd("failed", verb, "--error", "KeyError", "--older-than", "20m")).startswith("1 job ")
+    assert done(qd("failed", verb, *sure, "--error", "KeyError", "--older-than", "20m")).startswith("1 job ")
     assert left(redis) == ["a", "c"]
-    assert done(qd("failed", verb, "-q", "nobody")).startswith("0 jobs ")
-    assert done(qd("failed", verb, "--all", "--job", "mail.*", "-q", "mail")).startswith("2 jobs ")
+    assert done(qd("failed", verb, *sure, "-q", "nobody")).startswith("0 jobs ")
+    assert done(qd("failed", verb, *sure, "--all", "--job", "mail.*", "-q", "mail")).startswith("2 jobs ")
     assert len(ready(redis)) == (3 if verb == "retry" else 0)
 
 
@@ -292,3 +293,15 @@ def test_listeners_are_notified_of_retries_and_their_errors_are_harmless(
     assert (result.returncode, result.stdout) == (0, "1 job sent again\n")
     assert "listeners of JobRetryRequested are not notified" in result.stderr
     assert len(ready(redis)) == 2
+
+
+def test_forget_of_more_than_named_jobs_is_confirmed(qd: Run, redis: Client) -> None:
+    store_failed_job(redis, "a")
+    store_failed_job(redis, "b")
+    for words, typed in ((["--all"], None), (["-q", "mail", "--json"], "mail\n"), (["--all"], "no\n")):
+        assert qd("failed", "forget", *words, typed=typed).exit_code == 2
+    assert left(redis) == ["a", "b"]
+    assert done(qd("failed", "forget", "a")) == "1 job forgotten\n"
+    result = qd("failed", "forget", "--all", typed="redis\n")
+    assert (result.exit_code, left(redis)) == (0, [])
+    assert "this deletes failed jobs of connection redis" in result.stderr

@@ -267,6 +267,9 @@ def test_the_hint_matches_the_cause(qd: Run, redis: Client) -> None:
     assert hint() == "; add workers"
     report(redis, workers=[WAITING], state="paused")
     assert hint() == " (mail@app-1 (pid 411) is paused); CONT to a paused master resumes it"
+    redis.call("HSET", "qd:fleet", "pause:pool:mail", "{}", "pause:pool:other", "{}")
+    assert hint() == " (mail@app-1 (pid 411) is paused); `qd resume --pool mail`"
+    redis.call("DEL", "qd:fleet")
     report(redis, workers=[], stuck={"mail": now - 60})
     assert hint() == " (mail@app-1 (pid 411) has no worker that is up); see the `worker.` lines of its log"
     assert [kind for kind, _ in reasons(qd)] == ["stuck"]

@@ -103,9 +103,43 @@ def test_every_command_and_option_has_a_help_text() -> None:
 def test_no_summary_in_a_list_of_commands_is_cut_off_in_80_columns() -> None:
     for group in ([], *([name] for name, one in named() if isinstance(one, click.Group))):
         output = CliRunner().invoke(main.command, [*group, "--help"], terminal_width=78).stdout
-        commands = output.partition("Commands:\n")[2].partition("\n\n")[0]
+        start = "Commands:\n" if group else "Run:\n"
+        commands = output.partition(start)[2].partition("\n\n" if group else "Exit codes")[0]
         assert commands, group
         assert "..." not in commands.replace("QUEUE...", ""), commands
+
+
+def test_summaries_are_shorter_than_60_characters() -> None:
+    assert [name for name, row in main.COMMANDS.items() if len(row.summary) >= 60] == []
+
+
+def test_the_sections_of_help_name_each_command_once() -> None:
+    placed = [name for names in main.HELP.values() for name in names]
+    assert sorted(placed) == sorted(set(placed) & main.COMMANDS.keys())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "command"),
+    [(["peek"], 2, "qd peek"), (["wrok"], 2, "qd"), (["peek", "mail", "-c", "nobody"], 78, "qd")],
+)
+def test_errors_are_one_document_with_json(qd: Run, words: list[str], code: int, command: str) -> None:
+    plain, result = qd(*words), qd(*words, "--json")
+    assert (result.exit_code, result.stdout) == (plain.exit_code, "")
+    found = json.loads(result.stderr)
+    assert (found["exit"], found["command"], found["schema"]) == (code, command, 1)
+    assert f"{command}: {found['error']}" + (f"; {found['hint']}" if found["hint"] else "") == plain.stderr.strip()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_qd_answers(qd: Run, shell: str) -> None:
+    assert f"_QD_COMPLETE={shell}_complete" in done(qd("completion", shell))
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "_QD_COMPLETE": "bash_complete"}
+    env |= {"COMP_WORDS": "qd st", "COMP_CWORD": "1"}
+    found = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout == "plain,status\n"
+
+
+RUN = "import sys; sys.argv = ['qd']; from qd.cli.main import command; command(prog_name='qd')"
 
 
 def named() -> list[tuple[str, click.Command]]:
@@ -290,7 +324,7 @@ WORDS = {
     "job": "nowhere",
     "peek": "mail",
     "wait": "mail --empty --timeout 9s",
-    "clear": "old",
+    "clear": "old --yes",
     "cancel": "nowhere",
     "pause": "mail",
     "resume": "mail",

@@ -74,6 +74,15 @@ def test_a_moved_delayed_job_is_due_when_it_was(qd: Run, redis: Client) -> None:
     assert payload(id="later") in found
 
 
+def test_a_limit_takes_the_next_in_line_first(qd: Run, redis: Client) -> None:
+    redis.call("ZADD", "queues:mail:delayed", 9e9, payload(id="later"))
+    push_raw(redis, payload(id="a"), payload(id="b"), queue="mail")
+    done(qd("move", "mail", "--yes", "--to", "low", "--limit", "1"))
+    assert (ids(redis, "low"), ids(redis, "mail")) == ("a", "b")
+    done(qd("move", "mail", "--yes", "--to", "low", "--limit", "2"))
+    assert redis.call("ZCARD", "queues:low:delayed") == 1
+
+
 def test_equal_payloads_without_an_id_stay_two_jobs(qd: Run, redis: Client) -> None:
     text = b'{"job":"mail.welcome","data":{}}'
     for queue in ("mail", "low"):

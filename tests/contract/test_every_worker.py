@@ -338,7 +338,7 @@ def test_commands_dispatch_count_and_clear(tried: Tried) -> None:
     tried.command("dispatch", "quick", "n=2", "--delay", "600")
     row = queue_row(tried)
     assert (row["ready"], row["delayed"]) == (1, 1)
-    assert shown(tried, "clear", "default")["deleted"] == (2 if tried.can("clear") else 1)
+    assert shown(tried, "clear", "default", "--yes")["deleted"] == (2 if tried.can("clear") else 1)
     assert tried.empty() or not tried.can("clear")
 
 

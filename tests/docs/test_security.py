@@ -220,7 +220,7 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
         done = shop.qd(*words, **operator)
         assert done.returncode == 0, (words, done.stderr)
     assert shop.qd("restart", **operator).returncode == 0
-    assert shop.qd("clear", "default", **operator).returncode == 0
+    assert shop.qd("clear", "default", "--yes", **operator).returncode == 0
     store_failed_job(redis, "T.0.1.1", queue="default")
     store_failed_job(redis, "T.0.2.1", queue="default")
     assert shop.qd("failed", "list", **looker).returncode == 0
@@ -239,6 +239,28 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
     assert shop.qd("schedule", "pause", **operator).returncode == 0
     assert shop.qd("schedule", "list", **looker).stdout.startswith("all entries are paused by ")
     assert shop.qd("schedule", "resume", **operator).returncode == 0
+    for order in (["pause", "--job", "quick"], ["resume", "--job", "quick"], ["restart", "--pool", "mail"]):
+        assert shop.qd(*order, **operator).returncode == 0
+    assert not refused()
+
+
+@LEFT
+def test_who_may_look_work_and_scan_can_move_and_promote_jobs(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
+    (more,) = re.findall(r"take what the looker and a worker may, and\s+`(.*?)`", PAGE)
+    rights = [
+        each for user in ("looker", "worker") for each in re.findall(rf"qd-{user} reset .*-@all (.*)", PAGE)[0].split()
+    ]
+    redis.call("ACL", "SETUSER", "qd-worker", *rights, *more.split())
+    worker = env(url, "worker")
+    id, later = shop.python(
+        "from jobs import quick\nprint(quick.dispatch(1).id, quick.using(delay=60).dispatch(2).id)", **worker
+    ).stdout.split()
+    assert shop.qd("why", id, **worker).stdout.startswith("no-worker")
+    assert shop.qd("promote", later, **worker).returncode == 0
+    assert shop.qd("move", "default", "--to", "low", "--yes", **worker).stdout == "2 jobs moved from default to low\n"
+    assert shop.qd("cancel", "-q", "low", "--job", "quick", "--yes", **worker).returncode == 0
     assert not refused()
 
 

@@ -120,7 +120,7 @@ def test_jobs_that_failed_in_php_stay_in_the_table(shop: Project, laravel: Larav
     laravel.artisan("fail", "redis", "mail", raw.decode(), database=table)
     assert listed(shop) == []
     assert shop.qd("failed", "retry", "--all").stdout == "0 jobs sent again\n"
-    assert shop.qd("failed", "forget", "--all").stdout == "0 jobs forgotten\n"
+    assert shop.qd("failed", "forget", "--all", "--yes").stdout == "0 jobs forgotten\n"
     assert [row["uuid"] for row in rows(table)] == ["from-php"]
 
 

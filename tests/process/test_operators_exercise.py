@@ -1,4 +1,4 @@
-"""What an operator asks at night, in this order, of a system that is broken at random: each answer of a command names the cause.
+"""What an operator asks at night of a system that is broken at random: each answer of a command names the cause.
 
 The queues, jobs, hosts, errors and numbers are chosen anew in each run; the seed is in the output of a run that fails.
 """

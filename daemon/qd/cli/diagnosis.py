@@ -201,7 +201,10 @@ def untaken(line: QueueLine, state: State) -> Untaken:
         fact = f"nothing taken for {duration(stuck_for)} by the {workers} of {names_of(serving)}"
         return Untaken("stuck", fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log")
     if not any(works(master) for master in serving):
-        return Untaken("", f"{names_of(serving)} is {serving[0].state}", "CONT to a paused master resumes it")
+        places = ("host", serving[0].host), ("pool", serving[0].pool_title)
+        held = next((f"`qd resume --{kind} {name}`" for kind, name in state.fleet.pauses if (kind, name) in places), "")
+        way = held or "CONT to a paused master resumes it"
+        return Untaken("", f"{names_of(serving)} is {serving[0].state}", way)
     if all(busy(master) for master in serving if works(master)):
         return Untaken("", "all workers are busy", "add workers")
     return Untaken("", "", "add workers")

@@ -259,14 +259,16 @@ def options_of(job: Declared) -> dict[str, Any]:
 
 @click.command()
 @click.argument("queue", metavar="QUEUE")
+@context.yes
 @context.options
-def clear(queue: str) -> None:
+def clear(queue: str, yes: bool) -> None:
     """Delete the ready and delayed jobs of a queue.
 
     Running and failed jobs are not affected.
     """
     found = context.settings()
     place = context.place(found)
+    context.confirm(yes, queue, f"this deletes the ready and delayed jobs of {queue}")
     count = context.queue(found, place).clear(queue)
     if count:
         context.record(found, "clear", {"queue": queue, "connection": place, "jobs": count})

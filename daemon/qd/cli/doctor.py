@@ -43,7 +43,7 @@ OF_SUPERVISORD = "Check this file of supervisord.  [the usual places]"
 @click.option("--unit", type=FILE, metavar="PATH", help="Check this unit file of systemd.")
 @context.options
 def command(strict: bool, program: Path | None, unit: Path | None) -> int:
-    """Check the whole setup and show what to fix; nothing is changed.
+    """Check the whole setup and show what to fix.
 
     Exit 0 if all is well, or there are only warnings. Else 78 (configuration, app), 69 (a server is unreachable), or 1.
     """

@@ -1,4 +1,4 @@
-"""`qd help [COMMAND]`: what `qd COMMAND --help` prints."""
+"""`qd help [COMMAND]`: what `qd COMMAND --help` prints. `qd completion SHELL`: click's own script for that shell."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def command(words: tuple[str, ...]) -> None:
             raise click.UsageError(f"unknown command '{' '.join(words)}'{near}")
         here = click.Context(found, info_name=word, parent=here, **found.context_settings)
     click.echo(here.get_help())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@context.options
+def completion(shell: str) -> None:
+    """Print the script that completes qd's words in a shell.
+
+    bash: eval "$(qd completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: qd completion fish | source.
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(click.get_current_context().find_root().command, {}, "qd", "_QD_COMPLETE").source())

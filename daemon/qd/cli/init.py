@@ -29,7 +29,7 @@ wrote qd.toml and jobs.py. Next:
 @click.argument("target", required=False, type=click.Choice(list(init_files.PRINTED)))
 @context.options
 def init(target: str | None) -> None:
-    """Write a first qd.toml and jobs.py, or print a deployment file.
+    """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both files into this folder, with comments. With one: prints the file that runs this
     project under supervisord, systemd, Docker or Kubernetes."""

@@ -7,8 +7,9 @@ A command returns None or its exit code.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ COMMANDS = {
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "dashboard": CommandRow("dashboard.command", "command", "Serve the dashboard: the system in a browser."),
     "alerts": CommandRow("alerts", "command", "Tell a webhook or a program when something is wrong."),
-    "metrics": CommandRow("metrics", "command", "Print what became of all jobs, and their times, for Prometheus."),
+    "metrics": CommandRow("metrics", "command", "Print what became of jobs and their times, for Prometheus."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
@@ -56,15 +57,25 @@ COMMANDS = {
     "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, the one under a key, or many."),
     "events": CommandRow("events", "events", "Show what operators did and what happened to masters."),
-    "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete them."),
+    "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
-    "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix; nothing is changed."),
+    "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix."),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
-    "migrate": CommandRow("servers", "migrate", "Create the tables in each configured database, or in that of -c."),
-    "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or print a deployment file."),
+    "migrate": CommandRow("servers", "migrate", "Create the tables in the configured databases."),
+    "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
+    "completion": CommandRow("help", "completion", "Print the script that completes qd's words in a shell."),
     "help": CommandRow("help", "command", "Show the help of a command."),
 }
+HELP = {
+    "Run": ("work", "schedule", "dispatch", "run", "declared"),
+    "Jobs": ("job", "why", "cancel", "promote"),
+    "Queues": ("queues", "peek", "pause", "resume", "move", "clear", "wait"),
+    "Fleet": ("status", "top", "dashboard", "health", "alerts", "metrics", "events", "restart", "scale", "down", "up"),
+    "Failures": ("failed",),
+    "Set-up": (),  # and all others
+}
+"""The sections of `qd --help`."""
 INTERRUPTED = 130
 
 # The first class that matches gives the code.
@@ -107,11 +118,17 @@ class Family(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The lines that click writes, without the commands."""
-        longest = formatter.width - 6 - max(map(len, COMMANDS))
-        with formatter.section("Commands"):
-            summaries = {name: click.Command(name, help=row.summary) for name, row in COMMANDS.items()}
-            formatter.write_dl([(name, each.get_short_help_str(longest)) for name, each in summaries.items()])
+        """The lines that click writes, without importing the commands, in sections."""
+        wide = max(map(len, COMMANDS))
+        others = [name for name in COMMANDS if not any(name in names for names in HELP.values())]
+        for title, names in HELP.items():
+            with formatter.section(title):
+                listed = {name: click.Command(name, help=COMMANDS[name].summary) for name in names or others}
+                shown = [
+                    (name.ljust(wide), each.get_short_help_str(formatter.width - 6 - wide))
+                    for name, each in listed.items()
+                ]
+                formatter.write_dl(shown)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -121,18 +138,21 @@ class Family(click.Group):
             raise click.UsageError(f"unknown command '{args[0]}'{near}")
         return super().resolve_command(ctx, args)
 
-    def main(self, *args: Any, **more: Any) -> Any:
-        """As click's, but each error is one line and a code of the table above."""
+    def main(self, args: Sequence[str] | None = None, *others: Any, **more: Any) -> Any:
+        """As click's, but each error is one line and a code of the table above; with --json the line is a document."""
         more["standalone_mode"] = False
+        given = sys.argv[1:] if args is None else args
+        tell = in_json if "--json" in given and "work" not in given else in_words
         try:
-            code = super().main(*args, **more)
+            code = super().main(args, *others, **more)
         except click.ClickException as error:
-            sys.exit(usage(error))
+            sys.exit(usage(error, tell))
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         except errors.QdError as error:
-            note(f"qd: {error}")
-            sys.exit(next(code for kind, code in CODES if isinstance(error, kind)))
+            code = next(code for kind, code in CODES if isinstance(error, kind))
+            tell("qd", str(error), "", code)
+            sys.exit(code)
         except OSError:
             if not context.folder_is_gone():
                 raise
@@ -141,7 +161,16 @@ class Family(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def usage(error: click.ClickException) -> int:
+def in_words(command: str, text: str, hint: str, code: int) -> None:
+    note(f"{command}: {text}; {hint}" if hint else f"{command}: {text}")
+
+
+def in_json(command: str, text: str, hint: str, code: int) -> None:
+    facts = {"schema": 1, "error": output.clean(text), "command": command, "hint": hint or None, "exit": code}
+    click.echo(json.dumps(facts), err=True)
+
+
+def usage(error: click.ClickException, tell: Callable[[str, str, str, int], None]) -> int:
     """Print the error in one line, with the command whose --help explains more. Returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -150,7 +179,7 @@ def usage(error: click.ClickException) -> int:
     path = ctx.command_path if ctx else "qd"
     words = " ".join(error.format_message().split())
     words = words[:1].lower() + words[1:].rstrip(".")
-    note(f"{path}: {words}; see `{path} --help`" if isinstance(error, click.UsageError) else f"{path}: {words}")
+    tell(path, words, f"see `{path} --help`" if isinstance(error, click.UsageError) else "", error.exit_code)
     return error.exit_code
 
 

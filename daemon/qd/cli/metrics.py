@@ -21,7 +21,7 @@ ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 @click.command("metrics")
 @context.options
 def command() -> None:
-    """Print what became of all jobs, and their times, for Prometheus.
+    """Print what became of jobs and their times, for Prometheus.
 
     The counters of all hosts since statistics are kept, up to 10 s old. With -c only those of this connection.
     """

@@ -40,6 +40,7 @@ LONGEST = 1000  # characters of a reason, which every host reads each second
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
 STDOUT, STDERR = 1, 2
+ONE_LINE = "qd.one_line"  # in the meta of click's context: documents are lines (--watch)
 CLOSED = (errno.EPIPE, errno.EBADF)  # the reader has left, or there never was one
 
 
@@ -92,7 +93,8 @@ def note(text: str) -> None:
 
 def document(value: object) -> None:
     """The result as one JSON document. ASCII only, so that no locale can break it."""
-    click.echo(json.dumps(value, indent=2))
+    here = click.get_current_context(silent=True)
+    click.echo(json.dumps(value, indent=None if here is not None and here.meta.get(ONE_LINE) else 2))
 
 
 def fields(thing: object, *names: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a datab
 @click.option("--dry-run", is_flag=True, help="Print the SQL, and change nothing.")
 @context.options
 def migrate(dry_run: bool) -> int:
-    """Create the tables in each configured database, or in that of -c.
+    """Create the tables in the configured databases.
 
     Creates qd's own tables, and Laravel's jobs, failed_jobs and job_batches if they do not exist.
     """

@@ -13,6 +13,7 @@ from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state
+from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.options.kinds import did_you_mean
@@ -25,6 +26,7 @@ MOST_CRASHES = 8  # that a report has room for
 
 
 @click.command()
+@watched
 @context.options
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
@@ -46,6 +48,7 @@ def status() -> int:
 
 @click.command()
 @click.argument("name", required=False)
+@watched
 @context.options
 def queues(name: str | None) -> int:
     """Show queues: their sizes, their pace, and who paused them.

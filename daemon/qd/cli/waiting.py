@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -20,7 +20,7 @@ from qd.config.settings import Settings
 from qd.dispatch.results import cancelled, was_cancelled
 from qd.drivers.base import Connector
 from qd.drivers.connections import gaps_of
-from qd.drivers.types import Found, Push, ends
+from qd.drivers.types import Found, Push, Spot, ends
 from qd.errors import Malformed
 from qd.options.kinds import queue_name
 from qd.payload.format import read
@@ -62,11 +62,13 @@ class Sweep:
         self.tally, self.now = Tally(), store.now()
 
     def run(self, queue: str) -> None:
-        # The delayed ones first: while this goes on, they become ready and not the other way round.
-        each(self.store, queue, "delayed", partial(self._look, queue, "delayed"))
-        each(self.store, queue, "ready", partial(self._look, queue, "ready"))
+        # The delayed ones first: while this goes on, they become ready and not the other way round. With a limit, which does
+        # not want all, those that are next.
+        places: tuple[Literal["delayed", "ready"], ...] = ("delayed", "ready")
+        for place in places if self.wanted.limit is None else places[::-1]:
+            each(self.store, queue, place, partial(self._look, queue, place))
 
-    def _look(self, queue: str, spot: Any, job: Waiting, behind: int) -> bool | None:
+    def _look(self, queue: str, spot: Spot, job: Waiting, behind: int) -> bool | None:
         tally, wanted = self.tally, self.wanted
         if wanted.limit is not None and tally.done >= wanted.limit:
             return None

@@ -102,7 +102,7 @@ class EntrySettings:
     connection: str = option("", "name", "on this connection", shown="the job's own")
     call: str = option("", "name", "call this function, MODULE:FUNCTION")
     shell: str = option("", "text", "run this line with /bin/sh")
-    qd: str = option("", "text", "run this qd command, `failed forget --older-than 30d`")
+    qd: str = option("", "text", "run this qd command, `failed forget --older-than 30d --yes`")
     cron: str = option("", "text", "at these times, `*/5 * * * *`")
     every: float | None = option(None, "span", "at this interval", at_least=0.01)
     timezone: str = option("", "zone", "compute times in this time zone", shown="`timezone` of [schedule]")

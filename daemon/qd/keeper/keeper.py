@@ -249,7 +249,7 @@ class Keeper:
         if self._server_now and reply.now - self._server_now > self.gap:
             self._connected_at = at
         self._server_now = reply.now
-        ready = [self.queues[place] for place in reply.waiting]
+        ready = [] if self.board.header(H.HELD) else [self.queues[place] for place in reply.waiting]
         self.report.update(reply.now, [queue for queue in ready if not self.maintenance.shuts(queue)])
         if control is not None:
             self._control_now = control.now

@@ -3,7 +3,7 @@
 app.schedule(report.bind(7)).weekdays().at("7:00")
 app.schedule(clean_up, every=60)
 app.schedule.shell("pg_dump", "shop", {"file": "/backup/shop.sql"}).daily()
-app.schedule.qd("failed forget --older-than 30d", cron="0 3 * * 0")
+app.schedule.qd("failed forget --older-than 30d --yes", cron="0 3 * * 0")
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Schedule:
         return self._add(lambda: tasks.shell(line, parameters), caller(), words)
 
     def qd(self, line: str, /, *parameters: Parameter, **words: Unpack[Words]) -> Scheduled:
-        """Run a qd command: "failed forget --older-than 30d"."""
+        """Run a qd command: "failed forget --older-than 30d --yes"."""
         return self._add(lambda: tasks.qd(line, parameters), caller(), words)
 
     def _add(self, make: Callable[[], tuple[Task, str]], origin: tuple[str, int], words: Words) -> Scheduled:

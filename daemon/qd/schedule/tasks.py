@@ -31,7 +31,7 @@ GROUPS = {
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
     "cancel", *GROUPS, "doctor", "events", "init", "dashboard", "alerts", "metrics", "migrate", "queues", "peek", "wait",
-    "help", "why", "move", "promote", "scale",
+    "help", "why", "move", "promote", "scale", "completion",
 )  # fmt: skip
 ENDLESS = {("work",), ("alerts",), ("dashboard",), ("schedule", "work")}
 Word = str | int | float | Path
@@ -114,7 +114,7 @@ def qd(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
         raise ValueError(f"{line!r} cannot be read: {error}") from None
     found = found[1:] if found[:1] == ["qd"] else found
     if not found:
-        raise ValueError(f"{line!r} is not a command of qd (write 'failed forget --older-than 30d')")
+        raise ValueError(f"{line!r} is not a command of qd (write 'failed forget --older-than 30d --yes')")
     whole = (*found, *words(parameters))
     check(whole)
     return QdTask(whole), of_command(shlex.join(["qd", *whole]))

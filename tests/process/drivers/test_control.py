@@ -218,4 +218,4 @@ def test_a_fleet_is_steered_from_a_database(steered: Project, redis: Client) -> 
     output_of(steered, "restart")
     assert work.wait() == 0
     assert redis.text("KEYS", "qd:*") == []
-    output_of(steered, "failed", "forget", "--all")
+    output_of(steered, "failed", "forget", "--all", "--yes")

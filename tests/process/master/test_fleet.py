@@ -26,8 +26,11 @@ def master(shop: Project) -> dict[str, Any]:
     return dict(found[0]) if found else {}
 
 
-def test_a_paused_job_waits_without_an_attempt_and_others_run(shop: Project, witness: Witness, redis: Client) -> None:
-    work = idle(shop, "--unroutable-ttl", "1s", "--prefetch", "4")
+@pytest.mark.parametrize("several", ["--prefetch", "--concurrency"])
+def test_a_paused_job_waits_without_an_attempt_and_others_run(
+    shop: Project, witness: Witness, redis: Client, several: str
+) -> None:
+    work = idle(shop, "--unroutable-ttl", "1s", several, "4")
     assert shop.qd("pause", "--job", "quick").returncode == 0
     wait_for_reports(redis, 1.5)
     push(redis, "quick", {"n": 1})
@@ -51,7 +54,8 @@ def test_a_paused_host_takes_nothing_nor_does_a_master_that_starts_there(
     assert shop.qd("pause", *part).returncode == 0
     eventually(lambda: master(shop).get("state") == "paused")
     push(redis, "quick", {"n": 1})
-    wait_for_reports(redis, 1.5)
+    wait_for_reports(redis, 2.5)
+    assert master(shop)["stuck"] == {}
     work.stop()
     work = shop.work("-w", "1", "--sleep", "60", "--force")
     eventually(lambda: master(shop).get("state") == "paused")
@@ -62,7 +66,7 @@ def test_a_paused_host_takes_nothing_nor_does_a_master_that_starts_there(
     work.stop()
 
 
-def test_scale_holds_until_a_reload(shop: Project, redis: Client) -> None:
+def test_scale_holds_until_a_reload_or_the_next_start(shop: Project, redis: Client) -> None:
     work = idle(shop, workers=1)
     assert shop.qd("scale", "default", "3").stdout == f"default@{HOST}: 3 workers, 1 configured\n"
     work.wait_line("master.resized workers=3", 20)
@@ -70,6 +74,10 @@ def test_scale_holds_until_a_reload(shop: Project, redis: Client) -> None:
     assert "3 (1 configured)" in shop.qd("status").stdout
     work.signal(signal.SIGHUP)
     work.wait_line("master.reloaded workers=1", 20)
+    wait_for_reports(redis, 2.5)
+    assert len(master(shop)["workers"]) == 1
+    work.stop()
+    work = idle(shop, workers=1)
     wait_for_reports(redis, 2.5)
     assert len(master(shop)["workers"]) == 1
     work.stop()

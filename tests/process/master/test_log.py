@@ -188,7 +188,7 @@ def test_a_looping_listener_that_returns_false_idles(shop: Project, witness: Wit
     push_laravel(redis, "quick")
     eventually(lambda: len(work.children(" idle")) == 2)
     work.stop()
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 PRINTING = """

@@ -230,7 +230,7 @@ COMMANDS = [
     ["resume", RED],
 ]
 COMMANDS += [
-    ["clear", RED],
+    ["clear", RED, "--yes"],
     ["dispatch", RED, "n=1"],
     ["run", RED],
     ["work", RED],

@@ -63,7 +63,7 @@ def test_term_finishes_the_current_job_and_takes_no_other(shop: Project, witness
     witness.go()
     work.ends_clean()
     assert len(witness.starting("start")) == len(witness.starting("end")) == 1
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 @STOPPED
@@ -92,7 +92,7 @@ def test_a_second_term_hands_the_job_back_soon_with_its_attempt_restored(
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
     assert work.matches("master.stopped.*handed_back=1 exit=0")
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 @STOPPED
@@ -119,7 +119,7 @@ def test_a_second_term_ends_a_job_that_swallows_the_interruption(project: MakePr
     assert work.matches("worker.ended.*signal 9.*stop deadline")
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")
     assert '"attempts":0' in payload
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 SLOWLY = """
@@ -145,7 +145,7 @@ def test_once_it_says_that_it_stops_no_worker_takes_another_job(shop: Project, w
     (shop.root / "go").touch()
     work.ends_clean()
     assert not witness.starting("quick")
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 @STOPPED
@@ -204,7 +204,7 @@ def test_cont_after_term_changes_nothing(shop: Project, witness: Witness) -> Non
     witness.go()
     work.ends_clean(code=0)
     assert len(witness.starting("start")) == 1
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 def test_a_worker_started_while_the_master_is_paused_starts_paused(shop: Project, witness: Witness) -> None:
@@ -293,7 +293,7 @@ def test_usr1_to_a_stuck_child_dumps_its_stack(project: MakeProject) -> None:
     os.kill(pid, signal.SIGUSR1)
     work.wait_line(r'^  File ".*jobs.py", line \d+ in stuck')  # the stack of a killed job is indented further
     work.stop()
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 def test_the_whole_group_at_once(shop: Project, witness: Witness) -> None:

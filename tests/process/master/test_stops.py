@@ -91,7 +91,7 @@ def test_once_runs_one_job_and_exits_0(shop: Project, witness: Witness) -> None:
     shop.qd("dispatch", "quick", "--count", "3")
     shop.work("--once").ends_clean(code=0)
     assert len(witness.starting("quick")) == 1
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 def test_once_on_an_empty_queue_waits_sleep_at_most_and_exits_0(shop: Project) -> None:
@@ -179,7 +179,7 @@ def test_no_respawn_exits_12_after_the_memory_ceiling(project: MakeProject) -> N
     shop = project(jobs=LEAK)
     shop.qd("dispatch", "leak", "--count", "3")
     shop.work("-w", "1", "--memory", "32M", "--no-respawn").ends_clean(code=12)
-    assert shop.qd("clear", "default").returncode == 0
+    assert shop.qd("clear", "default", "--yes").returncode == 0
 
 
 def test_no_respawn_exits_0_after_max_jobs_and_drains_the_rest(shop: Project, witness: Witness) -> None:
@@ -187,7 +187,7 @@ def test_no_respawn_exits_0_after_max_jobs_and_drains_the_rest(shop: Project, wi
     work = shop.work("-w", "2", "--max-jobs", "1", "--no-respawn")
     work.ends_clean(code=0)
     assert len(witness.starting("start")) == len(witness.starting("end")) in (1, 2)
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 @pytest.mark.leaves("queues:default:deaths")
@@ -205,7 +205,7 @@ def test_no_respawn_exits_1_after_a_crash_and_drains_the_rest(project: MakeProje
     assert len(witness.starting("end")) == 1  # the job of the other worker was finished
     (payload,) = redis.text("LRANGE", "queues:default", "0", "-1")  # and the crashed one is tried again
     assert '"job":"die"' in payload
-    assert shop.qd("clear", "default").returncode == 0
+    assert shop.qd("clear", "default", "--yes").returncode == 0
 
 
 def test_the_deadline_hands_back_what_still_runs(project: MakeProject, redis: Client) -> None:

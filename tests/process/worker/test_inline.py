@@ -92,7 +92,7 @@ def test_no_workers_hands_the_job_back_at_the_second_signal(shop: Project, witne
     work.stop(signal.SIGINT, seconds=20)
     assert '"attempts":0' in redis.text("LRANGE", "queues:default", 0, -1)[0]
     assert work.matches("job.released.*the worker stops")
-    shop.qd("clear", "default")
+    shop.qd("clear", "default", "--yes")
 
 
 def test_no_workers_replaces_a_keeper_that_died(shop: Project, witness: Witness, redis: Client) -> None:

@@ -11,7 +11,7 @@ from qd.cli.failed.show import list_, show, summary
 
 @click.group("failed")
 def failed() -> None:
-    """List failed jobs, show one, send them again, or delete them."""
+    """List failed jobs, show one, send them again, or delete."""
 
 
 for command in (list_, summary, show, retry_command, forget):

@@ -109,12 +109,19 @@ def tell_batches(at: Place, ids: Sequence[str]) -> None:
 @click.option("--all", "every", is_flag=True, help="Every failed job matching the filters.")
 @filters
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@context.yes
 @context.options
-def forget(ids: tuple[str, ...], every: bool, dry_run: bool, **given: Any) -> int:
-    """Delete failed jobs permanently, without confirmation."""
+def forget(ids: tuple[str, ...], every: bool, dry_run: bool, yes: bool, **given: Any) -> int:
+    """Delete failed jobs permanently.
+
+    It asks first, but not for jobs that are named by their ids.
+    """
     which = Filters(**given)
     check_choice(ids, every, which, "forget")
     at = place(which.queue)
+    name = which.queue[0] if len(which.queue) == 1 else at.connection
+    of = "queue" if len(which.queue) == 1 else "connection"
+    context.confirm(yes or dry_run or bool(ids), name, f"this deletes failed jobs of {of} {name}")
 
     def step(chunk: list[Record]) -> list[str | None]:
         return [None] * len(chunk) if dry_run else at.store.forget(chunk[0].queue, chunk)
