@@ -197,6 +197,7 @@ def test_slow_sql_is_logged_with_its_job(recipes_shop: Project):
 
 
 SPANS = """
+from opentelemetry import trace
 
 @app.job("see")
 def see() -> None:
