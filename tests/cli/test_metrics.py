@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from signal import SIGINT
 
 import pytest
@@ -79,6 +81,23 @@ def test_other_drivers_have_gauges_and_a_number_for_keda(
     assert found['qd_queue_jobs{connection="other",queue="mail",state="ready"}'] == 1
     assert {name for name in found if "memory_bytes" in name} == {'qd_server_memory_bytes{connection="redis"}'}
     assert document(qd("metrics", "--keda", "mail"))["value"] == 1
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_looker_with_two_more_rights_may_be_the_exporter(
+    qd: Run, configured: Callable[[str], None], redis: Client, server: Server
+) -> None:
+    page = (Path(exporter.__file__).resolve().parents[3] / "SECURITY.md").read_text()
+    (rule,) = re.findall(r"^ACL SETUSER qd-looker (.*)$", page, re.MULTILINE)
+    words = rule.replace("LOOKER-PASSWORD", "secret").split()
+    redis.call("ACL", "SETUSER", "exporter", *words, "+info", "+zcount")
+    try:
+        url = server.url.replace("unix://", "unix://exporter:secret@")
+        configured(f'[connections.own]\nurl = "{url}"\n[qd]\ndefault = "own"\n')
+        assert numbers(done(qd("metrics")))['qd_server_memory_bytes{connection="own"}'] > 0
+        assert document(qd("metrics", "--keda", "mail"))["value"] == 3
+    finally:
+        redis.call("ACL", "DELUSER", "exporter")
 
 
 def test_memory_is_left_out_if_the_user_may_not_read_it(
