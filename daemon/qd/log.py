@@ -226,7 +226,8 @@ class JobRecords(logging.Handler):
             level = next((name for name, least in reversed(LEVELS.items()) if record.levelno >= least), "debug")
             error = record.exc_info[1] if record.exc_info else None
             trace = None if error is None else shown(error, whole=self._log.debugs)
-            fields = {"logger": record.name, "message": record.getMessage(), **self._context(), "trace": trace}
+            ids = {"trace_id": getattr(record, "otelTraceID", None), "span_id": getattr(record, "otelSpanID", None)}
+            fields = {"logger": record.name, "message": record.getMessage(), **self._context(), **ids, "trace": trace}
             self._log.line(level, "log", fields)
         except Exception:  # a record that cannot be formatted must not fail the job
             self.handleError(record)

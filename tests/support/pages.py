@@ -12,7 +12,6 @@ from qd.schedule.timing import Cron, Every, Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-STANDINS = ROOT / "tests" / "support" / "standins"  # for packages that the pages use and that are not installed
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(page.read_text())]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages import PAGES, STANDINS, sample_program
+from tests.support.pages import PAGES, sample_program
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "typing"
@@ -53,7 +53,7 @@ def pyright_errors(tmp_path_factory) -> dict[str, list[tuple[int, str]]]:
         (folder / f"{module(page)}.py").write_text(sample_program(page.read_text()))
     for name in FILES:
         (folder / name).write_text((CASES / name).read_text())
-    paths = [str(ROOT / "daemon"), str(STANDINS)]
+    paths = [str(ROOT / "daemon")]
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": paths}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     done = subprocess.run(
