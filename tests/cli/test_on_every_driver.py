@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from qd.cli import main
+from qd.cli import main, top
+from qd.cli.top.reader import View
+from qd.cli.top.screen import Top
 from qd.options.drivers import DRIVERS
 from tests.cli.conftest import Run
 
@@ -21,6 +23,7 @@ KINDS = (*DRIVERS, "sentinel", "cluster")
 WORDS = {
     "peek": ["peek", "mail", "--json"],
     "queues": ["queues", "mail", "--json"],
+    "top": ["top"],
     "wait": ["wait", "other", "--empty", "--json"],
     "failed summary": ["failed", "summary", "--json"],
 }
@@ -45,6 +48,8 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
         assert qd("migrate").exit_code == 0
     if kind != "sync":
         assert qd("dispatch", "mail.welcome", "--queue", "mail").exit_code == 0
+    monkeypatch.setattr(top, "on_terminal", lambda: True)
+    monkeypatch.setattr(Top, "show", lambda screen: print(json.dumps({"top": lines_with_jobs(screen.view)})))
     for command, *_, refuses in ROWS:
         result = qd(*WORDS[command])
         if re.search(rf"\b{kind}\b", refuses):
@@ -52,7 +57,13 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
             assert (result.stdout, result.stderr.count("\n")) == ("", 1), (command, result.output)
         else:
             assert result.exit_code == 0, (command, result.output)
-            assert command not in ("peek", "queues") or json.loads(result.stdout)[command.replace("peek", "jobs")]
+            assert (
+                command not in ("peek", "queues", "top") or json.loads(result.stdout)[command.replace("peek", "jobs")]
+            )
+
+
+def lines_with_jobs(view: View) -> list[str]:
+    return [line.name for line in view.state.queues if line.sizes.ready]
 
 
 def table(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -34,6 +34,7 @@ COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "queues": CommandRow("status", "queues", "Show queues: their sizes, the oldest job, and who paused them."),
+    "top": CommandRow("top", "command", "Watch queues and workers on a live screen, and act on them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "metrics": CommandRow("metrics", "command", "Print what became of all jobs, and their times, for Prometheus."),
     "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),

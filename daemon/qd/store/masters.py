@@ -30,7 +30,9 @@ class WorkerReport(msgspec.Struct):
     state: str = ""
     job: str | None = None
     since: float | None = None
+    timeout: float | None = None  # seconds that its job may take; None: no limit, or unknown
     done: int = 0
+    grown: int | None = None  # bytes since it was ready; None: unknown
     held: int = 0  # fetched and not started
     running: int = 0  # jobs; `job` is the one that has been running longest
     longest: list[dict[str, Any]] = []  # of several jobs: job, queue and since of those that have been running longest
@@ -66,6 +68,7 @@ class MasterReport(msgspec.Struct):
     state: str = "running"
     laravel_down: str = ""  # the key or file of Laravel that puts it in maintenance mode
     workers: list[WorkerReport] = []
+    expected: int | None = None  # workers that it is configured to have; None: unknown
     schedulers: list[SchedulerReport] = []
     unscheduled: float | None = None  # since when it should have a scheduler and has none
     boot: str = ""  # boot id of its host; with pid namespace and start of the process it identifies a dead master
