@@ -105,11 +105,8 @@ class Panel(Canvas, can_focus=True):
     def draw(self, view: View) -> None:
         height, width = self.size.height, self.size.width
         if self.table is None:
-            rule: Line = [
-                (f"─ {self.title} ", "bold"),
-                ("─" * (width - len(self.title) - 13), "meta"),
-                (" Esc back", "meta"),
-            ]
+            line = "─" * (width - len(self.title) - 13)
+            rule: Line = [(f"─ {self.title} ", "bold"), (line, "meta"), (" Esc back", "meta")]
             return self.paint([rule, *self.page[self.top : self.top + height - 1]])
         place = next((at for at, row in enumerate(self.shown) if row.key == self.key), 0)
         room = max(1, height - 2)
@@ -117,28 +114,23 @@ class Panel(Canvas, can_focus=True):
         facts = f" {len(self.shown):,} of {len(self.rows):,} · sort {[*self.table.sorts][self.order]}"
         facts += f" · /{clean(self.wanted)}" if self.wanted else ""
         name = f"─ {self.table.name} "
-        rule = [
-            (name, "bold" if self.has_focus else "meta"),
-            ("─" * (width - len(name) - len(facts)), "meta"),
-            (facts, "meta"),
-        ]
+        line = "─" * (width - len(name) - len(facts))
+        rule = [(name, "bold" if self.has_focus else "meta"), (line, "meta"), (facts, "meta")]
         columns = self.table.fit(width - 1)
-        head = " ".join(
-            views.text_in(column.head if len(column.head) <= wide else "", wide, right=column.right)
-            for column, wide in columns
-        )
+        heads = [(each.head if len(each.head) <= wide else "", wide, each.right) for each, wide in columns]
+        head = " ".join(views.text_in(name, wide, right=right) for name, wide, right in heads)
         lines, marked = [rule, [(f" {head}", "meta")]], dict[int, str]()
         for row in self.shown[self.top : self.top + room]:
             chosen = row.key == self.key and self.has_focus
             marked |= {len(lines): "cursor"} if chosen else {}
-            line: Line = [("▌" if chosen else " ", "accent")]
+            cells: Line = [("▌" if chosen else " ", "accent")]
             for column, wide in columns:
                 cell = column.cell(view, row, wide)
-                parts = (
+                cells += (
                     cell if isinstance(cell, list) else [(views.text_in(cell[0], wide, right=column.right), cell[1])]
                 )
-                line += [*parts, (" ", "")]
-            lines.append(line)
+                cells.append((" ", ""))
+            lines.append(cells)
         self.paint(lines, marked)
 
 
@@ -212,6 +204,7 @@ class Top(App[None]):
         return self.styles_of[words]
 
     def plain(self, text: str) -> str:
+        text = text if text.isprintable() else clean(text)  # whatever the views have missed
         return text if self.utf8 or text.isascii() else text.translate(ASCII).encode("ascii", "replace").decode()
 
     def on_resize(self) -> None:
@@ -223,11 +216,8 @@ class Top(App[None]):
         small = width < SMALL[0] or height < SMALL[1]
         self.tall = width >= TALL[0] and height >= TALL[1]
         wide, asks, paged = width >= WIDE[0] and height >= WIDE[1], self.answer is not None, self.page.display
-        sizes = {
-            "head": 2,
-            "metrics": 0 if small else 3 if self.tall else 1,
-            "events": (11 if wide else 7) if self.tall else 0,
-        }
+        sizes = {"head": 2, "metrics": 0 if small else 3 if self.tall else 1}
+        sizes["events"] = (11 if wide else 7) if self.tall else 0
         rest = height - sum(sizes.values()) - (not small or asks)
         if paged:
             sizes |= {"queues": 0, "workers": 0, "page": rest + sizes["events"], "events": 0}
@@ -266,10 +256,8 @@ class Top(App[None]):
         rule = [("─ EVENTS ", "meta"), ("─" * (events.size.width - 19), "meta"), (" last 24h", "meta")]
         events.paint([rule, *views.events(view, max(0, events.size.height - 1))])
         shown = self.message if time.monotonic() < self.until else ""
-        names = "" if keys.size.width >= 102 else "/ s Tab Enter p r f x h  "
-        names = (
-            names or "/ find  s sort  Tab next  Enter open  p pause  r resume  f failed  x cancel  h health  "
-        ) + "? help  q quit"
+        wordy = "/ find  s sort  Tab next  Enter open  p pause  r resume  f failed  x cancel  h health  "
+        names = (wordy if keys.size.width >= 102 else "/ s Tab Enter p r f x h  ") + "? help  q quit"
         keys.paint([[(f" {clean(shown)}", "bold warn")] if shown else [(f" {names}", "meta")]])
         row = self.panels[self.current].row
         side.paint([[("", "")], *(views.details(view, row) if row else [])])
@@ -298,10 +286,10 @@ class Top(App[None]):
 
     def ask(self, text: str, answer: Callable[[str], object], value: str = "") -> None:
         """Ask for one line; Enter calls `answer` with it, Esc does nothing."""
-        self.answer = answer
+        self.answer, text = answer, clean(text)
         label, field = self.query_one("#ask", Canvas), self.query_one(Input)
         label.styles.width = min(len(text) + 1, self.size.width - 10)
-        label.paint([[(clean(text), "bold warn")]])
+        label.paint([[(text, "bold warn")]])
         field.value = value
         self.lay_out()
         field.focus()
@@ -397,4 +385,4 @@ class Top(App[None]):
         self.open("HEALTH", views.findings(self.view))
 
     def action_help(self) -> None:
-        self.open("HELP", views.help_lines())
+        self.open("HELP", [[(f"  {key:<8}", "bold"), (text, "")] for key, text in views.HELP])

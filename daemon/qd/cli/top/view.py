@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
 from qd.cli.failed.show import Group, times
 from qd.cli.output import by_whom, clean, count, duration
-from qd.cli.state import QueueLine, stale
+from qd.cli.state import stale
 from qd.cli.top.reader import RECENT, View, is_growing, size
 from qd.payload.format import Payload
 from qd.redaction import redact
-from qd.store.masters import MasterReport, WorkerReport
 from qd.store.rates import Rate
 from qd.store.statistics import quantile
 
@@ -35,9 +35,9 @@ class Row(NamedTuple):
     key: tuple[Any, ...]
     title: str
     words: str
-    line: QueueLine | None = None
-    master: MasterReport | None = None
-    worker: WorkerReport | None = None
+    line: Any = None  # a QueueLine
+    master: Any = None  # a MasterReport
+    worker: Any = None  # a WorkerReport
 
 
 class Column(NamedTuple):
@@ -87,11 +87,8 @@ def spark(values: Iterable[float | None], width: int) -> str:
     found = [value or 0.0 for value in values]
     if not found or width < 1:
         return ""
-    parts = [
-        found[at * len(found) // width : max(at * len(found) // width + 1, (at + 1) * len(found) // width)]
-        for at in range(width)
-    ]
-    tops = [max(part, default=0.0) for part in parts]
+    edges = [at * len(found) // width for at in range(width + 1)]
+    tops = [max(found[edge : max(edge + 1, after)], default=0.0) for edge, after in pairwise(edges)]
     most = max(tops) or 1.0
     return "".join(BLOCKS[min(7, int(top / most * 7.999))] for top in tops)
 
@@ -139,12 +136,8 @@ def health(view: View, lost: str, width: int) -> tuple[Line, str]:
     room = width - sum(len(text) for text, _ in counts) - 8
     text = clean(" · ".join([*view.problems, *view.warnings]))
     bad = "bad" if view.problems else "bar"
-    return [
-        ("! ", "bold fail" if view.problems else "bold warn"),
-        *counts,
-        (text_in(f" {text}", room), ""),
-        (" [h]", "meta"),
-    ], bad
+    mark = "bold fail" if view.problems else "bold warn"
+    return [("! ", mark), *counts, (text_in(f" {text}", room), ""), (" [h]", "meta")], bad
 
 
 def metrics(view: View, width: int, tall: bool) -> list[Line]:
@@ -159,16 +152,10 @@ def metrics(view: View, width: int, tall: bool) -> list[Line]:
         ("run p95", time_of(run), "accent", [point.run_p95 for point in points]),
     )
     if not tall:
-        return [
-            [
-                span
-                for name, value, style, series in (values[0], values[2], values[1], values[3])
-                for span in (
-                    (f"{name} ", "meta"), (f"{value} ", "bold"),
-                    (spark(series, 8) + " " if "/" in name else "", style), (" ", ""),
-                )
-            ]
-        ]  # fmt: skip
+        line: Line = []
+        for name, value, style, series in (values[0], values[2], values[1], values[3]):
+            line += [(f"{name} ", "meta"), (f"{value} ", "bold"), (spark(series, 8 * ("/" in name)), style), ("  ", "")]
+        return [line]
     wide = (width - 46) // 2
     lines: list[Line] = [[], []]
     for at, (name, value, style, series) in enumerate(values):
@@ -190,49 +177,41 @@ def queue_rows(view: View) -> list[Row]:
     return found
 
 
-def of(row: Row) -> QueueLine:
-    assert row.line is not None
-    return row.line
-
-
 def rate_of(view: View, row: Row) -> Rate:
     return view.trend.rates.get(row.key, NO_RATE)
 
 
 def number(name: str, style: str = "") -> Callable[[View, Row, int], Span]:
-    def cell(view: View, row: Row, width: int) -> Span:
-        value = getattr(of(row).sizes, name)
-        return f"{value:,}", style if value else "meta" if not value else ""
-
-    return cell
+    return lambda view, row, _: (
+        f"{getattr(row.line.sizes, name):,}",
+        style if getattr(row.line.sizes, name) else "meta",
+    )
 
 
 def ready(view: View, row: Row, width: int) -> Span:
-    return f"{of(row).sizes.ready:,}", "warn" if is_growing(of(row), view.trend.rates) else ""
+    return f"{row.line.sizes.ready:,}", "warn" if is_growing(row.line, view.trend.rates) else ""
 
 
 def pace(name: str) -> Callable[[View, Row, int], Span]:
     return lambda view, row, _: (
-        NONE if row.key not in view.trend.rates else f"{getattr(rate_of(view, row), name):,.0f}",
+        f"{getattr(rate_of(view, row), name):,.0f}" if row.key in view.trend.rates else NONE,
         "",
     )
 
 
 def empty_in(view: View, row: Row, width: int) -> Span:
-    if of(row).paused:
+    if row.line.paused:
         return "paused", "warn"
-    if is_growing(of(row), view.trend.rates):
+    if is_growing(row.line, view.trend.rates):
         return "never", "warn"
-    eta = rate_of(view, row).eta
-    return time_of(eta), ""
+    return time_of(rate_of(view, row).eta), ""
 
 
 def note(view: View, row: Row, width: int) -> Span:
-    line, rate = of(row), rate_of(view, row)
+    line, rate = row.line, rate_of(view, row)
     if line.paused:
-        return clean(
-            f"‖ {line.paused.by or 'paused'}" + (f" “{line.paused.reason}”" if line.paused.reason else "")
-        ), "warn"
+        why = f" “{line.paused.reason}”" if line.paused.reason else ""
+        return clean(f"‖ {line.paused.by or 'paused'}{why}"), "warn"
     if is_growing(line, view.trend.rates):
         return f"▲ growing {rate.growth:,.0f}/min", "warn"
     if (line.sizes.ready or line.overdue) and not line.workers:
@@ -248,7 +227,7 @@ QUEUES = Table(
         Column("DELAYED", (7,), number("delayed"), right=True),
         Column("RUN", (4,), number("reserved", "accent"), right=True),
         Column("FAILED", (6,), number("failed", "fail"), right=True),
-        Column("OLDEST", (7,), lambda view, row, _: (time_of(of(row).sizes.oldest_age), ""), right=True),
+        Column("OLDEST", (7,), lambda view, row, _: (time_of(row.line.sizes.oldest_age), ""), right=True),
         Column("IN/m", (5,), pace("enters"), right=True),
         Column("OUT/m", (5,), pace("leaves"), right=True),
         Column("EMPTY IN", (8,), empty_in, right=True),
@@ -258,9 +237,9 @@ QUEUES = Table(
     ),
     ("P95 WAIT", "READY, 3h", "EMPTY IN", "DELAYED", "IN/m", "OUT/m", "RUN", "NOTE", "FAILED"),
     {
-        "ready": lambda view, row: of(row).sizes.ready,
-        "oldest": lambda view, row: of(row).sizes.oldest_age or 0.0,
-        "failed": lambda view, row: of(row).sizes.failed,
+        "ready": lambda view, row: row.line.sizes.ready,
+        "oldest": lambda view, row: row.line.sizes.oldest_age or 0.0,
+        "failed": lambda view, row: row.line.sizes.failed,
         "growth": lambda view, row: rate_of(view, row).growth,
     },
 )  # fmt: skip
@@ -274,46 +253,36 @@ def worker_rows(view: View) -> list[Row]:
     for master in view.state.masters:
         for worker in master.workers:
             title = clean(f"{master.title}/{worker.slot}")
-            found.append(
-                Row((master.token, worker.slot), title, f"{title} {worker.job} {worker.queue}", None, master, worker)
-            )
+            words = f"{title} {worker.job} {worker.queue}"
+            found.append(Row((master.token, worker.slot), title, words, None, master, worker))
     return found
 
 
-def at(row: Row) -> tuple[MasterReport, WorkerReport]:
-    assert row.master is not None
-    assert row.worker is not None
-    return row.master, row.worker
-
-
 def elapsed(view: View, row: Row) -> float | None:
-    _, worker = at(row)
+    worker = row.worker
     return None if not worker.job or worker.since is None else max(0.0, view.state.now - worker.since)
 
 
 def share(view: View, row: Row) -> float:
     """The part of its timeout for which a job has been running; 0 if it has none."""
-    timeout = at(row)[1].timeout
+    timeout = row.worker.timeout
     return (elapsed(view, row) or 0.0) / timeout if timeout else 0.0
 
 
-def degree(view: View, row: Row) -> str:
-    part = share(view, row)
-    return "fail" if part > HANGS else "warn" if part > LATE else "accent"
-
-
 def bar(view: View, row: Row, width: int) -> Span | Line:
-    timeout = at(row)[1].timeout
+    timeout = row.worker.timeout
     if not timeout:
         return "", ""
     cells = width - 6
-    full = min(cells, max(0, round(share(view, row) * cells)))
+    part = share(view, row)
+    style = "fail" if part > HANGS else "warn" if part > LATE else "accent"
+    full = min(cells, max(0, round(part * cells)))
     text = f" {duration(timeout)}"[:6] if cells > 0 else duration(timeout)
-    return [("━" * full, degree(view, row)), ("─" * (cells - full), "meta"), (text, "meta")]
+    return [("━" * full, style), ("─" * (cells - full), "meta"), (text, "meta")]
 
 
 def sign(view: View, row: Row, width: int) -> Span:
-    master, worker = at(row)
+    master, worker = row.master, row.worker
     if stale(master, view.state.now):
         found = "! silent", "fail"
     elif worker.slot in master.silent_workers or share(view, row) > HANGS:
@@ -324,17 +293,17 @@ def sign(view: View, row: Row, width: int) -> Span:
         found = "‖ paused", "warn"
     else:
         found = "" if width == 1 else master.state if master.state != "running" else worker.state, "meta"
-    return found[0][:width], found[1]
+    return clean(found[0])[:width], found[1]
 
 
 def doing(view: View, row: Row, width: int) -> Span:
-    worker = at(row)[1]
+    worker = row.worker
     more = f" +{worker.running - 1}" if worker.running > 1 else ""
     return (clean(worker.job) + more, "") if worker.job else (NONE, "meta")
 
 
 def grown(view: View, row: Row, width: int) -> Span:
-    found = at(row)[1].grown
+    found = row.worker.grown
     return (NONE if found is None else f"+{size(found)}", "meta")
 
 
@@ -347,21 +316,21 @@ WORKERS = Table(
     "WORKERS",
     (
         Column("WORKER", (16,), lambda view, row, _: (row.title, "")),
-        Column("PID", (7,), lambda view, row, _: (str(at(row)[1].pid or NONE), "meta"), right=True),
+        Column("PID", (7,), lambda view, row, _: (str(row.worker.pid or NONE), "meta"), right=True),
         Column("JOB", (15,), doing, grows=True),
-        Column("QUEUE", (10,), lambda view, row, _: (clean(at(row)[1].queue or ""), "meta"), grows=True),
+        Column("QUEUE", (10,), lambda view, row, _: (clean(row.worker.queue or ""), "meta"), grows=True),
         Column("FOR", (7,), running_for, right=True),
         Column("TIMEOUT", (20, 14, 6), bar),
         Column("GREW", (6,), grown, right=True),
-        Column("DONE", (7,), lambda view, row, _: (f"{at(row)[1].done:,}", ""), right=True),
-        Column("VERSION", (8,), lambda view, row, _: (clean(at(row)[0].version), "meta")),
+        Column("DONE", (7,), lambda view, row, _: (f"{row.worker.done:,}", ""), right=True),
+        Column("VERSION", (8,), lambda view, row, _: (clean(row.master.version), "meta")),
         Column("STATE", (12, 1), sign),
     ),
     ("VERSION", "PID", "DONE", "STATE", "TIMEOUT", "QUEUE", "GREW", "TIMEOUT"),
     {
         "worker": lambda view, row: 0,
         "elapsed": lambda view, row: (share(view, row), elapsed(view, row) or 0.0),
-        "memory": lambda view, row: at(row)[1].grown or 0,
+        "memory": lambda view, row: row.worker.grown or 0,
     },
 )  # fmt: skip
 
@@ -374,18 +343,10 @@ def events(view: View, most: int) -> list[Line]:
     styles, found = {"pause": "warn", "down": "warn", "cancel": "fail", "crash-loop": "fail"}, list[Line]()
     for each in view.trend.events[::-1][:most]:
         what = clean(" ".join(f"{key} {value}" for key, value in each.object.items()))
-        who = clean(
-            f"{each.actor}" + (f": “{each.reason}”" if each.reason else "") + (f" x {each.count}" * (each.count > 1))
-        )
-        when = f" {clock(each.at, view.state.now):<14} "
-        found.append(
-            [
-                (when, "meta"),
-                (f"{clean(each.what):<10} ", styles.get(each.what, "accent")),
-                (f"{what}  ", ""),
-                (who, "meta"),
-            ]
-        )
+        why = (f": “{each.reason}”" if each.reason else "") + f" x {each.count}" * (each.count > 1)
+        when, verb = f" {clock(each.at, view.state.now):<14} ", f"{clean(each.what):<10} "
+        style = styles.get(each.what, "accent")
+        found.append([(when, "meta"), (verb, style), (f"{what}  ", ""), (clean(f"{each.actor}{why}"), "meta")])
     return found
 
 
@@ -393,39 +354,32 @@ def details(view: View, row: Row) -> list[Line]:
     """A queue: its jobs by name. A worker: what it does."""
     if row.line is not None:
         line, rate = row.line, rate_of(view, row)
-        facts = [("queue", row.title), ("connection", clean(line.connection)), ("workers", line.workers)]
-        facts += [("paused", clean(by_whom(line.paused, view.state.now)).strip())] if line.paused else []
-        facts += [
-            (
-                "in, out",
-                f"{rate.enters:,.0f}/min, {rate.leaves:,.0f}/min, growth {rate.growth:+,.0f}/min".replace("-", MINUS),
-            )
-        ]
+        facts = [("queue", row.title), ("connection", line.connection), ("workers", line.workers)]
+        facts += [("paused", by_whom(line.paused, view.state.now).strip())] if line.paused else []
+        pace = f"{rate.enters:,.0f}/min, {rate.leaves:,.0f}/min, growth {rate.growth:+,.0f}/min"
+        facts.append(("in, out", pace.replace("-", MINUS)))
         jobs = {name.job: each for name, each in view.trend.by_name.items() if (name.connection, name.queue) == row.key}
-        lines = [
-            [("", "")],
-            [(f"{'JOB, last ' + duration(RECENT):<30} {'DONE':>7} {'FAILED':>6} {'WAIT':>6} {'RUN':>6}", "meta")],
-        ]
+        head = f"{'JOB, last ' + duration(RECENT):<30} {'DONE':>7} {'FAILED':>6} {'WAIT':>6} {'RUN':>6}"
+        lines: list[Line] = [[("", "")], [(head, "meta")]]
         for job, each in sorted(jobs.items(), key=lambda pair: -pair[1].started):
             p95 = [duration(quantile(buckets, 0.95)) for buckets in (each.wait, each.run)]
             lines.append([(f"{text_in(clean(job), 30)} {each.done:>7,} {each.failed:>6,} {p95[0]:>6} {p95[1]:>6}", "")])
     else:
-        master, worker = at(row)
+        master, worker = row.master, row.worker
         facts = [("worker", row.title), ("pid", worker.pid), ("state", worker.state), ("done", f"{worker.done:,}")]
-        facts += [("queues", clean(", ".join(master.queues))), ("version", clean(master.version))]
-        facts += [("job", clean(worker.job or NONE)), ("running", worker.running), ("fetched", worker.held)]
+        facts += [("queues", ", ".join(master.queues)), ("version", master.version)]
+        facts += [("job", worker.job or NONE), ("running", worker.running), ("fetched", worker.held)]
         facts += [("for", duration(elapsed(view, row))), ("timeout", duration(worker.timeout))]
         lines = [[(clean(f"{each.get('job')}  {each.get('queue')}"), "")] for each in worker.longest[1:]]
-    return [[(f"{name:<12}", "meta"), (str(value), "")] for name, value in facts] + lines
+    return [[(f"{name:<12}", "meta"), (clean(value), "")] for name, value in facts] + lines
 
 
 def jobs(found: list[Payload]) -> list[Line]:
     lines: list[Line] = [[("", "")], [("its jobs", "meta")]]
     for each in found:
         arguments = clean(redact(bytes(each.data).decode("utf-8", "replace")))
-        lines.append(
-            [(clean(f"{each.id}  {each.display}  attempt {each.attempts}"), "bold"), (f"  {arguments[:500]}", "meta")]
-        )
+        title = clean(f"{each.id}  {each.display}  attempt {each.attempts}")
+        lines.append([(title, "bold"), (f"  {arguments[:500]}", "meta")])
     return lines if found else [[("", "")], [("it runs no job", "meta")]]
 
 
@@ -450,7 +404,3 @@ HELP = (
     ("p", "pause the queue; asks for a reason"), ("r", "resume the queue"), ("f", "failed jobs, by name and exception"),
     ("x", "cancel the job of the worker; asks first"), ("h", "what qd health finds, with the fix"),
 )  # fmt: skip
-
-
-def help_lines() -> list[Line]:
-    return [[(f"  {key:<8}", "bold"), (text, "")] for key, text in HELP]
