@@ -313,6 +313,28 @@ def test_without_a_terminal_it_is_one_error(qd: Run) -> None:
     assert qd("top", "--json").exit_code == 2
 
 
+def test_an_unreachable_server_is_one_error_before_the_screen(
+    qd: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "on_terminal", lambda: True)
+    monkeypatch.setenv("QD_REDIS_URL", f"unix://{folder}/nobody.sock")
+    (folder / "qd.toml").unlink()
+    result = qd("top")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (69, "", 1)
+
+
+@pytest.mark.usefixtures("fleet", "qd")
+def test_connections_stay_open_between_reads(redis: Client) -> None:
+    with click.Context(main.command).scope():
+        reader = Reader(context.settings())
+        counts = set[int]()
+        for _ in range(5):
+            reader.call(reader.read).result()
+            counts.add(redis.call("CLIENT", "LIST").count(b"name=qd:"))
+        reader.close()
+    assert len(counts) == 1
+
+
 def test_without_the_extra_it_names_it(qd: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "on_terminal", lambda: True)
     monkeypatch.delitem(sys.modules, "qd.cli.top.screen")

@@ -188,10 +188,6 @@ def number(name: str, style: str = "") -> Callable[[View, Row, int], Span]:
     )
 
 
-def ready(view: View, row: Row, width: int) -> Span:
-    return f"{row.line.sizes.ready:,}", "warn" if is_growing(row.line, view.trend.rates) else ""
-
-
 def pace(name: str) -> Callable[[View, Row, int], Span]:
     return lambda view, row, _: (
         f"{getattr(rate_of(view, row), name):,.0f}" if row.key in view.trend.rates else NONE,
@@ -222,17 +218,18 @@ def note(view: View, row: Row, width: int) -> Span:
 QUEUES = Table(
     "QUEUES",
     (
-        Column("QUEUE", (10,), lambda view, row, _: (row.title, "bold"), grows=True),
-        Column("READY", (8,), ready, right=True),
+        Column("QUEUE", (10,), lambda v, r, _: (r.title, "bold"), grows=True),
+        Column("READY", (8,), lambda v, r, _: (f"{r.line.sizes.ready:,}", "warn" * is_growing(r.line, v.trend.rates)),
+               right=True),
         Column("DELAYED", (7,), number("delayed"), right=True),
         Column("RUN", (4,), number("reserved", "accent"), right=True),
         Column("FAILED", (6,), number("failed", "fail"), right=True),
-        Column("OLDEST", (7,), lambda view, row, _: (time_of(row.line.sizes.oldest_age), ""), right=True),
+        Column("OLDEST", (7,), lambda v, r, _: (time_of(r.line.sizes.oldest_age), ""), right=True),
         Column("IN/m", (5,), pace("enters"), right=True),
         Column("OUT/m", (5,), pace("leaves"), right=True),
         Column("EMPTY IN", (8,), empty_in, right=True),
-        Column("READY, 3h", (16,), lambda view, row, wide: (spark(view.trend.depths.get(row.key, ()), wide), "accent")),
-        Column("P95 WAIT", (8,), lambda view, row, _: (time_of(rate_of(view, row).wait_p95), ""), right=True),
+        Column("READY, 3h", (16,), lambda v, r, w: (spark(v.trend.depths.get(r.key, ()), w), "accent")),
+        Column("P95 WAIT", (8,), lambda v, r, _: (time_of(rate_of(v, r).wait_p95), ""), right=True),
         Column("NOTE", (18,), note, grows=True),
     ),
     ("P95 WAIT", "READY, 3h", "EMPTY IN", "DELAYED", "IN/m", "OUT/m", "RUN", "NOTE", "FAILED"),
@@ -302,28 +299,19 @@ def doing(view: View, row: Row, width: int) -> Span:
     return (clean(worker.job) + more, "") if worker.job else (NONE, "meta")
 
 
-def grown(view: View, row: Row, width: int) -> Span:
-    found = row.worker.grown
-    return (NONE if found is None else f"+{size(found)}", "meta")
-
-
-def running_for(view: View, row: Row, width: int) -> Span:
-    seconds = elapsed(view, row)
-    return "" if seconds is None else duration(seconds), "fail" if share(view, row) > HANGS else ""
-
-
 WORKERS = Table(
     "WORKERS",
     (
-        Column("WORKER", (16,), lambda view, row, _: (row.title, "")),
-        Column("PID", (7,), lambda view, row, _: (str(row.worker.pid or NONE), "meta"), right=True),
+        Column("WORKER", (16,), lambda v, r, _: (r.title, "")),
+        Column("PID", (7,), lambda v, r, _: (str(r.worker.pid or NONE), "meta"), right=True),
         Column("JOB", (15,), doing, grows=True),
-        Column("QUEUE", (10,), lambda view, row, _: (clean(row.worker.queue or ""), "meta"), grows=True),
-        Column("FOR", (7,), running_for, right=True),
+        Column("QUEUE", (10,), lambda v, r, _: (clean(r.worker.queue or ""), "meta"), grows=True),
+        Column("FOR", (7,), lambda v, r, _: (time_of(elapsed(v, r)), "fail" * (share(v, r) > HANGS)), right=True),
         Column("TIMEOUT", (20, 14, 6), bar),
-        Column("GREW", (6,), grown, right=True),
-        Column("DONE", (7,), lambda view, row, _: (f"{row.worker.done:,}", ""), right=True),
-        Column("VERSION", (8,), lambda view, row, _: (clean(row.master.version), "meta")),
+        Column("GREW", (6,), lambda v, r, _: (NONE if r.worker.grown is None else f"+{size(r.worker.grown)}", "meta"),
+               right=True),
+        Column("DONE", (7,), lambda v, r, _: (f"{r.worker.done:,}", ""), right=True),
+        Column("VERSION", (8,), lambda v, r, _: (clean(r.master.version), "meta")),
         Column("STATE", (12, 1), sign),
     ),
     ("VERSION", "PID", "DONE", "STATE", "TIMEOUT", "QUEUE", "GREW", "TIMEOUT"),
