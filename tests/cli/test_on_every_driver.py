@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from qd.cli import main
+from qd.cli import main, top
+from qd.cli.top.reader import View
+from qd.cli.top.screen import Top
 from qd.options.drivers import DRIVERS
 from tests.cli.conftest import Run
 
@@ -23,6 +25,7 @@ WORDS = {
     "why": ["why", ID, "--json"],
     "peek": ["peek", "mail", "--json"],
     "queues": ["queues", "mail", "--json"],
+    "top": ["top"],
     "wait": ["wait", "other", "--empty", "--json"],
     "failed summary": ["failed", "summary", "--json"],
     "promote": ["promote", LATER],
@@ -53,6 +56,8 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
         sent = qd("dispatch", "mail.welcome", "--queue", "mail", "--delay", delay)
         assert sent.exit_code == 0
         ids[name] = sent.stdout.split()[2]
+    monkeypatch.setattr(top, "on_terminal", lambda: True)
+    monkeypatch.setattr(Top, "show", lambda screen: print(json.dumps({"top": lines_with_jobs(screen.view)})))
     for command, _, limited, refuses in ROWS:
         result = qd(*[ids.get(word, word) for word in WORDS[command]])
         if re.search(rf"\b{kind}\b", refuses):
@@ -62,7 +67,13 @@ def test_commands_work_or_refuse_in_one_line_as_the_table_says(
             assert result.exit_code == 1, (command, result.output)
         else:
             assert result.exit_code == 0, (command, result.output)
-            assert command not in ("peek", "queues") or json.loads(result.stdout)[command.replace("peek", "jobs")]
+            assert (
+                command not in ("peek", "queues", "top") or json.loads(result.stdout)[command.replace("peek", "jobs")]
+            )
+
+
+def lines_with_jobs(view: View) -> list[str]:
+    return [line.name for line in view.state.queues if line.sizes.ready]
 
 
 def table(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:

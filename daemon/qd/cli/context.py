@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qd.store.base import KeyspaceStore
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 RECORDED = 1.0  # seconds to connect and for a reply: the work of the command is done
 
 
@@ -42,6 +43,7 @@ class Given:
     only_looks: bool = False  # do not start an embedded server
     has_app: bool = False  # the app was imported for its credential providers
     patience: float = 5.0  # seconds to connect to a server, and for each reply
+    kept: dict[tuple[str, str], Any] | None = None  # of a command that reads again and again: its open connections
 
     @property
     def file(self) -> Path | None:
@@ -164,8 +166,23 @@ def not_running(root: Path) -> str:
     return f"the embedded server of {root} is not running; `qd work` starts it"
 
 
+def kept(kind: str, name: str, make: Callable[[], T]) -> T:
+    """What `make` opens; a command that reads again and again opens it once."""
+    held = given().kept
+    if held is None:
+        return make()
+    if (kind, name) not in held:
+        held[kind, name] = make()
+    found: T = held[kind, name]
+    return found
+
+
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The store on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
+    return kept("store", name, lambda: _store(found, name))
+
+
+def _store(found: Settings, name: str) -> KeyspaceStore:
     from qd.drivers.connections import open_memory
     from qd.options.drivers import OPENED_WITHOUT_APP
     from qd.store.base import KeyspaceStore
@@ -194,6 +211,10 @@ def store_at(url: str, prefix: str) -> KeyspaceStore:
 
 def queue(found: Settings, name: str) -> Connector:
     """The queues on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
+    return kept("queue", name, lambda: _queue(found, name))
+
+
+def _queue(found: Settings, name: str) -> Connector:
     from qd.drivers.connections import open_queue
 
     running(found, name)

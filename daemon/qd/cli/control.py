@@ -190,6 +190,18 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: 
     if these := fleet.targets(queues, **parts):
         return fleet.pause(found, these, reason, seconds)
     places = context.places(found)
+    notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
+    if context.given().json:
+        return output.document({"paused": notes})
+    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
+    for each in notes:
+        output.say(f"{shown(each, places)}: paused {until}")
+
+
+def pause_queues(
+    found: Settings, places: list[str], queues: tuple[str, ...], *, seconds: float | None, reason: str
+) -> list[dict[str, Any]]:
+    """Pause these queues (none: all known ones) and record it. Returns the notes, each with queue and connection."""
     notes = list[dict[str, Any]]()
     for place in places:
         store = context.store(found, place)
@@ -204,11 +216,7 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: 
                 controls.pause_all(there, seconds)
     time.sleep(FETCHED)
     context.record(found, "pause", *[queue_of(each) | for_(seconds) for each in notes], reason=reason)
-    if context.given().json:
-        return output.document({"paused": notes})
-    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
-    for each in notes:
-        output.say(f"{shown(each, places)}: paused {until}")
+    return notes
 
 
 @click.command()
@@ -224,8 +232,7 @@ def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     if these := fleet.targets(queues, **parts):
         return fleet.resume(found, these)
     places = context.places(found)
-    listed = [each for place in places for each in resumed(found, place, queues)]
-    context.record(found, "resume", *[queue_of(each) for each in listed if each["was_paused"]])
+    listed = resume_queues(found, places, queues)
     if context.given().json:
         return output.document({"resumed": listed})
     for each in listed:
@@ -233,6 +240,13 @@ def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
             output.say(f"{shown(each, places)}: {'resumed' if each['was_paused'] else 'was not paused'}")
     if not queues and not any(each["was_paused"] for each in listed):
         output.say("nothing was paused")
+
+
+def resume_queues(found: Settings, places: list[str], queues: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Resume these queues (none: all) and record it. Returns each queue with whether it was paused."""
+    listed = [each for place in places for each in resumed(found, place, queues)]
+    context.record(found, "resume", *[queue_of(each) for each in listed if each["was_paused"]])
+    return listed
 
 
 def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -61,7 +61,19 @@ def cancel(id: str | None, job: str | None, key: str | None, queue: str | None, 
 
 
 def by_id(found: Settings, id: str, queue: str | None) -> int:
-    """Searches every connection, or that of -c; there one queue, or all that are configured, worked on or have jobs."""
+    connection, was = cancel_id(found, id, queue)
+    if context.given().json:
+        output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
+    elif was is None:
+        output.note(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)")
+    else:
+        output.say(f"cancelled {id}" + ("; its worker ends it" if was == "running" else ""))
+    return int(was is None)
+
+
+def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | None]:
+    """Searches every connection, or that of -c; there one queue, or all that are configured, worked on or have jobs. Records
+    it. Returns the connection, and where the job was; None: there was nothing to cancel."""
     reports = masters_of(found)
 
     def there(name: str) -> tuple[str, str] | None:
@@ -75,13 +87,7 @@ def by_id(found: Settings, id: str, queue: str | None) -> int:
     connection, was = search(found, there) or (context.connection_name(found), None)
     if was is not None:
         context.record(found, "cancel", {"id": id, "connection": connection})
-    if context.given().json:
-        output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
-    elif was is None:
-        output.note(f"nothing to cancel: job {id} is not waiting or running (finished or unknown)")
-    else:
-        output.say(f"cancelled {id}" + ("; its worker ends it" if was == "running" else ""))
-    return int(was is None)
+    return connection, was
 
 
 def by_key(job: str, key: str, queue: str | None) -> int:

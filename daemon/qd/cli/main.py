@@ -35,6 +35,7 @@ COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "queues": CommandRow("status", "queues", "Show queues: their sizes, their pace, and who paused them."),
+    "top": CommandRow("top", "command", "Watch queues and workers on a live screen, and act on them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "dashboard": CommandRow("dashboard.command", "command", "Serve the dashboard: the system in a browser."),
     "alerts": CommandRow("alerts", "command", "Tell a webhook or a program when something is wrong."),

@@ -117,10 +117,10 @@ class Report:
         busy = slot[W.STATE] == SlotState.BUSY
         several = bool(slot[W.SEVERAL]) and busy
         lanes = sorted(self.board.started(slot), key=lambda lane: lane[L.JOB_AT]) if several else []
-        jobs = [self._job(lane, lane[L.JOB_AT]) for lane in lanes[:LONGEST]]
-        none = dict[str, object].fromkeys(("job", "queue", "since"))
+        jobs = [self._job(lane, lane[L.JOB_AT], lane[L.DEADLINE]) for lane in lanes[:LONGEST]]
+        none = dict[str, object].fromkeys(("job", "queue", "since", "timeout"))
         return self._child(slot) | {
-            **(jobs[0] if jobs else self._job(slot, slot[W.JOB_AT]) if busy else none),
+            **(jobs[0] if jobs else self._job(slot, slot[W.JOB_AT], slot[W.DEADLINE]) if busy else none),
             "running": len(lanes) or int(busy),
             "longest": jobs,
             "held": 0 if several else self._held(slot),
@@ -128,8 +128,9 @@ class Report:
             "grown": slot[W.GROWN],
         }
 
-    def _job(self, place: Slot | Lane, began: int) -> dict[str, object]:
-        return {"job": place.job, "queue": place.queue, "since": self._since(began)}
+    def _job(self, place: Slot | Lane, began: int, deadline: int) -> dict[str, object]:
+        timeout = round((deadline - began) / 1e9, 1) if deadline > began > 0 else None
+        return {"job": place.job, "queue": place.queue, "since": self._since(began), "timeout": timeout}
 
     def _held(self, slot: Slot) -> int:
         """Jobs that it has fetched and not started."""

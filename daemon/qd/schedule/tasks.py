@@ -31,9 +31,9 @@ GROUPS = {
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
     "cancel", *GROUPS, "doctor", "events", "init", "dashboard", "alerts", "metrics", "migrate", "queues", "peek", "wait",
-    "help", "why", "move", "promote", "scale", "completion",
+    "help", "why", "move", "promote", "scale", "completion", "top",
 )  # fmt: skip
-ENDLESS = {("work",), ("alerts",), ("dashboard",), ("schedule", "work")}
+ENDLESS = {("work",), ("alerts",), ("dashboard",), ("top",), ("schedule", "work")}
 Word = str | int | float | Path
 Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
 

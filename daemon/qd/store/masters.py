@@ -30,7 +30,9 @@ class WorkerReport(msgspec.Struct):
     state: str = ""
     job: str | None = None
     since: float | None = None
+    timeout: float | None = None  # seconds that its job may take; None: no limit, or unknown
     done: int = 0
+    grown: int | None = None  # bytes since it was ready; None: unknown
     held: int = 0  # fetched and not started
     running: int = 0  # jobs; `job` is the one that has been running longest
     longest: list[dict[str, Any]] = []  # of several jobs: job, queue and since of those that have been running longest

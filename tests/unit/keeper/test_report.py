@@ -68,6 +68,19 @@ def test_a_slot_without_a_worker_is_not_reported(board: Scoreboard) -> None:
     assert [worker["pid"] for worker in workers] == [415]
 
 
+def test_the_timeout_of_a_job_and_the_configured_workers_are_reported(board: Scoreboard) -> None:
+    slot, second = board.slot(0), 10**9
+    slot[W.PID], slot[W.STATE], slot[W.JOB_AT], slot[W.GROWN] = 7, SlotState.BUSY, 100 * second, 5 << 20
+    context = SimpleNamespace(board=board, token="T", master=os.getpid())
+    timeouts = []
+    for deadline in (0, 160 * second, 90 * second):  # no limit, a limit, that of the job before
+        slot[W.DEADLINE] = deadline
+        found = json.loads(Report(settings(), cast(Any, context)).text(0.0))
+        timeouts.append(found["workers"][0]["timeout"])
+    assert timeouts == [None, 60, None]
+    assert (found["configured"], found["workers"][0]["grown"]) == (settings().work.workers, 5 << 20)
+
+
 def test_start_times_use_the_clock_of_the_server(board: Scoreboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of this host is not used: it may be an hour ahead."""
     monkeypatch.setattr(module, "now", lambda: 1000 * 10**9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -14,7 +14,7 @@ import click
 
 from qd.cli import context, output
 from qd.cli.failed.filters import Filters, filters, place, single
-from qd.store.failed import Record
+from qd.store.failed import EVERY, Record, Wanted
 
 SHOWN = 100  # records of a table without --limit
 NEWEST = 10_000  # records that a summary reads without --all
@@ -97,13 +97,7 @@ def summary(every: bool, **given: Any) -> None:
     wanted = which.wanted(at.now)
     # records() returns those of the time that is wanted, so that `looked` counts also those that do not fit otherwise.
     records = at.store.records(at.queues, replace(wanted, job=None, error=None, text=None))
-    groups, looked = dict[tuple[str | None, str], Group](), 0
-    for record in islice(records, None if every else NEWEST):
-        looked += 1
-        if wanted.fits(record):
-            kind = record.job, record.error
-            groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at)).add(record)
-    found = sorted(groups.values(), key=lambda group: (-group.count, -group.last))
+    found, looked = grouped(islice(records, None if every else NEWEST), wanted)
     more, total = next(records, None) is not None, at.store.count(at.queues)
     if context.given().json:
         facts = {"schema": 1, "read_at": output.iso(at.now), "connection": at.connection, "total": total}
@@ -118,6 +112,17 @@ def summary(every: bool, **given: Any) -> None:
         output.table(("count", "job", "error", "queues", "first", "last"), rows, right=("count",))
     if more:
         output.note(f"the newest {looked:,} of {total:,} failed jobs looked at; --all reads all")
+
+
+def grouped(records: Iterable[Record], wanted: Wanted = EVERY) -> tuple[list[Group], int]:
+    """The wanted ones in groups, the largest first, and how many were read."""
+    groups, looked = dict[tuple[str | None, str], Group](), 0
+    for record in records:
+        looked += 1
+        if wanted.fits(record):
+            kind = record.job, record.error
+            groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at)).add(record)
+    return sorted(groups.values(), key=lambda group: (-group.count, -group.last)), looked
 
 
 def times(group: Group, now: float) -> tuple[str, str]:
