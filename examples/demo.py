@@ -86,7 +86,8 @@ class Report:
             print(f"  {'ok  ' if seen else 'FAIL'}  {text}")
         good = all(seen for seen, _ in self.rows)
         print(
-            "\nThe jobs are in examples/gallery/gallery.py."
+            "\nThe jobs are in examples/gallery/gallery.py. To watch a system: `qd top` in a terminal, `qd dashboard` in a"
+            "\nbrowser; `make demo-dashboard` starts one with everything in it."
             if good
             else "\nSomething did not happen; the log is above."
         )

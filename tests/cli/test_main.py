@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -174,7 +173,7 @@ def test_a_command_imports_only_its_module(name: str) -> None:
 
 def test_every_command_of_the_table_exists_in_its_module() -> None:
     for name, row in main.COMMANDS.items():
-        found = getattr(importlib.import_module(f"qd.cli.{row.module}"), row.attribute)
+        found = getattr(main.imported(row.module), row.attribute)
         assert isinstance(found, click.Command), name
         assert found.name == name
         assert row.summary == found.get_short_help_str(1000)

@@ -172,6 +172,11 @@ class DashboardSettings:
         "the HASH", shown="the printed link, on loopback only", repr=False,
     )  # fmt: skip
     hosts: tuple[str, ...] = option((), "names", "names by which browsers may reach it, besides those of loopback")
+    prefix: str = option("", "text", "serve it below this path, `/qd`, which a proxy forwards unchanged", shown='""')
+    hide: tuple[str, ...] = option(
+        ("password", "secret", "token", "api_key", "authorization"), "names",
+        "hide the values of arguments whose name contains one of these", repr=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,11 @@ class Sessions:
         level, hashed = self.users.get(name, ("read", UNKNOWN))  # an unknown name takes as long
         return Viewer(name, level) if verify(password, hashed) and name in self.users else None
 
-    def begin(self, request: Request, response: Response, viewer: Viewer) -> None:
+    def issue(self, viewer: Viewer) -> str:
+        """The cookie of a new session."""
         text = json.dumps([viewer.name, viewer.level, time.time() + HOURS * 3600])
         value = base64.urlsafe_b64encode(text.encode()).decode()
-        set_cookie(request, response, SESSION, f"{value}.{signature(self.key, value)}")
+        return f"{value}.{signature(self.key, value)}"
 
     async def viewer(self, request: Request) -> Viewer | None:
         value, _, sign = request.cookies.get(SESSION, "").partition(".")

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qd import __version__
 from qd.cli import output, status
 from qd.cli.context import Given
-from qd.dashboard.access import CSRF, Access, CsrfTokens, Sessions, Viewer, known_host, same_origin, set_cookie
+from qd.dashboard.access import CSRF, SESSION, Access, CsrfTokens, Sessions, Viewer, known_host, same_origin, set_cookie
 from qd.dashboard.actions import ACTIONS, run
 from qd.dashboard.pages import PAGES, Asked, Facts, Page, words_of
 from qd.dashboard.reader import Poller
@@ -170,7 +170,7 @@ class Site:
             facts = {"tried": tried, "users": bool(access.users)}
             return self.render(request, "login.html", None, code=403 if tried else 200, title="Log in", **facts)
         response = RedirectResponse(link(request, ""), 303)
-        access.begin(request, response, viewer)
+        set_cookie(request, response, SESSION, access.issue(viewer))
         return response
 
     # -- actions

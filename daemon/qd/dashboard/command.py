@@ -7,6 +7,8 @@ from ipaddress import ip_address
 
 import click
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from qd.cli import context, output
 from qd.config.settings import DashboardSettings
@@ -42,13 +44,15 @@ def command(listen: str, hashes: bool) -> None:
     given = context.given()
     listener = bound(host, port)
     port = listener.getsockname()[1]
-    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}{options.prefix}/"
     if access.users:
         click.echo(f"dashboard: {base}")
     else:
         click.echo(f"dashboard: {base}login?token={access.new_link()}")  # output.say would mask the token
         output.note("This link can be used once, within 10 minutes.")
     application = dashboard(given, access)
+    if options.prefix:
+        application = Starlette(routes=[Mount(options.prefix, application)])
     server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, server_header=False))
     server.run([listener])
 

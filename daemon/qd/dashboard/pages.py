@@ -6,6 +6,7 @@ A page that shows more than the snapshot is `own`: it reads for itself, and is n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from qd.drivers.connections import gaps_of
 from qd.errors import QdError
 from qd.redaction import redact
 from qd.store.audit import Entry
+from qd.store.failed import Record
 from qd.store.rates import History, Point, Rate, middle_and_most
 from qd.store.statistics import Name
 from qd.store.waiting import Place
@@ -113,6 +115,8 @@ def jobs_of(connection: str, name: str, place: Place, job: str | None, at: int) 
         counts[each.name] = counts.get(each.name, 0) + 1
     mix = sorted(counts.items(), key=lambda pair: -pair[1])[:12]
     shown = [peek.described(each, place) for each in jobs[:SHOWN]]
+    for facts in shown:
+        facts["arguments"] = hidden(facts["arguments"], found.dashboard.hide)
     return {
         "jobs": shown,
         "more": len(jobs) > SHOWN,
@@ -165,17 +169,16 @@ def failure_of(id: str) -> Facts:
     record = found[0]
     count, first = record.failures
     death = {key: value for key, value in (record.death or {}).items() if value}
-    stack = str(death.pop("stack", ""))
+    stack, text = str(death.pop("stack", "")), redact(payload_of(record))
     return {
         "record": record,
         "failures": count,
         "first_failed_at": first,
-        "payload": cut(redact(pretty(record))),
+        "payload": cut(text),
         "trace": cut(redact(record.trace or "")),
         "stack": cut(redact(stack)),
         "death": {("peak memory" if key == "peak" else key): value_of(key, value) for key, value in death.items()},
-        "document": masked(document_of(record))
-        | {"trace": redact(record.trace or ""), "death": masked(record.death or {})},
+        "document": masked(document_of(record)) | {"payload": text, "death": masked(record.death or {})},
     }
 
 
@@ -384,6 +387,22 @@ def memory(now: Snapshot) -> str:
         return "latency"
     used, most = now.memory
     return f"{used >> 20:,} MB" + (f" of {most >> 20:,} MB" if most else " used")
+
+
+def payload_of(record: Record) -> str:
+    """Indented, and without the values of arguments that are hidden; as it is if it is no JSON."""
+    try:
+        whole = json.loads(record.payload)
+        return json.dumps(hidden(whole, context.settings().dashboard.hide), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return pretty(record)
+
+
+def hidden(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, dict):
+        secret = [key for key in value if any(name.lower() in key.lower() for name in names)]
+        return {key: "redacted" if key in secret else hidden(each, names) for key, each in value.items()}
+    return [hidden(each, names) for each in value] if isinstance(value, list) else value
 
 
 def words_of(what: Mapping[str, Any]) -> str:

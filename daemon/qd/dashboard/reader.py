@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from threading import Lock
 from typing import TypeVar
 
 import click
@@ -86,17 +88,20 @@ class Poller:
         self.snapshot: Snapshot | None = None
         self.failures = dict[str, Failures]()
         self._history: History | None = None
-        self._read: asyncio.Task[None] | None = None
+        self._reader, self._lock = ThreadPoolExecutor(1, "qd dashboard"), Lock()
+        self._read: Future[None] | None = None
         self._at = 0.0
 
     async def current(self) -> Snapshot:
         """Raises QdError if the servers have never answered."""
-        if self._read is None or (self._read.done() and time.monotonic() - self._at > FRESH):
-            self._read = asyncio.create_task(self._refresh())
+        with self._lock:
+            if self._read is None or (self._read.done() and time.monotonic() - self._at > FRESH):
+                self._read = self._reader.submit(self._refresh)
+            reading = self._read
         if self.snapshot is None:
-            await asyncio.shield(self._read)
+            await asyncio.to_thread(reading.result)
         elif not self.snapshot.error:
-            await asyncio.wait({self._read}, timeout=WAIT)
+            await asyncio.to_thread(wait, [reading], WAIT)
         assert self.snapshot is not None
         return self.snapshot
 
@@ -109,9 +114,9 @@ class Poller:
         await self.ask(lambda: found.read(filters.place((), changes=False)), connection)
         return found
 
-    async def _refresh(self) -> None:
+    def _refresh(self) -> None:
         try:
-            self.snapshot = await self.ask(self._look)
+            self.snapshot = self._within(self._look, None)
         except QdError as error:
             if self.snapshot is None:
                 raise
@@ -127,6 +132,7 @@ class Poller:
     def _look(self) -> Snapshot:
         found = context.settings()
         store = context.store(found, found.control)
+        store.now()  # connects
         began = time.perf_counter()
         store.now()
         latency = time.perf_counter() - began

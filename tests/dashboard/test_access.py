@@ -1,0 +1,231 @@
+"""Who may open the dashboard and who may act: links, passwords, hosts, levels, headers, requests from other sites."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from qd.cli.main import command
+from qd.dashboard import access, asgi
+from qd.dashboard.access import SESSION, Viewer, hashed, verify
+from tests.dashboard.conftest import Open
+from tests.support.redis import Client
+
+pytestmark = [pytest.mark.leaves("*"), pytest.mark.usefixtures("clean_redis")]
+OWN = {"origin": "http://localhost"}
+
+
+def test_without_a_session_nothing_is_shown(board: Open) -> None:
+    client = board.new_client()
+    for path in ("/", "/queues", "/queues/redis/mail", "/failed/redis/x", "/do/up", "/queues?format=json"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login"), path
+    assert client.get("/api/v1/status").status_code == 401
+    assert client.get("/", headers={"accept": "application/json"}).status_code == 403
+    assert client.post("/do/up", headers=OWN).status_code == 403
+
+
+def test_a_link_logs_in_once(board: Open) -> None:
+    token, first, second = board.sessions.new_link(), board.new_client(), board.new_client()
+    answer = first.get(f"/login?token={token}")
+    cookie = answer.headers["set-cookie"].lower()
+    assert answer.status_code == 303
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert first.get("/").status_code == 200
+    assert second.get(f"/login?token={token}").status_code == 403
+    assert second.get("/").status_code == 303
+
+
+def test_a_link_ends_after_ten_minutes(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, now = board.sessions.new_link(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + access.LINK + 1)
+    assert board.sessions.by_link(token) is None
+
+
+def test_a_session_ends_after_twelve_hours_and_cannot_be_forged(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookie = board.sessions.issue(Viewer("ana", "read"))
+    value, _, signature = cookie.partition(".")
+    for text in ("x", f"{value}.", f"{value}x.{signature}", f"{value}.{signature[:-1]}", ".", "x.y"):
+        client = board.new_client()
+        client.cookies.set(SESSION, text)
+        assert client.get("/queues").status_code == 303, text
+    client = board.new_client()
+    client.cookies.set(SESSION, cookie)
+    assert client.get("/queues").status_code == 200
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + access.HOURS * 3600 + 1)
+    assert client.get("/queues").status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [("localhost", 200), ("127.0.0.1:8640", 200), ("[::1]:1", 200), ("evil.example", 400), ("", 400)]
+)
+def test_only_known_host_names_are_served(board: Open, host: str, code: int) -> None:
+    assert board.client.get("/queues", headers={"host": host}).status_code == code
+    assert board.new_client().get("/login", headers={"host": host}).status_code == (200 if code == 200 else 404)
+
+
+def test_each_answer_has_the_security_headers(board: Open) -> None:
+    for path in ("/", "/login", "/static/live.js", "/api/v1/status", "/nothing", "/do/pause?queue=x"):
+        headers = board.client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_users_log_in_with_a_password(folder: Path) -> None:
+    with (folder / "qd.toml").open("a") as file:
+        file.write(f'[dashboard]\nusers = ["ana:operate:{hashed("right")}"]\n')
+    board = Open(folder)
+    client = board.new_client()
+    token = csrf(client.get("/login").text)
+    for given in ({"name": "ana", "password": "wrong"}, {"name": "bob", "password": "right"}, {}):
+        assert client.post("/login", data={"csrf": token, **given}, headers=OWN).status_code == 403
+    right = {"name": "ana", "password": "right", "csrf": token}
+    assert client.post("/login", data=right, headers={"origin": "http://evil.example"}).status_code == 403
+    assert client.post("/login", data=right | {"csrf": "x"}, headers=OWN).status_code == 403
+    assert client.post("/login", data=right, headers=OWN).status_code == 303
+    assert "can operate" in client.get("/").text
+
+
+def csrf(page: str) -> str:
+    found = re.search(r'name="csrf" value="(\w+)"', page)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("level", "token", "headers", "code"),
+    [
+        ("operate", True, OWN, 200),
+        ("write", True, {"referer": "http://localhost/queues"}, 200),
+        ("operate", True, {"origin": "http://evil.example"}, 403),
+        ("operate", True, {"origin": "null"}, 403),
+        ("operate", True, {"referer": "http://evil.example/http://localhost"}, 403),
+        ("operate", True, {}, 403),
+        ("operate", False, OWN, 403),
+        ("read", True, OWN, 403),
+    ],
+)
+def test_an_action_needs_level_token_and_origin(
+    board: Open, redis: Client, level: str, token: bool, headers: dict[str, str], code: int
+) -> None:
+    client = board.logged_in(level)
+    given = {"csrf": token_of(board, client) if token else "x", "queue": "mail"}
+    assert client.post("/do/pause", data=given, headers=headers).status_code == code
+    assert bool(redis.call("EXISTS", "queues:mail:paused")) == (code == 200)
+
+
+def token_of(board: Open, client: TestClient) -> str:
+    """The token that fits the cookie; a reader sees no form that has one."""
+    client.get("/")
+    return access.signature(board.app.state.site.csrf.key, client.cookies[access.CSRF])
+
+
+def test_an_action_runs_the_command_that_it_shows_in_the_name_of_its_user(board: Open, redis: Client) -> None:
+    page = board.client.get("/do/pause?queue=mail&back=/queues").text
+    done = board.client.post(
+        "/do/pause",
+        data={"csrf": csrf(page), "queue": "mail", "reason": "db upgrade", "for": "10m", "back": "/queues"},
+        headers=OWN,
+    )
+    assert "qd pause --for=10m &#39;--reason=db upgrade&#39; -- mail" in done.text
+    note = json.loads(redis.call("GET", "queues:mail:paused"))
+    assert (note["by"], note["reason"]) == ("ana", "db upgrade")
+    assert b'"actor": "ana"' in redis.call("LINDEX", "qd:events", -1) or b"ana" in redis.call("LINDEX", "qd:events", -1)
+    assert 'href="/queues">Back' in done.text
+
+
+def test_what_deletes_needs_the_name(board: Open, redis: Client) -> None:
+    redis.call("RPUSH", "queues:mail", "{}")
+    token = csrf(board.client.get("/do/clear?queue=mail").text)
+    for typed in ("", "Mail"):
+        answer = board.client.post("/do/clear", data={"csrf": token, "queue": "mail", "typed": typed}, headers=OWN)
+        assert (answer.status_code, redis.call("LLEN", "queues:mail")) == (400, 1)
+    answer = board.client.post("/do/clear", data={"csrf": token, "queue": "mail", "typed": "mail"}, headers=OWN)
+    assert (answer.status_code, redis.call("LLEN", "queues:mail")) == (200, 0)
+
+
+@pytest.mark.parametrize("queue", ["--all", "-c", "--config=/etc/passwd"])
+def test_no_value_is_taken_for_an_option(board: Open, redis: Client, queue: str) -> None:
+    token = csrf(board.client.get("/do/pause", params={"queue": queue}).text)
+    board.client.post("/do/pause", data={"csrf": token, "queue": queue}, headers=OWN)
+    assert redis.call("EXISTS", f"queues:{queue}:paused")
+
+
+def test_a_failing_command_is_shown_with_its_output(board: Open) -> None:
+    token = csrf(board.client.get("/do/retry?id=nothing").text)
+    answer = board.client.post("/do/retry", data={"csrf": token, "id": "nothing"}, headers=OWN)
+    assert answer.status_code == 409
+    assert "nothing" in answer.text
+
+
+def test_the_way_back_leads_nowhere_else(board: Open) -> None:
+    for address in ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"):
+        page = board.client.get("/do/pause", params={"queue": "mail", "back": address}).text
+        assert 'class="button" href="/">Back' in page, address
+
+
+def test_a_reader_sees_no_buttons(board: Open, redis: Client) -> None:
+    redis.call("RPUSH", "queues:mail", "{}")
+    client = board.logged_in("read")
+    for path in ("/", "/queues", "/queues/redis/mail", "/failed", "/workers"):
+        assert "/do/" not in client.get(path).text, path
+    assert client.get("/do/pause?queue=mail").status_code == 403
+
+
+@pytest.mark.parametrize("level", ["read", None, "admin"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.usefixtures("folder")
+def test_mounted_the_app_decides_who_may_look(level: str | None, asynchronous: bool) -> None:
+    async def slowly(request: object) -> str | None:
+        return level
+
+    allow: Callable[..., object] = slowly if asynchronous else lambda request: level
+    app = Starlette(routes=[Mount("/internal/qd", asgi(allow=allow))])
+    client = TestClient(app, base_url="http://shop.example")
+    answer = client.get("/internal/qd/queues/redis/a%2Fb")
+    assert answer.status_code == (200 if level == "read" else 403)
+    assert 'href="/internal/qd/static/style.css"' in answer.text
+    assert client.get("/internal/qd/static/style.css").status_code == 200
+    if level == "read":
+        assert "can read" in client.get("/internal/qd/").text
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_addresses_need_users() -> None:
+    result = CliRunner().invoke(command, ["dashboard", "--listen", "0.0.0.0:0"], prog_name="qd")
+    assert (result.exit_code, result.stderr.count("\n")) == (78, 1)
+    assert "open to everybody" in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("listen", ["8640", "localhost:x", "localhost:70000"])
+def test_an_address_that_is_none_is_refused(listen: str) -> None:
+    assert CliRunner().invoke(command, ["dashboard", "--listen", listen], prog_name="qd").exit_code == 2
+
+
+def test_a_user_that_is_none_is_refused(folder: Path) -> None:
+    with (folder / "qd.toml").open("a") as file:
+        file.write('[dashboard]\nusers = ["ana:admin:x"]\n')
+    result = CliRunner().invoke(command, ["dashboard"], prog_name="qd")
+    assert (result.exit_code, "entry 1 of users" in result.stderr) == (78, True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_hash_of_a_password_is_for_users() -> None:
+    result = CliRunner().invoke(command, ["dashboard", "--hash"], input="secret-1\nsecret-1\n", prog_name="qd")
+    known = result.stdout.splitlines()[-1]
+    assert verify("secret-1", known)
+    assert not verify("secret-2", known)

@@ -1,0 +1,197 @@
+"""Pages of the dashboard: what they show, hostile values, an unreachable server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.dashboard.conftest import HOSTILE, Open, failed, payload
+from tests.support.redis import Client
+from tests.support.waiting import eventually as wait
+
+pytestmark = pytest.mark.leaves("*")
+PAGES = ("/", "/queues", "/queues/redis/mail", "/failed", "/workers", "/schedule", "/metrics", "/events")
+
+
+@pytest.mark.usefixtures("incident")
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_of_a_fleet_with_problems(board: Open, path: str) -> None:
+    answer = board.client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert "The server does not answer" not in answer.text
+    assert "Live</span>" in answer.text
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.parametrize("path", [page for page in PAGES if "mail" not in page])
+def test_a_page_without_any_data(board: Open, path: str) -> None:
+    assert board.client.get(path).status_code == 200
+
+
+@pytest.mark.usefixtures("incident")
+def test_the_overview_shows_findings_tiles_and_queues(board: Open) -> None:
+    text = board.client.get("/").text
+    assert "All clear" in text
+    assert "1,340" in text  # ready
+    assert 'href="/queues/redis/mail"' in text
+    assert "on-call: “db upgrade”" in text
+    assert "growing by 50/min" in text
+    assert 'class="mark pause"' in text
+
+
+@pytest.mark.usefixtures("incident")
+def test_a_failed_job_shows_traceback_and_cause_of_death(board: Open) -> None:
+    text = board.client.get("/failed/redis/r1").text
+    assert "SIGKILL" in text
+    assert "File hung.py, line 57" in text
+    assert "peak memory" in text
+    assert "Traceback:" in board.client.get("/failed/redis/w1").text
+    assert "/failed/redis/w1" in board.client.get("/failed?job=webhooks.deliver&error=ConnectTimeout").text
+
+
+@pytest.mark.usefixtures("incident")
+@pytest.mark.parametrize(
+    "path", ["/queues/redis/mail", "/queues/redis/mail?format=json", "/failed/redis/r1", "/failed/redis/r1?format=json"]
+)
+def test_arguments_called_password_are_hidden(board: Open, path: str) -> None:
+    text = board.client.get(path).text
+    assert "redacted" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("name", ["a/b", "two words", "😀", "../x", HOSTILE, "100%", "a?b#c"])
+def test_any_name_of_a_queue_has_a_page_and_links_that_lead_to_it(board: Open, redis: Client, name: str) -> None:
+    redis.call("RPUSH", f"queues:{name}", payload("job.one"))
+    from html import unescape
+    from re import findall
+
+    links = {unescape(each) for each in findall(r'href="(/queues/[^"]+)"', board.client.get("/").text)}
+    own = [link for link in links if "default" not in link]
+    assert len(own) == 1
+    page = board.client.get(own[0])
+    assert page.status_code == 200
+    assert "job.one" in page.text
+    assert 'href="/static/style.css"' in page.text
+
+
+def test_hostile_values_are_text(board: Open, redis: Client) -> None:
+    redis.call("RPUSH", f"queues:{HOSTILE}", payload(HOSTILE, HOSTILE, tags=[HOSTILE], data={HOSTILE: HOSTILE}))
+    redis.call(
+        "SET", f"queues:{HOSTILE}:paused", json.dumps({"by": HOSTILE, "reason": HOSTILE, "at": 1, "until": None})
+    )
+    failed(
+        redis,
+        HOSTILE,
+        "x1",
+        1e9,
+        HOSTILE,
+        error=HOSTILE,
+        reason=HOSTILE,
+        trace=HOSTILE,
+        death={"signal": HOSTILE, "stack": HOSTILE},
+    )
+    redis.call(
+        "RPUSH",
+        "qd:events",
+        "1 1 1 1 " + json.dumps({"actor": HOSTILE, "what": HOSTILE, "object": {"queue": HOSTILE}, "reason": HOSTILE}),
+    )
+    from urllib.parse import quote
+
+    for path in (
+        *PAGES[:2],
+        *PAGES[3:],
+        "/failed?job=" + quote(HOSTILE) + "&error=" + quote(HOSTILE),
+        f"/queues/redis/{quote(HOSTILE, safe='')}",
+        "/failed/redis/x1",
+    ):
+        answer = board.client.get(path)
+        assert answer.status_code == 200
+        assert "<img" not in answer.text
+        assert "<script>" not in answer.text
+        assert "\u202e" not in answer.text
+
+
+@pytest.mark.parametrize("data", ["x" * 5_000_000, eval("[" * 90 + "]" * 90)], ids=["5 MB", "nested"])
+def test_a_large_or_deep_payload_does_not_break_its_page(board: Open, redis: Client, data: object) -> None:
+    redis.call("RPUSH", "queues:mail", payload("big", data=data))
+    redis.call("RPUSH", "queues:mail", payload("deep").replace('"user":1', '"user":' + "[" * 1000 + "]" * 1000))
+    answer = board.client.get("/queues/redis/mail")
+    assert answer.status_code == 200
+    assert len(answer.text) < 100_000
+    assert "2 of 2 looked at" in answer.text
+
+
+@pytest.mark.usefixtures("incident")
+def test_json_documents_and_csv(board: Open) -> None:
+    for what in ("status", "overview", "queues", "failed", "workers", "metrics", "events"):
+        assert isinstance(board.client.get(f"/api/v1/{what}").json(), dict), what
+    assert board.client.get("/api/v1/queues").json()["queues"][0]["connection"] == "redis"
+    assert board.client.get("/api/v1/nothing").status_code == 404
+    for what in ("queues", "failed", "workers", "events"):
+        assert board.client.get(f"/{what}?format=csv").text.count("\n") > 2, what
+
+
+def test_a_csv_cell_is_never_a_formula(board: Open, redis: Client) -> None:
+    for start in "=+-@":
+        redis.call("RPUSH", f"queues:{start}1", payload("x"))
+    cells = [line.split(",")[1] for line in board.client.get("/queues?format=csv").text.splitlines()[1:]]
+    assert {"'=1", "'+1", "'-1", "'@1"} <= set(cells)
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(board: Open) -> None:
+    tag = board.client.get("/queues").headers["etag"]
+    assert board.client.get("/queues", headers={"if-none-match": tag}).status_code == 304
+    assert board.logged_in("read").get("/queues", headers={"if-none-match": tag}).status_code == 200
+
+
+def test_all_viewers_share_one_read(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, reads = board.poller._look, list[int]()
+
+    def counted() -> object:
+        reads.append(1)
+        return read()
+
+    monkeypatch.setattr(board.poller, "_look", counted)
+
+    async def look() -> None:
+        await asyncio.gather(*[board.poller.current() for _ in range(20)])
+
+    asyncio.run(look())
+    assert len(reads) == 1
+
+
+def test_only_new_failed_jobs_are_read(board: Open, redis: Client) -> None:
+    for n in range(5):
+        failed(redis, "mail", f"a{n}", 1e9 + n, "mail.welcome")
+    assert "<b>5</b>" in board.client.get("/failed").text
+    failed(redis, "mail", "a9", 1e9 + 9, "mail.welcome")
+    assert "<b>6</b>" in board.client.get("/failed").text
+    redis.call("HDEL", "queues:mail:failed", "a9", "a1")
+    redis.call("ZREM", "queues:mail:failed_at", "a9", "a1")
+    assert "<b>4</b>" in board.client.get("/failed").text
+
+
+@pytest.mark.usefixtures("incident")
+def test_while_the_server_is_away_pages_show_old_numbers_and_recover(
+    board: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qd.dashboard import reader
+    from qd.errors import ConnectionLost
+
+    assert "1,340" in board.client.get("/").text
+
+    def lost(*_: object, **__: object) -> None:
+        raise ConnectionLost("redis at localhost: refused")
+
+    board.read_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "read_state", lost)
+        for path in ("/", "/queues", "/workers", "/events"):
+            answer = board.client.get(path)
+            assert (answer.status_code, "refused" in answer.text) == (200, True)
+        assert "1,340" in board.client.get("/").text
+        board.read_again()
+    board.client.get("/")
+    assert wait(lambda: "refused" not in board.client.get("/").text)
