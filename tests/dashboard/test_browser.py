@@ -114,8 +114,9 @@ def test_a_new_job_appears_without_a_reload(browser: Any, opened: Callable[..., 
     assert browser.execute_script("return window.same")
 
 
-def test_a_button_pauses_a_queue(browser: Any, opened: Callable[..., None], redis: Client) -> None:
+def test_a_button_pauses_a_queue(browser: Any, opened: Callable[..., None], redis: Client, board: Open) -> None:
     redis.call("RPUSH", "queues:mail", payload("mail.welcome"))
+    board.read_again()
     opened("queues")
     browser.find_element("css selector", "a.button[href*='do/pause'][href*='queue=mail']").click()
     browser.find_element("name", "reason").send_keys("db upgrade")

@@ -301,11 +301,11 @@ def number(value: float | None) -> str:
     return DASH if value is None else f"{value:,}"
 
 
-def moment(at: float | None) -> Markup:
-    """A time that live.js shows in the zone of the viewer."""
+def moment(at: float | str | None) -> Markup:
+    """A time, unix seconds or ISO 8601, that live.js shows in the zone of the viewer."""
     if at is None:
         return Markup(DASH)
-    utc = datetime.fromtimestamp(at, UTC)
+    utc = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at, UTC)
     return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(
         f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%b %d, %H:%M:%S}"
     )

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from qd.cli.output import duration
+
 Values = Sequence[float | None]
 WIDE, HIGH = 400, 170  # the chart's own units
 LEFT, RIGHT, TOP, BOTTOM = 44, 64, 18, 20  # around the plot
@@ -148,9 +150,10 @@ def last(values: Values) -> float | None:
 
 
 def shown(value: float, unit: str) -> str:
-    if unit == "s":
-        steps: tuple[tuple[float, str], ...] = ((3600, "h"), (60, "m"), (1, "s"), (0.001, "ms"))
-    else:
-        steps = ((1e6, "M"), (1000, "k"), (1, ""))
+    if unit == "s" and value >= 60:
+        return duration(value)
+    steps: tuple[tuple[float, str], ...] = (
+        ((1, "s"), (0.001, "ms")) if unit == "s" else ((1e6, "M"), (1000, "k"), (1, ""))
+    )
     size, word = next((step for step in steps if value >= step[0]), steps[-1])
     return f"{value / size:.3g}{word if value else ''}"
