@@ -16,21 +16,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from starlette.testclient import TestClient
 
 from qd.cli import context, state
 from qd.cli.diagnosis import HealthThresholds, reasons
 from qd.cli.main import command
+from qd.dashboard.access import Callback
+from qd.dashboard.app import dashboard
 from qd.store.rates import History
 from qd.store.statistics import Depth, text_of_depth, text_of_numbers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.support.redis import Client
 from tests.support.servers.redis import Server
 
 QUEUES, WORKERS, MASTERS, READY, FAILED, NAMES, MINUTES = 200, 1000, 50, 1_000_000, 100_000, 300, 480
 ROUNDS = 7
 
 
-def fill(client, now: float) -> None:
+def fill(client: Client, now: float) -> None:
     job = (
         '{"uuid":"%032d","displayName":"mail.welcome","job":"mail.welcome","data":{"n":%d},"attempts":0,"createdAt":%d}'
     )
@@ -38,6 +42,17 @@ def fill(client, now: float) -> None:
     for first in range(0, READY, 5000):
         name = "queue0" if first < READY // 2 else random.choice(queues)
         client.call("RPUSH", f"queues:{name}", *[job % (first + n, n, now - 300) for n in range(5000)])
+    failed = json.dumps({"job": "mail.welcome", "error": "ValueError", "reason": "no", "attempts": 3})
+    for first in range(0, FAILED, 5000):
+        ids = [f"f{first + n}" for n in range(5000)]
+        client.call(
+            "HSET", "queues:queue1:failed", *[word for id in ids for word in (id, f"{failed}\n{job % (1, 1, now)}")]
+        )
+        client.call(
+            "ZADD",
+            "queues:queue1:failed_at",
+            *[word for n, id in enumerate(ids) for word in (now - FAILED + n, id)],
+        )
     for n in range(MASTERS):
         workers = [
             {
@@ -82,7 +97,24 @@ def fill(client, now: float) -> None:
         client.call("HSET", f"qd:{{stats}}:q:{minute}", *[word for q in queues for word in (f"redis\x1f{q}", depth)])
 
 
-def timed(what: str, read: Callable[[], object], client) -> None:
+def pages(config: Path, client: Client) -> None:
+    app = dashboard(context.Given(config=str(config)), Callback(lambda request: ("bench", "write")))
+    browser, poller = TestClient(app), app.state.site.poller
+    browser.get("/")
+    browser.get("/failed")  # reads the failed jobs once
+
+    def page(path: str) -> Callable[[], object]:
+        def get() -> object:
+            poller._at = 0.0  # with a new read of the servers
+            return browser.get(path)
+
+        return get
+
+    for path in ("/", "/queues", "/queues/redis/queue0", "/failed", "/workers", "/metrics", "/events"):
+        timed(f"dashboard {path}", page(path), client)
+
+
+def timed(what: str, read: Callable[[], object], client: Client) -> None:
     client.call("SLOWLOG", "RESET")
     took = []
     for _ in range(ROUNDS):
@@ -128,6 +160,7 @@ def main() -> None:
                 timed("History, 8 hours, next refresh", kept.refresh, client)
                 timed("rates", kept.rates, client)
                 timed("points, 3 hours", lambda: kept.points(kept.now - 3 * 3600), client)
+            pages(config, client)
 
 
 if __name__ == "__main__":

@@ -181,38 +181,38 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     if shut(line, state):
         which = ("maintenance mode", "`qd up`") if state.down else ("Laravel's maintenance mode", "`php artisan up`")
         return Untaken("", *which)
-    serving = [m for m in living(state) if serves(m, line)]
+    found = serving_now(line, state)
     # Stuck: no worker that is free took anything. A queue whose workers are all busy is behind, not stuck.
-    moments = [m.stuck.get(line.name) for m in serving if works(m) and not busy(m)]
+    moments = [m.stuck.get(line.name) for m in found if works(m) and not busy(m)]
     since = [moment for moment in moments if moment is not None]
     stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
     if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
         text = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
         return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", text)
-    if not serving and (line.php or line.theirs):
+    if not found and (line.php or line.theirs):
         return Untaken("", "only PHP workers serve it", "add PHP workers")
-    if not serving:
+    if not found:
         return unserved(line, state)
-    if not any(master.workers for master in serving):
+    if not any(master.workers for master in found):
         kind = "stuck" if stuck_for > STUCK else ""
-        return Untaken(kind, f"{names_of(serving)} has no worker that is up", "see the `worker.` lines of its log")
+        return Untaken(kind, f"{names_of(found)} has no worker that is up", "see the `worker.` lines of its log")
     if stuck_for > STUCK:
-        workers = count(sum(len(master.workers) for master in serving), "worker")
-        fact = f"nothing taken for {duration(stuck_for)} by the {workers} of {names_of(serving)}"
+        workers = count(sum(len(master.workers) for master in found), "worker")
+        fact = f"nothing taken for {duration(stuck_for)} by the {workers} of {names_of(found)}"
         return Untaken("stuck", fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log")
-    if not any(works(master) for master in serving):
-        places = ("host", serving[0].host), ("pool", serving[0].pool_title)
+    if not any(works(master) for master in found):
+        places = ("host", found[0].host), ("pool", found[0].pool_title)
         held = next((f"`qd resume --{kind} {name}`" for kind, name in state.fleet.pauses if (kind, name) in places), "")
         way = held or "CONT to a paused master resumes it"
-        return Untaken("", f"{names_of(serving)} is {serving[0].state}", way)
-    if all(busy(master) for master in serving if works(master)):
+        return Untaken("", f"{names_of(found)} is {found[0].state}", way)
+    if all(busy(master) for master in found if works(master)):
         return Untaken("", "all workers are busy", "add workers")
     return Untaken("", "", "add workers")
 
 
 def unserved(line: QueueLine, state: State) -> Untaken:
     kind = "unserved" if old(line) and not restarting(state) else ""
-    silent = [m for m in state.masters if stale(m, state.now) and serves(m, line) and not replaced(m, state)]
+    silent = [m for m in serving(line, state) if stale(m, state.now) and not replaced(m, state)]
     start = f"start `qd work {line.name}`"
     if blind(state):
         return Untaken("", "no master can report", "fix the server that refuses writes")
@@ -245,12 +245,16 @@ def shut(line: QueueLine, state: State) -> bool:
     """Whether maintenance mode stops it: qd's, or Laravel's on every host that serves it."""
     if state.down is not None and line.name not in state.down.allow:
         return True
-    serving = [master for master in living(state) if serves(master, line)]
-    return bool(serving) and all(master.laravel_down for master in serving)
+    found = serving_now(line, state)
+    return bool(found) and all(master.laravel_down for master in found)
 
 
-def serves(master: MasterReport, line: QueueLine) -> bool:
-    return master.connection == line.connection and line.name in master.queues
+def serving(line: QueueLine, state: State) -> list[MasterReport]:
+    return state.serving.get((line.connection, line.name), [])
+
+
+def serving_now(line: QueueLine, state: State) -> list[MasterReport]:
+    return [master for master in serving(line, state) if not stale(master, state.now)]
 
 
 def works(master: MasterReport) -> bool:

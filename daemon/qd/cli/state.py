@@ -6,8 +6,10 @@ If a node of a cluster is unreachable, State has what the other nodes know.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from qd.cli import context
@@ -116,6 +118,19 @@ class State:
     def knows_masters(self) -> bool:
         return MASTERS not in self.unknown
 
+    @cached_property
+    def living(self) -> list[MasterReport]:
+        return [master for master in self.masters if not stale(master, self.now)]
+
+    @cached_property
+    def serving(self) -> Mapping[tuple[str, str], list[MasterReport]]:
+        """Connection and queue -> the masters that serve it, silent ones too."""
+        found: dict[tuple[str, str], list[MasterReport]] = {}
+        for master in self.masters:
+            for queue in dict.fromkeys(master.queues):
+                found.setdefault((master.connection, queue), []).append(master)
+        return found
+
 
 def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
     """search: include queues that are only found on the server. also: queues of the first connection. Raises
@@ -176,7 +191,9 @@ def lines(
     names = [*sizes]
     paused = controls.paused(store, names)
     alive = [master for master in reports if master.connection == place and not master.silent(now)]
-    serve = {name: sum(len(m.workers) for m in alive if name in m.queues) for name in names}
+    serve = Counter[str]()
+    for master in alive:
+        serve.update(dict.fromkeys(master.queues, len(master.workers)))
     unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
     overdue = {name: overdue_of(store, name, now) for name in unserved}
     php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
@@ -251,4 +268,4 @@ def stale(master: MasterReport, now: float) -> bool:
 
 
 def living(state: State) -> list[MasterReport]:
-    return [master for master in state.masters if not stale(master, state.now)]
+    return state.living

@@ -34,6 +34,7 @@ from qd.store.rates import History, Place, Rate
 
 T = TypeVar("T")
 FRESH = 2.0  # seconds for which a snapshot is shared
+OLD = 6.0  # seconds after which a page waits for a new one; pages in a browser are loaded again before
 PATIENCE = 2.0  # seconds to connect and for each reply
 WAIT = 0.7  # seconds that a page waits for a new snapshot if there is an older one
 HOURS = 3.0  # of charts
@@ -100,7 +101,7 @@ class Poller:
             reading = self._read
         if self.snapshot is None:
             await asyncio.to_thread(reading.result)
-        elif not self.snapshot.error:
+        elif not self.snapshot.error and time.monotonic() - self._at > OLD:
             await asyncio.to_thread(wait, [reading], WAIT)
         assert self.snapshot is not None
         return self.snapshot
