@@ -30,9 +30,9 @@ def main(*options: str) -> int:
             subprocess.run([*QD, "wait", "nothing", "--empty"], stdout=subprocess.DEVNULL, check=False)
             subprocess.run([*QD, "pause", "images", "--reason", "a new codec is tested"], check=True)
             programs.append(subprocess.Popen([sys.executable, "load.py"], start_new_session=True))
-            print(
-                f"A living system runs in {folder}; in another terminal, from that folder: {sys.executable} -m qd top"
-            )
+            print(f"A living system runs in {folder}. From that folder, in another terminal:", flush=True)
+            for words in ("top", "status", "failed summary", "peek images --count-by job"):
+                print(f"    {sys.executable} -m qd {words}", flush=True)
             return subprocess.run([*QD, "dashboard", *options], check=False).returncode
         except KeyboardInterrupt:
             return 0

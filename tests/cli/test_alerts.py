@@ -146,7 +146,7 @@ def test_a_program_gets_the_document_on_its_stdin(
 ) -> None:
     configured("[alerts]\nexec = 'cat > got; exit 3'\nmax_ready = 3\n")
     assert qd("alerts", "--once").exit_code == 1
-    assert "ended with 3" in capfd.readouterr().err
+    assert "exec: cat > got; exit 3 ended with 3" in capfd.readouterr().err
     configured("[alerts]\nexec = 'cat > got'\nmax_ready = 3\n")
     assert qd("alerts", "--once").exit_code == 0
     assert json.loads((folder / "got").read_text())["alerts"][0]["alert"] == "max-ready mail"

@@ -33,7 +33,8 @@ def test_a_page_without_any_data(board: Open, path: str) -> None:
 @pytest.mark.usefixtures("incident")
 def test_the_overview_shows_findings_tiles_and_queues(board: Open) -> None:
     text = board.client.get("/").text
-    assert "All clear" in text
+    assert " warnings <span" in text
+    assert "qd resume reports" in text
     assert "1,340" in text  # ready
     assert 'href="/queues/redis/mail"' in text
     assert "on-call: “db upgrade”" in text
@@ -162,12 +163,27 @@ def test_all_viewers_share_one_read(board: Open, monkeypatch: pytest.MonkeyPatch
     assert len(reads) == 1
 
 
+@pytest.mark.parametrize(
+    "path", ["/queues/redis/nothing", "/queues/nothing/x", "/failed/redis/nothing", "/failed/nope/1"]
+)
+def test_what_is_not_there_is_404(board: Open, path: str) -> None:
+    assert board.client.get(path).status_code == 404
+
+
 def test_only_new_failed_jobs_are_read(board: Open, redis: Client) -> None:
     for n in range(5):
         failed(redis, "mail", f"a{n}", 1e9 + n, "mail.welcome")
     assert "<b>5</b>" in board.client.get("/failed").text
     failed(redis, "mail", "a9", 1e9 + 9, "mail.welcome")
     assert "<b>6</b>" in board.client.get("/failed").text
+    for n in range(3):
+        failed(redis, "mail", f"b{n}", 1e9 + 20 + n, "mail.welcome")
+    redis.call("HDEL", "queues:mail:failed", "b0", "b1", "b2")
+    redis.call("ZREM", "queues:mail:failed_at", "b0", "b1", "b2")
+    failed(redis, "mail", "c0", 1e9 + 30, "mail.welcome")
+    assert "<b>7</b>" in board.client.get("/failed").text
+    redis.call("HDEL", "queues:mail:failed", "c0")
+    redis.call("ZREM", "queues:mail:failed_at", "c0")
     redis.call("HDEL", "queues:mail:failed", "a9", "a1")
     redis.call("ZREM", "queues:mail:failed_at", "a9", "a1")
     assert "<b>4</b>" in board.client.get("/failed").text

@@ -14,9 +14,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.client import HTTPException
+from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import click
@@ -39,6 +42,7 @@ LOOKS = 2  # looks in a row that must agree before something is sent
 PATIENCE = 10.0  # seconds for a webhook and for a program
 BEAT = 60.0  # seconds between two calls of the heartbeat url
 KEPT = 7 * 86400.0  # seconds
+SHOWN = 20  # alerts in the text of one message
 ENOUGH = 10  # jobs that must have ended before a failure rate counts
 STOPS = {signal.SIGTERM, signal.SIGINT}
 Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the thing with its value, the fix
@@ -96,6 +100,8 @@ class Sender:
                 findings = findings_of(read_state(self.found), self.alerts, recent(self.found))
             except (ConnectionLost, ServerRefused) as error:
                 return self._server_away(error, at_once)
+            if self.away:
+                self.log.info("server.back")
             self.away = False
             sent = self._tell(findings, 1 if at_once else LOOKS, store)
         if not findings and not self.told:
@@ -112,12 +118,12 @@ class Sender:
         document = document_of(begun, over)
         try:
             if self.alerts.webhook:
-                post(self.alerts.webhook, body_of(document, self.alerts.template))
+                within(lambda: post(self.alerts.webhook, body_of(document, self.alerts.template)), "the webhook")
             if self.alerts.exec:
                 execute(self.alerts.exec, document)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             if not self.failing:
-                effect = "each look tries again"
+                effect = "it counts as not told"
                 self.log.warning("alert.not_sent", alerts=len(begun) + len(over), error=str(error), effect=effect)
             self.failing = True
             return False
@@ -164,16 +170,15 @@ class Sender:
         return {what: text for what, text in self.told.items() if what.startswith("server ")}
 
     def _lease(self) -> Lease:
-        return Lease(keys.ALERTS_BY, self.owner, 4 * self.alerts.every)
+        return Lease(keys.ALERTS_BY, self.owner, 4 * self.alerts.every + 3 * PATIENCE)
 
     def _heartbeat(self) -> None:
         if not self.alerts.heartbeat or time.monotonic() - self._beat < BEAT:
             return
         self._beat = time.monotonic()
         try:
-            with urlopen(self.alerts.heartbeat, timeout=PATIENCE):
-                pass
-        except (OSError, ValueError) as error:
+            within(lambda: get(self.alerts.heartbeat), "the heartbeat")
+        except (OSError, ValueError, HTTPException) as error:
             self.log.warning("heartbeat.failed", error=str(error))
 
 
@@ -201,12 +206,39 @@ def document_of(begun: Findings, over: Findings) -> dict[str, Any]:
     ]
     texts = [f"{'OVER: ' if state == 'over' else ''}{output.clean(text)}" for state, _, text in rows]
     alerts = [{"state": state, "alert": what, "text": text} for (state, what, _), text in zip(rows, texts, strict=True)]
-    return {"schema": 1, "at": output.iso(time.time()), "text": "\n".join(texts), "alerts": alerts}
+    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return {"schema": 1, "at": output.iso(time.time()), "text": "\n".join(texts[:SHOWN] + more), "alerts": alerts}
 
 
 def body_of(document: Mapping[str, Any], template: str) -> bytes:
     text = template.replace("{text}", json.dumps(document["text"])) if template else json.dumps(document)
     return text.encode()
+
+
+def within(send: Callable[[], None], what: str) -> None:
+    """In a thread, because a timeout of a socket is for each byte that it waits for. Raises OSError after PATIENCE."""
+    failed = list[Exception]()
+
+    def sent() -> None:
+        try:
+            send()
+        except (OSError, ValueError, HTTPException) as error:
+            if isinstance(error, HTTPError):
+                error.close()
+            failed.append(error)
+
+    thread = Thread(target=sent, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        raise OSError(f"{what} has not answered within {PATIENCE:g} s")
+    if failed:
+        raise OSError(f"{what}: {failed[0]}")
+
+
+def get(url: str) -> None:
+    with urlopen(url, timeout=PATIENCE):
+        pass
 
 
 def post(url: str, body: bytes) -> None:
@@ -216,6 +248,13 @@ def post(url: str, body: bytes) -> None:
 
 
 def execute(line: str, document: Mapping[str, Any]) -> None:
-    done = subprocess.run(["/bin/sh", "-c", line], input=json.dumps(document).encode(), timeout=PATIENCE, check=False)
-    if done.returncode:
-        raise OSError(f"{line} ended with {done.returncode}")
+    """Raises OSError if the program fails, or is not ready within PATIENCE; then it is killed with its children."""
+    program = subprocess.Popen(["/bin/sh", "-c", line], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        program.communicate(json.dumps(document).encode(), PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+        raise OSError(f"exec: {line} has not ended within {PATIENCE:g} s and was killed") from None
+    if program.returncode:
+        raise OSError(f"exec: {line} ended with {program.returncode}")

@@ -14,7 +14,7 @@ import inspect
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -97,17 +97,24 @@ class Sessions:
         return f"{value}.{signature(self.key, value)}"
 
     async def viewer(self, request: Request) -> Viewer | None:
-        value, _, sign = request.cookies.get(SESSION, "").partition(".")
+        value, _, sign = request.cookies.get(named(request, SESSION), "").partition(".")
         if not hmac.compare_digest(sign.encode(), signature(self.key, value).encode()):
             return None
         name, level, until = json.loads(base64.urlsafe_b64decode(value))
         return Viewer(name, level) if time.time() < until else None
 
 
+def named(request: Request, cookie: str) -> str:
+    """With the port, which browsers do not tell apart: several dashboards on one host have their own sessions."""
+    return f"{cookie}_{request.url.port}" if request.url.port else cookie
+
+
 def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
     path = request.scope.get("root_path", "") or "/"
     secure = request.url.scheme == "https"
-    response.set_cookie(name, value, HOURS * 3600, path=path, secure=secure, httponly=True, samesite="lax")
+    response.set_cookie(
+        named(request, name), value, HOURS * 3600, path=path, secure=secure, httponly=True, samesite="lax"
+    )
 
 
 def signature(key: bytes, text: str) -> str:
@@ -136,23 +143,28 @@ class CsrfTokens:
 
     def issue(self, request: Request) -> tuple[str, str]:
         """The cookie, which is new if the browser has none, and the token for the forms of a page."""
-        cookie = request.cookies.get(CSRF) or secrets.token_urlsafe(18)
+        cookie = request.cookies.get(named(request, CSRF)) or secrets.token_urlsafe(18)
         return cookie, signature(self.key, cookie)
 
     def fits(self, request: Request, token: str) -> bool:
-        cookie = request.cookies.get(CSRF, "")
+        cookie = request.cookies.get(named(request, CSRF), "")
         return bool(cookie) and hmac.compare_digest(token.encode(), signature(self.key, cookie).encode())
 
 
 def same_origin(request: Request) -> bool:
     """Whether a page of this host sent the request. A browser sends Origin or Referer with every POST."""
     source = request.headers.get("origin") or request.headers.get("referer") or ""
-    return bool(source) and urlsplit(source).netloc == request.headers.get("host", "")
+    return bool(source) and part(source, "netloc") == request.headers.get("host", "")
 
 
 def known_host(request: Request, hosts: Sequence[str]) -> bool:
     """Against DNS rebinding: whether the Host header names this dashboard."""
-    return not hosts or (urlsplit(f"//{request.headers.get('host', '')}").hostname or "") in hosts
+    return not hosts or part(f"//{request.headers.get('host', '')}", "hostname") in hosts
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+def part(address: str, name: str) -> str:
+    """A part of an address; "" if it is none."""
+    try:
+        return getattr(urlsplit(address), name) or ""
+    except ValueError:
+        return ""

@@ -95,7 +95,7 @@ ACTIONS: Mapping[str, Action] = {
         lambda form: ["failed", "forget", "--yes", *option(form, "queue"), *on(form, form["id"])], needs=("id",),
     ),
     "retry-all": Action(
-        "operate", "Retry {count} failed jobs of {job}", "All that match are sent to their queues, the oldest first.",
+        "operate", "Retry {count} failed jobs of {job}", "All that match when you press it are sent, the oldest first.",
         lambda form: [
             *("failed", "retry", "--all"), *exactly(form, "job"), *exactly(form, "error"), *option(form, "rate"),
             *option(form, "connection"),
@@ -103,7 +103,7 @@ ACTIONS: Mapping[str, Action] = {
         (RATE,), needs=("job",),
     ),
     "forget-all": Action(
-        "write", "Forget {count} failed jobs of {job}", "Deletes what is stored of all that match now.",
+        "write", "Forget {count} failed jobs of {job}", "Deletes what is stored of all that match when you press it.",
         lambda form: [
             *("failed", "forget", "--all", "--yes"), *exactly(form, "job"), *exactly(form, "error"),
             *option(form, "connection"),

@@ -25,11 +25,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qd import __version__
 from qd.cli import output, status
 from qd.cli.context import Given
-from qd.dashboard.access import CSRF, SESSION, Access, CsrfTokens, Sessions, Viewer, known_host, same_origin, set_cookie
+from qd.dashboard.access import (
+    CSRF,
+    SESSION,
+    Access,
+    CsrfTokens,
+    Sessions,
+    Viewer,
+    known_host,
+    named,
+    same_origin,
+    set_cookie,
+)
 from qd.dashboard.actions import ACTIONS, run
 from qd.dashboard.pages import PAGES, Asked, Facts, Page, words_of
 from qd.dashboard.reader import Poller
-from qd.errors import QdError
+from qd.errors import ConnectionLost, QdError
 
 HERE = Path(__file__).resolve().parent
 DASH = "\N{EN DASH}"  # there is no value
@@ -94,7 +105,8 @@ class Site:
             return viewer
         if self.access.login and request.method == "GET" and "json" not in request.headers.get("accept", ""):
             return RedirectResponse(link(request, "login"), 303)
-        return self.message(request, 403, "You may not see this dashboard.", "")
+        hint = "If you were logged in, your session is over: log in again." if self.access.login else ""
+        return self.message(request, 403, "You may not see this dashboard.", hint)
 
     def asked(self, request: Request) -> Asked:
         return Asked(self.poller, request.path_params, request.query_params)
@@ -112,10 +124,13 @@ class Site:
             if form == "csv" and "table" in facts:
                 headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
                 return Response(csv_of(*facts["table"]), media_type="text/csv", headers=headers)
+            if form in ("json", "csv"):
+                return self.message(request, 404, f"This page has no {form.upper()}.", "")
             tag = f'W/"{snapshot.number}-{viewer.level}"'
             if not facts.get("own") and request.headers.get("if-none-match") == tag:
                 return Response(status_code=304)
-            response = self.render(request, f"{name}.html", viewer, snapshot=snapshot, here=name, **facts)
+            code = 404 if facts.get("row", facts.get("record", True)) is None else 200
+            response = self.render(request, f"{name}.html", viewer, code=code, snapshot=snapshot, here=name, **facts)
             response.headers["ETag"] = tag
             return response
 
@@ -134,7 +149,7 @@ class Site:
             **{"here": "", "snapshot": None, "title": "qd"} | shared | facts
         )
         response = Response(text, code, media_type="text/html")
-        if request.cookies.get(CSRF) != cookie:
+        if request.cookies.get(named(request, CSRF)) != cookie:
             set_cookie(request, response, CSRF, cookie)
         return response
 
@@ -142,9 +157,9 @@ class Site:
         return self.render(request, "message.html", None, code=code, title=text, text=text, hint=hint)
 
     async def away(self, request: Request, error: Exception) -> Response:
-        return self.message(
-            request, 503, "The server does not answer, and has not since this dashboard began.", str(error)
-        )
+        if isinstance(error, ConnectionLost):
+            return self.message(request, 503, "The server does not answer.", str(error))
+        return self.message(request, 404, "This cannot be shown.", str(error))
 
     async def missing(self, request: Request, error: Exception) -> Response:
         return self.message(request, 404, "There is no such page here.", getattr(error, "detail", ""))
@@ -156,7 +171,8 @@ class Site:
         if not isinstance(access, Sessions) or not known_host(request, access.hosts):
             return self.message(request, 404, "There is no login here.", "")
         viewer, tried = None, False
-        if token := request.query_params.get("token"):
+        token = request.query_params.get("token")
+        if token and request.method == "GET":
             viewer, tried = access.by_link(token), True
         elif request.method == "POST":
             form = await form_of(request)
@@ -190,8 +206,10 @@ class Site:
             return self.message(request, 403, f"This needs the level {action.level}; you have {viewer.level}.", "")
         if lacks := [need for need in action.needs if not form.get(need)]:
             return self.message(request, 400, f"The link lacks {', '.join(lacks)}.", "")
+        if any("\0" in value for value in form.values()):
+            return self.message(request, 400, "A value contains a NUL character, which no command takes.", "")
         title = action.title.format_map(Named(form))
-        words = action.words(form)
+        words = action.words({field.name: field.value for field in action.fields} | form)
         facts: Facts = {"title": title, "action": action, "name": name, "form": form, "command": shell(words)}
         facts["back"] = local(form.get("back", ""), request)
         typed = bool(action.typed) and form.get("typed") != form.get(action.typed)
@@ -244,7 +262,8 @@ def csv_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def cell(value: object) -> str:
     """Text that a spreadsheet does not take for a formula."""
-    text = "" if value is None else output.clean(" ".join(value) if isinstance(value, list) else value)
+    value = " ".join(value) if isinstance(value, list) else words_of(value) if isinstance(value, dict) else value
+    text = "" if value is None else output.clean(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not isinstance(value, int | float) else text
 
 

@@ -13,7 +13,7 @@ from qd.cli.output import duration
 
 Values = Sequence[float | None]
 WIDE, HIGH = 400, 170  # the chart's own units
-LEFT, RIGHT, TOP, BOTTOM = 44, 64, 18, 20  # around the plot
+LEFT, RIGHT, TOP, BOTTOM = 54, 64, 18, 20  # around the plot
 
 
 class Line(NamedTuple):
@@ -78,9 +78,8 @@ def chart(
             f'<text class="axis end" x="{LEFT - 6}" y="{y(value) + 4:.1f}">{escape(shown(value, unit))}</text>'
         )
     for at in hours(times):
-        parts.append(
-            f'<text class="axis mid" x="{x(at):.1f}" y="{high - 5}">{time.strftime("%H:%M", time.localtime(at))}</text>'
-        )
+        clock = time.strftime("%H:%M", time.gmtime(at))  # live.js shows it in the zone of the viewer
+        parts.append(f'<text class="axis mid" x="{x(at):.1f}" y="{high - 5}" data-at="{at}">{clock}</text>')
     for mark in marks:
         if times and times[0] <= mark.at <= times[-1] + 60:
             place = f"{x(min(mark.at, times[-1])):.1f}"
@@ -88,7 +87,8 @@ def chart(
             parts.append(f'<line x1="{place}" x2="{place}" y1="{TOP}" y2="{high - BOTTOM}"/>')
             parts.append(f'<text class="axis mid" x="{place}" y="{TOP - 6}">{escape(mark.text)}</text></g>')
     for line, label in zip(lines, labels([last(line.values) for line in lines], y), strict=True):
-        for points in segments(times, line.values):
+        values = [None if log and not value else value for value in line.values]  # a logarithm has no zero
+        for points in segments(times, values):
             drawn = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
             parts.append(f'<polyline class="line {line.kind}" points="{drawn}"/>')
         if label is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from ipaddress import ip_address
 
@@ -17,6 +19,8 @@ from qd.dashboard.app import dashboard
 from qd.errors import ConfigError
 
 LISTEN = "127.0.0.1:8640"
+HASH = re.compile(r"scrypt\$[0-9a-f]{32}\$[0-9a-f]{128}")
+PREFIX = re.compile(r"(/[\w.~-]+)*")
 
 
 @click.command("dashboard")
@@ -41,6 +45,8 @@ def command(listen: str, hashes: bool) -> None:
         users = 'write users = ["NAME:LEVEL:HASH"] below [dashboard] (`qd dashboard --hash` prints a HASH)'
         way = f"{users}, or listen on 127.0.0.1"
         raise ConfigError(f"the dashboard would be open to everybody who reaches {listen}: {way}")
+    if not PREFIX.fullmatch(options.prefix):
+        raise ConfigError(f"prefix of [dashboard] is '{options.prefix}': write a path such as /qd")
     given = context.given()
     listener = bound(host, port)
     port = listener.getsockname()[1]
@@ -77,7 +83,7 @@ def bound(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another one with --listen"
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another one with --listen"
         ) from None
 
 
@@ -86,8 +92,8 @@ def users_of(options: DashboardSettings) -> dict[str, tuple[str, str]]:
     for number, text in enumerate(options.users, 1):
         name, _, rest = text.partition(":")
         level, _, digest = rest.partition(":")
-        if not name or level not in LEVELS or digest.count("$") != 2 or not digest.startswith("scrypt$"):
+        if not name or level not in LEVELS or name in users or not HASH.fullmatch(digest):
             form = f"NAME:LEVEL:HASH, where LEVEL is {', '.join(LEVELS)} and `qd dashboard --hash` prints the HASH"
-            raise ConfigError(f"entry {number} of users below [dashboard] is not {form}")
+            raise ConfigError(f"entry {number} of users below [dashboard] is not {form}, or its name is there twice")
         users[name] = level, digest
     return users

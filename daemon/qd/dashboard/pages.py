@@ -35,7 +35,8 @@ HOURS = 3 * 3600  # seconds of the charts
 SHOWN = 50  # jobs of a queue, and failed jobs of a group, on one page
 LONGEST = 200_000  # characters of one text on a page
 MOST_GROUPS = 200
-SERIES = ("s1", "s2", "s3", "s4", "s5")
+MINUS = "\N{MINUS SIGN}"
+SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
 DEPLOYS = ("master started", "restart", "new code")
 Facts = dict[str, Any]
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
@@ -57,8 +58,12 @@ async def overview(asked: Asked, now: Snapshot) -> Facts:
     points, deploys = points_of(now.history), marks(now.events)
     times = [point.at for point in points]
     busiest = sorted(now.state.queues, key=lambda line: -line.sizes.ready)[: len(SERIES)]
+    names = sorted(line.name for line in now.state.queues)  # a queue keeps its color
     waits = [Line("p95", [p.wait_p95 for p in points], "s1"), Line("p50", [p.wait_p50 for p in points], "s2")]
-    ready = [Line(line.name, depths(now, line, len(points)), kind) for line, kind in zip(busiest, SERIES, strict=False)]
+    ready = [
+        Line(line.name, depths(now, line, len(points)), SERIES[names.index(line.name) % len(SERIES)])
+        for line in busiest
+    ]
     charts = [
         chart("Done per minute", times, [Line("done", [p.done for p in points], "s1")], deploys, high=84),
         chart("Failed per minute", times, [Line("failed", [p.failed for p in points], "fail")], high=84),
@@ -66,6 +71,7 @@ async def overview(asked: Asked, now: Snapshot) -> Facts:
         chart("Ready jobs", times, ready, deploys, log=True),
     ]
     facts = {"title": "Overview", "tiles": tiles(now, points), "charts": charts, "queues": queue_rows(now)}
+    facts["warnings"] = warnings(now)
     return facts | {"document": health.document(now.state, now.findings)}
 
 
@@ -135,6 +141,8 @@ async def failed(asked: Asked, now: Snapshot) -> Facts:
         groups += [described_group(group) | {"connection": connection} for group in found.ranked()[:MOST_GROUPS]]
         if job is not None:
             jobs += await asked.poller.ask(lambda: failed_rows(job or None, error or None), connection)
+    if job is not None:
+        groups = [group for group in groups if (group["job"] or "", group["error"]) == (job, error or group["error"])]
     groups.sort(key=lambda group: -group["count"])
     table = columns(("count", "job", "error", "queues", "first_failed_at", "last_failed_at"), groups)
     facts = {"title": "Failed", "groups": groups, "looked": looked, "total": total, "own": True, "table": table}
@@ -276,17 +284,17 @@ def tiles(now: Snapshot, points: Sequence[Point]) -> list[Facts]:
     configured = sum(master.configured or len(master.workers) for master in alive)
     hour = now.history.total(now.history.now - 3600)
     last = points[-5:]
-    idle, kept = sum(not each.job for each in children), sum(line.sizes.failed for line in state.queues)
-    ready, reserved = (sum(getattr(line.sizes, word) for line in state.queues) for word in ("ready", "reserved"))
+    idle, running = sum(not each.job for each in children), sum(each.running or bool(each.job) for each in children)
+    ready, kept = (sum(getattr(line.sizes, word) for line in state.queues) for word in ("ready", "failed"))
     leaves, failing = pace(sum(rate.leaves for rate in rates)), pace(sum(rate.failed for rate in rates))
     wait, run = (output.duration(worst(getattr(point, word) for point in last)) for word in ("wait_p95", "run_p95"))
     return [
         tile("Ready", f"{ready:,}", growth(rates), "queues", [p.depth for p in points]),
-        tile("Running", f"{reserved:,}", f"{idle} workers idle", "workers"),
+        tile("Running", f"{running:,}", f"{idle} workers idle", "workers"),
         tile("Failed and kept", f"{kept:,}", f"{failing}/min now", "failed", [p.failed for p in points]),
         tile("Jobs per minute", leaves, f"{hour.done + hour.failed:,} in 1h", "metrics", [p.done for p in points]),
-        tile("Wait p95", wait, "last 5 minutes", "metrics", [p.wait_p95 for p in points]),
-        tile("Run time p95", run, "last 5 minutes", "metrics", [p.run_p95 for p in points]),
+        tile("Wait p95", wait, "at most, last 5 min", "metrics", [p.wait_p95 for p in points]),
+        tile("Run time p95", run, "at most, last 5 min", "metrics", [p.run_p95 for p in points]),
         tile("Workers up", f"{len(children)}", f"of {configured} configured", "workers"),
         tile("Server", f"{now.latency * 1000:.1f}ms", memory(now), "events"),
     ]
@@ -349,7 +357,7 @@ def done_by_name(history: History) -> dict[Name, list[float | None]]:
 
 
 def marks(entries: Iterable[Entry]) -> list[Mark]:
-    """New code and pauses. Those within a quarter of an hour are one."""
+    """New code and pauses. Equal ones within five minutes are one."""
     found = list[Mark]()
     for entry in entries:
         kind = "pause" if entry.what in ("pause", "down") else "deploy" if entry.what in DEPLOYS else ""
@@ -357,16 +365,35 @@ def marks(entries: Iterable[Entry]) -> list[Mark]:
             continue
         title = output.clean(f"{entry.what} {words_of(entry.object)} by {entry.actor} {entry.reason}")
         text = output.clean(str(entry.object.get("version", "restart") if kind == "deploy" else "pause"))[:8]
-        if found and entry.at - found[-1].at < 900:
-            found[-1] = found[-1]._replace(text="events", title=f"{found[-1].title}; {title}"[:500])
+        if found and entry.at - found[-1].at < 300 and kind == found[-1].kind:
+            found[-1] = found[-1]._replace(text=f"{kind}s", title=f"{found[-1].title}; {title}"[:500])
         else:
             found.append(Mark(entry.at, text, kind, title))
     return found
 
 
+def warnings(now: Snapshot) -> list[tuple[str, str]]:
+    """What will be a problem, or is held by a person, each with the command against it."""
+    found = list[tuple[str, str]]()
+    for line in now.state.queues:
+        rate = now.rates.get((line.connection, line.name))
+        if line.paused:
+            waits, who = f"{line.sizes.ready:,} ready", output.by_whom(line.paused, now.state.now)
+            found.append(
+                (
+                    f"{line.name} is paused{who}. {waits}.",
+                    f"qd resume {line.name}",
+                )
+            )
+        elif rate is not None and rate.growth >= 1 and line.sizes.ready > 5 * rate.growth:
+            text = f"{line.name} is growing by {pace(rate.growth)}/min. {line.sizes.ready:,} ready."
+            found.append((text, f"qd peek {line.name} --count-by job"))
+    return found
+
+
 def growth(rates: Iterable[Rate]) -> str:
     change = sum(rate.growth for rate in rates)
-    return f"{'+' if change >= 0 else '-'}{pace(abs(change))}/min"
+    return f"{'+' if change >= 0 else MINUS}{pace(abs(change))}/min"
 
 
 def pace(value: float) -> str:

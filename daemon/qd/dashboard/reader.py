@@ -64,20 +64,29 @@ class Failures:
     groups: dict[tuple[str | None, str], Group] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     total: int = 0
+    lock: Lock = field(default_factory=Lock)
 
     def read(self, at: filters.Place) -> None:
         """Read only what is new, unless failed jobs have gone."""
-        total = at.store.count(at.queues)
-        if total < self.total:
-            self.groups, self.seen = {}, set()
-        new = max(0, total - self.total) if self.seen else NEWEST
-        for record in islice(at.store.records(at.queues, Wanted(None, None, None, None, at.now)), new + 50):
-            if record.id not in self.seen:
-                self.seen.add(record.id)
-                kind = record.job, record.error
-                group = self.groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at))
-                group.add(record)
-        self.total = total
+        with self.lock:
+            total, new, known = at.store.count(at.queues), list[Record](), False
+            for record in islice(at.store.records(at.queues, Wanted(None, None, None, None, at.now)), NEWEST):
+                if known := record.id in self.seen:
+                    break
+                new.append(record)
+            if not known or total != self.total + len(new):
+                self.groups, self.seen = {}, set()
+            if self.seen or not known:
+                self._add(new)
+            else:
+                self._add([*islice(at.store.records(at.queues), NEWEST)])
+            self.total = total
+
+    def _add(self, records: list[Record]) -> None:
+        for record in records:
+            self.seen.add(record.id)
+            kind = record.job, record.error
+            self.groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at)).add(record)
 
     def ranked(self) -> list[Group]:
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.last))

@@ -9,6 +9,9 @@ let pointer = false; // over a button: nothing moves under it
 let missed = 0;
 
 function localTimes(root) {
+  for (const each of root.querySelectorAll("text[data-at]")) {
+    each.textContent = new Date(1000 * each.dataset.at).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  }
   for (const each of root.querySelectorAll("time[datetime]")) {
     const at = new Date(each.dateTime);
     const today = at.toDateString() === new Date().toDateString();
@@ -26,7 +29,9 @@ function busy() {
 function show(ok) {
   missed = ok ? 0 : missed + 1;
   stale.hidden = missed < 2;
-  state.classList.toggle("old", missed > 0);
+  const old = missed > 0 || Boolean(live.querySelector(".banner.away"));
+  state.classList.toggle("old", old);
+  state.lastChild.textContent = old ? " Old" : " Live";
 }
 
 async function refresh() {
@@ -34,7 +39,7 @@ async function refresh() {
   try {
     const answer = await fetch(location.href, { headers: tag ? { "If-None-Match": tag } : {}, redirect: "manual", cache: "no-store" });
     if (answer.type === "opaqueredirect" || answer.status === 403) return location.reload();
-    if (answer.status !== 304) {
+    if (answer.status !== 304) { // changed
       const page = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
       if (page && !busy()) {
         tag = answer.headers.get("ETag");
