@@ -28,24 +28,8 @@ from qd.events import JobQueued
 from qd.jobs.context import RunningJob
 from qd.jobs.policy import Fail
 
-SECONDS = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    60,
-    600,
-)  # bounds of the histogram
+# The bounds of the histogram.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 600)
 
 
 def instrument(app: Qd) -> None:
