@@ -428,4 +428,4 @@ def test_the_page_shows_the_screen() -> None:
 
 def shape(line: str) -> str:
     """Without what differs between two runs."""
-    return re.sub(r"[\d.,:▁▂▃▄▅▆▇█]+|[ ─━]+", " ", line).replace(" s ", " ").strip()
+    return " ".join(re.sub(r"[\d.,:▁▂▃▄▅▆▇█]+|[ ─━]+", " ", line).replace(" s ", " ").split())
