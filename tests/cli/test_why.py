@@ -47,7 +47,7 @@ def causes(qd: Run, id: str) -> list[str]:
 
 def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: Client) -> None:
     first, second = [app.queue("mail").push("mail.welcome") for _ in range(2)]
-    assert causes(qd, first.id) == ["no-worker", "next"]
+    assert causes(qd, first.id) == ["no-worker"]
     assert done(qd("why", second.id)).splitlines() == [
         "no-worker   no worker takes jobs from mail: start `qd work mail`",
         "queued      1 job of mail ahead of it",
@@ -68,7 +68,7 @@ def test_a_master_that_takes_no_jobs_is_named(qd: Run, app: Qd, redis: Client, s
 def test_a_silent_master_and_one_of_another_connection_do_not_count(qd: Run, app: Qd, redis: Client) -> None:
     report(redis, workers=[WORKER], seen_at=1)
     report(redis, "T2", workers=[WORKER], connection="other")
-    assert causes(qd, app.queue("mail").push("mail.welcome").id) == ["no-worker", "next"]
+    assert causes(qd, app.queue("mail").push("mail.welcome").id) == ["no-worker"]
 
 
 def test_pauses_and_maintenance_are_causes_with_their_reason(qd: Run, app: Qd, redis: Client) -> None:
@@ -77,15 +77,15 @@ def test_pauses_and_maintenance_are_causes_with_their_reason(qd: Run, app: Qd, r
     assert qd("pause", "mail", "--reason", "db upgrade").exit_code == 0
     assert '"db upgrade"; `qd resume mail` ends it' in done(qd("why", handle.id))
     assert qd("down").exit_code == 0
-    assert causes(qd, handle.id) == ["down", "paused", "next"]
+    assert causes(qd, handle.id) == ["down", "paused"]
     assert qd("down", "--allow", "mail").exit_code == 0
-    assert causes(qd, handle.id) == ["paused", "next"]
+    assert causes(qd, handle.id) == ["paused"]
 
 
 def test_an_object_job_of_laravel_waits_for_php(qd: Run, redis: Client) -> None:
     report(redis, workers=[WORKER])
     push_laravel(redis, r"Illuminate\Queue\CallQueuedHandler@call", queue="mail", id="php")
-    assert causes(qd, "php") == ["php", "next"]
+    assert causes(qd, "php") == ["php"]
 
 
 def test_positions_beyond_10000_are_not_counted(qd: Run, app: Qd, redis: Client) -> None:
@@ -107,7 +107,7 @@ def test_a_delayed_job_says_why_it_is_delayed(qd: Run, redis: Client, delayed: C
     assert causes(qd, delayed(attempts=2, rsv="T1.3.7.2a")) == ["retry"]
     redis.call("DEL", "queues:mail:delayed")
     assert causes(qd, delayed(held=int(redis.text("TIME")[0]) - 90)) == ["unknown-job"]
-    assert "could run 'mail.welcome'" in done(qd("why", "id-1"))
+    assert "knew 'mail.welcome', or it was paused then" in done(qd("why", "id-1"))
 
 
 def test_a_job_over_its_rate_limit_names_the_limit(qd: Run, redis: Client, delayed: Callable[..., str]) -> None:
@@ -130,7 +130,7 @@ def test_an_overlapping_job_names_the_lock_and_its_holder(qd: Run, redis: Client
 
 def test_an_overdue_job_has_the_causes_of_a_ready_one(qd: Run, redis: Client) -> None:
     redis.call("ZADD", "queues:mail:delayed", 1, make("mail.welcome", b"{}", id="late", created_at=1))
-    assert causes(qd, "late") == ["no-worker", "next"]
+    assert causes(qd, "late") == ["no-worker"]
 
 
 def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:

@@ -12,6 +12,7 @@ most once a second; requests that come meanwhile wait for it.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -299,7 +300,9 @@ def serve(found: Settings, address: str) -> None:
     try:
         server = Server((host.strip("[]"), int(port)), Request)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"--listen {address}: {error}") from error
+        number = error.errno if isinstance(error, OSError) else None
+        why = os.strerror(number) if number is not None and number > 0 else str(error)
+        raise ConfigError(f"--listen {address}: {why}; choose another address") from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with server:
         exporter.log.info("exporter.listening", address=f"{host}:{server.server_address[1]}")

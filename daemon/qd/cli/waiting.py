@@ -147,7 +147,8 @@ def move(
         raise click.UsageError(f"--to {to} is the queue itself")
     found = context.settings()
     name = listable(found)
-    context.confirm(yes or dry_run, queue, f"this moves {job or 'all'} jobs that wait in {queue} to {to}")
+    which = f"{f'at most {limit:,} ' if limit else ''}{job or 'all'} jobs that wait in {queue}"
+    context.confirm(yes or dry_run, queue, f"this moves {which} to {to}")
     jobs, store = context.queue(found, name), context.store(found, name)
     began, at = time.monotonic(), store.now()
     step = partial(moved, jobs, to, lambda: at + time.monotonic() - began)

@@ -5,7 +5,7 @@ found by `qd job` -> findings, the one that has to end first at the top -> the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -98,7 +98,8 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
     else:
         store = context.store(found, seen.connection)
         due = spot.spot == "ready" or (spot.score or 0.0) <= seen.now
-        down, pause = notes(found, spot.payload.job)
+        down, pauses = notes(found)
+        pause = pauses.get(fleet.Target("job", spot.payload.job))
         if pause is not None:
             way = f"`qd resume --job {spot.payload.job}` ends it"
             yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
@@ -106,19 +107,21 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
             yield from delayed(store, seen, spot)
         if down is not None and spot.queue not in down.allow:
             yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
-        yield from closed(store, seen, spot, reports)
-        if due:
-            yield position(seen, spot, serving(seen, spot, reports))
+        closing = [*closed(store, seen, spot, reports, pauses)]
+        yield from closing
+        place = position(seen, spot, serving(seen, spot, reports)) if due else None
+        if place is not None and not (closing and place.cause in ("busy", "next")):
+            yield place
 
 
-def notes(found: Settings, job: str) -> tuple[controls.Down | None, controls.Pause | None]:
-    """Maintenance mode, and the pause of the job."""
+def notes(found: Settings) -> tuple[controls.Down | None, Mapping[fleet.Target, controls.Pause]]:
+    """Maintenance mode, and the pauses of jobs, hosts and pools."""
     try:
         store = context.store(found, found.control)
-        return controls.is_down(store), fleet.read(store).pauses.get(fleet.Target("job", job))
+        return controls.is_down(store), fleet.read(store).pauses
     except ConnectionLost as error:
         output.note(f"qd: maintenance mode is unknown, connection {found.control} is unreachable: {error}")
-        return None, None
+        return None, {}
 
 
 def lease(seen: JobView, spot: Found) -> str:
@@ -131,7 +134,9 @@ def lease(seen: JobView, spot: Found) -> str:
 def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held:
-        what = f"no worker that took it could run '{payload.job}'; the log of a worker says why (`job.released`)"
+        what = (
+            f"it was put back: no worker that took it knew '{payload.job}', or it was paused then; see `job.released`"
+        )
         yield Finding("unknown-job", f"{what}, since {output.ago(seen.now - payload.held)}; {due}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")
@@ -163,8 +168,14 @@ def held_lock(store: KeyspaceStore, job: str, now: float) -> tuple[str, str] | N
     return None
 
 
-def closed(store: KeyspaceStore, seen: JobView, spot: Found, reports: list[MasterReport]) -> Iterator[Finding]:
-    """What keeps every worker from taking it."""
+def closed(
+    store: KeyspaceStore,
+    seen: JobView,
+    spot: Found,
+    reports: list[MasterReport],
+    pauses: Mapping[fleet.Target, controls.Pause],
+) -> Iterator[Finding]:
+    """What keeps every worker from taking it. pauses: of hosts and pools."""
     queue = spot.queue
     if note := controls.paused(store, [queue]).get(queue):
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {queue}` ends it")
@@ -172,8 +183,16 @@ def closed(store: KeyspaceStore, seen: JobView, spot: Found, reports: list[Maste
         yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
     elif not serving(seen, spot, reports):
         there = [m for m in reports if takes(m, seen, spot) and not m.silent(seen.now)]
-        names = ", ".join(f"{m.title} is {m.state}" for m in there)
+        names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)
         yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {queue}`'}")
+
+
+def paused_by(master: MasterReport, pauses: Mapping[fleet.Target, controls.Pause], now: float) -> str:
+    places: tuple[fleet.Target, ...] = (fleet.Target("host", master.host), fleet.Target("pool", master.pool_title))
+    for place in places:
+        if master.state == "paused" and (note := pauses.get(place)):
+            return f"{by_whom(note, now)}; `qd resume --{place.kind} {place.name}` ends it"
+    return ""
 
 
 def takes(master: MasterReport, seen: JobView, spot: Found) -> bool:
