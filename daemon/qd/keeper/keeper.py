@@ -18,7 +18,6 @@ import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from setproctitle import setproctitle
@@ -200,7 +199,7 @@ class Keeper:
         received = time.monotonic()
         control, fresh = self.control.beat(self._request(report)) if self.separate else (reply, True)
         if control is not None and fresh and (report or first):
-            self._read_fleet(control.now)
+            self._read_fleet(control.now, reply)
         if report and fresh and not first:  # the second report has the time of the import
             self._reported_at = at
         self._apply(reply, control, at, first)
@@ -209,17 +208,22 @@ class Keeper:
             raise reply.broke
         return received + (SOON if first and fresh else self._until_next(reply))
 
-    def _read_fleet(self, server_now: float) -> None:
-        """Before KEEPER_CONTACT, so that workers of a paused host take nothing. What was read last stays in force."""
-        with suppress(ConnectionLost):  # the next beat finds that the server is away; or it is one node of a cluster
-            try:
-                self.fleet.update(self.control.fleet(), server_now)
-            except ServerRefused as error:
-                if not self._fleet_refused:
-                    self.log.warning(
-                        "fleet.unreadable", error=str(error), effect="pauses of jobs, hosts and pools stay"
-                    )
-                self._fleet_refused = True
+    def _read_fleet(self, server_now: float, reply: BeatReply) -> None:
+        """Before KEEPER_CONTACT, so that workers of a paused host take nothing. What was read last stays in force. Raises
+        ConnectionLost, because another connection may belong to a user with other rights; not if a node of a cluster that
+        the beat missed has the orders."""
+        try:
+            self.fleet.update(self.control.fleet(), server_now)
+        except ControlAway:
+            pass
+        except ConnectionLost:
+            if not reply.away and reply.broke is None:
+                raise
+        except ServerRefused as error:
+            if not self._fleet_refused:
+                effect = "pauses of jobs, hosts and pools stay"
+                self.log.warning("fleet.unreadable", error=str(error), effect=effect)
+            self._fleet_refused = True
 
     def _request(self, report: str, seats: Sequence[int] = ()) -> BeatRequest:
         """seats: whose leases it renews."""
