@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from qd.cli import alerts
+from qd.errors import ServerRefused
+from qd.store.base import KeyspaceStore
 from tests.cli.conftest import Run, report
 from tests.support.project import MakeProject
 from tests.support.redis import Client
@@ -109,6 +111,21 @@ def test_what_was_not_sent_is_sent_by_a_later_look(qd: Run, hook: Webhook, capfd
 
 
 @pytest.mark.usefixtures("busy")
+def test_what_was_told_and_could_not_be_stored_is_told_again(
+    qd: Run, hook: Webhook, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise ServerRefused("OOM command not allowed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyspaceStore, "put", full)
+        assert qd("alerts", "--once").exit_code == 0
+    assert "alert.not_stored" in capfd.readouterr().err
+    assert qd("alerts", "--once").exit_code == 0
+    assert hook.told() == [("begun", "max-ready mail")] * 2
+
+
+@pytest.mark.usefixtures("busy")
 def test_a_queue_has_limits_of_its_own(qd: Run, configured: Callable[[str], None], hook: Webhook) -> None:
     mine = "[alerts.queues.mail]\nmax_ready = 9\n"
     configured(f'[alerts]\nwebhook = "{hook.url}"\nmax_ready = 3\n{mine}')
@@ -171,7 +188,7 @@ def test_a_server_that_is_away_is_told_and_over_when_it_is_back(
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        ("", "names nobody to tell"),
+        ("", "does not say whom to tell"),
         ('webhook = "ftp://x"', "webhook is not an http:// or https:// url"),
         ('webhook = "http://x"\ntemplate = "{text"', "the template is not JSON"),
         ('webhook = "http://x"\nfailure_rate = 100', "is not from 1 to 99"),

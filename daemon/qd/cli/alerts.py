@@ -2,7 +2,7 @@
 
     read_state -> findings -> new ones and those that are over -> one document -> webhook, exec
 
-A program of its own: a webhook that hangs delays only the next look. Several may run, on several hosts: the one that has the
+A program of its own: a webhook that hangs delays only the next look. Several may run, on several hosts: the holder of the
 lease sends, and what was sent is on the server, so that its successor does not repeat it.
 """
 
@@ -62,7 +62,9 @@ def command(once: bool, test: bool) -> int:
     alerts, log = found.alerts, Log("alerts")
     context.given().only_looks = True
     if not (alerts.webhook or alerts.exec):
-        raise ConfigError('[alerts] names nobody to tell: write webhook = "https://..." or exec = "..." below [alerts]')
+        raise ConfigError(
+            '[alerts] does not say whom to tell: write webhook = "https://..." or exec = "..." below [alerts]'
+        )
     sender = Sender(found, log)
     if test:
         return int(not sender.send({"test": "a test message of `qd alerts --test`"}, {}))
@@ -114,14 +116,14 @@ class Sender:
             self._lease().free(context.store(self.found, self.found.control))
 
     def send(self, begun: Findings, over: Findings) -> bool:
-        """Returns False if nobody got it."""
+        """Returns False if the webhook or the program failed."""
         document = document_of(begun, over)
         try:
             if self.alerts.webhook:
                 within(lambda: post(self.alerts.webhook, body_of(document, self.alerts.template)), "the webhook")
             if self.alerts.exec:
                 execute(self.alerts.exec, document)
-        except (OSError, ValueError, HTTPException) as error:
+        except OSError as error:
             if not self.failing:
                 effect = "it counts as not told"
                 self.log.warning("alert.not_sent", alerts=len(begun) + len(over), error=str(error), effect=effect)
@@ -145,10 +147,15 @@ class Sender:
         if not self.send(begun, over):
             return False
         self.told = {what: text for what, text in (self.told | begun).items() if what not in over}
-        if store is not None:
+        if store is None:
+            return True
+        events = [audit.Event("alert begun", {"alert": what}, text) for what, text in begun.items()]
+        events += [audit.Event("alert over", {"alert": what}) for what in over]
+        try:
             store.put(keys.ALERTS, json.dumps(self.told).encode(), KEPT)
-            events = [audit.Event("alert begun", {"alert": what}, text) for what, text in begun.items()]
-            audit.record(store, *events, *(audit.Event("alert over", {"alert": what}) for what in over))
+            audit.record(store, *events)
+        except (ConnectionLost, ServerRefused) as error:  # the next look reads what was told before, or is refused too
+            self.log.warning("alert.not_stored", error=str(error), effect="the next look may tell it again")
         return True
 
     def _server_away(self, error: Exception, at_once: bool) -> bool:
@@ -178,7 +185,7 @@ class Sender:
         self._beat = time.monotonic()
         try:
             within(lambda: get(self.alerts.heartbeat), "the heartbeat")
-        except (OSError, ValueError, HTTPException) as error:
+        except OSError as error:
             self.log.warning("heartbeat.failed", error=str(error))
 
 

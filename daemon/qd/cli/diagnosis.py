@@ -5,12 +5,13 @@ State -> reasons -> Reason(kind, text: the fact, the thing with its value, the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from qd.cli.output import ago, count, duration
+from qd.cli.output import ago, by_whom, count, duration
 from qd.cli.state import QueueLine, State, living, stale
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
+from qd.store.rates import Place, Rate
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
 UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when
@@ -226,6 +227,23 @@ def unserved(line: QueueLine, state: State) -> Untaken:
 
 def names_of(masters: list[MasterReport]) -> str:
     return ", ".join(f"{m.title} (pid {m.pid})" for m in masters[:3])
+
+
+def warnings(state: State, rates: Mapping[Place, Rate]) -> Iterator[tuple[str, str]]:
+    """What may become a problem, or is held by a person, each with a fix."""
+    for line in state.queues:
+        if line.paused:
+            yield f"{line.name} is paused{by_whom(line.paused, state.now)}", f"`qd resume {line.name}`"
+        elif is_growing(line, rates):
+            growth = rates[line.connection, line.name].growth
+            yield f"{line.name} is growing by {growth:,.0f}/min, {line.sizes.ready:,} ready", "add workers"
+        yield from of_failed(line, state.now)
+
+
+def is_growing(line: QueueLine, rates: Mapping[Place, Rate]) -> bool:
+    """By a job a minute or more, and more than a twentieth of what comes in."""
+    rate = rates.get((line.connection, line.name))
+    return rate is not None and line.sizes.ready > 0 and rate.growth >= max(1.0, rate.enters / 20)
 
 
 def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:

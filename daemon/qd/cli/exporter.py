@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -30,7 +29,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import click
 
 from qd.cli import context
-from qd.cli.state import State, read_state
+from qd.cli.state import State, read_state, server_memory
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import ConfigError, QdError
@@ -141,14 +140,11 @@ def of_servers(found: Settings, state: State) -> Iterator[str]:
     yield from servers(places, list(state.away))
     used, most = list[tuple[dict[str, str], int]](), list[tuple[dict[str, str], int]]()
     for place in places:
-        store = context.store(found, place) if found.connection(place).driver == "redis" else None
-        if store is None or hasattr(store.space, "nodes"):
-            continue
-        (raw,) = store.space.call_many([("INFO", "memory")])  # an error, if this user may not
-        facts = dict(re.findall(rb"^(used_memory|maxmemory):(\d+)", raw, re.M)) if isinstance(raw, bytes) else {}
-        labels = {"connection": place}
-        used += [(labels, int(facts[b"used_memory"]))] if b"used_memory" in facts else []
-        most += [(labels, int(facts[b"maxmemory"]))] if int(facts.get(b"maxmemory", 0)) else []
+        redis = found.connection(place).driver == "redis"
+        memory = server_memory(context.store(found, place).space) if redis else None
+        if memory is not None:
+            used.append(({"connection": place}, memory[0]))
+            most += [({"connection": place}, memory[1])] if memory[1] else []
     yield from metric("qd_server_memory_bytes", "gauge", "Memory that a Redis uses.", used)
     yield from metric("qd_server_memory_max_bytes", "gauge", "Its maxmemory; missing if it has no limit.", most)
 

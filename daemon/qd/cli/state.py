@@ -5,6 +5,7 @@ If a node of a cluster is unreachable, State has what the other nodes know.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -238,6 +239,15 @@ def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
 def is_object_job(payload: bytes) -> bool:
     """As turn.lua decides it, without parsing the JSON."""
     return OBJECT_JOB in payload
+
+
+def server_memory(space: Any) -> tuple[int, int] | None:
+    """Bytes that a Redis uses, and its maxmemory, or 0. None: it is a database or a cluster, or this user may not ask."""
+    if hasattr(space, "connection") or hasattr(space, "nodes"):
+        return None
+    (raw,) = space.call_many([("INFO", "memory")])
+    facts = dict(re.findall(rb"^(used_memory|maxmemory):(\d+)", raw, re.M)) if isinstance(raw, bytes) else {}
+    return (int(facts[b"used_memory"]), int(facts.get(b"maxmemory", 0))) if b"used_memory" in facts else None
 
 
 def waits(line: QueueLine) -> bool:

@@ -1,8 +1,9 @@
 """Who may look and who may act: closed by default.
 
-Callback   mounted: the surrounding program says who it is
-Sessions   `qd dashboard`: a one-time link, or users of [dashboard], exchanged for a cookie
-check_post every POST: the level, the CSRF token, and Origin or Referer of this host
+Callback     mounted: the surrounding program says who it is
+Sessions     `qd dashboard`: a one-time link, or users of [dashboard], exchanged for a cookie
+CsrfTokens, same_origin    what every POST needs besides the level of its action
+known_host   the Host header
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Sessions:
     _link: tuple[str, float] = ("", 0.0)
 
     def new_link(self) -> str:
-        """The token of a link that can be used once, by whoever started the dashboard."""
+        """The token of a link that can be used once, by the user who started the dashboard."""
         self._link = secrets.token_urlsafe(24), time.monotonic() + LINK
         return self._link[0]
 
@@ -105,7 +106,7 @@ class Sessions:
 
 
 def named(request: Request, cookie: str) -> str:
-    """With the port, which browsers do not tell apart: several dashboards on one host have their own sessions."""
+    """With the port, because browsers send a cookie to all ports of a host: each dashboard there has its own sessions."""
     return f"{cookie}_{request.url.port}" if request.url.port else cookie
 
 

@@ -75,7 +75,7 @@ ACTIONS: Mapping[str, Action] = {
         lambda form: ["resume", *on(form, form["queue"])], needs=("queue",),
     ),
     "clear": Action(
-        "write", "Clear {queue}", "Deletes its ready and delayed jobs for good. Jobs that run are finished.",
+        "write", "Clear {queue}", "Deletes its ready and delayed jobs. Jobs that run are finished.",
         lambda form: ["clear", "--yes", *on(form, form["queue"])], typed="queue", needs=("queue",),
     ),
     "cancel": Action(

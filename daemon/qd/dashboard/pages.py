@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, cast
 
 from qd.cli import context, health, output, peek, status
+from qd.cli.diagnosis import is_growing, warnings
 from qd.cli.failed import filters
 from qd.cli.failed.show import described as described_group
 from qd.cli.failed.show import document as document_of
@@ -71,7 +72,7 @@ async def overview(asked: Asked, now: Snapshot) -> Facts:
         chart("Ready jobs", times, ready, deploys, log=True),
     ]
     facts = {"title": "Overview", "tiles": tiles(now, points), "charts": charts, "queues": queue_rows(now)}
-    facts["warnings"] = warnings(now)
+    facts["warnings"] = [*warnings(now.state, now.rates)]
     return facts | {"document": health.document(now.state, now.findings)}
 
 
@@ -311,16 +312,16 @@ def queue_rows(now: Snapshot) -> list[Facts]:
 
 def queue_row(now: Snapshot, line: QueueLine) -> Facts:
     rate = now.rates.get((line.connection, line.name))
-    kind, text = trend(line, rate)
+    kind, text = trend(line, rate, is_growing(line, now.rates))
     facts = {"line": line, "document": status.queue_of(line, rate), "trend": text, "kind": kind}
     return facts | {"spark": sparkline(depths(now, line, HOURS // 60))}
 
 
-def trend(line: QueueLine, rate: Rate | None) -> tuple[str, str]:
+def trend(line: QueueLine, rate: Rate | None, growing: bool) -> tuple[str, str]:
     """A class, and a text."""
     if rate is None or line.paused or not (line.sizes.ready or rate.leaves):
         return "", ""
-    if rate.growth >= 1 and line.sizes.ready:
+    if growing:
         return "warn", f"▲ growing by {pace(rate.growth)}/min"
     if rate.eta is not None and line.sizes.ready:
         return "", f"empty in {output.duration(rate.eta)}"
@@ -369,25 +370,6 @@ def marks(entries: Iterable[Entry]) -> list[Mark]:
             found[-1] = found[-1]._replace(text=f"{kind}s", title=f"{found[-1].title}; {title}"[:500])
         else:
             found.append(Mark(entry.at, text, kind, title))
-    return found
-
-
-def warnings(now: Snapshot) -> list[tuple[str, str]]:
-    """What will be a problem, or is held by a person, each with the command against it."""
-    found = list[tuple[str, str]]()
-    for line in now.state.queues:
-        rate = now.rates.get((line.connection, line.name))
-        if line.paused:
-            waits, who = f"{line.sizes.ready:,} ready", output.by_whom(line.paused, now.state.now)
-            found.append(
-                (
-                    f"{line.name} is paused{who}. {waits}.",
-                    f"qd resume {line.name}",
-                )
-            )
-        elif rate is not None and rate.growth >= 1 and line.sizes.ready > 5 * rate.growth:
-            text = f"{line.name} is growing by {pace(rate.growth)}/min. {line.sizes.ready:,} ready."
-            found.append((text, f"qd peek {line.name} --count-by job"))
     return found
 
 

@@ -4,7 +4,7 @@
     Poller.ask(read) -> T             one read for one page, such as the jobs of a queue
 
 Every read is in a thread, with the connections of a command (cli/context.py), which are closed after it. If the servers do
-not answer, pages get the last snapshot, with the error, and reading goes on in the background.
+not answer, pages get the last snapshot, with the error, and reading continues in the background.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from qd.cli.diagnosis import HealthThresholds, Reason, reasons
 from qd.cli.failed import filters
 from qd.cli.failed.show import NEWEST, Group
 from qd.cli.main import command
-from qd.cli.state import State, read_state
+from qd.cli.state import State, read_state, server_memory
 from qd.errors import QdError
 from qd.store import audit
-from qd.store.base import KeyspaceStore
 from qd.store.failed import Record, Wanted
 from qd.store.rates import History, Place, Rate
 
@@ -52,7 +51,7 @@ class Snapshot:
     history: History
     rates: Mapping[Place, Rate]
     events: list[audit.Entry]
-    latency: float  # seconds of a PING
+    latency: float  # seconds of one call
     memory: tuple[int, int] | None  # bytes used, and the limit or 0; None: unknown
     error: str = ""
 
@@ -76,17 +75,13 @@ class Failures:
                 new.append(record)
             if not known or total != self.total + len(new):
                 self.groups, self.seen = {}, set()
-            if self.seen or not known:
-                self._add(new)
-            else:
-                self._add([*islice(at.store.records(at.queues), NEWEST)])
+                new = [*islice(at.store.records(at.queues), NEWEST)] if known else new
+            for record in new:
+                self.seen.add(record.id)
+                kind = record.job, record.error
+                group = self.groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at))
+                group.add(record)
             self.total = total
-
-    def _add(self, records: list[Record]) -> None:
-        for record in records:
-            self.seen.add(record.id)
-            kind = record.job, record.error
-            self.groups.setdefault(kind, Group(*kind, record.failed_at, record.failed_at)).add(record)
 
     def ranked(self) -> list[Group]:
         return sorted(self.groups.values(), key=lambda group: (-group.count, -group.last))
@@ -154,18 +149,9 @@ class Poller:
         findings = [*reasons(state, HealthThresholds())]
         events = audit.read(store, most=EVENTS)
         number = self.snapshot.number + 1 if self.snapshot else 1
-        facts = history.rates(), events, latency, memory_of(store)
+        told = self.snapshot is None or self.snapshot.memory is not None  # each refused call is a line in ACL LOG
+        facts = history.rates(), events, latency, server_memory(store.space) if told else None
         return Snapshot(number, time.time(), state, findings, history, *facts)
-
-
-def memory_of(store: KeyspaceStore) -> tuple[int, int] | None:
-    """None: this user may not ask, or the control connection is no Redis."""
-    try:
-        text = store.space.call("INFO", "memory").decode()
-        facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-        return int(facts["used_memory"]), int(facts.get("maxmemory", 0))
-    except (QdError, ValueError, KeyError, AttributeError, TypeError, NotImplementedError):
-        return None
 
 
 def failed_jobs(limit: int, job: str | None, error: str | None) -> list[Record]:

@@ -1,6 +1,6 @@
 """How fast jobs come and go, from the minutes of the last hours (store/statistics.py).
 
-out  jobs per minute that ended for good: done, failed, cancelled
+out  jobs per minute that have ended: done, failed, cancelled
 in   out + the growth of ready, delayed and reserved jobs; also what `qd clear` or a move took away counts
 eta  seconds until the queue is empty at this pace; None: it is not shrinking, or it is empty
 """
@@ -34,7 +34,7 @@ class Rate(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One minute of a chart. at: unix seconds of its begin. depth: None if no keeper wrote it in this minute."""
+    """One minute of a chart. at: unix seconds at which it begins. depth: None if no keeper wrote it in this minute."""
 
     at: int
     done: int
@@ -63,15 +63,9 @@ class History:
         self.minutes = {minute: each for minute, each in sorted(self.minutes.items()) if minute >= oldest}
         return self
 
-    def total(self, since: float, wanted: Callable[[Name], bool] = lambda _: True) -> Numbers:
-        """The sum of what was added since then (unix seconds, rounded down to a minute) for the wanted names."""
-        return summed(
-            numbers
-            for minute, (added, _) in self.minutes.items()
-            if minute >= since // 60
-            for name, numbers in added.items()
-            if wanted(name)
-        )
+    def total(self, since: float) -> Numbers:
+        """The sum of what was added since then (unix seconds, rounded down to a minute)."""
+        return summed(self.by_name(since).values())
 
     def by_name(self, since: float) -> dict[Name, Numbers]:
         found = dict[Name, list[Numbers]]()
@@ -104,7 +98,7 @@ class History:
             of_place.setdefault((name.connection, name.queue), []).append(numbers)
         depths = dict[Place, list[tuple[int, int]]]()
         for minute in span:
-            for name, depth in self.minutes.get(minute, ({}, {}))[1].items():
+            for name, depth in self.minutes[minute][1].items():
                 held = depth.ready + depth.delayed + depth.reserved
                 depths.setdefault((name.connection, name.queue), []).append((minute, held))
         length = max(SHORTEST, self.now - span[0] * 60) / 60

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import click
 
 from qd.cli import context, control, job
-from qd.cli.diagnosis import HealthThresholds, of_failed, reasons
+from qd.cli.diagnosis import HealthThresholds, reasons, warnings
 from qd.cli.failed.show import NEWEST, Group, grouped
-from qd.cli.output import by_whom
 from qd.cli.peek import Search
-from qd.cli.state import QueueLine, State, read_state
+from qd.cli.state import QueueLine, State, read_state, server_memory
 from qd.config.settings import Settings
 from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace.base import Keyspace
@@ -99,15 +98,8 @@ class Reader:
             self._slow_at, self._trend = time.monotonic(), self._read_trend(state.now)
         found, rates = [*reasons(state, HealthThresholds())], self._trend.rates
         problems = [reason.text for reason in found] + [f"connection {at}: {why}" for at, why in state.away.items()]
-        warnings = list[str]()
-        for line in state.queues:
-            if line.paused:
-                warnings.append(f"{line.name} is paused{by_whom(line.paused, state.now)}; `qd resume {line.name}`")
-            elif is_growing(line, rates):
-                growth = rates[line.connection, line.name].growth
-                warnings.append(f"{line.name} is growing by {growth:,.0f}/min, {line.sizes.ready:,} ready; add workers")
-            warnings += [f"{fact}; {way}" for fact, way in of_failed(line, state.now)]
-        return View(state, self._trend, problems, warnings, latency, time.time())
+        warned = [f"{fact}; {way}" for fact, way in warnings(state, rates)]
+        return View(state, self._trend, problems, warned, latency, time.time())
 
     def _read_trend(self, now: float) -> Trend:
         store = context.store(self.found, self.found.control)
@@ -127,15 +119,9 @@ class Reader:
 
     def _memory(self, space: Keyspace) -> str:
         """`412M/1G`; "" on a cluster, in a database, and for a user that may not call INFO, which is tried once."""
-        if self._no_memory or hasattr(space, "nodes") or hasattr(space, "connection"):
-            return ""
-        (raw,) = space.call_many([("INFO", "memory")])
-        self._no_memory = not isinstance(raw, bytes)
-        facts = (
-            dict(line.split(":", 1) for line in raw.decode().splitlines() if ":" in line) if not self._no_memory else {}
-        )
-        used, most = (int(facts.get(name, 0)) for name in ("used_memory", "maxmemory"))
-        return (size(used) if used else "") + (f"/{size(most)}" if most else "")
+        found = None if self._no_memory else server_memory(space)
+        self._no_memory = found is None
+        return "/".join(size(bytes_) for bytes_ in found or () if bytes_)
 
     # -- for keys
 
@@ -171,12 +157,6 @@ class Reader:
         for at, names in named.items():
             records += islice(FailedStore(context.store(self.found, at)).records(names), NEWEST)
         return grouped(records)[0]
-
-
-def is_growing(line: QueueLine, rates: Mapping[Place, Rate]) -> bool:
-    """By a job a minute or more, and more than a twentieth of what comes in."""
-    rate = rates.get((line.connection, line.name))
-    return rate is not None and line.sizes.ready > 0 and rate.growth >= max(1.0, rate.enters / 20)
 
 
 def size(count: float) -> str:
