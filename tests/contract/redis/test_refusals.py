@@ -11,11 +11,13 @@ import pytest
 
 from qd.config.settings import ConnectionSettings
 from qd.drivers.base import ClientIdentity
+from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import LaneAnswer, LaneTurn, Released, Reserved
 from qd.errors import ServerBusy, ServerRefused
 from qd.payload.reservation import answered, saving
+from qd.store import audit
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Places, Rate, Strikes
 from tests.contract.keyspace.test_queue import job, take
@@ -77,6 +79,13 @@ def store_of(queue: RedisQueue) -> KeyspaceStore:
     return KeyspaceStore(queue.connection)
 
 
+def count(store: KeyspaceStore) -> None:
+    """A keeper's write of what its workers have done, as Statistics makes it."""
+    names = [keys.STATS_NUMBERS, keys.STATS_TOTAL, keys.stats_hour(1), keys.stats_minute(60), keys.stats_depths(60)]
+    job, depths = ("redis|a|job", "1 0:1"), ("redis|a", "4 1 1 0 1.0")
+    assert store.step("stats", names, "Tok3n", 1, 100, 9000, 9000, 9000, "others", 1, *job, *depths) == 1
+
+
 Operation = Callable[[RedisQueue, Reserved], object]
 PUSHES: dict[str, Operation] = {
     "push": lambda queue, held: queue.push("a", job(9)),
@@ -103,6 +112,8 @@ OTHERS: dict[str, Operation] = {
     "a start": lambda queue, held: Rate("x", 1, 60).start(store_of(queue), "id1", "m"),
     "an error": lambda queue, held: Strikes("x", 2, 60, 60).count(store_of(queue), "m"),
     "progress": lambda queue, held: queue.jobs.progress("id1", 50, 60),
+    "an event": lambda queue, held: audit.record(store_of(queue), audit.Event("queue.paused", {"queue": "a"})),
+    "statistics": lambda queue, held: count(store_of(queue)),
 }
 
 

@@ -2,6 +2,7 @@
 -- KEYS events   ARGV most entries, then for each event: how many, JSON text
 -- An entry is `number first last count text`; first and last are unix seconds.
 local LOOK, MINUTE = 100, 60
+redis.call('LTRIM', KEYS[1], -ARGV[1], -1) -- the first write deletes: see turn.lua
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.sub('00000' .. time[2], -6)
 local number, recent = 0, {}

@@ -51,6 +51,7 @@ local function add(key, ms)
   redis.call('PEXPIRE', key, ms)
 end
 
+redis.call('HDEL', KEYS[1], '') -- the first write deletes: see turn.lua
 if #ARGV > pairs_end then
   redis.call('HSET', KEYS[5], unpack(ARGV, pairs_end + 1))
   redis.call('PEXPIRE', KEYS[5], ARGV[6])
