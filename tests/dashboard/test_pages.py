@@ -211,3 +211,21 @@ def test_while_the_server_is_away_pages_show_old_numbers_and_recover(
         board.read_again()
     board.client.get("/")
     assert wait(lambda: "refused" not in board.client.get("/").text)
+
+
+def test_lists_are_filtered_and_paged(board: Open, redis: Client) -> None:
+    for n in range(230):
+        redis.call("RPUSH", f"queues:shop{n:03}", payload("job.one"))
+    redis.call("RPUSH", "queues:mail", *[payload("job.one") for _ in range(5)])
+    overview, first = board.client.get("/").text, board.client.get("/queues").text
+    assert overview.count('scope="row"') == 25
+    assert "/queues/redis/mail" in overview
+    assert first.count('scope="row"') == 100
+    assert "1 to 100 of 23" in first
+    second = board.client.get("/queues?at=200").text
+    assert "shop229" in second
+    assert "Next" not in second
+    found = board.client.get("/queues?q=SHOP22").text
+    assert found.count('scope="row"') == 10
+    assert "No queue has" in board.client.get("/queues?q=nothing-like-it").text
+    assert len(board.client.get("/api/v1/queues").json()["queues"]) >= 231
