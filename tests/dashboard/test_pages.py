@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -229,3 +230,16 @@ def test_lists_are_filtered_and_paged(board: Open, redis: Client) -> None:
     assert found.count('scope="row"') == 10
     assert "No queue has" in board.client.get("/queues?q=nothing-like-it").text
     assert len(board.client.get("/api/v1/queues").json()["queues"]) >= 231
+
+
+def test_the_metrics_of_a_day_come_from_hours_and_are_compared_with_the_day_before(board: Open, redis: Client) -> None:
+    hour = int(time.time() // 3600)
+    for back in (0, 5, 30, 100):
+        redis.call(
+            "HSET", f"qd:{{stats}}:h:{hour - back}", "redis\x1fmail\x1fwelcome", f"1 0:{100 + back} 1:{100 + back}"
+        )
+    day, week = board.client.get("/metrics?range=24h").text, board.client.get("/metrics?range=7d").text
+    assert ">205</td>" in day  # 100 + 105
+    assert ">+58%</td>" in day  # 130 on the day before
+    assert ">535</td>" in week
+    assert "No job ran within the last 1h" in board.client.get("/metrics?range=nonsense").text

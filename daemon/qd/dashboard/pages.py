@@ -29,13 +29,14 @@ from qd.redaction import redact
 from qd.store.audit import Entry
 from qd.store.failed import Record
 from qd.store.rates import History, Point, Rate, middle_and_most
-from qd.store.statistics import Name
+from qd.store.statistics import Name, Numbers
 from qd.store.waiting import Place
 
 HOURS = 3 * 3600  # seconds of the charts
 SHOWN = 50  # jobs of a queue, and failed jobs of a group, on one page
 ROWS = 100  # of queues, names or events on one page
 MASTERS = 20  # on one page
+RANGES = {"1h": 3600, "24h": 24 * 3600, "7d": 7 * 24 * 3600}  # seconds, of the page of metrics
 BUSIEST = 25  # queues on the overview
 LONGEST = 200_000  # characters of one text on a page
 MOST_GROUPS = 200
@@ -243,9 +244,13 @@ def entries_of() -> Facts:
 
 
 async def metrics(asked: Asked, now: Snapshot) -> Facts:
-    history = now.history
-    done = done_by_name(history)
-    hour = sorted(history.by_name(history.now - 3600).items(), key=lambda pair: -pair[1].started)
+    wanted = asked.query.get("range", "")
+    seconds = RANGES.get(wanted, 3600)
+    history = await asked.poller.hours(min(2 * seconds, RANGES["7d"])) if seconds > 3600 else now.history
+    since = history.now - seconds
+    before = history.by_name(since - seconds, since) if history.seconds >= 2 * seconds else {}
+    done = done_by_name(history, HOURS if seconds == 3600 else seconds)
+    hour = sorted(history.by_name(since).items(), key=lambda pair: -pair[1].started)
     part = listed(asked, hour, lambda pair: f"{pair[0].job} {pair[0].queue}")
     for n, (name, numbers) in enumerate(part["rows"]):
         ended = max(1, numbers.done + numbers.failed)
@@ -253,11 +258,13 @@ async def metrics(asked: Asked, now: Snapshot) -> Facts:
             "wait": shown_times(numbers.wait),
             "run": shown_times(numbers.run),
             "failed_part": numbers.failed / ended,
+            "change": change(before.get(name), numbers),
         }
         part["rows"][n] = {"name": name, "numbers": numbers, "spark": sparkline(done.get(name, [])), **times}
     counts = ("started", "done", "failed", "released", "timed_out", "crashed", "cancelled", "lease_lost", "handed_back")
     flat = [name._asdict() | output.fields(numbers, *counts) for name, numbers in hour]
     table = columns(("connection", "queue", "job", *counts), flat)
+    part |= {"range": wanted if wanted in RANGES else "1h", "ranges": [*RANGES], "own": part["own"] or seconds > 3600}
     return part | {"title": "Metrics", "table": table, "document": {"schema": 1, "jobs": flat}}
 
 
@@ -342,7 +349,7 @@ def of_queue(line: QueueLine) -> Callable[[Name], bool]:
     return lambda name: (name.connection, name.queue) == (line.connection, line.name)
 
 
-def points_of(history: History, wanted: Callable[[Name], bool] = lambda _: True) -> list[Point]:
+def points_of(history: History, wanted: Callable[[Name], bool] | None = None) -> list[Point]:
     """Of the last hours, or since statistics began, but not less than 20 minutes."""
     points = history.points(history.now - HOURS, wanted)
     first = next((n for n, point in enumerate(points) if point.done or point.failed or point.depth), 0)
@@ -356,9 +363,14 @@ def depths(now: Snapshot, line: QueueLine, count: int) -> list[float | None]:
     return [None if depth is None else depth.ready for depth in held]
 
 
-def done_by_name(history: History) -> dict[Name, list[float | None]]:
-    """How many jobs of each name were done in each of the last minutes."""
-    first, last = int((history.now - HOURS) // 60) + 1, int(history.now // 60)
+def change(before: Numbers | None, now: Numbers) -> str:
+    """How many more jobs were done than in the same time before."""
+    return f"{(now.done - before.done) / before.done:+.0%}" if before and before.done else ""
+
+
+def done_by_name(history: History, seconds: float) -> dict[Name, list[float | None]]:
+    """How many jobs of each name were done in each of the last minutes or hours."""
+    first, last = int((history.now - seconds) // history.step) + 1, int(history.now // history.step)
     found = dict[Name, list[float | None]]()
     for minute, (added, _) in history.minutes.items():
         if first <= minute < last:

@@ -93,6 +93,8 @@ class Poller:
         self.snapshot: Snapshot | None = None
         self.failures = dict[str, Failures]()
         self._history: History | None = None
+        self._hours: History | None = None
+        self._hours_lock = Lock()
         self._reader, self._lock = ThreadPoolExecutor(1, "qd dashboard"), Lock()
         self._read: Future[None] | None = None
         self._at = 0.0
@@ -118,6 +120,20 @@ class Poller:
         found = self.failures.setdefault(connection, Failures())
         await self.ask(lambda: found.read(filters.place((), changes=False)), connection)
         return found
+
+    async def hours(self, seconds: float) -> History:
+        """The statistics of the hours of the last `seconds`; the first read of many takes a second."""
+
+        def read() -> History:
+            with self._hours_lock:
+                found = context.settings()
+                store = context.store(found, found.control)
+                if self._hours is None or self._hours.seconds < seconds:
+                    self._hours = History(store, seconds, 3600)
+                self._hours.store = store
+                return self._hours.refresh()
+
+        return await self.ask(read)
 
     def _refresh(self) -> None:
         try:

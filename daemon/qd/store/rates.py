@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from qd.process.counters import BUCKETS
 from qd.store.base import Store
-from qd.store.statistics import KEPT_MINUTES, Depth, Name, Numbers, minutes, quantile
+from qd.store.statistics import KEPT_MINUTES, Depth, Name, Numbers, periods, quantile
 
 WINDOW = 5  # minutes from which the rates of a queue are computed
 SHORTEST = 10.0  # seconds: what keepers write at once
 UNFINISHED = 90.0  # seconds: keepers still add to a minute after its end
+FAR = 1e12  # unix seconds
 NOTHING = Numbers(0, 0, 0, 0, 0, 0, 0, 0, 0, (0,) * BUCKETS, (0,) * BUCKETS, 0, 0)
 Place = tuple[str, str]  # connection, queue
 
@@ -47,44 +48,52 @@ class Point(NamedTuple):
 
 
 class History:
-    """The minutes of the last `seconds`. Each is read once when it is over; refresh() reads what is new."""
+    """The minutes of the last `seconds`, or the hours if `step` is 3600. Each is read once when it is over; refresh() reads
+    what is new. What is said of minutes applies to hours; rates need minutes."""
 
-    def __init__(self, store: Store, seconds: float = KEPT_MINUTES) -> None:
-        self.store, self.seconds = store, seconds
+    def __init__(self, store: Store, seconds: float = KEPT_MINUTES, step: int = 60) -> None:
+        self.store, self.seconds, self.step = store, seconds, step
         self.minutes = dict[int, tuple[dict[Name, Numbers], dict[Name, Depth]]]()
+        self.totals = dict[int, Numbers]()  # of each minute, over all names
         self.now = self._read = 0.0
 
     def refresh(self) -> History:
         self.now = now = self.store.now()
         since = max(now - self.seconds, self._read - UNFINISHED)
-        self.minutes.update(minutes(self.store, since, now))
+        fresh = periods(self.store, since, now, self.step)
+        self.minutes.update(fresh)
+        self.totals.update({minute: summed(added.values()) for minute, (added, _) in fresh.items()})
         self._read = now
-        oldest = int((now - self.seconds) // 60)
+        oldest = int((now - self.seconds) // self.step)
         self.minutes = {minute: each for minute, each in sorted(self.minutes.items()) if minute >= oldest}
+        self.totals = {minute: each for minute, each in self.totals.items() if minute >= oldest}
         return self
 
     def total(self, since: float) -> Numbers:
         """The sum of what was added since then (unix seconds, rounded down to a minute)."""
-        return summed(self.by_name(since).values())
+        return summed(each for minute, each in self.totals.items() if minute >= since // self.step)
 
-    def by_name(self, since: float) -> dict[Name, Numbers]:
+    def by_name(self, since: float, until: float = FAR) -> dict[Name, Numbers]:
         found = dict[Name, list[Numbers]]()
         for minute, (added, _) in self.minutes.items():
-            if minute >= since // 60:
+            if since // self.step <= minute < until // self.step:
                 for name, numbers in added.items():
                     found.setdefault(name, []).append(numbers)
         return {name: summed(each) for name, each in found.items()}
 
-    def points(self, since: float, wanted: Callable[[Name], bool] = lambda _: True) -> list[Point]:
+    def points(self, since: float, wanted: Callable[[Name], bool] | None = None) -> list[Point]:
         """One per minute that is over, also for minutes in which nothing happened. depth: ready jobs of wanted queues."""
         found = list[Point]()
-        for minute in range(int(max(since, self.now - self.seconds) // 60) + 1, int(self.now // 60)):
+        for minute in range(int(max(since, self.now - self.seconds) // self.step) + 1, int(self.now // self.step)):
             added, depths = self.minutes.get(minute, ({}, {}))
-            all_of = summed(numbers for name, numbers in added.items() if wanted(name))
-            held = [depth.ready for name, depth in depths.items() if wanted(name)]
+            if wanted is None:
+                all_of = self.totals.get(minute, NOTHING)
+            else:
+                all_of = summed(numbers for name, numbers in added.items() if wanted(name))
+            held = [depth.ready for name, depth in depths.items() if wanted is None or wanted(name)]
             (wait_p50, wait_p95), (run_p50, run_p95) = middle_and_most(all_of.wait), middle_and_most(all_of.run)
             depth = sum(held) if held else None
-            counts = minute * 60, all_of.done, all_of.failed
+            counts = minute * self.step, all_of.done, all_of.failed
             found.append(Point(*counts, wait_p50, wait_p95, run_p50, run_p95, depth))
         return found
 

@@ -66,15 +66,17 @@ def totals(store: Store) -> dict[Name, Numbers]:
     return _numbers(store.fields(keys.STATS_TOTAL))
 
 
-def minutes(store: Store, since: float, until: float) -> dict[int, tuple[dict[Name, Numbers], dict[Name, Depth]]]:
+def periods(
+    store: Store, since: float, until: float, step: int = 60
+) -> dict[int, tuple[dict[Name, Numbers], dict[Name, Depth]]]:
     """Unix minute -> what was added in it, and what the queues held at its end; for each minute between two moments (unix
-    seconds) that has any."""
-    found = {}
-    for minute in range(int(max(since, until - KEPT_MINUTES) // 60), int(until // 60) + 1):
-        added = _numbers(store.fields(keys.stats_minute(minute)))
-        depths = _depths(store.fields(keys.stats_depths(minute)))
+    seconds) that has any. step: 3600 for hours, of which only what was added is known."""
+    found, hours = {}, step != 60
+    for at in range(int(max(since, until - (KEPT_HOURS if hours else KEPT_MINUTES)) // step), int(until // step) + 1):
+        added = _numbers(store.fields(keys.stats_hour(at) if hours else keys.stats_minute(at)))
+        depths = {} if hours else _depths(store.fields(keys.stats_depths(at)))
         if added or depths:
-            found[minute] = added, depths
+            found[at] = added, depths
     return found
 
 

@@ -70,6 +70,21 @@ def test_points_have_every_minute_that_is_over(store: KeyspaceStore) -> None:
     assert history.total((this - 6) * 60).done == 12
 
 
+def test_hours_are_added_up_and_compared_with_those_before(store: KeyspaceStore) -> None:
+    this = int(store.now() // 3600)
+    for back in range(6):
+        words = [10 * (back + 1)] * 2 + [0] * 58
+        set_field(
+            store, keys.stats_hour(this - back), keys.OF.join(("main", "mail", "welcome")), text_of_numbers(words)
+        )
+    history = History(store, 5 * 3600, 3600).refresh()
+    welcome = Name("main", "mail", "welcome")
+    assert history.by_name((this - 1) * 3600)[welcome].done == 10 + 20
+    assert history.by_name((this - 4) * 3600, (this - 2) * 3600)[welcome].done == 40 + 50
+    assert [point.done for point in history.points((this - 4) * 3600)] == [40, 30, 20]
+    assert history.total((this - 4) * 3600).done == 150
+
+
 def test_minutes_that_are_over_are_read_once(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     history, read = History(store, 3600).refresh(), list[str]()
     fields = store.fields

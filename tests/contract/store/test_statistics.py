@@ -84,7 +84,7 @@ def test_writes_add_up_to_totals_and_minutes(host: Host, store: KeyspaceStore) -
     assert (total[MAIL].started, total[MAIL].done, total[MAIL].failed) == (2, 1, 1)
     assert (total[MAIL].wait_ms, total[MAIL].run_ms) == (6000, 3)
     assert (quantile(total[MAIL].wait, 0.5), quantile(total[MAIL].run, 0.99)) == (BOUNDS[12], BOUNDS[1])
-    minutes = statistics.minutes(store, began, store.now()).values()
+    minutes = statistics.periods(store, began, store.now()).values()
     assert sum(added[MAIL].started for added, _ in minutes if MAIL in added) == 2
     (depth, *_) = [depths[Name("main", "mail", "")] for _, depths in minutes]
     assert depth == (7, 2, 1, 3, 4.5)
