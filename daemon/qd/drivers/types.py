@@ -348,7 +348,7 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     relations, effects = payload.qd, list[Effect]()
     if relations is None:
         return effects
-    now, uuid = int(time.time()), payload.uuid or ""
+    now, uuid = time.time(), payload.uuid or ""
     if relations.unique is not None:
         effects.append(Free(relations.unique, uuid))
     if how == "failed":

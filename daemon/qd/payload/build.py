@@ -68,6 +68,20 @@ def make(
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
 
 
+DUE, DUE_LENGTH = b'{"due_ms":', len('{"due_ms":1795851000123,')
+
+
+def with_due(body: bytes, due_at: float) -> bytes:
+    """The payload `body` with the moment (unix seconds) from which it waits, in ms, as the first key. `createdAt` has whole
+    seconds."""
+    return b'{"due_ms":%d,%b' % (1000 * due_at, body[1:])
+
+
+def without_due(body: bytes) -> bytes:
+    """For a payload that is sent later, by another program."""
+    return b"{" + body[DUE_LENGTH:] if body.startswith(DUE) else body
+
+
 def with_relations(body: bytes, id: str, relations: Relations) -> bytes:
     """The payload `body` that `make` made with this id, with its relations."""
     at = len(body) - len(id) - _TAIL_LENGTH

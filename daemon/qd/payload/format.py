@@ -99,6 +99,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timeoutAt: float | None = None
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
+    due_ms: object = None  # build.py: with_due
     sig: str | None = None  # signing.py
     attempts: Count = 0
     qd: Relations | None = None

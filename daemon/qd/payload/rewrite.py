@@ -2,10 +2,10 @@
 
 sent_again(failed payload), as pushed and as if pushed now:
     attempts     0, without the keys that a reserve wrote next to it (reservation.py); the checkpoint stays
-    createdAt    now; retryUntil moves with it, so that the job has as much time again
+    createdAt    now, also due_ms; retryUntil moves with it, so that the job has as much time again
     failures     "COUNT FIRST": how often it has failed permanently, and when first (unix seconds)
 chained_payload(job of a chain, batch or catch), when its turn has come:
-    createdAt    now, and retryUntil moves with it
+    createdAt    now, and retryUntil moves with it; due_ms, now or after its delay
     qd           the jobs that follow it
 """
 
@@ -15,6 +15,7 @@ import re
 
 import msgspec
 
+from qd.payload.build import with_due
 from qd.payload.format import (
     FAILURES,
     LONGEST_TIME,
@@ -40,7 +41,7 @@ def sent_again(raw: bytes, now: float, failed_at: float | None = None) -> bytes:
     # timeoutAt: before Laravel 8, without a createdAt. retryUntil without createdAt: its length is unknown
     times = {"timeoutAt": b"null", "retryUntil": b"null"}
     if payload.createdAt is not None:
-        times["createdAt"] = b"%d" % now
+        times |= {"createdAt": b"%d" % now, "due_ms": b"%d" % (1000 * now)}
         if payload.retryUntil:
             length = min(max(0.0, payload.retryUntil - payload.createdAt), LONGEST_TIME)
             times["retryUntil"] = b"%d" % -(-(now + length) // 1)
@@ -70,17 +71,19 @@ def _unreserved(raw: bytes, times: dict[str, bytes], failures: bytes = b"") -> b
 
 
 def chained_payload(
-    link: ChainedJob, now: int, rest: tuple[ChainedJob, ...] = (), catch: tuple[ChainedJob, ...] = ()
+    link: ChainedJob, now: float, rest: tuple[ChainedJob, ...] = (), catch: tuple[ChainedJob, ...] = ()
 ) -> bytes:
     """The payload of `link` to send now, followed by `rest`. Text that is not a payload is sent unchanged: the worker that
     reserves it reports the error."""
     text = link.payload.encode()
     try:
         payload = read(text)
-        later = now - int(payload.createdAt or now)
+        later = int(now) - int(payload.createdAt or now)
         for start, end in reversed(time_positions(text, payload)):
             text = b"%b%d%b" % (text[:start], int(text[start:end]) + later, text[end:])
-        return with_more_relations(text, payload, chain=rest, catch=catch) if rest or catch else text
+        if rest or catch:
+            text = with_more_relations(text, payload, chain=rest, catch=catch)
+        return text if payload.createdAt is None else with_due(text, now + link.delay)
     except ValueError:
         return text
 

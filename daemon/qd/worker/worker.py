@@ -386,10 +386,15 @@ class Worker(BaseWorker):
 
 
 def waited_us(payload: Payload) -> int | None:
-    """How long the job has waited, in whole seconds, because that is what `createdAt` has. None: unknown, or it has been
-    started before."""
+    """How long the job has waited since it was due. A payload of PHP has only `createdAt`: then in whole seconds, with its
+    delay. None: unknown, or it has been started before."""
+    if payload.attempts > 1 or payload.failures is not NOTHING:
+        return None
+    due = payload.due_ms
+    if isinstance(due, int):
+        return int(min(max(time.time() - due / 1000, 0.0), MONTH) * 1_000_000)
     created = payload.createdAt
-    if created is None or payload.attempts > 1 or payload.failures is not NOTHING:
+    if created is None:
         return None
     waited = time.time() - created
     return 0 if waited < 1.0 else int(min(waited, MONTH)) * 1_000_000
