@@ -27,9 +27,8 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
-from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, run_of
 from qd.drivers.redis.protocol import packed
-from qd.drivers.redis.queue import turn_of, turn_tail
+from qd.drivers.redis.queue import TURNED, LaneQueue, Run, run_of, turn_of, turn_tail
 from qd.drivers.types import (
     BeatReply,
     BeatRequest,
@@ -175,7 +174,7 @@ class ClusterQueue(LaneQueue):
             raise away[0]
         return None
 
-    # -- several jobs per worker: redis/lanes.py
+    # -- several jobs per worker
 
     def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
         return self.connection.evaluate(run.slot, command, script(name))

@@ -156,11 +156,7 @@ class Link(asyncio.Protocol):
 async def opened(target: RedisUrl, timeout: float) -> tuple[asyncio.Transport, bytes, object]:
     """A connection opened by redis.asyncio: its transport, what the server has sent already, and what must be kept as long
     as the transport is used. Raises OSError."""
-    where: dict[str, Any] = {"path": target.path} if target.path else {"host": target.host, "port": target.port}
-    kind: Any = Unix if target.path else Tls if target.tls else Connection
-    if target.tls:
-        where["context"] = target.tls
-    made = client.unconnected(kind, timeout, **where)
+    made = client.unconnected((Connection, Tls, Unix), timeout, **target.where)
     try:
         await made.connect()
     except client.FAILURES as error:

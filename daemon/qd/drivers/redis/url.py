@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from qd.drivers.redis import credentials
@@ -51,13 +51,16 @@ class RedisUrl:
     def place(self) -> str:
         return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """For client.py."""
+        return {"host": self.host, "port": self.port, "path": self.path, "tls": self.tls}
+
     def connection(self, timeout: float) -> Opened:
         """Raises OSError."""
         from qd.drivers.redis import client
 
-        if self.path:
-            return client.unix(self.path, timeout)
-        return client.tcp(self.host, self.port, timeout, self.tls)
+        return client.opened(timeout, **self.where)
 
     def locate(self, timeout: float) -> None:
         """Set host and port. Primary overrides it."""
