@@ -79,9 +79,6 @@ class SendingOnly:
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         self.take(Outgoing(queue, payload, delay))
 
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
-
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         return [self.take(job) for job in jobs]
 
@@ -148,9 +145,6 @@ class FailoverQueue(SendingOnly):
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         self._first(lambda part: part.later(queue, payload, delay))
-
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        self._first(lambda part: part.push_many(jobs))
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         if any(job.lock or job.key for job in jobs):

@@ -35,7 +35,7 @@ import msgspec
 from qd.drivers.cluster.client import Called, ClusterClient, Item, text_of
 from qd.drivers.cluster.nodes import ready_name, slot_of, split
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Script, chunked, script
+from qd.drivers.keyspace.base import Arg, Script, chunked, grouped, script
 from qd.drivers.keyspace.sending import leaves
 from qd.drivers.types import LateAnswer, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
@@ -56,11 +56,7 @@ class Errand(NamedTuple):
 def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     """Send jobs with one call per queue. Returns for each 1, 0 if it had been sent before, or the error."""
     replies: list[Any] = [None] * len(errands)
-    groups: dict[str, list[int]] = {}
-    for place, errand in enumerate(errands):
-        groups.setdefault(errand.ready, []).append(place)
-    chunks = [(ready, some) for ready, places in groups.items() for some in chunked(places, CHUNK)]
-    items = []
+    chunks, items = grouped([errand.ready for errand in errands], CHUNK), []
     for ready, places in chunks:
         real = client.names.real(ready)
         names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed")], keys.seen_ids(real)]

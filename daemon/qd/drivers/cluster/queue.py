@@ -53,14 +53,15 @@ if TYPE_CHECKING:
 
 MOST_LEFT = 64  # maximum number of queues for which a worker has left an answer
 AGAIN = 1.0  # seconds until an unreachable server is tried again
-ENDS = (
-    "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step with it: "
-    "they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died in between"
-)
+LIMITS: Gaps = {
+    "ends": "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step "
+    "with it: they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died "
+    "in between"
+}
 
 
 class ClusterQueue(LaneQueue):
-    stays = STAYS
+    limits, stays = LIMITS, STAYS
     fetches_ahead = False
 
     def __init__(self, settings: ConnectionSettings, who: ClientIdentity = PRODUCER, **limits: Any) -> None:
@@ -74,10 +75,6 @@ class ClusterQueue(LaneQueue):
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
         self._mine = set[tuple[str, str]]()  # queue and owner of the jobs that turn_lanes has reserved
         self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
-
-    @property
-    def limits(self) -> Gaps:
-        return {"ends": ENDS}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         runs = self._runs.get(tuple(queues)) or self._planned(tuple(queues))
