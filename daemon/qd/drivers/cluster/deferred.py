@@ -37,10 +37,15 @@ from qd.drivers.cluster.nodes import ready_name, slot_of, split
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Script, chunked, grouped, script
 from qd.drivers.keyspace.sending import leaves
-from qd.drivers.types import LateAnswer, reserved_of
+from qd.drivers.types import Gaps, LateAnswer, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 from qd.payload.reservation import marks_of
 
+LIMITS: Gaps = {
+    "ends": "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step "
+    "with it: they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died "
+    "in between"
+}
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
 CHUNK = 500  # maximum number of jobs in a call
 

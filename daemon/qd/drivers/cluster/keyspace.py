@@ -353,15 +353,7 @@ def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
 
 Plan = Callable[[ClusterClient, Script, Names, Args], Any]
 PLANS: dict[str, Plan] = {
+    **{plan.__name__: plan for plan in (stop, unique, tick, batch_add, retry, clear, hold, unhold, beat)},
     **dict.fromkeys(deferred.OWN, deferred.answer),
-    "stop": stop,
-    "unique": unique,
-    "tick": tick,
-    "batch_add": batch_add,
-    "retry": retry,
-    "clear": clear,
     "settle_lanes": stop,
-    "hold": hold,
-    "unhold": unhold,
-    "beat": beat,
 }

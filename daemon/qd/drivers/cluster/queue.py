@@ -29,19 +29,7 @@ from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import packed
 from qd.drivers.redis.queue import TURNED, LaneQueue, Run, run_of, turn_of, turn_tail
-from qd.drivers.types import (
-    BeatReply,
-    BeatRequest,
-    Effect,
-    Gaps,
-    LaneReply,
-    LaneTurn,
-    LateAnswer,
-    Released,
-    Reserved,
-    Turn,
-    reserved_of,
-)
+from qd.drivers.types import BeatReply, BeatRequest, Effect, LaneReply, LaneTurn, Released, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
 from qd.payload.reservation import answered, marks_of
@@ -53,15 +41,10 @@ if TYPE_CHECKING:
 
 MOST_LEFT = 64  # maximum number of queues for which a worker has left an answer
 AGAIN = 1.0  # seconds until an unreachable server is tried again
-LIMITS: Gaps = {
-    "ends": "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step "
-    "with it: they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died "
-    "in between"
-}
 
 
 class ClusterQueue(LaneQueue):
-    limits, stays = LIMITS, STAYS
+    limits, stays = deferred.LIMITS, STAYS
     fetches_ahead = False
 
     def __init__(self, settings: ConnectionSettings, who: ClientIdentity = PRODUCER, **limits: Any) -> None:
@@ -71,6 +54,7 @@ class ClusterQueue(LaneQueue):
         self._runs: dict[tuple[str, ...], list[Run]] = {}
         self._known = {}
         self._waits = SlotWaits(self.connection)
+        self.late_answers = self.connection.beat_state.taken_late_answers
         self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
         self._mine = set[tuple[str, str]]()  # queue and owner of the jobs that turn_lanes has reserved
@@ -262,12 +246,6 @@ class ClusterQueue(LaneQueue):
                 return member
             self.connection.beat_state.late_answers.append(deferred.give(self.connection, note))
         return None
-
-    def late_answers(self) -> tuple[LateAnswer, ...]:
-        """Answers left by workers that this connection has executed since the last call."""
-        state = self.connection.beat_state
-        late_answers, state.late_answers = tuple(state.late_answers), []
-        return late_answers
 
     def owners(self, queue: str) -> list[str]:
         self._served[queue] = None
