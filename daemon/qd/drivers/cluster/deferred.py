@@ -178,9 +178,8 @@ def finish(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
     pushed = [action for action in actions if action.is_sent]
     for action, reply in zip(pushed, send_once(client, [action.errand for action in pushed]), strict=True):
         action.locked, action.reply = action.reply, reply
-    _extend_locks(
-        client, [action for action in pushed if action.part.kind == "single" and isinstance(action.reply, int)]
-    )
+    singles = [action for action in pushed if action.part.kind == "single" and isinstance(action.reply, int)]
+    _extend_locks(client, singles)
     undone = {action.note.id for action in actions if is_undone(action)}
     _delete_notes(client, [action for action in actions if action.note.id not in undone])
     return {action.note.id: action.holder for action in first if action.holder}

@@ -129,16 +129,14 @@ class ClusterQueue(LaneQueue):
 
     def _renew_lock(self, job: Reserved | None) -> None:
         """Renew the lock of a unique job that was taken. On a single server the turn does that (tied.lua)."""
-        if job is not None and b'"unique":"' in job.member:
-            try:
-                payload = read(job.member)
-                relations = payload.qd
-                if relations is not None and relations.unique is not None:
-                    names = [self.connection.names.real(name) for name in self._keys(keys.unique(relations.unique))]
-                    words: list[Arg] = ["hold", payload.uuid or "", round(relations.hold or HOLD)]
-                    self.connection.exchange([self.connection.at(script("apart"), names, words)])
-            except Malformed:
-                pass  # the worker reports it
+        if job is None or b'"unique":"' not in job.member:
+            return
+        with suppress(Malformed):  # the worker reports it
+            relations = (payload := read(job.member)).qd
+            if relations is not None and relations.unique is not None:
+                names = [self.connection.names.real(name) for name in self._keys(keys.unique(relations.unique))]
+                words: list[Arg] = ["hold", payload.uuid or "", round(relations.hold or HOLD)]
+                self.connection.exchange([self.connection.at(script("apart"), names, words)])
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         if self._unacked is not None:

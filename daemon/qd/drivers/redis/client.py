@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
@@ -25,15 +25,6 @@ FAILURES = (RedisError, AttributeError)  # AttributeError: redis-py fails to for
 # Otherwise redis-py reads its package metadata for each connection, for a handshake that qd does not send: 2 ms, and 2 MB of
 # each forked process. Older versions read it once and do not have this argument.
 NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
-
-
-class Opened(Protocol):
-    """The part of an open redis-py connection that qd uses."""
-
-    _sock: Any
-
-    def connect(self) -> None: ...
-    def disconnect(self) -> None: ...
 
 
 class TlsConnection(SSLConnection):
@@ -50,9 +41,10 @@ class TlsConnection(SSLConnection):
 KINDS = (Connection, TlsConnection, UnixDomainSocketConnection)
 
 
-def opened(timeout: float, **where: Any) -> Opened:
-    """timeout: seconds to connect, and for each step of the TLS handshake. where: see unconnected. Raises OSError."""
-    connection: Opened = unconnected(KINDS, timeout, **where)
+def opened(timeout: float, **where: Any) -> Any:
+    """An open connection of redis-py. timeout: seconds to connect, and for each step of the TLS handshake. where: see
+    unconnected. Raises OSError."""
+    connection = unconnected(KINDS, timeout, **where)
     try:
         connection.connect()
     except FAILURES as error:

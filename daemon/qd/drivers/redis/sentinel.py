@@ -17,17 +17,13 @@ import re
 import ssl
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import hiredis
 
 from qd.drivers.redis.url import OPTIONS, RedisUrl, host_port, login_of, parsed, reason, switch, tls_context, unreached
 from qd.errors import ConfigError, ConnectionLost, Unreachable, Unusable, WrongPassword
-
-if TYPE_CHECKING:
-    from qd.drivers.redis.client import Opened
-
 
 KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
@@ -78,17 +74,8 @@ class Primary(RedisUrl):
             return f"{self.host}:{self.port}/{self.db} (the primary of '{self.service}')"
         return f"'{self.service}' by the sentinels {', '.join([shown(each) for each in self.sentinels])}"
 
-    def connection(self, timeout: float) -> Opened:
-        """A connection to the named server; RedisConnection checks its role. Raises OSError, ConnectionLost."""
-        self.locate(timeout)
-        try:
-            return super().connection(timeout)
-        except OSError:
-            self.distrust()
-            raise
-
     def locate(self, timeout: float) -> None:
-        """Raises OSError, ConnectionLost."""
+        """RedisConnection checks the role of the named server. Raises ConnectionLost."""
         self.host, self.port = self.find_primary(timeout)
 
     def distrust(self) -> None:

@@ -1,4 +1,4 @@
-"""The parsed URL of a Redis or Valkey server, and a redis-py connection to it; the parsed URL of a cluster.
+"""The parsed URL of a Redis or Valkey server, or of a cluster.
 
 redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N. The options are db, credentials
 (MODULE:ATTRIBUTE, see credentials.py), and those of redis-py's ssl_ options that TLS_OPTIONS lists.
@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from qd.drivers.redis import credentials
 from qd.drivers.urls import options_of
 from qd.errors import ConfigError, Unreachable, Unusable
-
-if TYPE_CHECKING:
-    from qd.drivers.redis.client import Opened
 
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 TLS_OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers")
@@ -55,14 +52,8 @@ class RedisUrl:
 
     @property
     def where(self) -> dict[str, Any]:
-        """For client.py."""
+        """The arguments of client.opened()."""
         return {"host": self.host, "port": self.port, "path": self.path, "tls": self.tls}
-
-    def connection(self, timeout: float) -> Opened:
-        """Raises OSError."""
-        from qd.drivers.redis import client
-
-        return client.opened(timeout, **self.where)
 
     def locate(self, timeout: float) -> None:
         """Set host and port. Primary overrides it."""
