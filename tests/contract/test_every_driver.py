@@ -27,6 +27,7 @@ from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from qd.store.locks import Places
 from tests.contract.kinds import Tried, drained, job_of, number, take
+from tests.support.payloads import push_many
 from tests.support.waiting import eventually
 
 AWAY = (ConnectionLost, ServerBusy, ServerRefused)
@@ -38,7 +39,7 @@ def answer(held: Reserved) -> bytes:
 
 
 def put(tried: Tried, queue: Connector, *numbers: int, name: str = "default") -> None:
-    queue.push_many([(name, job_of("quick", n), None) for n in numbers])
+    push_many(queue, [(name, job_of("quick", n), None) for n in numbers])
 
 
 def in_order(tried: Tried, held: Iterable[Reserved], expected: list[int]) -> bool:
@@ -84,7 +85,7 @@ def test_a_delayed_job_is_not_reserved_before_it_is_due(tried: Tried) -> None:
     queue, producer = tried.connect(), tried.connect(slot=2)
     before = time.monotonic()
     producer.later("default", job_of("quick", 1), 2.0)
-    producer.push_many([("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
+    push_many(producer, [("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
     taken: dict[int, float] = {}
     for held in drained(queue, 2):
         taken[number(held)] = time.monotonic() - before
@@ -403,7 +404,7 @@ TEXTS = {
 def test_identical_payloads_are_separate_jobs(tried: Tried) -> None:
     one, two = tried.connect(1), tried.connect(2)
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
-    one.push_many([("default", payload, None)] * 5)
+    push_many(one, [("default", payload, None)] * 5)
     first, second = take(one), take(two)
     assert first.mark != second.mark
     assert tried.sizes().reserved == 2
@@ -415,7 +416,7 @@ def test_identical_payloads_are_separate_jobs(tried: Tried) -> None:
 def test_identical_delayed_payloads_are_separate_jobs(tried: Tried) -> None:
     queue = tried.connect()
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
-    queue.push_many([("default", payload, 1.0)] * 3)
+    push_many(queue, [("default", payload, 1.0)] * 3)
     queue.later("default", payload, 1.0)
     held = list(drained(queue, 4))
     assert len({each.mark for each in held}) == 4

@@ -19,12 +19,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import cast
 
 from setproctitle import setproctitle
 
 from qd.config.settings import Settings
 from qd.drivers.base import Factory, KeeperConnector, with_lanes
-from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
+from qd.drivers.connections import NONE_OWN, open_memory, open_queue
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
@@ -64,7 +65,8 @@ def run(
     log = context.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     title = f"qd:{settings.work.pool or 'default'}:keeper"
-    queue = open_keeping(settings, settings.work.connection, token=context.token, title=title, own=own)
+    opened = open_queue(settings, settings.work.connection, token=context.token, title=title, own=own)
+    queue = cast(KeeperConnector, opened)
     queue.patience(*PATIENCE)
     queue.beats(lambda _: context.board.keeper_is_alive())  # many short steps may take long on a busy host
     control = None

@@ -32,7 +32,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.drivers.connections import check_credentials, check_memory, check_url, driver_of, gaps_of
+from qd.drivers.connections import check_credentials, check_url, driver_of, gaps_of, needs_memory
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.master.code import Assignment, ChildContext
@@ -141,7 +141,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
             check_credentials(app.settings.connection(name))
             driver_of(app.settings.connection(name), app.connections.own)
         config.check_work(app.settings)
-        check_memory(app.settings)
+        needs_memory(app.settings, app.settings.control)
         if app.settings.work.runs_schedule:
             check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
         return app

@@ -19,6 +19,7 @@ from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
 from qd.payload.build import make
 from qd.payload.format import read
+from tests.support.payloads import push_many
 from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.redis import Server
@@ -54,7 +55,7 @@ def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[
 def queue(connect: Open) -> BrokerKeeperQueue:
     """A connection with jobs 1 to 3 in `mail`."""
     found = connect(1)
-    found.push_many([("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
+    push_many(found, [("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
     return found
 
 

@@ -18,6 +18,7 @@ from qd.payload.format import read
 from qd.payload.reservation import saving, split_mark, taken_alone, unstarted
 from tests.contract.database import test_queue as rows
 from tests.contract.database.test_queue import SERVERS, TOKEN, Table, beat, during, from_php, job
+from tests.support.payloads import push_many
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("databases")
@@ -37,7 +38,7 @@ def ids(held: Sequence[Reserved]) -> list[str | None]:
 
 
 def fill(queue: DatabaseQueue, count: int = MANY, start: int = 0) -> None:
-    queue.push_many([("a", job(n), None) for n in range(start, start + count)])
+    push_many(queue, [("a", job(n), None) for n in range(start, start + count)])
 
 
 def many(queue: DatabaseQueue, lanes: Sequence[int] = LANES) -> tuple[Reserved, ...]:
@@ -183,7 +184,7 @@ def test_an_object_job_of_php_between_others_stays_and_ends_nothing(queue, table
 
 def test_identical_payloads_are_separate_jobs(queue):
     warm(queue)
-    queue.push_many([("a", job(1), None)] * 300)
+    push_many(queue, [("a", job(1), None)] * 300)
     reply, count = turn(queue), 0
     while reply.jobs:
         assert len({held.mark for held in reply.jobs}) == len(reply.jobs)
@@ -203,7 +204,7 @@ def test_a_turn_leaves_others_their_share(queue, ready, taken):
 def test_a_turn_takes_256_kb_at_most_and_the_first_job_whatever_its_size(queue):
     warm(queue)
     sizes = [BULK + 1, 100_000, 100_000, 100_000, BULK + 1]
-    queue.push_many([("a", job(n, data="x" * size), None) for n, size in enumerate(sizes)])
+    push_many(queue, [("a", job(n, data="x" * size), None) for n, size in enumerate(sizes)])
     fill(queue, 300, 5)
     assert all_of(queue, turn(queue))[:4] == [["id0"], ["id1", "id2"], ["id3"], ["id4"]]
 
@@ -553,7 +554,7 @@ def test_a_job_that_was_reserved_with_others_costs_nothing_if_its_host_dies(conn
 
 
 def test_workers_with_and_without_lanes_share_a_queue(connect, table):
-    connect(9).push_many([("a", job(n), None) for n in range(600)])
+    push_many(connect(9), [("a", job(n), None) for n in range(600)])
     done: list[list[str | None]] = [[] for _ in range(4)]
 
     def ahead(slot: int) -> None:

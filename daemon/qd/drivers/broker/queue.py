@@ -42,7 +42,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.queue import ANSWER_KEYS, DEFAULT, Bounds, KeyspaceQueue, release_args
 from qd.drivers.keyspace.sending import effect_args
-from qd.drivers.types import Count, Effect, Gaps, Outgoing, Push, Released, Reserved, Sizes, Turn
+from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn
 from qd.errors import ConnectionLost, Malformed, ServerRefused
 from qd.payload.format import read
 
@@ -109,15 +109,11 @@ class BrokerQueue(KeyspaceQueue):
         max_payload: int = 0,
     ) -> None:
         super().__init__(replace(settings, prefix=prefix), space, who, keep=keep, max_payload=max_payload)
-        self.backend = backend
+        self.backend, self.limits = backend, backend.limits
         self.outbox = Outbox(space, prefix, backend)
         self.batches = OutboxBatches(self.outbox)
         self.ticks = OutboxTicks(self.outbox)
         self._turn_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # queues -> keys of a turn
-
-    @property
-    def limits(self) -> Gaps:
-        return self.backend.limits
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)

@@ -68,6 +68,7 @@ class DatabaseQueue(KeyspaceQueue):
     """space: the keyspace of the same database; the table of jobs uses its connection."""
 
     space: DatabaseKeyspace
+    limits = LIMITS
     keeps_suspects, fetches_ahead = False, True
 
     def __init__(
@@ -85,10 +86,6 @@ class DatabaseQueue(KeyspaceQueue):
         self.lanes = LaneReserver(self.table, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
-
-    @property
-    def limits(self) -> Gaps:
-        return LIMITS
 
     @property
     def stays(self) -> int:
