@@ -36,6 +36,7 @@ GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
+CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
 TRIES = 50  # a job may move on between being found and being cancelled
 
 
@@ -168,7 +169,7 @@ class SentJobs:
                 if found.text == before:
                     return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
-            elif self._jobs().drop(found, ends(found.payload, "failed", value=cancelled())):
+            elif self._jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
 
@@ -205,10 +206,6 @@ def value_of_result(result: object, most: int) -> bytes:
 
 def value_of_error(error: BaseException, message: str) -> bytes:
     return msgspec.json.encode({"error": type(error).__name__, "message": message})
-
-
-def cancelled() -> bytes:
-    return msgspec.json.encode({"error": "JobCancelled", "message": "the job was cancelled"})
 
 
 def error_of(id: str, value: bytes) -> JobFailedError:
