@@ -215,13 +215,8 @@ class Dispatcher:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
         keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
-        return SentJobs(
-            lambda: self.connector(place.connection).jobs,
-            place.queue,
-            keeps,
-            declared,
-            partial(self._connections.native, place.connection),
-        )
+        native = partial(self._connections.native, place.connection)
+        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, declared, native)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""
