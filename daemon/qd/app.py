@@ -19,10 +19,9 @@ from qd.arguments.injection import Serializer
 from qd.dispatch.batch import Batch, BatchCall, current_batch
 from qd.dispatch.chain import Chain
 from qd.dispatch.dispatcher import Keyed, Queue
-from qd.dispatch.extensions import extension, own_drivers
 from qd.dispatch.handlers import Handles
 from qd.dispatch.route import PayloadHook
-from qd.dispatch.services import Services, limit_of
+from qd.dispatch.services import Services, extension, limit_of
 from qd.drivers.connections import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
@@ -67,7 +66,6 @@ class Qd:
         self._send = services.dispatcher
         self._registry, self._listeners, self.connections = services.registry, services.listeners, services.connections
         self.middleware = services.pipeline
-        self.connections.own |= own_drivers(services)
         self._recycling: tuple[type[BaseException], ...] = ()
         self._transactions = self._send.transactions
         self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around _load()

@@ -8,12 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from qd.config.load import load
-from qd.dispatch.batch import failed_store, lost, retry_failed
+from qd.dispatch.batch import Batch
 from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved
@@ -245,7 +246,8 @@ def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, ca
     tried.shop.config("[failed]\nmax_count = 2\n")
     queue = tried.connect()
     settings = load(tried.shop.root / "qd.toml", environ=tried.shop.env())
-    asked = ("B", queue, settings, queue.settings.name)
+    sender = SimpleNamespace(connector=lambda name: queue, _settings=lambda: settings, _listeners=Listeners())
+    batch = Batch("B", cast(Any, sender), queue.settings.name)
     ids = ["u1", "u2", "u3", "u4", "u5"]
     made = [make("boom", b'{"n":1}', uuid=id, id=id, created_at=int(time.time())) for id in ids]
     jobs = {id: with_more_relations(raw, read(raw), batch="B") for id, raw in zip(ids, made, strict=True)}
@@ -256,18 +258,18 @@ def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, ca
         assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
     last = take(queue)
     assert queue.ack(last, [Count("B", read(last.member).uuid or "", "failed", "")]), "cancelled: it has no record"
-    assert lost("B", queue.batches, failed_store(queue)) == 3
-    assert retry_failed(*asked, Listeners()) == 2
+    assert batch.dropped == 3
+    assert batch.retry_failed() == 2
     message = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
     assert [line.message for line in caplog.records if line.name == "qd.batches"] == [message]
-    assert lost("B", queue.batches, failed_store(queue)) == 3, "jobs that were sent again are not lost"
+    assert batch.dropped == 3, "jobs that were sent again are not lost"
     held = take(queue)
     count, first = read(held.member).failed_before
     assert (count, first is not None and abs(time.time() - first) < 600) == (1, True)
     uuid = read(held.member).uuid or ""
     assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
-    assert lost("B", queue.batches, failed_store(queue)) == 3
-    assert retry_failed(*asked, Listeners()) == 1, "a job that failed again is retried again"
+    assert batch.dropped == 3
+    assert batch.retry_failed() == 1, "a job that failed again is retried again"
     assert len(list(drained(queue, 2))) == 2
     assert tried.empty()
 

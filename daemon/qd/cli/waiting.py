@@ -17,7 +17,7 @@ import click
 
 from qd.cli import context, output
 from qd.config.settings import Settings
-from qd.dispatch.results import cancelled, was_cancelled
+from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.base import Connector
 from qd.drivers.connections import gaps_of
 from qd.drivers.types import Found, Push, Spot, ends
@@ -166,7 +166,7 @@ def cancel_many(
     jobs = context.queue(found, name).jobs
 
     def step(job: Found) -> bool:
-        return jobs.drop(job, ends(job.payload, "failed", value=cancelled()))
+        return jobs.drop(job, ends(job.payload, "failed", value=CANCELLED))
 
     wanted = Wanted(job, older_than, limit)
     sweep = Sweep(context.store(found, name), wanted, None if dry_run else step, leaves_keyed=False)

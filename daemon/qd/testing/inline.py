@@ -14,23 +14,22 @@ from functools import partial
 from msgspec.structs import replace
 
 from qd.dispatch.dispatcher import Push as PushBatch
-from qd.dispatch.local import MOST_RUNS, RAISED, LocalRunner, SentJob, outside_loop
+from qd.dispatch.local import MOST_RUNS, LocalRunner, Policy, SentJob, outside_loop
 from qd.dispatch.route import Message
 from qd.dispatch.services import Services
 from qd.drivers.types import Count, Effect, Keep, NewBatch, Push
 from qd.jobs.context import RunningJob
 from qd.jobs.plan import Plan
-from qd.jobs.policy import Fail, Release
+from qd.jobs.policy import Release
 from qd.payload.format import read
 from qd.testing.fake import Fake, staged
 
 
-class InlinePolicy:
+class InlinePolicy(Policy):
     """A job that releases itself runs again immediately, up to its tries. An error ends it."""
 
     def __init__(self, plan: Plan) -> None:
         self._name, self._tries = plan.declared.name, plan.options.tries or MOST_RUNS
-        self.attempts = 1
         self._runs = 0
 
     def before(self) -> str | None:
@@ -38,9 +37,6 @@ class InlinePolicy:
         if self.attempts > self._tries or self._runs > MOST_RUNS:
             return f"{self._name} was released until its tries were used up"
         return None
-
-    def after_error(self, error: Exception) -> Fail:
-        return Fail(RAISED, error)
 
     def after_release(self, job: RunningJob, release: Release) -> None:
         self.attempts += release.counts
