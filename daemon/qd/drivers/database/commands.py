@@ -404,8 +404,6 @@ def run(step: Step, words: Words) -> Any:
     """Run one command in this step. Raises ServerRefused, and ConnectionLost as the step's calls do."""
     command, name = command_of(words), words[0].decode().upper()
     if command.names and (place := queue_keys.place_of(step, words[1])) is not None:
-        if command.names < 0:
-            return sum(queue_keys.run(queue_keys.place_of(step, each) or place, name, ()) for each in words[1:])
         return queue_keys.run(place, name, words[2:])
     return command.run(step, words[1:])
 
