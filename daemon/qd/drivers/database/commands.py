@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sql
 
-from qd.drivers.database import items, queue_keys, schema
-from qd.drivers.database.items import (
+from qd.drivers.database import queue_keys, schema
+from qd.drivers.database.transaction import (
+    HIGHEST,
+    LOWEST,
+    MOST,
     OK,
     SYNTAX,
-    Commands,
-    RedisCommand,
-    Run,
+    Bound,
+    Item,
     StatusReply,
+    Step,
     Words,
     bound,
     cursor_of,
     cursor_text,
     options,
     pairs,
+    ranks,
     real,
     score_text,
     whole,
     with_scores,
 )
-from qd.drivers.database.transaction import Step
 from qd.errors import ServerRefused
 
 HASH, SET, LIST, ZSET = "hash", "set", "list", "zset"
+Run = Callable[[Step, Words], Any]
+
+
+class RedisCommand(NamedTuple):
+    """names: how many of the first words are names; -1: all. least: the fewest words it accepts."""
+
+    run: Run
+    writes: bool
+    names: int = 1
+    least: int = 1
+
+    def names_in(self, words: Words) -> Words:
+        """words: they start with the command."""
+        return words[1:] if self.names < 0 else words[1 : 1 + self.names]
 
 
 # -- strings, and names of any kind
@@ -149,12 +166,17 @@ def size_of(kind: str) -> Run:
     return lambda step, words: step.get(words[0], kind).size
 
 
+def flat(found: Iterable[Item]) -> list[bytes | None]:
+    """Fields, each followed by its value."""
+    return [part for each in found for part in (each.item, each.value)]
+
+
 def removal(kind: str) -> Run:
-    return lambda step, words: items.take(step, step.get(words[0], kind), words[1:])
+    return lambda step, words: step.take(step.get(words[0], kind), words[1:])
 
 
 def members(kind: str) -> Run:
-    return lambda step, words: [each.item for each in items.every(step, step.get(words[0], kind))]
+    return lambda step, words: [each.item for each in step.every(step.get(words[0], kind))]
 
 
 def scan_items(kind: str) -> Run:
@@ -162,11 +184,9 @@ def scan_items(kind: str) -> Run:
 
     def run(step: Step, words: Words) -> list[Any]:
         name, most = step.get(words[0], kind), whole(options(words[2:]).get(b"COUNT", b"10"))
-        found = items.after(step, name, cursor_of(words[1]), most)
-        following = cursor_text(found[-1][0]) if len(found) == most else b"0"
-        if kind == ZSET:
-            return [following, with_scores(each for _, each in found)]
-        return [following, [part for _, each in found for part in (each.item, each.value)]]
+        found = step.after(name, cursor_of(words[1]), most)
+        following = cursor_text(schema.key_of(found[-1].item)) if len(found) == most else b"0"
+        return [following, with_scores(found) if kind == ZSET else flat(found)]
 
     return run
 
@@ -176,33 +196,33 @@ def scan_items(kind: str) -> Run:
 
 def hset(step: Step, words: Words) -> int:
     fields = dict(pairs(words[1:]))
-    return items.put(step, step.change(words[0], HASH), {field: (0.0, value) for field, value in fields.items()})
+    return step.put(step.change(words[0], HASH), {field: (0.0, value) for field, value in fields.items()})
 
 
 def hmget(step: Step, words: Words) -> list[bytes | None]:
-    found = items.some(step, step.get(words[0], HASH), words[1:])
+    found = step.some(step.get(words[0], HASH), words[1:])
     return [found[field].value if field in found else None for field in words[1:]]
 
 
 def hgetall(step: Step, words: Words) -> list[bytes | None]:
-    return [part for each in items.every(step, step.get(words[0], HASH)) for part in (each.item, each.value)]
+    return flat(step.every(step.get(words[0], HASH)))
 
 
 def hincrby(step: Step, words: Words) -> int:
     name = step.change(words[0], HASH)
-    found = items.some(step, name, words[1:2]).get(words[1])
+    found = step.some(name, words[1:2]).get(words[1])
     try:
         number = (whole(found.value or b"") if found else 0) + whole(words[2])
     except ServerRefused:
         raise ServerRefused("ERR hash value is not an integer") from None
-    items.put(step, name, {words[1]: (0.0, b"%d" % number)})
+    step.put(name, {words[1]: (0.0, b"%d" % number)})
     return number
 
 
 def sadd(step: Step, words: Words) -> int:
     name = step.change(words[0], SET)
-    new = [member for member in dict.fromkeys(words[1:]) if member not in items.some(step, name, words[1:])]
-    return items.put(step, name, dict.fromkeys(new, (0.0, None)))
+    new = [member for member in dict.fromkeys(words[1:]) if member not in step.some(name, words[1:])]
+    return step.put(name, dict.fromkeys(new, (0.0, None)))
 
 
 # -- lists
@@ -211,10 +231,10 @@ def sadd(step: Step, words: Words) -> int:
 def push(*, head: bool) -> Run:
     def run(step: Step, words: Words) -> int:
         name = step.change(words[0], LIST)
-        first, last = items.ends(step, name)
+        first, last = step.ends(name)
         places = [first - number if head else last + number for number in range(1, len(words))]
         pairs = zip(places, words[1:], strict=True)
-        items.add(step, name, {b"%.0f" % place: (place, value) for place, value in pairs})
+        step.add(name, {b"%.0f" % place: (place, value) for place, value in pairs})
         step.notify(name.name)
         return name.size
 
@@ -223,8 +243,8 @@ def push(*, head: bool) -> Run:
 
 def lpop(step: Step, words: Words) -> bytes | None:
     name = step.get(words[0], LIST)
-    first = items.by_rank(step, name, 0, 0)
-    items.take(step, name, [each.item for each in first])
+    first = step.by_rank(name, 0, 0)
+    step.take(name, [each.item for each in first])
     return first[0].value if first else None
 
 
@@ -232,30 +252,30 @@ def lindex(step: Step, words: Words) -> bytes | None:
     name, at = step.get(words[0], LIST), whole(words[1])
     if not -name.size <= at < name.size:
         return None
-    return items.by_rank(step, name, at, at)[0].value
+    return step.by_rank(name, at, at)[0].value
 
 
 def lrange(step: Step, words: Words) -> list[bytes | None]:
-    found = items.by_rank(step, step.get(words[0], LIST), whole(words[1]), whole(words[2]))
+    found = step.by_rank(step.get(words[0], LIST), whole(words[1]), whole(words[2]))
     return [each.value for each in found]
 
 
 def lrem(step: Step, words: Words) -> int:
     name, count = step.get(words[0], LIST), whole(words[1])
-    found = items.equal(step, name, words[2], abs(count), down=count < 0)
-    return items.take(step, name, [each.item for each in found])
+    found = step.equal(name, words[2], abs(count) or MOST, down=count < 0)
+    return step.take(name, [each.item for each in found])
 
 
 def ltrim(step: Step, words: Words) -> StatusReply:
     """LTRIM name first last"""
     name = step.get(words[0], LIST)
-    first, most = items.ranks(whole(words[1]), whole(words[2]), name.size)
+    first, most = ranks(whole(words[1]), whole(words[2]), name.size)
     if not most:
         step.remove(words[0])
     elif most < name.size:
-        low, high = (items.by_rank(step, name, at, at)[0].score for at in (first, first + most - 1))
-        items.take_by_score(step, name, items.LOWEST, items.Bound(low, True))
-        items.take_by_score(step, name, items.Bound(high, True), items.HIGHEST)
+        low, high = (step.by_rank(name, at, at)[0].score for at in (first, first + most - 1))
+        step.take_by_score(name, LOWEST, Bound(low, True))
+        step.take_by_score(name, Bound(high, True), HIGHEST)
     return OK
 
 
@@ -272,22 +292,22 @@ def zadd(step: Step, words: Words) -> int:
     # If a member is given twice, the last score counts; with NX the first, since the member is not new any more.
     scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
     found = step.get(name, ZSET) if only_old else step.change(name, ZSET)
-    old = items.some(step, found, scores)
+    old = step.some(found, scores)
     new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
     new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
-    count = items.put(step, found, {each: (score, None) for each, score in new.items()})
+    count = step.put(found, {each: (score, None) for each, score in new.items()})
     return len(new) if changed else count
 
 
 def zscore(step: Step, words: Words) -> bytes | None:
-    found = items.some(step, step.get(words[0], ZSET), words[1:2])
+    found = step.some(step.get(words[0], ZSET), words[1:2])
     return score_text(found[words[1]].score) if found else None
 
 
 def zrank(step: Step, words: Words) -> int | None:
     name = step.get(words[0], ZSET)
-    found = items.some(step, name, words[1:2])
-    return items.rank_of(step, name, found[words[1]]) if found else None
+    found = step.some(name, words[1:2])
+    return step.rank_of(name, found[words[1]]) if found else None
 
 
 def zrange(step: Step, words: Words) -> list[bytes]:
@@ -295,7 +315,7 @@ def zrange(step: Step, words: Words) -> list[bytes]:
     rest = [each.upper() for each in words[3:]]
     if rest not in ([], [b"WITHSCORES"]):
         raise ServerRefused(SYNTAX)
-    found = items.by_rank(step, step.get(words[0], ZSET), whole(words[1]), whole(words[2]))
+    found = step.by_rank(step.get(words[0], ZSET), whole(words[1]), whole(words[2]))
     return with_scores(found) if rest else [each.item for each in found]
 
 
@@ -305,33 +325,33 @@ def by_score(*, down: bool) -> Run:
     def run(step: Step, words: Words) -> list[bytes]:
         name, *bounds = words[:3]
         low, high = map(bound, reversed(bounds) if down else bounds)
-        rest, scores, first, most = list(words[3:]), False, 0, None
+        rest, scores, first, most = list(words[3:]), False, 0, MOST
         while rest:
             option = rest.pop(0).upper()
             if option == b"WITHSCORES":
                 scores = True
             elif option == b"LIMIT" and len(rest) > 1:
                 first, count = whole(rest.pop(0)), whole(rest.pop(0))
-                most = None if count < 0 else count
+                most = MOST if count < 0 else count
             else:
                 raise ServerRefused(SYNTAX)
-        found = items.by_score(step, step.get(name, ZSET), low, high, first, most, down=down)
+        found = step.by_score(step.get(name, ZSET), low, high, first, most, down=down)
         return with_scores(found) if scores else [each.item for each in found]
 
     return run
 
 
 def zremrangebyscore(step: Step, words: Words) -> int:
-    return items.take_by_score(step, step.get(words[0], ZSET), bound(words[1]), bound(words[2]))
+    return step.take_by_score(step.get(words[0], ZSET), bound(words[1]), bound(words[2]))
 
 
 def zremrangebyrank(step: Step, words: Words) -> int:
     name = step.get(words[0], ZSET)
-    found = items.by_rank(step, name, whole(words[1]), whole(words[2]))
-    return items.take(step, name, [each.item for each in found])
+    found = step.by_rank(name, whole(words[1]), whole(words[2]))
+    return step.take(name, [each.item for each in found])
 
 
-COMMANDS: Commands = {
+COMMANDS: Mapping[str, RedisCommand] = {
     "GET": RedisCommand(get, False),
     "MGET": RedisCommand(mget, False, -1),
     "SET": RedisCommand(set_, True, 1, 2),
@@ -348,10 +368,8 @@ COMMANDS: Commands = {
     "HSET": RedisCommand(hset, True, 1, 3),
     "HGET": RedisCommand(lambda step, words: hmget(step, words[:2])[0], False, 1, 2),
     "HMGET": RedisCommand(hmget, False, 1, 2),
-    "HEXISTS": RedisCommand(
-        lambda step, words: len(items.some(step, step.get(words[0], HASH), words[1:2])), False, 1, 2
-    ),
-    "HSTRLEN": RedisCommand(lambda step, words: items.length(step, step.get(words[0], HASH), words[1]), False, 1, 2),
+    "HEXISTS": RedisCommand(lambda step, words: len(step.some(step.get(words[0], HASH), words[1:2])), False, 1, 2),
+    "HSTRLEN": RedisCommand(lambda step, words: step.length(step.get(words[0], HASH), words[1]), False, 1, 2),
     "HDEL": RedisCommand(removal(HASH), True, 1, 2),
     "HGETALL": RedisCommand(hgetall, False),
     "HKEYS": RedisCommand(members(HASH), False),
@@ -385,47 +403,39 @@ COMMANDS: Commands = {
 
 
 def command_of(words: Words) -> RedisCommand:
-    """Raises ServerRefused for a command that qd does not use, or with too few words."""
+    """A command that qd does not use, or that has too few words, is refused when it runs."""
     name = words[0].decode("ascii", "replace").upper()
     found = COMMANDS.get(name)
     if found is None:
-        raise ServerRefused(f"ERR unknown command '{name}' (known in a database: {', '.join(COMMANDS)})")
+        return refusal(f"ERR unknown command '{name}' (known in a database: {', '.join(COMMANDS)})")
     if len(words) - 1 < found.least:
-        raise ServerRefused(f"ERR wrong number of arguments for '{name.lower()}' command")
+        return refusal(f"ERR wrong number of arguments for '{name.lower()}' command")
     return found
 
 
-def names_of(command: RedisCommand, words: Words) -> Words:
-    """The names among its words, which start with the command."""
-    return words[1:] if command.names < 0 else words[1 : 1 + command.names]
+def refusal(text: str) -> RedisCommand:
+    def run(_step: Step, _words: Words) -> None:
+        raise ServerRefused(text)
+
+    return RedisCommand(run, False, 0, 0)
 
 
 def run(step: Step, words: Words) -> Any:
     """Run one command in this step. Raises ServerRefused, and ConnectionLost as the step's calls do."""
-    command, name = command_of(words), words[0].decode().upper()
+    command = command_of(words)
     if command.names and (place := queue_keys.place_of(step, words[1])) is not None:
-        return queue_keys.run(place, name, words[2:])
+        return queue_keys.run(place, words[0].decode().upper(), words[2:])
     return command.run(step, words[1:])
-
-
-def known(words: Words) -> RedisCommand | None:
-    """None if it will be refused."""
-    try:
-        return command_of(words)
-    except ServerRefused:
-        return None
 
 
 def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
     """One reply per line. A refused command has its error as reply, and nothing of it was done."""
-    return [reply_of(step, words) for words in lines]
-
-
-def reply_of(step: Step, words: Words) -> Any:
-    """As `run`, but a refusal is the reply."""
-    try:
-        return run(step, words)
-    except ServerRefused as error:
-        if step.broken:
-            raise
-        return error
+    replies = list[Any]()
+    for words in lines:
+        try:
+            replies.append(run(step, words))
+        except ServerRefused as error:
+            if step.broken:
+                raise
+            replies.append(error)
+    return replies

@@ -18,11 +18,22 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sql
 
 from qd.drivers.database.connection import channel
-from qd.drivers.database.items import OK, StatusReply, Words, options, pairs, ranks, real, whole, with_scores
 from qd.drivers.database.rows import bytes_of, member_of, row_of
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import JobSql
-from qd.drivers.database.transaction import WRONGTYPE, Step
+from qd.drivers.database.transaction import (
+    OK,
+    WRONGTYPE,
+    StatusReply,
+    Step,
+    Words,
+    options,
+    pairs,
+    ranks,
+    real,
+    whole,
+    with_scores,
+)
 from qd.errors import ServerRefused
 from qd.options.kinds import QUEUE_SUFFIXES
 
