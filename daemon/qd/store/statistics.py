@@ -197,12 +197,10 @@ class History:
         found = list[Point]()
         for minute in range(int(max(since, self.now - self.seconds) // 60) + 1, int(self.now // 60)):
             added, depths = self.minutes.get(minute, ({}, {}))
-            all_of = summed(numbers for name, numbers in added.items() if wanted(name))
+            total = summed(numbers for name, numbers in added.items() if wanted(name))
             held = [depth.ready for name, depth in depths.items() if wanted(name)]
-            (wait_p50, wait_p95), (run_p50, run_p95) = middle_and_most(all_of.wait), middle_and_most(all_of.run)
-            depth = sum(held) if held else None
-            counts = minute * 60, all_of.done, all_of.failed
-            found.append(Point(*counts, wait_p50, wait_p95, run_p50, run_p95, depth))
+            times = *middle_and_most(total.wait), *middle_and_most(total.run)
+            found.append(Point(minute * 60, total.done, total.failed, *times, sum(held) if held else None))
         return found
 
     def rates(self) -> Mapping[Place, Rate]:
@@ -210,25 +208,22 @@ class History:
         span = [minute for minute in self.minutes if minute >= int(self.now // 60) - WINDOW]
         if not span:
             return {}
-        of_place = dict[Place, list[Numbers]]()
-        for name, numbers in self.by_name(span[0] * 60).items():
-            of_place.setdefault((name.connection, name.queue), []).append(numbers)
-        depths = dict[Place, list[tuple[int, int]]]()
+        added, depths = dict[Place, list[Numbers]](), dict[Place, list[tuple[int, int]]]()
         for minute in span:
+            for name, numbers in self.minutes[minute][0].items():
+                added.setdefault(name[:2], []).append(numbers)
             for name, depth in self.minutes[minute][1].items():
-                held = depth.ready + depth.delayed + depth.reserved
-                depths.setdefault((name.connection, name.queue), []).append((minute, held))
+                depths.setdefault(name[:2], []).append((minute, depth.ready + depth.delayed + depth.reserved))
         length = max(SHORTEST, self.now - span[0] * 60) / 60
         found = dict[Place, Rate]()
-        for place in {*of_place, *depths}:
-            of_queue = summed(of_place.get(place, ()))
-            first, last_one = (depths[place][0], depths[place][-1]) if place in depths else ((0, 0), (0, 0))
-            apart = last_one[0] - first[0]
-            growth = (last_one[1] - first[1]) / apart if apart else 0.0
-            leaves = (of_queue.done + of_queue.failed + of_queue.cancelled) / length
-            eta = last_one[1] / -growth * 60 if growth < 0 and last_one[1] else None
-            p95 = quantile(of_queue.wait, 0.95), quantile(of_queue.run, 0.95)
-            found[place] = Rate(max(0.0, leaves + growth), leaves, of_queue.failed / length, growth, eta, *p95)
+        for place in {*added, *depths}:
+            total, held = summed(added.get(place, ())), depths.get(place, [(0, 0)])
+            (first, before), (last, now) = held[0], held[-1]
+            growth = (now - before) / (last - first) if last > first else 0.0
+            leaves = (total.done + total.failed + total.cancelled) / length
+            eta = now / -growth * 60 if growth < 0 and now else None
+            p95 = quantile(total.wait, 0.95), quantile(total.run, 0.95)
+            found[place] = Rate(max(0.0, leaves + growth), leaves, total.failed / length, growth, eta, *p95)
         return found
 
 

@@ -24,9 +24,9 @@ from lupa import lua51
 
 from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, Listening, again, channel_of
-from qd.drivers.database.queue_keys import place_of
+from qd.drivers.database.names import StatusReply, word
 from qd.drivers.database.sql import statements
-from qd.drivers.database.transaction import StatusReply, Step, word
+from qd.drivers.database.transaction import Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, chunked_by_size
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.shield import shield
@@ -118,7 +118,7 @@ class DatabaseKeyspace:
         def attempt() -> T:
             step = Step(self.connection, self.jobs, self.prefix, locks=writes)
             with shield, self.connection.transaction() if writes else nullcontext():
-                step.open([name for name in names if place_of(step, name) is None])
+                step.open(names)
                 result = act(step)
                 step.flush()
             return result
@@ -159,7 +159,7 @@ class DatabaseKeyspace:
             if size > SWEPT:
                 break
         if found:
-            self._run(found, lambda step: step.sweep(found))
+            self._run(found, lambda step: step.sweep_expired(found))
         return len(found)
 
 
