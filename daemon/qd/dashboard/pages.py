@@ -28,8 +28,7 @@ from qd.errors import QdError
 from qd.redaction import redact
 from qd.store.audit import Entry
 from qd.store.failed import Record
-from qd.store.rates import History, Point, Rate, middle_and_most
-from qd.store.statistics import Name, Numbers
+from qd.store.statistics import History, Name, Numbers, Point, Rate, middle_and_most
 from qd.store.waiting import Place
 
 HOURS = 3 * 3600  # seconds of the charts

@@ -29,7 +29,7 @@ from qd.cli.state import State, read_state, server_memory
 from qd.errors import QdError
 from qd.store import audit
 from qd.store.failed import Record, Wanted
-from qd.store.rates import History, Place, Rate
+from qd.store.statistics import History, Place, Rate
 
 T = TypeVar("T")
 FRESH = 2.0  # seconds for which a snapshot is shared

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qd.drivers.base import with_lanes
-from qd.drivers.database.lanes import BULK
 from qd.drivers.database.queue import DatabaseQueue
+from qd.drivers.database.reserve import BULK
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Outgoing, Released, Reserved
 from qd.errors import ConnectionLost, ServerBusy
 from qd.payload.format import read
@@ -55,7 +55,7 @@ def warm(queue: DatabaseQueue) -> DatabaseQueue:
     fill(queue, 600, 1000)
     assert turn(queue, lanes=(), done=many(queue)).lost == ()
     queue.clear("a")
-    queue.lanes.most = len(LANES)
+    queue.reserver.most = len(LANES)
     return queue
 
 
@@ -352,7 +352,7 @@ def test_a_job_that_php_has_taken_over_is_lost_and_the_others_are_acked(queue, t
 
 def lost_reply(queue: DatabaseQueue, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """The database executes the call, and the reply of its last round trip is lost."""
-    run = queue.lanes.run
+    run = queue.reserver.run
 
     def broken(statements: Sequence[Any]) -> Any:
         results = run(statements)
@@ -362,7 +362,7 @@ def lost_reply(queue: DatabaseQueue, monkeypatch: pytest.MonkeyPatch, act: Calla
         return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue.lanes, "run", broken)
+        patch.setattr(queue.reserver, "run", broken)
         with pytest.raises(ConnectionLost, match="no reply"):
             act()
 
@@ -389,8 +389,8 @@ def late(queue: DatabaseQueue, connect: rows.Connect) -> DatabaseQueue:
     """The same worker on a connection that it gives up."""
     other = connect()
     other.turns, other.calls = queue.turns, queue.calls
-    other.lanes.known, other.lanes.fence = queue.lanes.known, queue.lanes.fence
-    other.lanes.most = queue.lanes.most
+    other.reserver.known, other.reserver.fence = queue.reserver.known, queue.reserver.fence
+    other.reserver.most = queue.reserver.most
     return other
 
 
@@ -427,7 +427,7 @@ def test_a_late_turn_and_the_question_for_lanes_are_one_after_the_other(connect,
     warm(queue)
     fill(queue)
     other = late(turn_once(queue), connect)
-    waits, run, held = f"SELECT count(*) FROM {rows.WAITS[table.connection.kind]}", other.lanes.run, list[Any]()
+    waits, run, held = f"SELECT count(*) FROM {rows.WAITS[table.connection.kind]}", other.reserver.run, list[Any]()
 
     def paused(statements: Sequence[Any]) -> Any:
         if first == "the late turn" and str(statements[0][0]).startswith("UPDATE qd_items"):
@@ -439,7 +439,7 @@ def test_a_late_turn_and_the_question_for_lanes_are_one_after_the_other(connect,
             held[0].result()
         return found
 
-    monkeypatch.setattr(other.lanes, "run", paused)
+    monkeypatch.setattr(other.reserver, "run", paused)
     with ThreadPoolExecutor(1) as pool:
         if first == "the late turn":
             jobs = turn(other).jobs
@@ -459,7 +459,7 @@ def turn_once(queue: DatabaseQueue) -> DatabaseQueue:
 def test_a_busy_database_leaves_the_number_as_it_was(queue, monkeypatch):
     warm(queue)
     fill(queue)
-    jobs, run = turn(queue).jobs, queue.lanes.run
+    jobs, run = turn(queue).jobs, queue.reserver.run
 
     def busy(statements: Sequence[Any]) -> Any:
         if str(statements[0][0]).startswith("UPDATE qd_items"):
@@ -467,7 +467,7 @@ def test_a_busy_database_leaves_the_number_as_it_was(queue, monkeypatch):
         return run(statements)
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue.lanes, "run", busy)
+        patch.setattr(queue.reserver, "run", busy)
         with pytest.raises(ServerBusy):
             turn(queue, done=jobs)
     assert turn(queue, lanes=(), done=jobs).lost == ()
@@ -525,7 +525,7 @@ def test_a_keeper_settles_500_jobs_in_order(connect):
     lanes = range(1, 501)
     worker, keeper = connect(1), connect(9)
     fill(worker, 8500)
-    worker.lanes.most = 500
+    worker.reserver.most = 500
     jobs = turn(worker, lanes=lanes).jobs
     assert len(jobs) == 500
     answers = [LaneAnswer(held.owner, held.member, unstarted(held.member, held.mark)) for held in jobs]

@@ -24,8 +24,8 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.database import connection as listening
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.joined import inside
-from qd.drivers.database.migrations import migrate
 from qd.drivers.database.queue import DatabaseQueue, open_space, start_warnings
+from qd.drivers.database.schema import migrate
 from qd.drivers.types import BeatRequest, Outgoing, Released, Reserved
 from qd.drivers.urls import check, with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
