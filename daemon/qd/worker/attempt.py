@@ -30,20 +30,7 @@ from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
-from qd.worker.outcome import (
-    DONE,
-    HOOK_SECONDS,
-    Attempt,
-    Back,
-    Cancelled,
-    Death,
-    Done,
-    Failed,
-    Hooks,
-    Outcome,
-    Outcomes,
-    unknown_job,
-)
+from qd.worker.outcome import DONE, Attempt, Back, Cancelled, Death, Done, Failed, Outcome, Outcomes, unknown_job
 from qd.worker.timeout import Alarm
 
 if TYPE_CHECKING:
@@ -118,8 +105,7 @@ class Attempts:
         self._keep, self._progress = checkpoints.keep, checkpoints.progress
         self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
-        self.hooks = Hooks(app._listeners, alarm)
-        self.outcomes = Outcomes(self.hooks)
+        self.outcomes = Outcomes(app._listeners, alarm)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has returned; its listeners may still run
@@ -207,7 +193,7 @@ class Attempts:
             return self.outcomes.killed(attempt, death())
         if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
-            self.hooks.notify(limits.timeout, events.JobTimedOut, before_it)
+            self.outcomes.notify(limits.timeout, events.JobTimedOut(before_it))
             if self.alarm.raised:
                 return Back(0.0, "the worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
@@ -296,7 +282,7 @@ class Attempts:
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
         job, settled = attempt.job, isinstance(error, Settled)
-        self.hooks.exit_if_copy(None if settled else error)
+        self.outcomes.exit_if_copy(None if settled else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
@@ -317,7 +303,7 @@ class Attempts:
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
-        self.hooks.exit_if_copy()
+        self.outcomes.exit_if_copy()
         if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and has(events.JobAttempted):
@@ -335,4 +321,4 @@ class Attempts:
         except Malformed:
             return
         job = self._running(payload, reserved, self.app._registry.get(payload.job))
-        self.hooks.notify(HOOK_SECONDS, events.LeaseLost, job)
+        self.outcomes.notify(0.0, events.LeaseLost(job))

@@ -1,8 +1,8 @@
 """The outcome of an attempt, and the user code that belongs to it.
 
 Outcome    Done, Back, Failed, Lost or Cancelled; settle.py answers it
-Outcomes   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py)
-Hooks      failed() and listeners, under a timeout of their own; errors they raise change nothing
+Outcomes   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py). It
+           calls failed() and listeners, under a timeout of their own; errors they raise change nothing
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,71 +55,6 @@ class Attempt(NamedTuple):
     declared: Declared
     limits: JobLimits
     job: RunningJob
-
-
-class Hooks:
-    def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
-        self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
-        listeners.worker = self._pid
-
-    def notify(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
-        """Emit `event` if it has listeners. seconds: the timeout of the job."""
-        if self.listeners.has(event):  # type: ignore[arg-type]
-            self.run(seconds, lambda: self.emit(event, *facts))
-
-    def emit(self, event: Callable[..., events.Event], *facts: Any) -> None:
-        """The same, from code that runs inside `alarm.guard` already."""
-        if self.listeners.has(event):  # type: ignore[arg-type]
-            self.listeners.emit(event(*facts))
-
-    def ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
-        """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
-        for event in (*ending, events.JobAttempted(attempt.job, error)):
-            if self.listeners.has(type(event)):
-                self.run(attempt.limits.timeout, partial(self.listeners.emit, event))
-
-    def fail(self, attempt: Attempt, error: BaseException, *, crashed: bool, killed: bool, begins: bool) -> None:
-        """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
-        one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
-        job, timed_out = attempt.job, killed or isinstance(error, JobTimeout)
-
-        def hooks() -> None:
-            if begins:
-                with suppress(Settled):  # the outcome is decided already
-                    self.emit(events.JobPopped, job)
-                    self.emit(events.JobProcessing, job)
-            try:
-                if crashed:
-                    self.emit(events.JobCrashed, job, attempt.payload.crashes)
-                attempt.declared.on_failed(bytes(attempt.payload.data), error)
-            finally:
-                self.emit(events.JobFailed, job, error)
-                if timed_out:
-                    self.emit(events.JobTimedOut, job)
-                else:
-                    self.emit(events.JobExceptionOccurred, job, error)
-                self.emit(events.JobAttempted, job, error)
-
-        self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
-        self.run(attempt.limits.timeout, hooks)
-
-    def run(self, seconds: float, hooks: Callable[[], object]) -> None:
-        try:
-            self.alarm.guard(hooks, seconds or HOOK_SECONDS)
-        except BaseException as raised:
-            self.exit_if_copy(raised)
-            logging.getLogger("qd.worker").exception("failed() or a listener raised")
-        self.exit_if_copy()
-
-    def exit_if_copy(self, error: BaseException | None = None) -> None:
-        """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
-        if os.getpid() == self._pid:
-            return
-        if isinstance(error, SystemExit):
-            fork.leave(fork.code_of(error))
-        if error is not None:
-            sys.stderr.write(shown(error))
-        fork.leave(int(error is not None))
 
 
 class Death(NamedTuple):
@@ -198,15 +133,16 @@ BY_THE_JOB = "released by the job"
 
 
 class Outcomes:
-    def __init__(self, hooks: Hooks) -> None:
-        self.hooks = hooks
+    def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
+        self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
+        listeners.worker = self._pid
 
     def by_job(self, attempt: Attempt) -> Outcome:
         """The job, or middleware around it, has called release() or fail()."""
         requested, job = attempt.job.outcome, attempt.job
         if isinstance(requested, Release):
             reason = requested.reason or BY_THE_JOB
-            self.hooks.ended(attempt, None, events.JobReleased(job, requested.delay, reason))
+            self._ended(attempt, None, events.JobReleased(job, requested.delay, reason))
             return Back(requested.delay, reason, spends=requested.counts)
         assert isinstance(requested, Fail)
         return self.fail(attempt, requested.error or JobFailure(requested.reason))
@@ -215,7 +151,7 @@ class Outcomes:
         """The job has raised an error, or was ended from outside."""
         payload, limits, job = attempt.payload, attempt.limits, attempt.job
         if isinstance(error, LeaseLost):
-            self.hooks.ended(attempt, error, events.LeaseLost(job))
+            self._ended(attempt, error, events.LeaseLost(job))
             return Lost(error)
         if isinstance(error, JobCancelled):
             return self.cancelled(attempt, error)
@@ -223,10 +159,10 @@ class Outcomes:
             delete = attempt.payload.deleteWhenMissingModels
             if not (attempt.declared.options.delete_when_missing if delete is None else delete):
                 return self.fail(attempt, error)  # trying again would not bring the row back
-            self.hooks.ended(attempt, error)
+            self._ended(attempt, error)
             return Missing(why=str(error))
         if isinstance(error, JobInterrupted):
-            self.hooks.ended(attempt, error, events.JobHandedBack(job))
+            self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, JobTimeout)
         exceptions = payload.exceptions + 1
@@ -234,11 +170,11 @@ class Outcomes:
         if isinstance(decision, Fail):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
-        self.hooks.ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
+        self._ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
         return Back(decision.delay, "will be retried", exceptions=exceptions, error=error)
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
-        self.hooks.ended(attempt, error, events.JobCancelled(attempt.job))
+        self._ended(attempt, error, events.JobCancelled(attempt.job))
         return Cancelled(error)
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
@@ -265,11 +201,57 @@ class Outcomes:
         attempt: Attempt,
         error: BaseException,
         death: Death | None = None,
-        *,
         killed: bool = False,
         begins: bool = False,
     ) -> Failed:
-        """killed: the previous attempt was killed for its timeout. begins: no event of this attempt was emitted yet."""
-        crashed = death is not None and attempt.payload.crashes > 0
-        self.hooks.fail(attempt, error, crashed=crashed, killed=killed, begins=begins)
+        """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
+        one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
+        job, timed_out, emit = attempt.job, killed or isinstance(error, JobTimeout), self.listeners.emit
+
+        def hooks() -> None:
+            if begins:
+                with suppress(Settled):  # the outcome is decided already
+                    emit(events.JobPopped(job))
+                    emit(events.JobProcessing(job))
+            try:
+                if death is not None and attempt.payload.crashes > 0:
+                    emit(events.JobCrashed(job, attempt.payload.crashes))
+                attempt.declared.on_failed(bytes(attempt.payload.data), error)
+            finally:
+                emit(events.JobFailed(job, error))
+                emit(events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error))
+                emit(events.JobAttempted(job, error))
+
+        self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
+        self._run(attempt.limits.timeout, hooks)
         return Failed(error, attempt.payload.attempts, death)
+
+    # -- user code
+
+    def _ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
+        """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
+        for event in (*ending, events.JobAttempted(attempt.job, error)):
+            self.notify(attempt.limits.timeout, event)
+
+    def notify(self, seconds: float, event: events.Event) -> None:
+        """Emit `event` if it has listeners. seconds: the timeout of the job; 0: none of its own."""
+        if self.listeners.has(type(event)):
+            self._run(seconds, partial(self.listeners.emit, event))
+
+    def _run(self, seconds: float, hooks: Callable[[], object]) -> None:
+        try:
+            self.alarm.guard(hooks, seconds or HOOK_SECONDS)
+        except BaseException as raised:
+            self.exit_if_copy(raised)
+            logging.getLogger("qd.worker").exception("failed() or a listener raised")
+        self.exit_if_copy()
+
+    def exit_if_copy(self, error: BaseException | None = None) -> None:
+        """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
+        if os.getpid() == self._pid:
+            return
+        if isinstance(error, SystemExit):
+            fork.leave(fork.code_of(error))
+        if error is not None:
+            sys.stderr.write(shown(error))
+        fork.leave(int(error is not None))

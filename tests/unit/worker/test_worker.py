@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.worker.queues import Rota
-from qd.worker.status import ShutQueues
+from qd.worker.queues import Rota, ShutQueues
 from qd.worker.worker import Worker
 
 
