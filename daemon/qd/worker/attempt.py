@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qd import events
 from qd.app import Qd
@@ -24,7 +24,6 @@ from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
-from qd.options.tables import WorkOptions
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
@@ -47,11 +46,6 @@ Begin = Callable[[Payload, JobLimits], None]
 def was_interrupted(before: bytes) -> bool:
     """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
     return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
-
-
-class RunsCoroutines(Protocol):
-    def run(self, coroutine: Any, alarm: Alarm) -> object:
-        """Run it until it ends or the alarm cancels it. Tasks that the job left running are cancelled, too."""
 
 
 class Coroutines:
@@ -90,20 +84,20 @@ class Coroutines:
 
 
 class Attempts:
-    """Runs attempts; holds what all jobs of this worker share."""
+    """Runs attempts; holds what all jobs of this worker share. run_coroutine: runs it until it ends or the alarm cancels it;
+    also cancels tasks that the job left running."""
 
     def __init__(
         self,
         app: Qd,
-        work: WorkOptions,
         alarm: Alarm,
-        coroutines: RunsCoroutines,
+        run_coroutine: Callable[[Any, Alarm], object],
         checkpoints: Checkpoints,
         board: Scoreboard,
     ) -> None:
         self._board = board
         self._keep, self._progress = checkpoints.keep, checkpoints.progress
-        self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
+        self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm)
         self._pipeline = app.middleware
@@ -312,7 +306,7 @@ class Attempts:
 
     def _finished(self, result: object) -> object:
         """The job's result; for an async job, after running its coroutine."""
-        return self.coroutines.run(result, self.alarm) if isinstance(result, CoroutineType) else result
+        return self._run_coroutine(result, self.alarm) if isinstance(result, CoroutineType) else result
 
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""

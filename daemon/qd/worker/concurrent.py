@@ -29,14 +29,14 @@ from contextvars import copy_context
 from functools import partial
 from math import isqrt
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from qd import events
-from qd.config.settings import Settings
+from qd.app import Qd
 from qd.drivers.base import Connector, LaneConnector
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Reserved
 from qd.jobs.context import current_job
+from qd.master.code import Assignment, ChildContext
 from qd.options.tables import WorkOptions
 from qd.process.exit_codes import Exit, StopReason
 from qd.process.scoreboard import ALIVE, H, LaneState, Role, Scoreboard, Slot, SlotState, W, now
@@ -44,15 +44,11 @@ from qd.traces import calling_line
 from qd.worker.connection import AWAY, LaneTurns
 from qd.worker.lanes import LaneRun, Steps
 from qd.worker.outcome import Attempt, Back
+from qd.worker.queues import Rota
 from qd.worker.settle import log_fields
 from qd.worker.threads import Deadlines, Inbox, JobPool, TokenWait, started
 from qd.worker.timeout import Alarm
-from qd.worker.worker import DESCRIPTORS_CLOSED, IDLE, BaseWorker, note_sigterm
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.master.code import Assignment, ChildContext
-    from qd.worker.queues import Rota
+from qd.worker.worker import DESCRIPTORS_CLOSED, IDLE, BaseWorker, Between, note_sigterm
 
 ACK_NS = 10_000_000  # until the ack of a finished job is sent, at the latest
 LOOK_NS = 10_000_000_000  # between two looks for suspects; a worker that runs some leaves after as long
@@ -71,6 +67,7 @@ class MainAlarm(Alarm):
 
 
 class ConcurrentWorker(BaseWorker):
+    alarm_type = MainAlarm
     alarm: MainAlarm
     queue: LaneConnector
     connection: LaneTurns
@@ -79,15 +76,14 @@ class ConcurrentWorker(BaseWorker):
     def __init__(
         self,
         app: Qd,
-        settings: Settings,
         queue: LaneConnector,
         waiting: Connector,
         context: ChildContext,
         assignment: Assignment,
-        between: Callable[[], None] | None = None,
+        between: Between = None,
     ) -> None:
         """waiting: a second connection, for waits."""
-        super().__init__(app, settings, queue, context, assignment, between, MainAlarm)
+        super().__init__(app, queue, context, assignment, between)
         self.alarm.rang = partial(self.mailbox.post, signal.SIGALRM)
         self.settlement.notify = self._notify_lost
         self.steps = Steps(self.slot, self._blocked)

@@ -114,7 +114,7 @@ class LaneRun:
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
         self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)
-        self.attempts = Attempts(worker.app, worker.work, self.alarm, self, self.checkpoints, worker.board)
+        self.attempts = Attempts(worker.app, self.alarm, self.run, self.checkpoints, worker.board)
         self.job: Reserved | None = None
         self.turn = self.began = 0
         self.owner = Owner(0)

@@ -18,19 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from qd import events
+from qd import errors, events
 from qd.drivers.types import Reserved
-from qd.errors import (
-    AttemptsExceeded,
-    JobCancelled,
-    JobFailure,
-    JobInterrupted,
-    JobTimeout,
-    LeaseLost,
-    ModelGone,
-    Settled,
-    UnknownJob,
-)
 from qd.events import Listeners
 from qd.jobs.context import RunningJob
 from qd.jobs.policy import Fail, JobLimits, Release, after_error
@@ -113,20 +102,20 @@ Outcome = Done | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 
-def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: Death) -> AttemptsExceeded | JobTimeout:
+def died(kind: type[BaseException], reason: str, death: Death) -> BaseException:
     """The error of a job whose worker died: the reason, and how the worker died."""
     how, _, stack = death.text.partition("\n")
-    error = error_class(f"{reason}{': ' + how if how else ''}")
+    error = kind(f"{reason}{': ' + how if how else ''}")
     if stack:
         error.add_note(stack)
     return error
 
 
-def unknown_job(registry: Registry, name: str) -> UnknownJob:
+def unknown_job(registry: Registry, name: str) -> errors.UnknownJob:
     near = registry.near(name)
     names = f"{len(registry.names())} declared; `qd restart` loads new code"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else names
-    return UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
+    return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
 
 
 BY_THE_JOB = "released by the job"
@@ -145,26 +134,26 @@ class Outcomes:
             self._ended(attempt, None, events.JobReleased(job, requested.delay, reason))
             return Back(requested.delay, reason, spends=requested.counts)
         assert isinstance(requested, Fail)
-        return self.fail(attempt, requested.error or JobFailure(requested.reason))
+        return self.fail(attempt, requested.error or errors.JobFailure(requested.reason))
 
     def after(self, attempt: Attempt, error: BaseException) -> Outcome:
         """The job has raised an error, or was ended from outside."""
         payload, limits, job = attempt.payload, attempt.limits, attempt.job
-        if isinstance(error, LeaseLost):
+        if isinstance(error, errors.LeaseLost):
             self._ended(attempt, error, events.LeaseLost(job))
             return Lost(error)
-        if isinstance(error, JobCancelled):
+        if isinstance(error, errors.JobCancelled):
             return self.cancelled(attempt, error)
-        if isinstance(error, ModelGone):
+        if isinstance(error, errors.ModelGone):
             delete = attempt.payload.deleteWhenMissingModels
             if not (attempt.declared.options.delete_when_missing if delete is None else delete):
                 return self.fail(attempt, error)  # trying again would not bring the row back
             self._ended(attempt, error)
             return Missing(why=str(error))
-        if isinstance(error, JobInterrupted):
+        if isinstance(error, errors.JobInterrupted):
             self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
-        timed_out = isinstance(error, JobTimeout)
+        timed_out = isinstance(error, errors.JobTimeout)
         exceptions = payload.exceptions + 1
         decision = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
         if isinstance(decision, Fail):
@@ -179,7 +168,7 @@ class Outcomes:
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
         """Too many attempts or crashes, or too late: the job fails without running."""
-        error, payload = died(AttemptsExceeded, reason, death), attempt.payload
+        error, payload = died(errors.AttemptsExceeded, reason, death), attempt.payload
         if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have crashed a worker or a host
             return Failed(error, payload.attempts, death)
         return self.fail(attempt, error, death=death, begins=True)
@@ -190,10 +179,11 @@ class Outcomes:
         payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
         attempt.job.attempt = payload.attempts
         if ending_of(attempt.reserved.before) is Ending.DIED_IN_HOOKS:
-            error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
+            reason = "it had failed, and its worker died in failed() or in a listener"
+            error = died(errors.AttemptsExceeded, reason, death)
             return Failed(error, payload.attempts, death)
         known = death._replace(text=death.text.removeprefix(OVER_TIMEOUT))
-        error = died(JobTimeout, "it ran longer than its timeout and was killed", known)
+        error = died(errors.JobTimeout, "it ran longer than its timeout and was killed", known)
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 
     def fail(
@@ -206,11 +196,11 @@ class Outcomes:
     ) -> Failed:
         """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
         one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
-        job, timed_out, emit = attempt.job, killed or isinstance(error, JobTimeout), self.listeners.emit
+        job, timed_out, emit = attempt.job, killed or isinstance(error, errors.JobTimeout), self.listeners.emit
 
         def hooks() -> None:
             if begins:
-                with suppress(Settled):  # the outcome is decided already
+                with suppress(errors.Settled):  # the outcome is decided already
                     emit(events.JobPopped(job))
                     emit(events.JobProcessing(job))
             try:

@@ -15,19 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from qd.config.settings import sent_to
+from qd.app import Qd
+from qd.config.settings import Settings, sent_to
 from qd.errors import ConfigError, DeclarationError
 from qd.middleware import RateLimited
+from qd.options.tables import JobOptions
 from qd.process.scoreboard import ALL_SHUT, H, Scoreboard, digest, open_queues
 from qd.schedule.entry import JobTask
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.options.tables import JobOptions
-
 
 LONG = 1.0  # seconds after which a worker moves to the next queue
 

@@ -192,13 +192,12 @@ class Settlement:
         attempts: Attempts,
         slot: Slot,
         counters: SlotCounters | None = None,
-        keeps: bool = True,
-        copier: Copier | None = None,
     ) -> None:
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
-        self.queue, self.log, self.keeps, self.copier = connection.queue, connection.log, keeps, copier
+        self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
+        self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
+        self.copier = Copier(url, connection.queue.settings.name, self.queue, self.log) if url else None
         self.notify: Callable[[Reserved], None] = self._notify
-        self.most = attempts.app.settings.max_payload
         self._untouched = partial(self._give_back, back=UNTOUCHED)
         self._buried: tuple[dict[str, object], bytes] | None = None
 

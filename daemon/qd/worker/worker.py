@@ -21,7 +21,6 @@ from setproctitle import setproctitle
 
 from qd import events
 from qd.app import Qd
-from qd.config.settings import Settings
 from qd.drivers.base import Connector, with_lanes
 from qd.drivers.types import LaneReply, Reserved, Turn
 from qd.jobs.context import set_stopping
@@ -38,7 +37,7 @@ from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
 from qd.worker.prefetch import PrefetchConnection
 from qd.worker.queues import Rota, ShutQueues
-from qd.worker.settle import Copier, Settlement, short
+from qd.worker.settle import Settlement, short
 from qd.worker.timeout import Alarm
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
@@ -49,42 +48,33 @@ DESCRIPTORS_CLOSED = "a job closed this worker's file descriptors; the worker is
 LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
 CANCELLED = Ending.CANCELLED
 MONTH = 30 * 86400.0
+Between = Callable[[], None] | None  # called after each wait for a job, which then lasts IDLE seconds at most
 
 
 class BaseWorker:
     """What a worker does whether it runs one job at a time or several."""
 
+    alarm_type = Alarm
+
     def __init__(
-        self,
-        app: Qd,
-        settings: Settings,
-        queue: Connector,
-        context: ChildContext,
-        assignment: Assignment,
-        between: Callable[[], None] | None = None,
-        alarm: type[Alarm] = Alarm,
+        self, app: Qd, queue: Connector, context: ChildContext, assignment: Assignment, between: Between = None
     ) -> None:
-        """between: called after each wait for a job, which then lasts IDLE seconds at most."""
+        settings = app.settings
         self.app, self.work, self.queue, self.context = app, settings.work, queue, context
         self.board, self.slot = context.board, context.board.slot(assignment.slot)
         self.log = context.log
         self.mailbox = Mailbox()
-        self.alarm = alarm(self.slot)
+        self.alarm = self.alarm_type(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints, self.board)
+        self.attempts = Attempts(app, self.alarm, self.coroutines.run, self.checkpoints, self.board)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
         self.ahead: PrefetchConnection | None = None
         self.connection = self._connect(rota)
-        self.keeps = settings.failed.enabled
-        url, place = settings.failed.database, settings.connection(self.work.connection).name
-        copier = Copier(url, place, queue, self.log) if url else None
         self.counters = self.board.counters.slot(assignment.slot)
-        self.settlement = Settlement(
-            self.connection, self.attempts, self.slot, self.counters, keeps=self.keeps, copier=copier
-        )
+        self.settlement = Settlement(self.connection, self.attempts, self.slot, self.counters)
         self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
@@ -186,7 +176,9 @@ class BaseWorker:
     def _took(self, turn: Turn | LaneReply) -> None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
-            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
+            self.log.error(
+                "job.malformed", count=turn.malformed, kept="failed store" if self.settlement.keeps else "no"
+            )
 
     # -- run it
 

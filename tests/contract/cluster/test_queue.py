@@ -644,8 +644,9 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
     connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    settings = SimpleNamespace(max_payload=0, failed=SimpleNamespace(enabled=True, database=""))
     attempts: Any = SimpleNamespace(
-        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True, row=None
+        app=SimpleNamespace(settings=settings), payload=read(held.member), unfreed=True, row=None
     )
     ending = Settlement(connection, attempts, Scoreboard().slot(1))
     context: Any = None
