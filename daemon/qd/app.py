@@ -1,7 +1,7 @@
 """Qd: the application object. The constructor stores its arguments; configuration and servers come on first use.
 
 app = Qd(imports=["shop.mail"])
-@app.job("mail.welcome", queue="mail")      jobs/declare.py
+@app.job("mail.welcome", queue="mail")      jobs/job.py
 welcome.dispatch("a@b.c")                   jobs/job.py -> dispatch/dispatcher.py -> drivers
 qd work                                     app._load(), then app._registry and app._listeners
 """
@@ -25,8 +25,7 @@ from qd.dispatch.services import Services, extension, limit_of
 from qd.drivers.connections import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
-from qd.jobs.declare import Declare
-from qd.jobs.job import Call, Job, JobFunction, caller, plan_of
+from qd.jobs.job import Call, Declare, Job, JobFunction, caller, plan_of
 from qd.jobs.plan import Duration, Handle, Options, Place, Plan, SendOptions
 from qd.schedule.declare import Schedule
 

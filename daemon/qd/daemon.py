@@ -138,7 +138,7 @@ class Bodies:
         from qd.scheduler import process
 
         serves = {Role.WORKER: boot.serve, Role.SCHEDULER: process.serve}
-        return lambda app, settings, context, of, between: serves[of.role](app, settings, context, of, between)
+        return lambda app, context, of, between: serves[of.role](app, context, of, between)
 
 
 def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:

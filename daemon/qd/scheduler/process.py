@@ -38,13 +38,13 @@ FIRST_CONTACT = 5.0  # seconds to wait for the keeper's first contact; its serve
 
 def serve(
     app: Qd,
-    settings: Settings,
     context: ChildContext,
     assignment: Assignment,
     between_turns: Callable[[], None] | None = None,
 ) -> int:
     """Become the scheduler of this assignment and work until stopped. Returns the exit code."""
     context, stack_fd = boot.settled(context, assignment)
+    settings = app.settings
     child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)

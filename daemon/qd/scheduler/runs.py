@@ -20,7 +20,7 @@ from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import Log
 from qd.master.postmortem import OomKills
-from qd.process import fork, leftovers
+from qd.process import fork
 from qd.process.exit_codes import describe_status
 from qd.schedule.entry import Entry
 from qd.scheduler.overlaps import HeldOverlap, Overlaps
@@ -152,7 +152,7 @@ class Runs:
             ended += self.reap()
             time.sleep(0.002)
         if ended:
-            leftovers.kill_left_by_runs(self._token, os.getpid(), lambda: None)
+            fork.kill_left_by_runs(self._token, os.getpid(), lambda: None)
         with suppress(QdError):
             self.overlaps.renew()
         return ended
@@ -211,7 +211,7 @@ class Runs:
             return None
         del self._runs[pid]
         if os.WIFSIGNALED(status) and not self._ending:
-            leftovers.kill_left_by_job(run.owner, run.began, lambda: None)  # whatever their parent is now
+            fork.kill_left_by_job(run.owner, run.began, lambda: None)  # whatever their parent is now
         ended = None if run.aftermath else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:
             how = run.ended_for or describe_status(status)

@@ -53,7 +53,7 @@ from qd.store.masters import MasterReport
 from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
-from qd.worker.settle import Settlement, Settler
+from qd.worker.settle import Settlement
 from tests.contract.keyspace.test_queue import job
 from tests.support.payloads import push_many
 from tests.support.servers.cluster import Cluster
@@ -645,10 +645,11 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
     connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    settings = SimpleNamespace(max_payload=0, failed=SimpleNamespace(enabled=True, database=""))
     attempts: Any = SimpleNamespace(
-        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True, row=None
+        app=SimpleNamespace(settings=settings), payload=read(held.member), unfreed=True, row=None
     )
-    ending = Settlement(Settler(queue, log, keeps=True, copier=None), connection, attempts, Scoreboard().slot(1))
+    ending = Settlement(connection, attempts, Scoreboard().slot(1))
     context: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
     with node_down(cluster, a):

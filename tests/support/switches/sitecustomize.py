@@ -165,9 +165,9 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of the group": [
         ("qd.process.fork", replaced("kill_group", one_process)),
         ("qd.process.fork", replaced("reap", reap_alone)),
-        ("qd.process.leftovers", replaced("kill_all", never(0))),  # it would come shortly after
+        ("qd.process.fork", replaced("kill_all", never(0))),  # it would come shortly after
     ],
-    "end of what left the group": [("qd.process.leftovers", replaced("kill_all", never(0)))],
+    "end of what left the group": [("qd.process.fork", replaced("kill_all", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],

@@ -12,8 +12,7 @@ import pytest
 from qd.payload.format import read
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.worker.queues import Rota
-from qd.worker.status import ShutQueues
+from qd.worker.queues import Rota, ShutQueues
 from qd.worker.worker import MONTH, Worker, waited_us
 
 
