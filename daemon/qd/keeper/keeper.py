@@ -4,7 +4,7 @@
     a worker died         its jobs are moved at once (dead_workers.py)
     server unreachable    logged once; after its return renew first, reclaim only after a third of the lease
     failed store          once a minute and queue: delete old records, report records dropped for newer ones
-    statistics            every 10 s: add what the workers have counted (statistics.py)
+    statistics            every 10 s: add what the workers have counted (report.py)
 
 It moves jobs and runs none. All its state is on the server and the scoreboard, so that a new keeper can continue. It leaves
 when the master closes its order stream.
@@ -28,14 +28,20 @@ from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
-from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
 from qd.keeper.controls import FleetOrders, LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
-from qd.keeper.events import MasterEvents
 from qd.keeper.recall import LOOK, Recall
-from qd.keeper.report import Report
-from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
-from qd.keeper.statistics import Statistics
+from qd.keeper.report import MasterEvents, Report, Statistics
+from qd.keeper.servers import (
+    AGAIN,
+    ControlAway,
+    ControlConnection,
+    EmbeddedServer,
+    Permissions,
+    ServerHealth,
+    each_of,
+    longest_call,
+)
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE

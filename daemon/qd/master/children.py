@@ -332,10 +332,6 @@ class Children:
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)
 
-    @property
-    def jobs_done(self) -> int:
-        return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))
-
 
 MAX_BOOT_DEATHS = 5  # after so many, if no worker has ever been ready, the program exits
 FIRST, LONGEST = 0.1, 30.0  # seconds until the next try

@@ -32,18 +32,10 @@ from qd.process.scoreboard import Why
 
 
 class Messages:
-    def __init__(
-        self,
-        state: State,
-        spawner: Spawner,
-        reload: Reload,
-        stop: Callable[[str, Exit], None],
-        announce: Callable[[Imported], None],
-        resize: Callable[[int], None],
-    ) -> None:
+    def __init__(self, state: State, spawner: Spawner, reload: Reload, announce: Callable[[Imported], None]) -> None:
         """announce: called with the report of the app's first import, to log the first line."""
         self.state, self.spawner, self.reload = state, spawner, reload
-        self._stop, self._announce, self._resize = stop, announce, resize
+        self._announce = announce
 
     def handle(self) -> None:
         for message, fd in self.state.receiver.read(self._reject):
@@ -69,7 +61,7 @@ class Messages:
                 state.children.forget(worker)
                 self.spawner.refused(worker.role, error)
             case Resize(workers=workers):
-                self._resize(workers)
+                state.resize(workers)
             case Restart():
                 self._on_restart(message)
             case Lost(turn=turn) if worker is not None and worker.has_job:
@@ -121,4 +113,4 @@ class Messages:
         if message.rolling:
             self.reload.request("qd restart --rolling")
         elif state.stopping is None:
-            self._stop("qd restart", Exit.OK)
+            state.begin_stop("qd restart", Exit.OK)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from qd.master.children import Death
 from qd.master.code import AppImport
 from qd.master.reload import Reload
-from qd.master.shutdown import begin
 from qd.master.state import State
 from qd.master.status import log_death
 from qd.process import fork
@@ -80,7 +79,7 @@ class Reaper:
         elif any(each.ever_ready for each in state.boots.values()):
             return  # the others continue
         elif (exit_code := boots.hopeless(death.exit_code)) is not None:
-            begin(state, f"no {worker.role.word} could boot", exit_code, by_signal=True)
+            state.begin_stop(f"no {worker.role.word} could boot", exit_code, by_signal=True)
 
     def _judge_leave(self, death: Death) -> None:
         """A worker left without a request: with --once the program ends; with --no-respawn it drains the others (exit 1
@@ -88,11 +87,11 @@ class Reaper:
         state = self.state
         boots = state.boots[death.worker.role]
         if state.plan.work.once:
-            begin(state, "once", Exit.OK)
+            state.begin_stop("once", Exit.OK)
         elif state.plan.work.no_respawn:
             crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
             how = f"a {death.worker.role.word} left with {describe_status(death.status)}"
-            begin(state, f"no respawn: {how}", Exit.BUG if crashed else Exit(of_program(death.exit_code)))
+            state.begin_stop(f"no respawn: {how}", Exit.BUG if crashed else Exit(of_program(death.exit_code)))
         if death.jobs:
             boots.worked(death.worker)  # it may have come and gone between two turns
         if state.stopping is None and death.fell_idle:
@@ -112,6 +111,6 @@ class Reaper:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
             leaves_with = Exit(exit_code) if known else Exit.IMPORT
             what = "the check before the start" if leaves_with is Exit.CONFIG else "the app's import"
-            begin(state, f"{what} ended with {describe_status(status)}", leaves_with, by_signal=True)
+            state.begin_stop(f"{what} ended with {describe_status(status)}", leaves_with, by_signal=True)
         elif state.stopping is None:
             state.log.error("template.died", how=ending(status, oom=state.children.oom.killed(status)))

@@ -66,7 +66,7 @@ class Master:
         state: Any = SimpleNamespace(receiver=receiver, log=log, children=self.children, stopping=None, paused=False)
         spawner: Any = SimpleNamespace(born=lambda worker: None)
         reload: Any = SimpleNamespace()
-        self.messages = Messages(state, spawner, reload, lambda *_: None, lambda _: None, lambda _: None)
+        self.messages = Messages(state, spawner, reload, lambda _: None)
 
 
 @pytest.fixture
