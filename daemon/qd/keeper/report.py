@@ -234,12 +234,7 @@ QUEUES = 300  # whose depths this master writes
 
 class Statistics:
     def __init__(
-        self,
-        queue: KeeperConnector,
-        queues: Sequence[str],
-        control: ControlConnection,
-        context: ChildContext,
-        log: Log,
+        self, queue: KeeperConnector, queues: Sequence[str], control: ControlConnection, context: ChildContext, log: Log
     ) -> None:
         self.queue, self.control, self.token, self.log = queue, control, context.token, log
         self.counters, self.ledger = context.board.counters, Ledger(context.board.counters)
