@@ -16,8 +16,8 @@ from qd.log import Log
 from qd.master import children, reload, spawn, state, watchdog
 from qd.master.children import Worker
 from qd.master.code import AppImport, Assignment, MasterPlan
-from qd.master.reap import Reaper
 from qd.master.reload import Reload
+from qd.master.reports import Reports
 from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
 from qd.options.tables import WorkOptions
@@ -75,7 +75,7 @@ class Rig:
         self.spawner = Spawner(self.state, cast(Forker, self))
         self.reload = Reload(self.state, self.spawner, lambda: plan, {})
         self.reload.own.remember()
-        self.reaper = Reaper(self.state, lambda: None, self.reload)
+        self.reports = Reports(self.state, self.spawner, self.reload, lambda _: None)
         self.reload.begin(plan)
         if plan.preload:
             assert self.state.codes.coming is not None
@@ -110,7 +110,7 @@ class Rig:
     def turn(self, seconds: float = 0.0) -> None:
         """Advance the clock, then make one turn of the master."""
         self.at += seconds
-        self.reaper.reap()
+        self.reports.reap()
         if self.state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()

@@ -28,20 +28,12 @@ from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
+from qd.keeper import servers
 from qd.keeper.controls import FleetOrders, LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
 from qd.keeper.recall import LOOK, Recall
 from qd.keeper.report import MasterEvents, Report, Statistics
-from qd.keeper.servers import (
-    AGAIN,
-    ControlAway,
-    ControlConnection,
-    EmbeddedServer,
-    Permissions,
-    ServerHealth,
-    each_of,
-    longest_call,
-)
+from qd.keeper.servers import ControlAway, ControlConnection, EmbeddedServer, Permissions, ServerHealth, each_of
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
@@ -76,7 +68,7 @@ def run(
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)
-        at_most = longest_call(settings.connection(settings.work.connection))
+        at_most = servers.longest_call(settings.connection(settings.work.connection))
         control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
         control[0].on_progress(lambda _: context.board.keeper_is_alive())
     return Keeper(settings, queue, control, context, log, also).run(OrderReader(line))
@@ -159,7 +151,7 @@ class Keeper:
             self._secondary_tasks()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
-            return time.monotonic() + (AGAIN if self.permissions.explain(error) else self._lost(error))
+            return time.monotonic() + (servers.AGAIN if self.permissions.explain(error) else self._lost(error))
 
     def _recalled(self) -> float:
         """Take back what workers hold for too long. Returns the monotonic moment of the next look."""

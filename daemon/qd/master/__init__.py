@@ -4,10 +4,9 @@ children          workers and schedulers in their slots, their deaths, the backo
 code              MasterPlan, ChildContext, Assignment, and the imports of the app
 keeper_process    the master's side of the keeper
 master            Master: the loop and the signals
-messages          handles the messages of children
 postmortem        whether the OOM killer took a child; the stack of its job
-reap              reaps ended children
 reload            rolling change from one import of the app to the next, unless the qd on disk has changed
+reports           handles the messages and the ends of children
 spawn             forks, and keeps the number of children
 state             State, shared by the parts of the master; the steps of a stop
 status            log lines, ps title, systemd status, liveness file

@@ -1,8 +1,8 @@
 """The master: starts, reaps and kills children, keeps their number, notifies systemd. Nothing here may block.
 
     signal -> mailbox -> wait -> act    TERM stop, USR2 pause, CONT resume, HUP reload, TTIN / TTOU number, USR1 dump
-    child ends -> CHLD -> reap.py -> report to the keeper -> the slot is free once the keeper has moved its jobs
-    message -> messages.py              imported, born, ready, restart requested, lease lost, job cancelled
+    child ends -> CHLD -> reports.py -> report to the keeper -> the slot is free once the keeper has moved its jobs
+    message -> reports.py               imported, born, ready, restart requested, lease lost, job cancelled
     clock -> watchdog.py: jobs over their deadline, silent workers; hung imports, silent keeper; state.py: a stop
     at each turn spawn.py keeps the number of children
 
@@ -18,9 +18,8 @@ from collections.abc import Callable
 
 from qd.log import Log
 from qd.master.code import MasterPlan
-from qd.master.messages import Messages
-from qd.master.reap import Reaper
 from qd.master.reload import Reload
+from qd.master.reports import Reports
 from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
 from qd.master.status import Liveness, StatusDisplay, counted, dump
@@ -64,8 +63,7 @@ class Master:
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
         self.reload = Reload(state, self.spawner, replan, os.environ)
-        self.messages = Messages(state, self.spawner, self.reload, announce)
-        self.reaper = Reaper(state, self.messages.handle, self.reload)
+        self.reports = Reports(state, self.spawner, self.reload, announce)
         self.watchdog = Watchdog(state.children, log)
         self.lane_watch = LaneWatch(state.children, log)
         self.emptiness = Emptiness()
@@ -98,10 +96,10 @@ class Master:
         state.board.set_header(H.MASTER_AT, now())
         state.board.set_header(H.WANTED, state.wanted)
         state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
-        self.messages.handle()
+        self.reports.handle()
         state.children.free_settled()
         state.children.oom.look()
-        self.reaper.reap()
+        self.reports.reap()
         self.watchdog.check(state.plan.work.memory_hard, state.plan.silence)
         self.lane_watch.check(state.plan.work)
         if state.stopping is None:
@@ -137,7 +135,7 @@ class Master:
         self.state.keeper.kill()
         deadline = time.monotonic() + 2.0  # a process that SIGKILL has not ended by then hangs in the kernel
         while (codes.leaving or children.workers) and time.monotonic() < deadline:
-            if self.reaper.one() is None:
+            if self.reports.one() is None:
                 self.state.mailbox.wait(QUICK)
         self.state.mailbox.leave()
         self.liveness.remove()

@@ -4,7 +4,7 @@ Watchdog    one job at a time: over its deadline, over the hard memory limit, st
             no heartbeat between two jobs (stopped, swapped out, stuck in a listener)
 LaneWatch   several jobs: those that do not end, and those that block the event loop
 
-request the stack -> 0.15 s -> SIGKILL with a verdict -> reap.py
+request the stack -> 0.15 s -> SIGKILL with a verdict -> reports.py
 
 A worker writes W.BEAT at each turn, ahead of time if a step may take longer. Only time during which the master itself was
 running counts, so suspending the whole process tree does not mark workers as silent.

@@ -30,19 +30,7 @@ from qd.jobs.job import Call, Job, JobFunction, caller
 from qd.jobs.registry import Registry
 from qd.options.kinds import did_you_mean
 from qd.schedule.builder import Names, Scheduled, Words, shown, takes_arguments, wrong
-from qd.schedule.entry import (
-    CallTask,
-    Entry,
-    JobTask,
-    Missed,
-    QdTask,
-    ShellTask,
-    Task,
-    called,
-    meant_for,
-    of_call,
-    of_command,
-)
+from qd.schedule.entry import CallTask, Entry, JobTask, Missed, QdTask, ShellTask, Task, called, of_call, of_command
 
 if TYPE_CHECKING:
     from qd.drivers.base import Factory
@@ -123,7 +111,7 @@ class Schedule:
 
     def here(self, environment: str) -> tuple[Entry, ...]:
         """The entries that run in this environment (Settings.env). Raises as `entries`."""
-        return meant_for(environment, self.entries())
+        return tuple(entry for entry in self.entries() if entry.runs_in(environment))
 
     def __len__(self) -> int:
         """Number of entries declared in code."""

@@ -1,4 +1,6 @@
-"""Reaps ended children one by one, logs them, and decides what follows for the program.
+"""What children report, and how they end: one by one, with what follows for the program.
+
+message -> accepted if it is well-formed and agrees with the master's own state, which may have changed meanwhile
 
 child.ended -> template: the reload is refused, or reload.py starts another
             -> keeper: keeper_process.py starts another
@@ -8,22 +10,108 @@ child.ended -> template: the reload is refused, or reload.py starts another
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
-from qd.master.children import Death
+from qd.master.children import Death, Worker
 from qd.master.code import AppImport
 from qd.master.reload import Reload
+from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.master.status import log_death
-from qd.process import fork
+from qd.process import channels, fork
 from qd.process.exit_codes import Exit, describe_status, ending, of_program
-from qd.process.scoreboard import H, Role, Verdict
+from qd.process.scoreboard import H, Role, Verdict, Why
 
 
-class Reaper:
-    def __init__(self, state: State, handle_messages: Callable[[], None], reload: Reload) -> None:
-        self.state, self._handle_messages, self.reload = state, handle_messages, reload
+class Reports:
+    def __init__(
+        self, state: State, spawner: Spawner, reload: Reload, announce: Callable[[channels.Imported], None]
+    ) -> None:
+        """announce: called with the report of the app's first import, to log the first line."""
+        self.state, self.spawner, self.reload, self._announce = state, spawner, reload, announce
+
+    # -- messages (process/channels.py)
+
+    def handle(self) -> None:
+        log = self.state.log
+        for message, fd in self.state.receiver.read(lambda e: log.warning("master.message_rejected", error=str(e))):
+            self._act(message, fd)
+
+    def _act(self, message: channels.AnyMessage, fd: int | None) -> None:
+        """fd: the stack file of a child that is ready. Any other descriptor is closed."""
+        state, worker = self.state, None
+        if isinstance(message, channels.ChildMessage):
+            worker = state.children.found(message.slot, message.generation)
+        if fd is not None and not (worker is not None and isinstance(message, channels.Ready)):
+            os.close(fd)
+        match message:
+            case channels.Imported():
+                self._on_imported(message)
+            case channels.Ready() if worker is not None:
+                self._on_ready(worker, fd)
+            case channels.Born():
+                self._on_born(message, worker)
+            case channels.Unborn(error=error) if worker is not None:
+                state.children.forget(worker)
+                self.spawner.refused(worker.role, error)
+            case channels.Resize(workers=workers):
+                state.resize(workers)
+            case channels.Restart():
+                self._on_restart(message)
+            case channels.Lost(turn=turn) if worker is not None and worker.has_job:
+                state.children.alarm(worker, Why.LEASE, turn)
+            case channels.Cancel(turn=turn) if worker is not None:
+                state.children.cancel(worker, turn)
+            case channels.Changed():
+                coming = state.codes.coming
+                code = coming if coming is not None and coming.imported else state.codes.serving
+                if code is not None and code.number == message.code:
+                    self.reload.request(f"changed: {message.file}")
+
+    def _on_imported(self, message: channels.Imported) -> None:
+        state = self.state
+        code = state.codes.by_number(message.code)
+        if code is None or code.imported:
+            return
+        code.settings, code.entries = message.settings, message.entries
+        if not (code.preload and message.preload):
+            state.codes.without_template(code)
+        for line in message.warnings:
+            state.log.warning("app.imported", warning=line)
+        if self.reload.imported(code):
+            self._announce(message)
+
+    def _on_born(self, message: channels.Born, worker: Worker | None) -> None:
+        state = self.state
+        if worker is None:  # given up before it was born
+            return fork.kill_group(message.pid)
+        self.spawner.born(worker)
+        state.children.born(worker, message.pid)
+        if worker.draining or state.stopping is not None:
+            worker.send(signal.SIGTERM)
+
+    def _on_ready(self, worker: Worker, fd: int | None) -> None:
+        state = self.state
+        worker.is_ready(fd)
+        state.boots[worker.role].ready()
+        if worker.draining or state.stopping is not None:
+            worker.send(signal.SIGTERM)
+        else:  # the state may have changed before the worker handled signals
+            worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
+
+    def _on_restart(self, message: channels.Restart) -> None:
+        state = self.state
+        newest = state.codes.coming or state.codes.serving
+        if message.rolling and newest is not None and newest.forked_ns > message.at:
+            return  # a new keeper has read the stamp again, and this code is newer
+        if message.rolling:
+            self.reload.request("qd restart --rolling")
+        elif state.stopping is None:
+            state.begin_stop("qd restart", Exit.OK)
+
+    # -- ends
 
     def reap(self) -> None:
         while (death := self.one()) is not None:
@@ -35,7 +123,7 @@ class Reaper:
         state, pid = self.state, fork.ended()
         if pid is None:
             return None
-        self._handle_messages()  # the report of its birth must be handled before its death
+        self.handle()  # the report of its birth must be handled before its death
         code = state.codes.by_pid(pid)
         if code is not None:
             status, _ = fork.reap(pid)
