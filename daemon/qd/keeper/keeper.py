@@ -25,6 +25,7 @@ from setproctitle import setproctitle
 from qd.config.settings import Settings
 from qd.drivers.base import Factory, KeeperConnector, with_lanes
 from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
+from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
@@ -211,7 +212,7 @@ class Keeper:
         ConnectionLost, because another connection may belong to a user with other rights; not if a node of a cluster that
         the beat missed has the orders."""
         try:
-            self.fleet.update(self.control.fleet(), server_now)
+            self.fleet.update(self.control.hash(keys.FLEET), server_now)
         except ControlAway:
             pass
         except ConnectionLost:
@@ -228,9 +229,9 @@ class Keeper:
         return BeatRequest(self.context.token, report, self.lease, bool(seats), self._reclaims_until(), seats)
 
     def _to_renew(self, at: float) -> list[int]:
-        """The seats whose leases the next beat renews."""
-        if self._renews(at):
-            self._unrenewed = self._seats()
+        """The seats whose leases the next beat renews: at a third of the lease; at once after a connection is back."""
+        if at - self._renewed_at >= self.lease / 3 - 0.6 or not self._connected_at:
+            self._renewed_at, self._unrenewed = at, self._seats()
         seats, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
         return seats
 
@@ -270,13 +271,6 @@ class Keeper:
         hosts were suspended or that clock was set: others need time to renew first."""
         long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
         return self._server_now + self.gap if long_enough else 0.0
-
-    def _renews(self, at: float) -> bool:
-        """At a third of the lease; at once after a connection is back."""
-        if at - self._renewed_at < self.lease / 3 - 0.6 and self._connected_at:
-            return False
-        self._renewed_at = at
-        return True
 
     def _until_next(self, reply: BeatReply) -> float:
         if reply.more or self._unrenewed:
@@ -321,7 +315,7 @@ class Keeper:
 
     def _masters(self) -> list[MasterReport]:
         """All reports. Deletes those that were not renewed for an hour or cannot be read."""
-        flat = self.control.reports()
+        flat = self.control.hash(keys.MASTERS)
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         self.board.keeper_is_alive()
         old = forgotten(fields, self._server_now)

@@ -16,6 +16,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qd.drivers.base import KeeperConnector
@@ -25,6 +26,7 @@ from qd.drivers.keyspace.queue import beat
 from qd.drivers.types import BeatReply, BeatRequest
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused
 from qd.log import Log
+from qd.master.children import Backoff
 from qd.options.drivers import BORROWERS
 from qd.process.scoreboard import H, Scoreboard
 from qd.store import audit
@@ -86,7 +88,7 @@ def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
         raise last
 
 
-FIRST_DELAY, LONGEST_DELAY = 0.1, 1.0  # seconds between two tries of an unreachable server
+DELAYS = (0.1, 1.0)  # seconds between two tries of an unreachable server: at first, and at most
 
 
 class ServerHealth:
@@ -99,7 +101,7 @@ class ServerHealth:
         self._since: dict[str, float] = {}
         self._away_since: float | None = None
         self._logged = False
-        self._delay = 0.0
+        self._delays = Backoff(*DELAYS)
 
     @property
     def is_away(self) -> bool:
@@ -114,21 +116,18 @@ class ServerHealth:
     def lost(self, error: QdError) -> float:
         """Note a failed beat. Returns the seconds until the next try. An error that names another server, the control
         connection's, is logged by ControlConnection."""
-        if self._away_since is None:
-            self._away_since, self._delay = time.monotonic(), FIRST_DELAY
-        else:
-            self._delay = min(LONGEST_DELAY, self._delay * 2)
+        self._away_since = self._away_since or time.monotonic()
         if error.server is None and not self._logged:
             self._logged = True
             self.log.warning(f"{self.server}.away", error=str(error))
-        return self._delay * random.uniform(0.5, 1.0)
+        return self._delays.step() * random.uniform(0.5, 1.0)
 
     def back(self, place: Callable[[], str | None]) -> None:
         """Note a successful beat. place: the address of the server, which may be another one than before."""
         if self._away_since is not None:
             if self._logged:
                 self.log.info(f"{self.server}.back", after=time.monotonic() - self._away_since, at=place())
-            self._away_since, self._logged = None, False
+            self._away_since, self._logged, self._delays.count = None, False, 0
 
     def update(self, away: Sequence[tuple[str, str]]) -> None:
         """away: the nodes or queues that failed in the last beat, with the error."""
@@ -142,7 +141,7 @@ class ServerHealth:
             self.log.info(f"{self.server}.back", **{self.what: node}, after=at - self._since.pop(node))
 
 
-RESTARTS = (1.0, 30.0)  # seconds between two starts: at first, and at most
+RESTS = (1.0, 30.0)  # seconds between two starts: at first, and at most
 
 
 class EmbeddedServer:
@@ -153,15 +152,15 @@ class EmbeddedServer:
         urls = [settings.connections[name].url or "" for name in names]
         self.root = settings.root if any(url.startswith("embedded:") for url in urls) else None
         self.log = log
-        self._rest, self._not_before = 0.0, 0.0
+        self._rest = Backoff(*RESTS)
 
     def look(self, away: bool) -> None:
         """away: the last call of the server failed."""
         if self.root is None:
             return
         if not away:
-            self._rest = 0.0
-        elif time.monotonic() >= self._not_before:
+            self._rest.count = 0
+        elif not self._rest.waits:
             self._start()
 
     def _start(self) -> None:
@@ -171,16 +170,11 @@ class EmbeddedServer:
         try:
             pid = embedded.revive(self.root)
         except (ConfigError, OSError, subprocess.SubprocessError) as error:
-            self._next()
-            self.log.error("embedded.not_started", error=str(error), retry_in=self._rest)
+            self.log.error("embedded.not_started", error=str(error), retry_in=self._rest.step())
             return
         if pid is not None:
-            self._next()
+            self._rest.step()
             self.log.warning("embedded.started", pid=pid, reason="it was killed")
-
-    def _next(self) -> None:
-        self._rest = min(RESTARTS[1], max(RESTARTS[0], self._rest * 2))
-        self._not_before = time.monotonic() + self._rest
 
 
 REST = 0.5  # seconds between two tries while it is unreachable, at least
@@ -219,7 +213,8 @@ class ControlConnection:
         at = time.monotonic()
         if at >= self._not_before:
             try:
-                self._reply, self._read_at = self._try(request), at
+                with self.space.within(min(LOOK, longest_call(self.jobs))) if self.is_away else nullcontext():
+                    self._reply, self._read_at = beat(self.space, self.prefix, (), request), at
                 self._back()
                 return self._reply, True
             except (ConnectionLost, ServerRefused) as error:
@@ -229,20 +224,9 @@ class ControlConnection:
             return None, False
         return self._reply._replace(now=self._reply.now + at - self._read_at), False
 
-    def _try(self, request: BeatRequest) -> BeatReply:
-        if not self.is_away:
-            return beat(self.space, self.prefix, (), request)
-        with self.space.within(min(LOOK, longest_call(self.jobs))):
-            return beat(self.space, self.prefix, (), request)
-
-    def reports(self) -> Sequence[Any]:
-        """The hash of all masters, as a flat list. Raises ControlAway."""
-        found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.MASTERS)
-        return found
-
-    def fleet(self) -> Sequence[Any]:
-        """The hash of orders for a part of the fleet, as a flat list. Raises ControlAway."""
-        found: Sequence[Any] = self._call("HGETALL", self.prefix + keys.FLEET)
+    def hash(self, name: str) -> Sequence[Any]:
+        """A hash, as a flat list. Raises ControlAway."""
+        found: Sequence[Any] = self._call("HGETALL", self.prefix + name)
         return found
 
     def forget(self, *tokens: str) -> None:
@@ -258,13 +242,7 @@ class ControlConnection:
 
     def record(self, *events: audit.Event) -> None:
         """Raises ControlAway, ServerRefused."""
-        try:
-            audit.record(KeyspaceStore(self.space, self.prefix), *events)
-        except ConnectionLost as error:
-            if self.name == self.jobs.name:
-                raise
-            self.lost(error)
-            raise ControlAway(str(error)) from None
+        self._tried(lambda: audit.record(KeyspaceStore(self.space, self.prefix), *events), ConnectionLost)
 
     def _call(self, *words: str) -> Any:
         return self._tried(lambda: self.space.call(*words), ConnectionLost, ServerRefused)

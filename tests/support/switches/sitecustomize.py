@@ -150,7 +150,7 @@ NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = cra
 
 # Mechanism -> patches of modules.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
-    "renewal": [("qd.keeper.keeper", replaced("Keeper._renews", never(False)))],
+    "renewal": [("qd.keeper.keeper", replaced("Keeper._to_renew", never([])))],
     "owner mark": [
         (SCRIPTS, script_without("turn", OWNED, "0")),
         (SCRIPTS, script_without("lanes", OWNED_TOO, "redis.pcall('HSET', owners, unpack(also))")),
