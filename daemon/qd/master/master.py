@@ -167,7 +167,7 @@ class Master:
         if state.stopping is None:
             state.begin_stop(f"signal {name}", Exit.OK, by_signal=True)
         elif state.stopping.again():
-            state.log.warning("master.stopping", reason=f"{name} again", running=len(state.children))
+            state.log.warning("master.stopping", reason=f"{name} again", running=len(state.children.workers))
 
     def _set_paused(self, paused: bool) -> None:
         state = self.state

@@ -149,11 +149,11 @@ class Reports:
         if death.verdict is not None:
             log_death(state.log, death, death.verdict)
             state.keeper.report_death(death)
-        elif death.at_boot and not worker.draining and state.stopping is None:
+        elif not worker.ready and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:
             state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=describe_status(death.status))
-        if state.stopping is None and not worker.draining and not death.at_boot:
+        if state.stopping is None and not worker.draining and worker.ready:
             self._judge_leave(death)
 
     def _died_at_boot(self, death: Death) -> None:

@@ -56,7 +56,7 @@ class Watchdog:
     def _check_job(self, worker: Worker, memory_hard: int) -> None:
         """Even if the master notices late, because it was suspended itself, the worker has its time for the stack: a job
         that was suspended, too, may end meanwhile."""
-        late, cancelled = since(worker.deadline), since(worker.cancel_deadline)
+        late, cancelled = since(worker.slot[W.DEADLINE]), since(worker.cancel_deadline)
         due = max(late, cancelled) > GRACE - STACK and stack_taken(worker)
         if due and cancelled > GRACE:
             self.children.kill(worker, Verdict.CANCELLED)
@@ -92,7 +92,7 @@ class Watchdog:
     def _waits(self) -> Iterator[float]:
         at = now()
         for worker in self.children.workers.values():
-            for deadline in (worker.deadline, worker.cancel_deadline):
+            for deadline in (worker.slot[W.DEADLINE], worker.cancel_deadline):
                 if worker.has_job and deadline:
                     left = (deadline - at) / 1e9
                     yield from (left + GRACE - STACK, left + GRACE)
