@@ -22,7 +22,7 @@ from qd.master.reload import Reload
 from qd.master.reports import Reports
 from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
-from qd.master.status import Liveness, StatusDisplay, counted, dump
+from qd.master.status import Status, dump
 from qd.master.watchdog import LaneWatch, Watchdog
 from qd.options.tables import WorkOptions
 from qd.process import proc, systemd
@@ -67,7 +67,7 @@ class Master:
         self.watchdog = Watchdog(state.children, log)
         self.lane_watch = LaneWatch(state.children, log)
         self.emptiness = Emptiness()
-        self._display, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
+        self.status = Status(state, title, os.environ)
 
     # -- the loop
 
@@ -110,7 +110,7 @@ class Master:
             state.go_on_stopping(state.stopping)
         state.keeper.want(self.reload.settings())
         state.keeper.watch(lambda *what: self.forker.keeper(state.plan, *what), state.children.dead)
-        self._show()
+        self.status.show()
 
     def _stop_when_empty(self) -> None:
         state, plan = self.state, self.state.plan
@@ -138,7 +138,7 @@ class Master:
             if self.reports.one() is None:
                 self.state.mailbox.wait(QUICK)
         self.state.mailbox.leave()
-        self.liveness.remove()
+        self.status.remove_liveness()
 
     # -- signals
 
@@ -160,7 +160,7 @@ class Master:
         elif number == signal.SIGTTOU:
             state.resize(state.wanted - 1)
         elif number == signal.SIGUSR1:
-            dump(state.log, state.children, state.wanted, state.paused)
+            dump(state)
 
     def _stop(self, name: str) -> None:
         state = self.state
@@ -177,19 +177,6 @@ class Master:
         state.board.set_header(H.PAUSED, int(paused))
         for worker in state.children.workers.values():
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
-
-    # -- status
-
-    def _show(self) -> None:
-        state, children = self.state, self.state.children
-        down = state.board.header(H.DOWN)
-        paused = state.paused or state.board.header(H.HELD)
-        word = "stopping" if state.stopping else "paused" if paused else "down" if down else ""
-        self._display.show(counted(children, only_schedule=not state.plan.work.workers), word)
-        workers, leads = len(children.of(Role.WORKER)), state.plan.leads
-        if self._display.ready(children.serving(role=leads), max(1, state.wants()[leads])):
-            state.log.info("master.ready", workers=workers)
-        self.liveness.write(workers, self._display.is_ready, state.keeper.silent_for)
 
 
 def has_terminal() -> bool:

@@ -32,17 +32,18 @@ from qd.process.scoreboard import L, LaneState, Role, SlotState, Verdict, W, now
 
 GRACE = 0.4  # seconds a job may be over its deadline before it is killed
 STACK = 0.15  # seconds before that, at which its stack is requested
+AWAY = 2.0  # seconds between two checks after which the master itself was suspended
 UNDYING = 5.0  # seconds after SIGKILL within which a process ends, unless it hangs in the kernel
 
 
 class Watchdog:
     def __init__(self, children: Children, log: Log) -> None:
         self.children, self.log = children, log
-        self.silence = HeartbeatMonitor()
+        self._looked_at = now()
 
     def check(self, memory_hard: int, silence: float) -> None:
         """memory_hard: bytes, 0 none. silence: seconds without a heartbeat that a worker between two jobs is allowed."""
-        self.silence.look(self.children.workers.values())
+        self.look(self.children.workers.values())
         for worker in self.children.workers.values():
             if not worker.pid:
                 continue
@@ -51,7 +52,18 @@ class Watchdog:
             elif worker.has_job:
                 self._check_job(worker, memory_hard)
             elif worker.ready:
-                self._check_silence(worker, self.silence.of(worker) - silence)
+                self._check_silence(worker, silence_of(worker) - silence)
+
+    def look(self, workers: Iterable[Worker]) -> None:
+        """Note since when each worker is silent."""
+        at = now()
+        away, self._looked_at = at - self._looked_at, at
+        for worker in workers:
+            beat = worker.slot[W.BEAT]
+            if worker.has_job or not worker.ready or beat != worker.beat:
+                worker.beat, worker.quiet_since = beat, at
+            elif away > AWAY * 1e9:
+                worker.quiet_since += away
 
     def _check_job(self, worker: Worker, memory_hard: int) -> None:
         """Even if the master notices late, because it was suspended itself, the worker has its time for the stack: a job
@@ -73,7 +85,7 @@ class Watchdog:
             return
         worker.slot[W.SILENT] = 1
         if stack_taken(worker):
-            slot, seconds = worker.slot.number, self.silence.of(worker)
+            slot, seconds = worker.slot.number, silence_of(worker)
             self.log.error(worker.event("silent"), slot=slot, pid=worker.pid, state=state_of(worker), seconds=seconds)
             self.children.kill(worker, Verdict.CRASH)
 
@@ -111,28 +123,9 @@ def since(deadline: int) -> float:
     return (now() - deadline) / 1e9 if deadline else -1.0
 
 
-AWAY = 2.0  # seconds between two checks after which the master itself was suspended
-
-
-class HeartbeatMonitor:
-    def __init__(self) -> None:
-        self._looked_at = now()
-
-    def look(self, workers: Iterable[Worker]) -> None:
-        """Note since when each worker is silent."""
-        at = now()
-        away = at - self._looked_at
-        self._looked_at = at
-        for worker in workers:
-            beat = worker.slot[W.BEAT]
-            if worker.has_job or not worker.ready or beat != worker.beat:
-                worker.beat, worker.quiet_since = beat, at
-            elif away > AWAY * 1e9:
-                worker.quiet_since += away
-
-    def of(self, worker: Worker) -> float:
-        """Seconds since the worker's announced heartbeat was due; below 0 before that."""
-        return (now() - max(worker.quiet_since, worker.beat)) / 1e9
+def silence_of(worker: Worker) -> float:
+    """Seconds since the worker's announced heartbeat was due; below 0 before that."""
+    return (now() - max(worker.quiet_since, worker.beat)) / 1e9
 
 
 EACH = 0.25  # seconds between two looks at a busy worker
