@@ -24,7 +24,8 @@ from qd.config.settings import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.master.code import Assignment, ChildContext, MasterPlan
-from qd.master.master import MAX_WORKERS, Master
+from qd.master.master import Master
+from qd.master.state import MAX_WORKERS
 from qd.process import proc, systemd
 from qd.process.scoreboard import Role
 from qd.redaction import mask_url

@@ -111,10 +111,10 @@ def _check_schedule(found: Settings) -> None:
     if not found.schedule.entries and not imported:
         return
     from qd.cli.schedule.state import fault
+    from qd.schedule.builder import wrong
     from qd.schedule.declare import check as check_entry
     from qd.schedule.declare import mistake
     from qd.schedule.entry import closed
-    from qd.schedule.frequencies import wrong
 
     for entry in found.schedule.entries:
         if why := fault(check_entry(entry, found)):

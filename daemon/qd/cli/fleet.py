@@ -15,7 +15,7 @@ from qd.store import fleet, masters
 from qd.store.base import KeyspaceStore
 from qd.store.fleet import Kind, Target
 
-MAX_WORKERS = 200  # as master.MAX_WORKERS, which needs the whole master
+MAX_WORKERS = 200  # as in master/state.py, which needs the whole master
 HELP = {
     "job": "This job; repeat for several.",
     "host": "The masters on this host.",

@@ -116,7 +116,7 @@ class Child:
         """Returns the seconds until the next turn."""
         self._read_signals()
         self.scheduler.paused = self._signalled or bool(self.board.header(H.HELD))
-        self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
+        self.scheduler.flags.down_here = bool(self.board.header(H.DOWN)) and not self.force
         keeper_unknown = not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
         if keeper_unknown and not self.scheduler.drained:  # it has not reported maintenance mode, or its absence
             return POLL
@@ -177,7 +177,7 @@ class Child:
             self._run = name
             self._describe()
         if not running:
-            state = "paused" if paused else "down" if self.scheduler.down else ""
+            state = "paused" if paused else "down" if self.scheduler.flags.down_here else ""
             self._set_title(state or f"with {entries} {'entry' if entries == 1 else 'entries'}")
         elif changed:
             more = f" and {len(running) - 1} more" if running[1:] else ""

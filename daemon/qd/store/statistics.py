@@ -3,7 +3,7 @@
     total           since statistics are kept, for exporters; expires 30 days after the last write
     hours, minutes  what was added in each, by the server's clock; kept 30 days and 8 hours
 
-Keepers write them every 10 s (keeper/statistics.py). A field is `connection 0x1f queue 0x1f job`; its value begins with the
+Keepers write them every 10 s (keeper/report.py). A field is `connection 0x1f queue 0x1f job`; its value begins with the
 number of its format, and readers skip formats that they do not know. Of names beyond MOST, the job is `other` with neither
 connection nor queue.
 

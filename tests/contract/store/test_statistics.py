@@ -13,8 +13,8 @@ from qd.drivers.base import KeeperConnector
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, ServerRefused
-from qd.keeper.control_connection import ControlConnection
-from qd.keeper.statistics import Statistics
+from qd.keeper.report import Statistics
+from qd.keeper.servers import ControlConnection
 from qd.log import Log
 from qd.master.code import ChildContext
 from qd.process.counters import C
@@ -129,7 +129,7 @@ def test_masters_are_added(store: KeyspaceStore) -> None:
 
 
 def test_names_beyond_the_limit_are_added_to_other(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qd.keeper.statistics.MOST", 3)
+    monkeypatch.setattr("qd.keeper.report.MOST", 3)
     for number in range(6):
         host.count(job=f"job{number}")
         host.write()

@@ -18,8 +18,8 @@ from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError
 from qd.process.exit_codes import Exit
+from qd.schedule.builder import shown
 from qd.schedule.entry import Entry, closed, meant_for, next_of
-from qd.schedule.frequencies import shown
 from qd.store import controls, masters, schedule
 from qd.store.controls import Restart
 from qd.store.masters import MasterReport
