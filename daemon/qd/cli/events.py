@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from qd.cli import context, output
-from qd.cli.failed.filters import TIME, Moment, moment
+from qd.cli.failed import TIME, Moment, moment
 from qd.errors import ConnectionLost
 from qd.log import quoted
 from qd.store import audit

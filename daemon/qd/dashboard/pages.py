@@ -14,10 +14,9 @@ from typing import Any, cast
 
 from qd.cli import context, health, output, peek, status
 from qd.cli.diagnosis import is_growing, warnings
-from qd.cli.failed import filters
-from qd.cli.failed.show import described as described_group
-from qd.cli.failed.show import document as document_of
-from qd.cli.failed.show import pretty, value_of
+from qd.cli.failed import described as described_group
+from qd.cli.failed import document as document_of
+from qd.cli.failed import pretty, source, value_of
 from qd.cli.schedule import show as schedule
 from qd.cli.schedule.state import read_entries
 from qd.cli.state import QueueLine, stale
@@ -172,7 +171,7 @@ async def failure(asked: Asked, now: Snapshot) -> Facts:
 
 
 def failure_of(id: str) -> Facts:
-    at = filters.place((), changes=False)
+    at = source((), changes=False)
     if not (found := at.store.find(at.queues, [id])[id]):
         return {}
     record = found[0]

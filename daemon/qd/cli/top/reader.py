@@ -16,7 +16,7 @@ import click
 
 from qd.cli import context, control, job
 from qd.cli.diagnosis import HealthThresholds, reasons, warnings
-from qd.cli.failed.show import NEWEST, Group, grouped
+from qd.cli.failed import NEWEST, Group, grouped
 from qd.cli.peek import Search
 from qd.cli.state import QueueLine, State, read_state, server_memory
 from qd.config.settings import Settings

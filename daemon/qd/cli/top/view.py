@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from qd.cli.diagnosis import is_growing
-from qd.cli.failed.show import Group, times
+from qd.cli.failed import Group, times
 from qd.cli.output import by_whom, clean, count, duration
 from qd.cli.state import stale
 from qd.cli.top.reader import RECENT, View, size
