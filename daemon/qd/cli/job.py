@@ -12,6 +12,7 @@ import click
 from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
+from qd.cli.state import known_queues
 from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
@@ -21,7 +22,6 @@ from qd.drivers.types import Found, Kept, Push
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
 from qd.store import masters
-from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.app import Qd
@@ -79,7 +79,7 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
     def there(name: str) -> tuple[str, str] | None:
         """The connection, and where the cancelled job was; None if there was none."""
         jobs = context.queue(found, name).jobs
-        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+        for each in [queue] if queue else known_queues(found, name, reports):
             if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
                 return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
         return None
@@ -132,7 +132,7 @@ def promote(id: str, queue: str | None) -> int:
         jobs = context.queue(found, name)
         if "find" in jobs.limits:  # a broker: what waits for it in the keyspace is not made ready by a push there
             return None
-        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+        for each in [queue] if queue else known_queues(found, name, reports):
             if (spot := jobs.jobs.find(each, id, ("delayed",))) is not None:
                 return (name, each) if made_ready(jobs, spot) else None
         return None
@@ -246,7 +246,7 @@ def masters_of(found: Settings) -> list[masters.MasterReport]:
 def view(found: Settings, connection: str, id: str, reports: list[masters.MasterReport]) -> JobView | None:
     """The job on this connection, None if it is unknown there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
-    spots = (queue.jobs.find(name, id) for name in names(found, connection, store, reports))
+    spots = (queue.jobs.find(name, id) for name in known_queues(found, connection, reports))
     spot = next((spot for spot in spots if spot), None)
     ahead = None
     if spot and spot.spot == "ready":
@@ -254,13 +254,6 @@ def view(found: Settings, connection: str, id: str, reports: list[masters.Master
     worker = holder(reports, spot) if spot else None
     seen = JobView(id, connection, spot, queue.jobs.kept(id), ahead, worker, store.now())
     return None if seen.status == "unknown" else seen
-
-
-def names(found: Settings, connection: str, store: KeyspaceStore, reports: list[masters.MasterReport]) -> list[str]:
-    """Every queue that is configured, worked on, or has jobs."""
-    worked = masters.queues_of(reports).get(connection, [])
-    own = [found.connection(connection).queue, *context.queues_named(found, connection)]
-    return list(dict.fromkeys([*own, *worked, *masters.queues_found(store)]))
 
 
 def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:

@@ -12,11 +12,10 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state
+from qd.cli.state import QueueLine, State, read_state, unknown_queue
 from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
-from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 from qd.store.rates import WINDOW, History, Place, Rate
@@ -75,10 +74,7 @@ def queues(name: str | None) -> int:
     if state.away:
         return Exit.UNAVAILABLE
     if name is not None and not shown:
-        near = did_you_mean(name, [line.name for line in state.queues if line.name != name])
-        output.note(
-            f"qd: unknown queue '{name}'{near}: no job is in it, no master works on it, qd.toml does not name it"
-        )
+        output.note(unknown_queue(name, [line.name for line in state.queues if line.name != name]))
     return int(name is not None and not shown)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from qd.cli import context, health, output, peek, status
+from qd.cli import context, health, output, status, waiting
 from qd.cli.diagnosis import is_growing, warnings
 from qd.cli.failed import described as described_group
 from qd.cli.failed import document as document_of
@@ -115,12 +115,12 @@ def jobs_of(connection: str, name: str, place: Place, job: str | None, at: int) 
     if why := limits.get("find") or limits.get("memory"):
         return {"refused": f"The jobs of this queue cannot be listed: {why}."}
     store = context.store(found, connection)
-    jobs = [*islice(peek.Search(store, name, place, job, None), at, at + SHOWN + 1)]
-    every, counts = peek.Search(store, name, place, None, None), dict[str, int]()
+    jobs = [*islice(waiting.Search(store, name, place, job, None), at, at + SHOWN + 1)]
+    every, counts = waiting.Search(store, name, place, None, None), dict[str, int]()
     for each in every:
         counts[each.name] = counts.get(each.name, 0) + 1
     mix = sorted(counts.items(), key=lambda pair: -pair[1])[:12]
-    shown = [peek.described(each, place) for each in jobs[:SHOWN]]
+    shown = [waiting.described(each, place) for each in jobs[:SHOWN]]
     for facts in shown:
         facts["arguments"] = hidden(facts["arguments"], found.dashboard.hide)
     return {
