@@ -27,6 +27,7 @@ import click
 from qd import __version__
 from qd.cli import context, output
 from qd.cli.diagnosis import HealthThresholds, over, reasons
+from qd.cli.output import quote
 from qd.cli.state import State, read_state
 from qd.cli.status import recent
 from qd.config.settings import AlertSettings, Settings
@@ -203,7 +204,9 @@ def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]
         part = rate.failed / rate.leaves if rate.leaves * 5 >= ENOUGH else 0.0
         if own.failure_rate is not None and part * 100 > own.failure_rate:
             fact = f"{part:.0%} of the jobs of the last 5 minutes failed, more than {own.failure_rate} %"
-            found[f"failure-rate {line.name}"] = f"queue '{line.name}': {fact}; see `qd failed summary -q {line.name}`"
+            found[f"failure-rate {line.name}"] = (
+                f"queue '{line.name}': {fact}; see `qd failed summary -q {quote(line.name)}`"
+            )
     return found
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qd.app import Qd
 
 T = TypeVar("T")
+SHORTEST = 6  # characters of the beginning of an id
 Worker = tuple[masters.MasterReport, masters.WorkerReport]
 
 
@@ -144,7 +145,9 @@ def promote(id: str, queue: str | None) -> int:
         facts = {"id": id, "connection": name, "queue": its_queue, "promoted": its_queue is not None}
         output.document({"schema": 1, **facts})
     elif its_queue is None:
-        output.note(f"nothing to promote: no delayed job has the id {id} (`qd job {id}` shows where it is)")
+        output.note(
+            f"nothing to promote: no delayed job has the id {id} (`qd job {output.quote(id)}` shows where it is)"
+        )
     else:
         output.say(f"{id} is ready in {its_queue}")
     return int(its_queue is None)
@@ -183,12 +186,13 @@ class JobView:
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
 
+    The first characters of an id do, six or more, if no other job has them.
+
     Searches every connection (-c: that one), in every queue that is configured, worked on or has jobs: the longer they are,
     the longer it takes.
     """
     found = context.settings()
-    reports = masters_of(found)
-    seen = search(found, lambda name: view(found, name, id, reports))
+    seen = look_up(found, id, masters_of(found))
     seen = seen or JobView(id, context.connection_name(found), None, None, None, None, 0.0)
     if context.given().json:
         output.document(described(seen))
@@ -198,6 +202,22 @@ def job(id: str) -> int:
         for name, value in lines_of(seen):
             output.say(f"{name:<10}{value}")
     return int(seen.status == "unknown")
+
+
+def look_up(found: Settings, id: str, reports: list[masters.MasterReport]) -> JobView | None:
+    """The job with this id or uuid; else the only one whose id begins so. Raises Refused if there are several."""
+    seen = search(found, lambda place: view(found, place, id, reports))
+    if seen is not None or not id:
+        return seen
+    if len(id) < SHORTEST:
+        output.note(f"qd: '{id}' is no whole id; of one that is cut off give at least {SHORTEST} characters")
+        return None
+    queues = [(place, queue) for place in places(found) for queue in known_queues(found, place, reports)]
+    ids = sorted({whole for place, queue in queues for whole in context.queue(found, place).jobs.ids(queue, id)})
+    if len(ids) > 1:
+        more = ", ..." if len(ids) > 3 else ""
+        raise context.Refused(f"the ids of {len(ids)} jobs begin with '{id}': {', '.join(ids[:3])}{more}")
+    return search(found, lambda place: view(found, place, ids[0], reports)) if ids else None
 
 
 def search(found: Settings, look: Callable[[str], T | None]) -> T | None:
@@ -290,7 +310,9 @@ def where(seen: JobView, spot: Found) -> str:
         return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
     if spot.spot == "failed":
         facts = record(spot)
-        return f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {seen.id})"
+        return (
+            f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {output.quote(seen.id)})"
+        )
     if seen.worker is None:
         return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker

@@ -119,12 +119,11 @@ def say(state: State) -> None:
     say_down(state)
     for name, note in state.paused_entries.items():
         every = name == schedule.ALL
-        what, way = ("all entries", "") if every else (f"the entry {name}", f" {name}")
+        what, way = ("all entries", "") if every else (f"the entry {name}", f" {output.quote(name)}")
         paused = f"{'are' if every else 'is'} paused{by_whom(note, state.now)}"
         output.say(f"{what} of the schedule {paused}; `qd schedule resume{way}` ends it")
     for target, note in state.fleet.pauses.items():
-        way = f"`qd resume --{target.kind} {target.name}` ends it"
-        output.say(f"{target} is paused{by_whom(note, state.now)}; {way}")
+        output.say(f"{target} is paused{by_whom(note, state.now)}; {output.resuming(*target)} ends it")
     if state.paused_entries or state.fleet.pauses:
         output.say()
     say_masters(state)

@@ -50,6 +50,9 @@ class NoJobs:
     def find(self, queue: str, id: str, spots: Sequence[Spot] = ()) -> Found | None:
         return None
 
+    def ids(self, queue: str, start: str) -> set[str]:
+        return set()
+
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         return False
 

@@ -11,7 +11,7 @@ from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.diagnosis import blind
-from qd.cli.output import by_whom, count, duration
+from qd.cli.output import by_whom, count, duration, quote
 from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, State, living, refusal, stale
 from qd.config.settings import Settings
@@ -101,7 +101,7 @@ def check_entries(app: Qd, settings: Settings, entries: Sequence[Entry], state: 
         read_ticks(seen, context.store(settings, name), there)
     found = list(faults(here, seen.now))
     for name, note in seen.paused.items():
-        what, of = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {name}")
+        what, of = ("all entries", "") if name == schedule.ALL else (f"the entry {name}", f" {quote(name)}")
         found.append(warn("schedule", f"{what} paused{by_whom(note, seen.now)}", f"qd schedule resume{of}"))
     late = {entry.name: seconds for entry in here if (seconds := overdue(entry, seen, settings))}
     if state is not None and here and not any(m.schedulers for m in living(state)) and (late or not seen.ticks):

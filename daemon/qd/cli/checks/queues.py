@@ -14,7 +14,7 @@ from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
 from qd.cli.diagnosis import of_failed, of_queue
-from qd.cli.output import by_whom, count
+from qd.cli.output import by_whom, count, quote
 from qd.cli.state import QueueLine, State, full, is_object_job, overdue_of
 from qd.cli.state import of_php as state_of_php
 from qd.config.settings import Settings
@@ -122,7 +122,7 @@ def of_php(queue: str, sample: Sample) -> Iterator[Finding]:
     elif objects:
         are = "is an object job" if objects == 1 else "are object jobs"
         value = f"{objects} of the first {len(sample.ready)} {are} of Laravel, which only a PHP worker takes"
-        yield warn(what, value, f"start `php artisan queue:work --queue={queue}`, or {each}")
+        yield warn(what, value, f"start `php artisan queue:work --queue={quote(queue)}`, or {each}")
 
 
 def of_dead_masters(store: KeyspaceStore, queue: str, masters: list[MasterReport]) -> list[Finding]:
@@ -154,7 +154,7 @@ def unworked(connection: str, project: Project, masters: list[MasterReport]) -> 
         place = project.app.settings.connections.get(declared.options.connection or project.app.settings.default)
         queue = declared.options.queue or (place.queue if place else "")
         if place is not None and place.name == connection and (connection, queue) not in worked:
-            way = f'name it in [worker] or in a pool: queues = [..., "{queue}"], or start `qd work {queue}`'
+            way = f'name it in [worker] or in a pool: queues = [..., "{queue}"], or start `qd work {quote(queue)}`'
             yield warn(f"job {name}", f"goes to the queue '{queue}' of {connection}, which no worker here serves", way)
 
 
@@ -169,14 +169,16 @@ def check_flow(settings: Settings, place: str, queues: Sequence[str], state: Sta
             continue  # check_waiting has reported it
         if line.paused is not None:
             value = f"paused{by_whom(line.paused, now)}; {count(line.sizes.ready, 'job')} ready"
-            yield warn(f"work on {name}", value, f"qd resume {name}")
+            yield warn(f"work on {name}", value, f"qd resume {quote(name)}")
         for reason in of_queue(line, state) if state is not None else ():
             if reason.kind in WAITS:
                 value, _, way = reason.text.removeprefix(f"queue '{name}': ").partition("; ")
                 yield warn(f"work on {name}", value, way)
         dropped = [warn(f"failed {name}", value, way) for value, way in of_failed(line, now)]
         if line.sizes.failed and not dropped:
-            yield ok(f"failed {name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {name}")
+            yield ok(
+                f"failed {name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {quote(name)}"
+            )
         yield from dropped
 
 

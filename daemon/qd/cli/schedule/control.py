@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -39,7 +38,7 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
     if context.given().json:
         return output.document({"paused": [{"entry": name, **asdict(note)} for name in names or (schedule.ALL,)]})
     for name in names or ("",):
-        ends = f"`qd schedule resume{name and f' {shlex.quote(name)}'}`"
+        ends = f"`qd schedule resume{name and f' {output.quote(name)}'}`"
         until = f"until {ends}" if seconds is None else f"for {output.duration(seconds)}"
         output.say(f"{name or 'all entries'}: paused {until}")
 

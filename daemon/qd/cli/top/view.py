@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -381,9 +382,13 @@ def failures(view: View, found: list[Group]) -> list[Line]:
     return lines if found else [[("no failed jobs", "ok")]]
 
 
-def findings(view: View) -> list[Line]:
-    lines: list[Line] = [[("! ", "fail"), (clean(text), "")] for text in view.problems]
-    lines += [[("▲ ", "warn"), (clean(text), "")] for text in view.warnings]
+def findings(view: View, width: int) -> list[Line]:
+    """Problems and warnings, wrapped: their fixes are at the end."""
+    marks = [(("! ", "fail"), text) for text in view.problems] + [(("▲ ", "warn"), text) for text in view.warnings]
+    lines: list[Line] = []
+    for mark, text in marks:
+        first, *more = wrap(clean(text), max(20, width - 2))
+        lines += [[mark, (first, "")], *([("  ", ""), (part, "")] for part in more)]
     return lines or [[("All clear", "ok")]]
 
 
