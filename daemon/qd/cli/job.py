@@ -13,7 +13,6 @@ from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
 from qd.cli.state import known_queues
-from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
@@ -181,7 +180,7 @@ class JobView:
 
 @click.command()
 @click.argument("id", metavar="ID")
-@watched
+@context.watched
 @context.options
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.

@@ -13,7 +13,6 @@ from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
 from qd.cli.state import QueueLine, State, read_state, unknown_queue
-from qd.cli.watch import watched
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
@@ -25,7 +24,7 @@ MOST_CRASHES = 8  # that a report has room for
 
 
 @click.command()
-@watched
+@context.watched
 @context.options
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
@@ -47,7 +46,7 @@ def status() -> int:
 
 @click.command()
 @click.argument("name", required=False)
-@watched
+@context.watched
 @context.options
 def queues(name: str | None) -> int:
     """Show queues: their sizes, their pace, and who paused them.

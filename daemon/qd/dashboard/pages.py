@@ -17,8 +17,7 @@ from qd.cli.diagnosis import is_growing, warnings
 from qd.cli.failed import described as described_group
 from qd.cli.failed import document as document_of
 from qd.cli.failed import pretty, source, value_of
-from qd.cli.schedule import show as schedule
-from qd.cli.schedule.state import read_entries
+from qd.cli.schedule import entries as schedule
 from qd.cli.state import QueueLine, stale
 from qd.dashboard.charts import Line, Mark, chart, sparkline
 from qd.dashboard.reader import Poller, Snapshot, failed_jobs
@@ -219,7 +218,7 @@ def entries_of() -> Facts:
     """Needs the app, which declares the schedule. Raises ConfigError if none is named."""
     own = context.app()
     entries = own.schedule.entries()
-    seen = read_entries(own, own.settings, entries)
+    seen = schedule.read_entries(own, own.settings, entries)
     document = schedule.document(entries, seen, own.settings, None)
     rows = [
         {"row": schedule.row(entry, seen, own.settings, None), "document": each}

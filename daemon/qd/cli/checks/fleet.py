@@ -12,7 +12,7 @@ from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.diagnosis import blind
 from qd.cli.output import by_whom, count, duration, quote
-from qd.cli.schedule.state import EntryView, by_connection, fault, overdue, read_ticks, sent
+from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, State, living, refusal, stale
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys

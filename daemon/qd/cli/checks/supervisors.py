@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
-from qd.cli.init_files import patience
+from qd.cli.init import patience
 from qd.config.load import SCHEDULE_POOL
 from qd.config.settings import Settings
 from qd.options.kinds import span
