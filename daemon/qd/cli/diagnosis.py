@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from qd.cli.output import ago, by_whom, count, duration, quote, resuming
-from qd.cli.state import QueueLine, State, living, stale
+from qd.cli.state import QueueLine, State, stale
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 from qd.store.rates import Place, Rate
 
@@ -82,7 +82,7 @@ def refusals(state: State) -> Iterator[Reason]:
 
 def blind(state: State) -> bool:
     """Whether masters are silent because the server refuses their reports: their state is unknown."""
-    return not state.knows_masters or (state.control in state.refused and not living(state))
+    return not state.knows_masters or (state.control in state.refused and not state.living)
 
 
 def way_out(text: str) -> str:
@@ -94,7 +94,7 @@ def way_out(text: str) -> str:
 
 def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
     """A silent master is a separate reason."""
-    there = len(living(state))
+    there = len(state.living)
     if restarting(state):
         return
     if limits.expect is not None and there < limits.expect:
@@ -145,7 +145,7 @@ def hung(master: MasterReport) -> str:
 
 def replaced(gone: MasterReport, state: State) -> bool:
     """Whether another master of the same pool has started since it fell silent, such as a new container."""
-    others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
+    others = [m for m in state.living if m.pool == gone.pool and m.token != gone.token]
     return any(other.booted_at > gone.seen_at for other in others)
 
 
@@ -220,7 +220,7 @@ def unserved(line: QueueLine, state: State) -> Untaken:
     if silent:
         seconds = duration(state.now - silent[0].seen_at)
         return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
-    if not living(state):
+    if not state.living:
         return Untaken(kind, "no master runs", start)
     return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
 

@@ -152,8 +152,9 @@ def ago(seconds: float | None) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """`1 master`, `2 masters`, `0 jobs`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    """`1 master`, `2 masters`, `0 entries`."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:

@@ -300,7 +300,3 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
 
 def stale(master: MasterReport, now: float) -> bool:
     return now - master.seen_at > STALE
-
-
-def living(state: State) -> list[MasterReport]:
-    return state.living

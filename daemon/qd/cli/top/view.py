@@ -110,7 +110,7 @@ def clock(at: float, now: float | None = None) -> str:
 
 
 def header(view: View, now: float, lost: str, width: int) -> Line:
-    state, alive = view.state, [m for m in view.state.masters if not stale(m, view.state.now)]
+    state, alive = view.state, view.state.living
     up, expected = sum(len(m.workers) for m in alive), sum(m.configured or len(m.workers) for m in alive)
     left: Line = [("qd top", "bold"), (f"  {clean(state.control)}", "meta")]
     left += [(f"  {count(len({m.host for m in alive}), 'host')}", "")] if width >= 100 else []
