@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result, _NamedTextIOWrapper
 
-from qd.cli.failed import retry
+from qd.cli import failed
 from qd.cli.main import command
 from qd.drivers.redis.connection import RedisConnection
 from tests.support.redis import Client
@@ -67,7 +67,7 @@ def still(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def qd(configured: object, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command, without the progress messages that any command may print on a busy machine."""
-    monkeypatch.setattr(retry, "EVERY", 3600.0)
+    monkeypatch.setattr(failed, "PROGRESS", 3600.0)
 
     def run(*words: str, typed: str | None = None) -> Result:
         """typed: on a terminal; None: stdin is none."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qd.cli.failed import retry
+from qd.cli import failed
 from qd.drivers.redis.connection import RedisConnection
 from qd.payload.build import make
 from qd.payload.format import Relations, read, relations_text
@@ -183,7 +183,7 @@ def test_jobs_that_fail_again_meanwhile_are_not_retried_in_a_loop(
     for n in range(30):
         store_failed_job(redis, f"a{n}", at=time.time())
     steps: list[int] = []
-    whole = retry.resend
+    whole = failed.resend
 
     def failing(at: Any, force: bool) -> Callable[[list[Any]], list[str | None]]:
         step = whole(at, force)
@@ -198,8 +198,8 @@ def test_jobs_that_fail_again_meanwhile_are_not_retried_in_a_loop(
 
         return run
 
-    monkeypatch.setattr(retry, "resend", failing)
-    monkeypatch.setattr(retry, "CHUNK", 10)
+    monkeypatch.setattr(failed, "resend", failing)
+    monkeypatch.setattr(failed, "CHUNK", 10)
     assert done(qd("failed", "retry", "--all")) == "30 jobs sent again\n"
     assert steps == [10, 10, 10]
     assert len(left(redis)) == 30
@@ -213,7 +213,7 @@ def test_retry_obeys_the_rate(qd: Run, redis: Client, monkeypatch: pytest.Monkey
         waits.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr("qd.cli.failed.retry.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr("qd.cli.failed.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     for n in range(25):
         store_failed_job(redis, f"a{n}", at=NOW - n)
     done(qd("failed", "retry", "--all", "--rate", "10"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qd import config
-from qd.cli import main
+from qd.cli import failed, main
 from qd.drivers.connections import open_memory
 from qd.store.base import KeyspaceStore
 from tests.cli.conftest import Run, document, done
@@ -70,7 +69,7 @@ def test_only_records_that_match_are_counted(qd: Run, words: list[str], counts: 
 
 
 def test_only_the_newest_are_read_without_all(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["qd.cli.failed.show"], "NEWEST", 3)
+    monkeypatch.setattr(failed, "NEWEST", 3)
     for n in range(5):
         store_failed_job(redis, f"r{n}", at=time.time() - 100 + n, job=f"job-{n}")
     some = qd("failed", "summary")

@@ -13,7 +13,7 @@ from signal import SIGINT
 
 import pytest
 
-from qd.cli import exporter
+from qd.cli import metrics
 from tests.cli.conftest import Run, document, done, elsewhere, report
 from tests.support.exporter import Exporter, numbers
 from tests.support.project import MakeProject, Project
@@ -53,7 +53,7 @@ def test_gauges_show_queues_workers_schedule_and_servers(qd: Run, redis: Client,
     assert (found[f"qd_queue_paused{{{mail}}}"], found[f"qd_queue_paused{{{reports}}}"]) == (0, 1)
     assert found[f"qd_queue_workers{{{mail}}}"] == 3
     assert found['qd_masters{pool="mail",state="running"}'] == found['qd_masters{pool="mail",state="silent"}'] == 1
-    workers = {state: found[f'qd_workers{{pool="mail",state="{state}"}}'] for state in exporter.WORKER_STATES}
+    workers = {state: found[f'qd_workers{{pool="mail",state="{state}"}}'] for state in metrics.WORKER_STATES}
     assert workers == {"busy": 1, "waiting": 2, "starting": 0, "looking": 0, "idle": 0}
     assert found['qd_worker_recent_crashes{pool="mail"}'] == 1
     assert (found["qd_maintenance{}"], found['qd_server_up{connection="redis"}']) == (0, 1)
@@ -68,7 +68,9 @@ def test_keda_gets_ready_reserved_and_due_delayed_jobs(qd: Run) -> None:
     found = document(qd("metrics", "--keda", "mail"))
     assert 90 <= found.pop("wait_s") < 120
     assert found == {"schema": 1, "queue": "mail", "value": 3, "ready": 1, "reserved": 1, "due": 1}
-    assert document(qd("metrics", "--keda", "empty"))["value"] == 0
+    empty = qd("metrics", "--keda", "mial")
+    assert json.loads(empty.stdout)["value"] == 0
+    assert "unknown queue 'mial' (did you mean 'mail'?)" in empty.stderr
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "beanstalkd"])
@@ -87,7 +89,7 @@ def test_other_drivers_have_gauges_and_a_number_for_keda(
 def test_a_looker_with_two_more_rights_may_be_the_exporter(
     qd: Run, configured: Callable[[str], None], redis: Client, server: Server
 ) -> None:
-    page = (Path(exporter.__file__).resolve().parents[3] / "SECURITY.md").read_text()
+    page = (Path(metrics.__file__).resolve().parents[3] / "SECURITY.md").read_text()
     (rule,) = re.findall(r"^ACL SETUSER qd-looker (.*)$", page, re.MULTILINE)
     words = rule.replace("LOOKER-PASSWORD", "secret").split()
     redis.call("ACL", "SETUSER", "exporter", *words, "+info", "+zcount")
@@ -156,7 +158,7 @@ def test_the_exporter_survives_an_outage_and_logs_each_change_once(project: Make
         status, document = found.document("/keda/mail")
         assert (status, list(document)) == (503, ["schema", "error"])
         assert found.get("/healthz") == "ok\n"
-        again = time.monotonic() + exporter.FRESH
+        again = time.monotonic() + metrics.FRESH
         eventually(lambda: found.up() == 0 and time.monotonic() > again)
         own.start()
         eventually(lambda: found.up() == 1)
@@ -179,7 +181,7 @@ def test_many_scrapes_are_one_read_a_second(exported: Exporter, redis: Client) -
         texts = list(pool.map(exported.get, ["/metrics"] * 50))
     assert all("qd_server_up" in text for text in texts)
     # One of them is our own.
-    assert reads() - before - 1 <= (time.monotonic() - began) / exporter.FRESH + 1
+    assert reads() - before - 1 <= (time.monotonic() - began) / metrics.FRESH + 1
 
 
 def test_ctrl_c_ends_the_exporter(shop: Project) -> None:

@@ -124,6 +124,7 @@ def test_only_jobs_that_match_are_shown(qd: Run, redis: Client, words: list[str]
 
 
 def test_an_empty_queue_and_an_empty_result_are_told_apart(qd: Run, redis: Client) -> None:
+    redis.call("SET", "queues:mail:paused", "{}")
     assert qd("peek", "mail").stderr == "no ready job in mail\n"
     assert qd("peek", "mail", "--count-by", "job").stderr == "no ready job in mail\n"
     push_raw(redis, payload(), queue="mail")

@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from textual.color import Color
 from textual.pilot import Pilot
 
 from qd.cli import context, main, top
+from qd.cli.top import view
 from qd.cli.top.reader import Reader
 from qd.cli.top.screen import Canvas, Top
 from tests.cli.conftest import Run, report
@@ -157,6 +159,14 @@ def test_a_small_screen_has_only_the_panel_with_the_focus() -> None:
         await until(pilot, app, "WORKERS", "▌mail@app-1/0", without="QUEUES")
 
     watch((50, 12), script)
+
+
+def test_long_findings_are_wrapped_with_their_fixes() -> None:
+    text = "queue 'mail': 5 ready and no worker serves it; start `qd work mail`, or add it to the queues of a pool that runs"
+    found: Any = SimpleNamespace(problems=[text], warnings=[text])
+    lines = ["".join(part for part, _ in line) for line in view.findings(found, 80)]
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == f"! {text} ▲ {text}"
 
 
 @pytest.mark.usefixtures("fleet", "qd")

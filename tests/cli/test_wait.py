@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from qd.cli import main, wait
+from qd.cli import main, waiting
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.types import Sizes
-from tests.cli.conftest import Run, document, done, elsewhere
+from tests.cli.conftest import Run, done, elsewhere, report
 from tests.support.redis import Client
 
 PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "commands.md").read_text()
@@ -20,7 +20,7 @@ PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "commands.md").read_
 
 def answers(monkeypatch: pytest.MonkeyPatch, *ready: int) -> Iterator[int]:
     """The queue has this many ready jobs, look by look; the last number stays. Returns the looks that are left."""
-    monkeypatch.setattr(wait, "STEP", 0.001)
+    monkeypatch.setattr(waiting, "STEP", 0.001)
     left = iter(ready)
     last = [0]
 
@@ -30,6 +30,16 @@ def answers(monkeypatch: pytest.MonkeyPatch, *ready: int) -> Iterator[int]:
 
     monkeypatch.setattr(RedisQueue, "sizes", sizes)
     return left
+
+
+@pytest.mark.parametrize("words", [("wait", "mial", "--empty"), ("peek", "mial", "--state", "delayed")])
+def test_an_unknown_queue_is_noted_with_the_closest_name(qd: Run, redis: Client, words: tuple[str, ...]) -> None:
+    redis.call("RPUSH", "queues:mail", "{}")
+    result = qd(*words)
+    assert (result.exit_code, result.stderr.count("unknown queue 'mial' (did you mean 'mail'?)")) == (0, 1)
+    redis.call("DEL", "queues:mail")
+    report(redis, queues=["mial"])
+    assert "unknown" not in qd(*words).stderr
 
 
 def test_the_page_shows_what_wait_prints(qd: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +81,7 @@ def test_wait_on_other_connections(
     qd: Run, configured: Callable[[str], None], redis: Client, request: pytest.FixtureRequest, kind: str
 ) -> None:
     elsewhere(qd, configured, request, kind)
-    found = document(qd("wait", "mail", "--empty", "--json"))
+    found = json.loads(qd("wait", "mail", "--empty", "--json").stdout)
     found.pop("waited_s")
     sizes = {"ready": 0, "delayed": 0, "reserved": 0}
     assert found == {"schema": 1, "connection": "other", "queue": "mail", "empty": True, **sizes}

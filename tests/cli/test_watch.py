@@ -28,7 +28,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise KeyboardInterrupt
             left.pop(0)()
 
-        monkeypatch.setattr("qd.cli.watch.time.sleep", sleep)
+        monkeypatch.setattr("qd.cli.context.time.sleep", sleep)
 
     return steps
 

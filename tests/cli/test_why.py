@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import get_args
 
@@ -57,6 +58,36 @@ def test_a_ready_job_has_its_position_and_its_workers(qd: Run, app: Qd, redis: C
     assert causes(qd, second.id) == ["queued"]
     report(redis, workers=[BUSY])
     assert done(qd("why", first.id)) == "busy        first in mail, and its 1 worker run other jobs\n"
+
+
+@pytest.mark.parametrize("command", ["why", "job"])
+def test_the_beginning_of_an_id_is_enough_if_one_job_has_it(
+    qd: Run, delayed: Callable[..., str], command: str, redis: Client
+) -> None:
+    delayed(id="abcdef-1", uuid="u-1")
+    assert document(qd(command, "abcdef", "--json"))["id"] == "abcdef-1"
+    delayed(id="abcdef-2", uuid="u-2")
+    several = qd(command, "abcdef")
+    assert (several.exit_code, "the ids of 2 jobs begin with 'abcdef': abcdef-1, abcdef-2" in several.stderr) == (
+        2,
+        True,
+    )
+    assert document(qd(command, "abcdef-2", "--json"))["id"] == "abcdef-2"
+    short = qd(command, "abcde")
+    assert (short.exit_code, "give at least 6 characters" in short.stderr) == (1, True)
+    assert qd(command, "abcdefg").exit_code == 1
+
+
+def test_commands_in_hints_are_quoted_for_a_shell(qd: Run, app: Qd, redis: Client) -> None:
+    waits = app.queue("low prio").push("it's mail").id
+    done(qd("pause", "--job", "it's mail"))
+    done(qd("pause", "low prio"))
+    shown = done(qd("why", waits))
+    assert shlex.join(["qd", "resume", "--job", "it's mail"]) in shown
+    assert "`qd resume 'low prio'`" in shown
+    assert "`qd work 'low prio'`" in shown
+    status = done(qd("status"))
+    assert shlex.join(["qd", "resume", "--job", "it's mail"]) in status
 
 
 @pytest.mark.parametrize("state", ["paused", "stopping"])

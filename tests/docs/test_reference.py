@@ -12,7 +12,7 @@ import click
 import pytest
 
 from qd import Qd, config
-from qd.cli import init_files
+from qd.cli import init
 from qd.config.settings import SECTIONS
 from qd.drivers.connections import gaps_of
 from qd.options.drivers import DRIVERS
@@ -96,7 +96,7 @@ def test_the_stop_timeout_of_supervisors_is_the_same_in_every_file(word):
         for number in re.findall(PATIENCE[word], page.read_text(), re.MULTILINE)
     }
     assert found
-    assert set(found.values()) == {init_files.patience(WORK["stop_timeout"].default)}, found
+    assert set(found.values()) == {init.patience(WORK["stop_timeout"].default)}, found
 
 
 def test_messages_do_not_refer_to_pages_that_the_wheel_does_not_contain():

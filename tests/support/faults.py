@@ -249,7 +249,7 @@ class LineKill:
 
 
 HOME = str(Path(qd.__file__).parent) + os.sep
-OF_RETRY = "cli/failed/ store/failed.py retried.py drivers/keyspace/base.py"
+OF_RETRY = "cli/failed.py store/failed.py retried.py drivers/keyspace/base.py"
 
 
 class Killer:
@@ -303,8 +303,7 @@ def in_workers(file: Path) -> None:
 
 def in_forks(file: Path) -> int:
     """Run the command in forks until one finishes. Returns its exit code."""
-    from qd.cli import main
-    from qd.cli.failed import retry
+    from qd.cli import failed, main
 
     for name in (
         "qd.cli.context",
@@ -315,7 +314,7 @@ def in_forks(file: Path) -> int:
     ):
         import_module(name)  # once instead of in each fork
 
-    retry.CHUNK = 10  # so that many steps remain when it is killed
+    failed.CHUNK = 10  # so that many steps remain when it is killed
     while True:
         child = os.fork()
         if not child:

@@ -27,6 +27,7 @@ import click
 from qd import __version__
 from qd.cli import context, output
 from qd.cli.diagnosis import HealthThresholds, over, reasons
+from qd.cli.output import quote
 from qd.cli.state import State, read_state
 from qd.cli.status import recent
 from qd.config.settings import AlertSettings, Settings
@@ -62,9 +63,8 @@ def command(once: bool, test: bool) -> int:
     alerts, log = found.alerts, Log("alerts")
     context.given().only_looks = True
     if not (alerts.webhook or alerts.exec):
-        raise ConfigError(
-            '[alerts] does not say whom to tell: write webhook = "https://..." or exec = "..." below [alerts]'
-        )
+        ways = 'write webhook = "https://..." or exec = "..." below [alerts]'
+        raise ConfigError(f"[alerts] does not say whom to tell: {ways}")
     sender = Sender(found, log)
     if test:
         return int(not sender.send({"test": "a test message of `qd alerts --test`"}, {}))
@@ -98,7 +98,7 @@ class Sender:
                 store = context.store(self.found, self.found.control)
                 if not at_once and self._lease().take(store) is not None:
                     return True  # another one sends
-                self._read(store)
+                self.told = self._read(store)
                 findings = findings_of(read_state(self.found), self.alerts, recent(self.found))
             except (ConnectionLost, ServerRefused) as error:
                 return self._server_away(error, at_once)
@@ -120,7 +120,8 @@ class Sender:
         document = document_of(begun, over)
         try:
             if self.alerts.webhook:
-                within(lambda: post(self.alerts.webhook, body_of(document, self.alerts.template)), "the webhook")
+                text = self.alerts.template.replace("{text}", json.dumps(document["text"])) or json.dumps(document)
+                within(lambda: call(self.alerts.webhook, text.encode()), "the webhook")
             if self.alerts.exec:
                 execute(self.alerts.exec, document)
         except OSError as error:
@@ -164,17 +165,15 @@ class Sender:
         self.away = True
         return self._tell(self.told | {f"server {self.found.control}": str(error)}, 1 if at_once else LOOKS, None)
 
-    def _read(self, store: KeyspaceStore) -> None:
-        """Learn what another one, or this one before it was restarted, has sent."""
+    def _read(self, store: KeyspaceStore) -> dict[str, str]:
+        """What another one, or this one before it was restarted, has sent; and what this one could not write to the server,
+        because it was away."""
+        own = {what: text for what, text in self.told.items() if what.startswith("server ")}
         try:
             told = json.loads(store.get(keys.ALERTS)[0] or b"{}")
-            self.told = {str(what): str(text) for what, text in told.items()} | self._own()
+            return {str(what): str(text) for what, text in told.items()} | own
         except (ValueError, AttributeError):
-            self.told = {}
-
-    def _own(self) -> dict[str, str]:
-        """What could not be written to the server, because it was away."""
-        return {what: text for what, text in self.told.items() if what.startswith("server ")}
+            return {}
 
     def _lease(self) -> Lease:
         return Lease(keys.ALERTS_BY, self.owner, 4 * self.alerts.every + 3 * PATIENCE)
@@ -184,7 +183,7 @@ class Sender:
             return
         self._beat = time.monotonic()
         try:
-            within(lambda: get(self.alerts.heartbeat), "the heartbeat")
+            within(lambda: call(self.alerts.heartbeat), "the heartbeat")
         except OSError as error:
             self.log.warning("heartbeat.failed", error=str(error))
 
@@ -203,23 +202,18 @@ def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]
         part = rate.failed / rate.leaves if rate.leaves * 5 >= ENOUGH else 0.0
         if own.failure_rate is not None and part * 100 > own.failure_rate:
             fact = f"{part:.0%} of the jobs of the last 5 minutes failed, more than {own.failure_rate} %"
-            found[f"failure-rate {line.name}"] = f"queue '{line.name}': {fact}; see `qd failed summary -q {line.name}`"
+            found[f"failure-rate {line.name}"] = (
+                f"queue '{line.name}': {fact}; see `qd failed summary -q {quote(line.name)}`"
+            )
     return found
 
 
 def document_of(begun: Findings, over: Findings) -> dict[str, Any]:
-    rows = [("begun", what, text) for what, text in begun.items()] + [
-        ("over", what, text) for what, text in over.items()
-    ]
-    texts = [f"{'OVER: ' if state == 'over' else ''}{output.clean(text)}" for state, _, text in rows]
-    alerts = [{"state": state, "alert": what, "text": text} for (state, what, _), text in zip(rows, texts, strict=True)]
+    alerts = [{"state": "begun", "alert": what, "text": output.clean(text)} for what, text in begun.items()]
+    alerts += [{"state": "over", "alert": what, "text": f"OVER: {output.clean(text)}"} for what, text in over.items()]
+    texts = [each["text"] for each in alerts]
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return {"schema": 1, "at": output.iso(time.time()), "text": "\n".join(texts[:SHOWN] + more), "alerts": alerts}
-
-
-def body_of(document: Mapping[str, Any], template: str) -> bytes:
-    text = template.replace("{text}", json.dumps(document["text"])) if template else json.dumps(document)
-    return text.encode()
 
 
 def within(send: Callable[[], None], what: str) -> None:
@@ -243,14 +237,10 @@ def within(send: Callable[[], None], what: str) -> None:
         raise OSError(f"{what}: {failed[0]}")
 
 
-def get(url: str) -> None:
-    with urlopen(url, timeout=PATIENCE):
-        pass
-
-
-def post(url: str, body: bytes) -> None:
-    headers = {"Content-Type": "application/json", "User-Agent": f"qd/{__version__}"}
-    with urlopen(Request(url, body, headers), timeout=PATIENCE):  # raises for each status of 400 and more
+def call(url: str, body: bytes | None = None) -> None:
+    """GET, or POST of a JSON document. Raises for each status of 400 and more."""
+    headers = {"User-Agent": f"qd/{__version__}"} | ({"Content-Type": "application/json"} if body else {})
+    with urlopen(Request(url, body, headers), timeout=PATIENCE):
         pass
 
 

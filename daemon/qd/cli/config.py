@@ -11,14 +11,11 @@ import click
 
 from qd import config as configuration
 from qd.cli import context, output
-from qd.cli.init import init
 from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
 from qd.redaction import mask_url
-
-__all__ = ["config", "init"]
 
 
 @click.group("config")
@@ -110,7 +107,7 @@ def _check_schedule(found: Settings) -> None:
     imported = bool(_url_of_code(found))
     if not found.schedule.entries and not imported:
         return
-    from qd.cli.schedule.state import fault
+    from qd.cli.schedule.entries import fault
     from qd.schedule.builder import wrong
     from qd.schedule.declare import check as check_entry
     from qd.schedule.declare import mistake

@@ -4,10 +4,12 @@ to: settings, connections, the app. Imported by every command, so nothing slow i
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,6 +90,37 @@ def decorated(function: F, *decorators: Callable[[Any], Any]) -> F:
     for add in reversed(decorators):
         function = add(function)
     return function
+
+
+def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: adds --watch N, with which a command that only reads runs again and again, until Ctrl-C or until nobody
+    reads its output. Each run has connections of its own. A server that is away is tried again."""
+
+    @functools.wraps(function)
+    def again(*args: Any, watch: float | None, **named: Any) -> Any:
+        if watch is None:
+            return function(*args, **named)
+        here = click.get_current_context()
+        here.meta[output.ONE_LINE] = True
+        while True:
+            if sys.stdout.isatty() and not given().json:
+                click.clear()
+            with click.Context(here.command, info_name=here.info_name, parent=here.parent):
+                try:
+                    code = function(*args, **named)
+                except ConnectionLost as error:
+                    output.note(f"qd: {error}; trying again")
+            if output.is_lost():
+                return code
+            time.sleep(watch)
+
+    option = click.option(
+        "--watch",
+        type=click.FloatRange(min=0.1),
+        metavar="N",
+        help="Run again every N seconds; --json: a document a line.",
+    )
+    return option(again)
 
 
 def settings() -> Settings:

@@ -1,4 +1,5 @@
-"""`qd restart`, `pause`, `resume`, `down` and `up`: notes in the store that every worker and scheduler on every host obeys.
+"""`qd restart`, `pause`, `resume`, `scale`, `down` and `up`: notes in the store that all workers and schedulers obey, on
+every host; of a queue, of a part of the fleet (--job, --host, --pool), or of all.
 
 With [laravel] configured, restart, pause and resume apply to Laravel's workers too. Laravel's own maintenance mode is never
 written: it would take a web site offline.
@@ -8,27 +9,118 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import click
 
-from qd.cli import context, fleet, output
-from qd.cli.fleet import scale as scale
+from qd.cli import context, output
 from qd.cli.output import LONGEST, but, by_whom, local_time
 from qd.config.settings import Settings
 from qd.errors import ConfigError, ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
-from qd.store import controls, masters
-from qd.store.base import Store
-from qd.store.fleet import restart as restart_part
+from qd.store import controls, fleet, masters
+from qd.store.base import KeyspaceStore, Store
+from qd.store.fleet import Kind, Target
 
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
+MAX_WORKERS = 200  # as in master/state.py, which needs the whole master
+HELP = {
+    "job": "This job; repeat for several.",
+    "host": "The masters on this host.",
+    "pool": "The masters of this pool.",
+}
+
+
+# -- parts of the fleet
+
+
+def part_options(*kinds: Kind) -> Callable[[Any], Any]:
+    """Decorator: an option for each kind of target."""
+    added = [click.option(f"--{kind}", f"{kind}s", multiple=True, metavar="NAME", help=HELP[kind]) for kind in kinds]
+    return lambda function: context.decorated(function, *added)
+
+
+def targets(queues: Sequence[str], **named: Sequence[str]) -> list[Target]:
+    """named: jobs, hosts, pools. Raises UsageError."""
+    found = [Target(kind, name) for kind in fleet.KINDS for name in dict.fromkeys(named.get(f"{kind}s", ()))]
+    if found and queues:
+        raise click.UsageError(f"'{queues[0]}' and --{found[0].kind}: name queues, or jobs, hosts and pools")
+    return found
+
+
+def is_of(master: masters.MasterReport, these: Sequence[Target]) -> bool:
+    """Whether it runs on one of the hosts, or is of one of the pools."""
+    return any(each in these for each in (Target("host", master.host), Target("pool", master.pool_title)))
+
+
+def note_unknown_parts(store: KeyspaceStore, these: Sequence[Target]) -> None:
+    """Hosts and pools without a running master are obeyed by the masters that start there."""
+    running = [master for master in masters.masters(store) if not master.silent(store.now())]
+    known = {"host": {master.host for master in running}, "pool": {master.pool_title for master in running}}
+    for kind, name in these:
+        if kind != "job" and name not in known[kind]:
+            output.note(f"no running master is of {kind} '{name}'{did_you_mean(name, known[kind])}")
+
+
+def pause_parts(found: Settings, these: list[Target], reason: str, seconds: float | None) -> None:
+    store = context.store(found, found.control)
+    paused = fleet.read(store).pauses.keys() | these
+    if sum(target.kind == "job" for target in paused) > fleet.MOST:
+        raise context.Refused(f"at most {fleet.MOST} jobs can be paused: `qd pause` the queues instead")
+    note_unknown_parts(store, these)
+    notes = [fleet.pause(store, each, by=context.operator(), reason=reason, seconds=seconds) for each in these]
+    context.record(found, "pause", *[{kind: name} | for_(seconds) for kind, name in these], reason=reason)
+    if context.given().json:
+        rows = [{kind: name} | asdict(note) for (kind, name), note in zip(these, notes, strict=True)]
+        return output.document({"paused": rows})
+    for target in these:
+        until = f"until {output.resuming(*target)}" if seconds is None else f"for {output.duration(seconds)}"
+        output.say(f"{target}: paused {until}")
+
+
+def resume_parts(found: Settings, these: list[Target]) -> None:
+    store = context.store(found, found.control)
+    were = {target: fleet.resume(store, target) is not None for target in these}
+    context.record(found, "resume", *[{str(kind): name} for (kind, name), was in were.items() if was])
+    if context.given().json:
+        return output.document({"resumed": [{kind: name, "was_paused": was} for (kind, name), was in were.items()]})
+    for target, was in were.items():
+        output.say(f"{target}: {'resumed' if was else 'was not paused'}")
+
+
+@click.command()
+@click.argument("pool", metavar="POOL")
+@click.argument("number", type=click.IntRange(1, MAX_WORKERS), metavar="N")
+@context.options
+def scale(pool: str, number: int) -> None:
+    """Give each master of a pool N workers, until it restarts.
+
+    As TTIN and TTOU do. A start or reload (HUP, `qd restart`) returns to the configured number. The pool without a name is
+    `default`.
+    """
+    found = context.settings()
+    store = context.store(found, found.control)
+    there = [m for m in masters.masters(store) if m.pool_title == pool and not m.silent(store.now())]
+    if not there:
+        known = {master.pool_title for master in masters.masters(store)}
+        raise context.Refused(f"no master of pool '{pool}' runs{did_you_mean(pool, known)}")
+    fleet.scale(store, pool, number)
+    context.record(found, "scale", {"pool": pool, "workers": number})
+    if context.given().json:
+        names = [output.fields(master, "host", "pool", "pid", "configured") for master in there]
+        return output.document({"schema": 1, "pool": pool, "workers": number, "masters": names})
+    for master in there:
+        output.say(f"{master.title}: {number} workers, {master.configured} configured")
+
+
+# -- restart
 
 
 class ControlReply(NamedTuple):
@@ -42,7 +134,7 @@ class ControlReply(NamedTuple):
 @click.command()
 @click.option("--rolling", is_flag=True, help="Replace the workers one by one; their masters stay.")
 @click.option("--wait", "seconds", type=context.SPAN, metavar="TIME", help="Wait up to this long for all masters.")
-@fleet.options("host", "pool")
+@part_options("host", "pool")
 @context.options
 def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> int:
     """Let every worker finish its job and restart, with new code.
@@ -54,12 +146,12 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
     """
     found = context.settings()
     store = context.store(found, found.control)
-    these, how = fleet.targets((), **parts), {"rolling": "yes"} if rolling else {}
+    these, how = targets((), **parts), {"rolling": "yes"} if rolling else {}
     before = [master for master in masters.masters(store) if not master.silent(store.now())]
     if these:
-        fleet.note_unknown(store, these)
-        before = [master for master in before if fleet.is_of(master, these)]
-        stamp, *_ = [restart_part(store, target, rolling=rolling) for target in these]
+        note_unknown_parts(store, these)
+        before = [master for master in before if is_of(master, these)]
+        stamp, *_ = [fleet.restart(store, target, rolling=rolling) for target in these]
     else:
         stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
     context.record(found, "restart", *[how | {kind: name} for kind, name in these] or [how])
@@ -168,11 +260,14 @@ def described(before: list[masters.MasterReport], answers: list[ControlReply]) -
     ]
 
 
+# -- queues
+
+
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 @click.option("--for", "seconds", type=context.SPAN, metavar="TIME", help="Resume automatically after this long.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
-@fleet.options("job", "host", "pool")
+@part_options("job", "host", "pool")
 @context.options
 def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: tuple[str, ...]) -> None:
     """Take no more jobs from these queues, on any host.
@@ -187,8 +282,8 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: 
     if seconds == 0:
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
     found = context.settings()
-    if these := fleet.targets(queues, **parts):
-        return fleet.pause(found, these, reason, seconds)
+    if these := targets(queues, **parts):
+        return pause_parts(found, these, reason, seconds)
     places = context.places(found)
     notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
     if context.given().json:
@@ -219,7 +314,7 @@ def pause_queues(
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@fleet.options("job", "host", "pool")
+@part_options("job", "host", "pool")
 @context.options
 def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     """Take jobs from these queues again.
@@ -227,8 +322,8 @@ def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     Without QUEUE: from all that are paused.
     """
     found = context.settings()
-    if these := fleet.targets(queues, **parts):
-        return fleet.resume(found, these)
+    if these := targets(queues, **parts):
+        return resume_parts(found, these)
     places = context.places(found)
     listed = resume_queues(found, places, queues)
     if context.given().json:
@@ -276,12 +371,16 @@ def chosen(found: Settings, place: str, queues: tuple[str, ...]) -> list[str]:
     """The queues named, else all known ones. Raises Refused if there are none."""
     reported = masters.queues_of(masters.masters(context.store(found, found.control))).get(place, [])
     known = list(dict.fromkeys([*context.queues_named(found, place), *reported]))
-    for name in queues:
-        if known and name not in known:
-            output.note(f"no worker is known to serve '{name}' of {place}{did_you_mean(name, known)}")
+    note_unserved(queues, known, f" of {place}")
     if not queues and not known and not has_laravel(found):
         raise context.Refused(f"no queue of {place} is known (no master reports, no file names one): name one")
     return list(dict.fromkeys(queues or known))
+
+
+def note_unserved(names: Iterable[str], known: Collection[str], of: str = "") -> None:
+    for name in names:
+        if known and name not in known:
+            output.note(f"no worker is known to serve '{name}'{of}{did_you_mean(name, known)}")
 
 
 def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
@@ -306,28 +405,23 @@ def cache(found: Settings) -> Store:
     return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
 
 
-class End(NamedTuple):
-    """at: unix seconds by this host's clock. seconds: until then."""
-
-    at: float
-    seconds: float
+# -- maintenance mode
 
 
-def end_of(text: str) -> End:
-    """ "30m", "18:30" (the next one, local time), "2026-11-21 18:30" (local time), "2026-11-21T18:30+01:00". Raises
-    ValueError."""
+def until(text: str) -> float:
+    """Seconds until then: "30m", "18:30" (the next one, local time), "2026-11-21 18:30" (local time),
+    "2026-11-21T18:30+01:00". Raises ValueError."""
     now = time.time()
     try:
-        at = now + kinds.span(text)
+        seconds = kinds.span(text)
     except ValueError:
-        at = moment_of(text.strip(), now)
-    if at <= now:
+        seconds = moment_of(text.strip(), now) - now
+    if seconds <= 0:
         raise ValueError(f"{text!r} is in the past (it is {local_time(now)})")
     try:
-        kinds.span(at - now)
+        return kinds.span(seconds)
     except ValueError:
         raise ValueError(f"{text!r} is more than 100 years away") from None
-    return End(at, at - now)
 
 
 def moment_of(text: str, now: float) -> float:
@@ -340,9 +434,6 @@ def moment_of(text: str, now: float) -> float:
         raise ValueError(f"{text!r} is neither a duration nor a time (write {written})") from None
 
 
-END = context.Parsed(end_of)
-
-
 def of_day(text: str, now: float) -> float:
     """The next time at which a clock here shows `text`."""
     at = datetime.fromisoformat(f"{datetime.fromtimestamp(now):%Y-%m-%d} {text}")
@@ -351,10 +442,16 @@ def of_day(text: str, now: float) -> float:
 
 @click.command()
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
-@click.option("--until", "end", type=END, metavar="WHEN", help="End automatically: 30m, 18:30 or an ISO time.")
+@click.option(
+    "--until",
+    "seconds",
+    type=context.Parsed(until),
+    metavar="WHEN",
+    help="End automatically: 30m, 18:30 or an ISO time.",
+)
 @click.option("--allow", multiple=True, metavar="QUEUE", help="Keep working on this queue; several: a,b or repeat.")
 @context.options
-def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
+def down(reason: str, seconds: float | None, allow: tuple[str, ...]) -> None:
     """Begin maintenance mode, until `qd up`.
 
     Workers finish their jobs and take no more, on every host within 2 s, and the schedule is skipped; `qd work --force`
@@ -366,7 +463,6 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
     store = context.store(found, found.control)
     open_ones = named(found, allow)
     was = controls.is_down(store)
-    seconds = None if end is None else end.seconds
     note = controls.down(store, by=context.operator(), reason=reason, seconds=seconds, allow=open_ones)
     allowed = {"allow": ", ".join(open_ones)} if open_ones else {}
     context.record(found, "down", allowed | for_(seconds), reason=reason)
@@ -374,8 +470,8 @@ def down(reason: str, end: End | None, allow: tuple[str, ...]) -> None:
         return output.document({"down": asdict(note), "was_down": None if was is None else asdict(was)})
     if was is not None:
         output.say(f"it was already on{by_whom(was, store.now())}; this replaces it")
-    until = "until `qd up`" if end is None else f"until {local_time(end.at)}, for {output.duration(end.seconds)}"
-    output.say(f"maintenance mode is on {until}{but(note)}")
+    end = "`qd up`" if seconds is None else f"{local_time(time.time() + seconds)}, for {output.duration(seconds)}"
+    output.say(f"maintenance mode is on until {end}{but(note)}")
 
 
 @click.command()
@@ -428,8 +524,5 @@ def named(found: Settings, words: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     known = {queue for place in found.connections for queue in context.queues_named(found, place)}
     reported = masters.queues_of(masters.masters(context.store(found, found.control)))
-    known.update(*reported.values())
-    for name in names:
-        if known and name not in known:
-            output.note(f"no worker is known to serve '{name}'{did_you_mean(name, known)}")
+    note_unserved(names, known.union(*reported.values()))
     return tuple(names)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from qd.cli.output import ago, by_whom, count, duration
-from qd.cli.state import QueueLine, State, living, stale
+from qd.cli.output import ago, by_whom, count, duration, quote, resuming
+from qd.cli.state import QueueLine, State, stale
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 from qd.store.statistics import Place, Rate
 
@@ -82,7 +82,7 @@ def refusals(state: State) -> Iterator[Reason]:
 
 def blind(state: State) -> bool:
     """Whether masters are silent because the server refuses their reports: their state is unknown."""
-    return not state.knows_masters or (state.control in state.refused and not living(state))
+    return not state.knows_masters or (state.control in state.refused and not state.living)
 
 
 def way_out(text: str) -> str:
@@ -94,7 +94,7 @@ def way_out(text: str) -> str:
 
 def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
     """A silent master is a separate reason."""
-    there = len(living(state))
+    there = len(state.living)
     if restarting(state):
         return
     if limits.expect is not None and there < limits.expect:
@@ -145,7 +145,7 @@ def hung(master: MasterReport) -> str:
 
 def replaced(gone: MasterReport, state: State) -> bool:
     """Whether another master of the same pool has started since it fell silent, such as a new container."""
-    others = [m for m in living(state) if m.pool == gone.pool and m.token != gone.token]
+    others = [m for m in state.living if m.pool == gone.pool and m.token != gone.token]
     return any(other.booted_at > gone.seen_at for other in others)
 
 
@@ -178,7 +178,7 @@ def waiting(line: QueueLine) -> str:
 def untaken(line: QueueLine, state: State) -> Untaken:
     """The first of these that applies."""
     if line.paused:
-        return Untaken("", "it is paused", f"`qd resume {line.name}`")
+        return Untaken("", "it is paused", f"`qd resume {quote(line.name)}`")
     if shut(line, state):
         which = ("maintenance mode", "`qd up`") if state.down else ("Laravel's maintenance mode", "`php artisan up`")
         return Untaken("", *which)
@@ -188,7 +188,7 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     since = [moment for moment in moments if moment is not None]
     stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
     if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
-        text = f"start `php artisan queue:work --queue={line.name}`, or give each language a queue of its own"
+        text = f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
         return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", text)
     if not found and (line.php or line.theirs):
         return Untaken("", "only PHP workers serve it", "add PHP workers")
@@ -203,7 +203,7 @@ def untaken(line: QueueLine, state: State) -> Untaken:
         return Untaken("stuck", fact, "`qd status` shows what they do, USR1 to the master writes all stacks to its log")
     if not any(works(master) for master in found):
         places = ("host", found[0].host), ("pool", found[0].pool_title)
-        held = next((f"`qd resume --{kind} {name}`" for kind, name in state.fleet.pauses if (kind, name) in places), "")
+        held = next((resuming(*target) for target in state.fleet.pauses if target in places), "")
         way = held or "CONT to a paused master resumes it"
         return Untaken("", f"{names_of(found)} is {found[0].state}", way)
     if all(busy(master) for master in found if works(master)):
@@ -214,13 +214,13 @@ def untaken(line: QueueLine, state: State) -> Untaken:
 def unserved(line: QueueLine, state: State) -> Untaken:
     kind = "unserved" if old(line) and not restarting(state) else ""
     silent = [m for m in serving(line, state) if stale(m, state.now) and not replaced(m, state)]
-    start = f"start `qd work {line.name}`"
+    start = f"start `qd work {quote(line.name)}`"
     if blind(state):
         return Untaken("", "no master can report", "fix the server that refuses writes")
     if silent:
         seconds = duration(state.now - silent[0].seen_at)
         return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
-    if not living(state):
+    if not state.living:
         return Untaken(kind, "no master runs", start)
     return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
 
@@ -233,7 +233,7 @@ def warnings(state: State, rates: Mapping[Place, Rate]) -> Iterator[tuple[str, s
     """What may become a problem, or is held by a person, each with a fix."""
     for line in state.queues:
         if line.paused:
-            yield f"{line.name} is paused{by_whom(line.paused, state.now)}", f"`qd resume {line.name}`"
+            yield f"{line.name} is paused{by_whom(line.paused, state.now)}", f"`qd resume {quote(line.name)}`"
         elif is_growing(line, rates):
             growth = rates[line.connection, line.name].growth
             yield f"{line.name} is growing by {growth:,.0f}/min, {line.sizes.ready:,} ready", "add workers"
@@ -248,7 +248,7 @@ def is_growing(line: QueueLine, rates: Mapping[Place, Rate]) -> bool:
 
 def of_failed(line: QueueLine, now: float) -> Iterator[tuple[str, str]]:
     """Warnings about the failed store of a queue, each with a fix. No job waits because of it."""
-    way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {line.name}"
+    way = f"raise [failed] max_bytes (or max_count), or retry or forget some: qd failed list -q {quote(line.name)}"
     at = line.failed.dropped_at
     if at is not None and now - at < RECENT:
         text = f"{count(line.failed.dropped, 'failed job')} of queue '{line.name}' dropped to make room for newer ones"

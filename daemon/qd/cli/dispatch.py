@@ -1,4 +1,4 @@
-"""`qd dispatch`, `run`, `declared` and `clear`: send a job, run it here, list the jobs of an app, empty a queue."""
+"""`qd dispatch`, `run` and `declared`: send a job, run it here, list the jobs of an app."""
 
 from __future__ import annotations
 
@@ -255,23 +255,3 @@ def options_of(job: Declared) -> dict[str, Any]:
     if "middleware" in options:
         options["middleware"] = [title_of(stage) for stage in options["middleware"]]
     return options
-
-
-@click.command()
-@click.argument("queue", metavar="QUEUE")
-@context.yes
-@context.options
-def clear(queue: str, yes: bool) -> None:
-    """Delete the ready and delayed jobs of a queue.
-
-    Running and failed jobs are not affected.
-    """
-    found = context.settings()
-    place = context.place(found)
-    context.confirm(yes, queue, f"this deletes the ready and delayed jobs of {queue}")
-    count = context.queue(found, place).clear(queue)
-    if count:
-        context.record(found, "clear", {"queue": queue, "connection": place, "jobs": count})
-    if context.given().json:
-        return output.document({"queue": queue, "connection": place, "deleted": count})
-    output.say(f"{queue}: {count} deleted")

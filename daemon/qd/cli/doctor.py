@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from qd.cli import context, output
-from qd.cli.checks import Finding, fail, fleet, ok, project, queues, servers, supervisors, warn
+from qd.cli.checks import Finding, fail, fleet, ok, project, servers, supervisors, warn
 from qd.cli.checks.project import Project
 from qd.cli.diagnosis import way_out
 from qd.cli.state import refusal
@@ -48,7 +48,10 @@ def command(strict: bool, program: Path | None, unit: Path | None) -> int:
     Exit 0 if all is well, or there are only warnings. Else 78 (configuration, app), 69 (a server is unreachable), or 1.
     """
     context.given().patience, context.given().only_looks = PATIENCE, True
-    findings = print_findings(find(project.Project(), program, unit))
+    found = project.Project()
+    units = supervisors.check_supervisord(found, program), supervisors.check_systemd(found, unit)
+    parts = (project.check_project(found), of_servers(found), *units, project.check_host(found))
+    findings = print_findings(chain.from_iterable(parts))
     code = code_of(findings, strict=strict)
     if context.given().json:
         checks = [output.fields(finding, "sign", "what", "value", "fix") for finding in findings]
@@ -75,14 +78,6 @@ def print_findings(found: Iterator[Finding]) -> list[Finding]:
             if finding.sign != "ok" and not quiet:
                 say(finding)
     return findings
-
-
-def find(found: Project, program: Path | None, unit: Path | None) -> Iterator[Finding]:
-    yield from project.check_project(found)
-    yield from of_servers(found)
-    yield from supervisors.check_supervisord(found, program)
-    yield from supervisors.check_systemd(found, unit)
-    yield from project.check_host(found)
 
 
 def of_servers(found: Project) -> Iterator[Finding]:
@@ -152,9 +147,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     for where, connection in primaries:
         yield from servers.check_rights(connection, where, store.prefix, worked)
     place = "its outbox" if borrows(name, settings) else "it"
-    yield from queues.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
-    yield from queues.check_flow(settings, name, worked, state)
-    yield from queues.unworked(name, found, masters)
+    yield from fleet.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
+    yield from fleet.check_flow(settings, name, worked, state)
+    yield from fleet.unworked(name, found, masters)
     if name == settings.control:
         yield from fleet.check_masters(state or fleet.read(settings))
         yield from fleet.check_schedule(found.app, settings, state)

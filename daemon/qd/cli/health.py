@@ -111,9 +111,7 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
 
 
 def well(state: State) -> str:
-    from qd.cli.state import living
-
-    alive = living(state)
+    alive = state.living
     workers, ready = sum(len(m.workers) for m in alive), sum(line.sizes.ready for line in state.queues)
     ages = [line.sizes.oldest_age for line in state.queues if line.sizes.oldest_age is not None]
     count = output.count
@@ -135,9 +133,7 @@ def well(state: State) -> str:
 
 
 def document(state: State, why: list[Reason]) -> dict[str, Any]:
-    from qd.cli.state import living
-
-    alive = living(state)
+    alive = state.living
     queues = [
         {
             **output.fields(line, "connection", "name"),

@@ -12,7 +12,7 @@ import click
 from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
-from qd.cli.watch import watched
+from qd.cli.state import known_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
@@ -21,12 +21,12 @@ from qd.drivers.types import Found, Kept, Push
 from qd.errors import ConnectionLost
 from qd.payload.reservation import split_mark
 from qd.store import masters
-from qd.store.base import KeyspaceStore
 
 if TYPE_CHECKING:
     from qd.app import Qd
 
 T = TypeVar("T")
+SHORTEST = 6  # characters of the beginning of an id
 Worker = tuple[masters.MasterReport, masters.WorkerReport]
 
 
@@ -79,7 +79,7 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
     def there(name: str) -> tuple[str, str] | None:
         """The connection, and where the cancelled job was; None if there was none."""
         jobs = context.queue(found, name).jobs
-        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+        for each in [queue] if queue else known_queues(found, name, reports):
             if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
                 return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
         return None
@@ -132,7 +132,7 @@ def promote(id: str, queue: str | None) -> int:
         jobs = context.queue(found, name)
         if "find" in jobs.limits:  # a broker: what waits for it in the keyspace is not made ready by a push there
             return None
-        for each in [queue] if queue else names(found, name, context.store(found, name), reports):
+        for each in [queue] if queue else known_queues(found, name, reports):
             if (spot := jobs.jobs.find(each, id, ("delayed",))) is not None:
                 return (name, each) if made_ready(jobs, spot) else None
         return None
@@ -144,7 +144,9 @@ def promote(id: str, queue: str | None) -> int:
         facts = {"id": id, "connection": name, "queue": its_queue, "promoted": its_queue is not None}
         output.document({"schema": 1, **facts})
     elif its_queue is None:
-        output.note(f"nothing to promote: no delayed job has the id {id} (`qd job {id}` shows where it is)")
+        output.note(
+            f"nothing to promote: no delayed job has the id {id} (`qd job {output.quote(id)}` shows where it is)"
+        )
     else:
         output.say(f"{id} is ready in {its_queue}")
     return int(its_queue is None)
@@ -178,17 +180,18 @@ class JobView:
 
 @click.command()
 @click.argument("id", metavar="ID")
-@watched
+@context.watched
 @context.options
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
+
+    The first characters of an id do, six or more, if no other job has them.
 
     Searches every connection (-c: that one), in every queue that is configured, worked on or has jobs: the longer they are,
     the longer it takes.
     """
     found = context.settings()
-    reports = masters_of(found)
-    seen = search(found, lambda name: view(found, name, id, reports))
+    seen = look_up(found, id, masters_of(found))
     seen = seen or JobView(id, context.connection_name(found), None, None, None, None, 0.0)
     if context.given().json:
         output.document(described(seen))
@@ -198,6 +201,22 @@ def job(id: str) -> int:
         for name, value in lines_of(seen):
             output.say(f"{name:<10}{value}")
     return int(seen.status == "unknown")
+
+
+def look_up(found: Settings, id: str, reports: list[masters.MasterReport]) -> JobView | None:
+    """The job with this id or uuid; else the only one whose id begins so. Raises Refused if there are several."""
+    seen = search(found, lambda place: view(found, place, id, reports))
+    if seen is not None or not id:
+        return seen
+    if len(id) < SHORTEST:
+        output.note(f"qd: '{id}' is no whole id; of one that is cut off give at least {SHORTEST} characters")
+        return None
+    queues = [(place, queue) for place in places(found) for queue in known_queues(found, place, reports)]
+    ids = sorted({whole for place, queue in queues for whole in context.queue(found, place).jobs.ids(queue, id)})
+    if len(ids) > 1:
+        more = ", ..." if len(ids) > 3 else ""
+        raise context.Refused(f"the ids of {len(ids)} jobs begin with '{id}': {', '.join(ids[:3])}{more}")
+    return search(found, lambda place: view(found, place, ids[0], reports)) if ids else None
 
 
 def search(found: Settings, look: Callable[[str], T | None]) -> T | None:
@@ -246,7 +265,7 @@ def masters_of(found: Settings) -> list[masters.MasterReport]:
 def view(found: Settings, connection: str, id: str, reports: list[masters.MasterReport]) -> JobView | None:
     """The job on this connection, None if it is unknown there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
-    spots = (queue.jobs.find(name, id) for name in names(found, connection, store, reports))
+    spots = (queue.jobs.find(name, id) for name in known_queues(found, connection, reports))
     spot = next((spot for spot in spots if spot), None)
     ahead = None
     if spot and spot.spot == "ready":
@@ -254,13 +273,6 @@ def view(found: Settings, connection: str, id: str, reports: list[masters.Master
     worker = holder(reports, spot) if spot else None
     seen = JobView(id, connection, spot, queue.jobs.kept(id), ahead, worker, store.now())
     return None if seen.status == "unknown" else seen
-
-
-def names(found: Settings, connection: str, store: KeyspaceStore, reports: list[masters.MasterReport]) -> list[str]:
-    """Every queue that is configured, worked on, or has jobs."""
-    worked = masters.queues_of(reports).get(connection, [])
-    own = [found.connection(connection).queue, *context.queues_named(found, connection)]
-    return list(dict.fromkeys([*own, *worked, *masters.queues_found(store)]))
 
 
 def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:
@@ -297,7 +309,9 @@ def where(seen: JobView, spot: Found) -> str:
         return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
     if spot.spot == "failed":
         facts = record(spot)
-        return f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {seen.id})"
+        return (
+            f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {output.quote(seen.id)})"
+        )
     if seen.worker is None:
         return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker

@@ -51,11 +51,11 @@ COMMANDS = {
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
     "why": CommandRow("why", "why", "Show why a job does not run."),
-    "peek": CommandRow("peek", "peek", "Show the jobs that wait in a queue."),
+    "peek": CommandRow("waiting", "peek", "Show the jobs that wait in a queue."),
     "move": CommandRow("waiting", "move", "Move waiting jobs to another queue."),
     "promote": CommandRow("job", "promote", "Make a delayed job ready now."),
-    "clear": CommandRow("dispatch", "clear", "Delete the ready and delayed jobs of a queue."),
-    "wait": CommandRow("wait", "wait", "Wait until a queue is empty."),
+    "clear": CommandRow("waiting", "clear", "Delete the ready and delayed jobs of a queue."),
+    "wait": CommandRow("waiting", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, the one under a key, or many."),
     "events": CommandRow("events", "events", "Show what operators did and what happened to masters."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete."),
@@ -63,10 +63,10 @@ COMMANDS = {
     "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix."),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
     "migrate": CommandRow("servers", "migrate", "Create the tables in the configured databases."),
-    "init": CommandRow("config", "init", "Write a first qd.toml and jobs.py, or a deployment file."),
+    "init": CommandRow("init", "init", "Write a first qd.toml and jobs.py, or a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
-    "completion": CommandRow("help", "completion", "Print the script that completes qd's words in a shell."),
-    "help": CommandRow("help", "command", "Show the help of a command."),
+    "completion": CommandRow("main", "completion", "Print the script that completes qd's words in a shell."),
+    "help": CommandRow("main", "help_", "Show the help of a command."),
 }
 HELP = {
     "Run": ("work", "schedule", "dispatch", "run", "declared"),
@@ -193,6 +193,38 @@ def usage(error: click.ClickException, tell: Callable[[str, str, str, int], None
 @context.options
 def command() -> None:
     """Run background jobs from Redis, SQL databases, beanstalkd or SQS, and manage the workers."""
+
+
+@click.command("help")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...")
+@context.options
+def help_(words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    here = click.get_current_context().find_root()
+    for word in words:
+        group = here.command
+        names = group.list_commands(here) if isinstance(group, click.Group) else []
+        found = group.get_command(here, word) if isinstance(group, click.Group) else None
+        if found is None:
+            near = did_you_mean(word, names) or (f" (known: {', '.join(names)})" if names else "")
+            raise click.UsageError(f"unknown command '{' '.join(words)}'{near}")
+        here = click.Context(found, info_name=word, parent=here, **found.context_settings)
+    click.echo(here.get_help())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@context.options
+def completion(shell: str) -> None:
+    """Print the script that completes qd's words in a shell.
+
+    bash: eval "$(qd completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: qd completion fish | source.
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(click.get_current_context().find_root().command, {}, "qd", "_QD_COMPLETE").source())
 
 
 def main() -> None:

@@ -65,6 +65,18 @@ def but(note: Down) -> str:
     return f", but for {', '.join(note.allow[:MAX_OPEN_QUEUES])}" if note.allow else ""
 
 
+def quote(name: str) -> str:
+    """A name in the command of a hint, as a shell reads it: low, 'my queue'."""
+    import shlex  # only for hints
+
+    return shlex.quote(name)
+
+
+def resuming(kind: str, name: str) -> str:
+    """The command that resumes a job, host or pool."""
+    return f"`qd resume --{kind} {quote(name)}`"
+
+
 def local_time(at: float) -> str:
     """Unix seconds in this host's time zone: `2026-11-21 18:30:00 CET (+01:00)`."""
     try:
@@ -140,8 +152,9 @@ def ago(seconds: float | None) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """`1 master`, `2 masters`, `0 jobs`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    """`1 master`, `2 masters`, `0 entries`."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from qd.cli import context
+from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
+from qd.options.kinds import did_you_mean
 from qd.store import controls, fleet, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Fill
@@ -209,6 +210,30 @@ def lines(
     ]
 
 
+def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:
+    """Every queue of the connection that is configured, worked on, or has keys."""
+    own = [found.connection(place).queue, *context.queues_named(found, place)]
+    there = masters.queues_found(context.store(found, place))
+    return list(dict.fromkeys([*own, *masters.queues_of(reports).get(place, []), *there]))
+
+
+def note_unknown(found: Settings, places: Sequence[str], queue: str) -> None:
+    """For a queue without jobs: its name may be misspelled. Prints nothing if a server does not list its queues."""
+    try:
+        reports = masters.masters(context.store(found, found.control))
+        known = [name for place in places for name in known_queues(found, place, reports)]
+        known += [name for place in places for name in context.queue(found, place).queues()]
+    except (ConnectionLost, ServerRefused):
+        return
+    if queue not in known:
+        output.note(unknown_queue(queue, known))
+
+
+def unknown_queue(name: str, known: Sequence[str]) -> str:
+    what = "no job is in it, no master works on it, qd.toml does not name it"
+    return f"qd: unknown queue '{name}'{did_you_mean(name, known)}: {what}"
+
+
 def full(bounds: FailedSettings, count: int, fill: Fill) -> float:
     """The used part of the limit that is closer."""
     if not bounds.enabled:
@@ -275,7 +300,3 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
 
 def stale(master: MasterReport, now: float) -> bool:
     return now - master.seen_at > STALE
-
-
-def living(state: State) -> list[MasterReport]:
-    return state.living

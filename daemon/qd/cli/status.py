@@ -12,11 +12,9 @@ from msgspec import Struct, structs
 from qd.cli import context, output
 from qd.cli.diagnosis import hung, nodes_away, of_failed, refusals
 from qd.cli.output import by_whom, fields
-from qd.cli.state import QueueLine, State, read_state
-from qd.cli.watch import watched
+from qd.cli.state import QueueLine, State, read_state, unknown_queue
 from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
-from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
 from qd.store.statistics import WINDOW, History, Place, Rate
@@ -26,7 +24,7 @@ MOST_CRASHES = 8  # that a report has room for
 
 
 @click.command()
-@watched
+@context.watched
 @context.options
 def status() -> int:
     """Show masters, workers, queues, and what is paused.
@@ -48,7 +46,7 @@ def status() -> int:
 
 @click.command()
 @click.argument("name", required=False)
-@watched
+@context.watched
 @context.options
 def queues(name: str | None) -> int:
     """Show queues: their sizes, their pace, and who paused them.
@@ -75,10 +73,7 @@ def queues(name: str | None) -> int:
     if state.away:
         return Exit.UNAVAILABLE
     if name is not None and not shown:
-        near = did_you_mean(name, [line.name for line in state.queues if line.name != name])
-        output.note(
-            f"qd: unknown queue '{name}'{near}: no job is in it, no master works on it, qd.toml does not name it"
-        )
+        output.note(unknown_queue(name, [line.name for line in state.queues if line.name != name]))
     return int(name is not None and not shown)
 
 
@@ -123,12 +118,11 @@ def say(state: State) -> None:
     say_down(state)
     for name, note in state.paused_entries.items():
         every = name == schedule.ALL
-        what, way = ("all entries", "") if every else (f"the entry {name}", f" {name}")
+        what, way = ("all entries", "") if every else (f"the entry {name}", f" {output.quote(name)}")
         paused = f"{'are' if every else 'is'} paused{by_whom(note, state.now)}"
         output.say(f"{what} of the schedule {paused}; `qd schedule resume{way}` ends it")
     for target, note in state.fleet.pauses.items():
-        way = f"`qd resume --{target.kind} {target.name}` ends it"
-        output.say(f"{target} is paused{by_whom(note, state.now)}; {way}")
+        output.say(f"{target} is paused{by_whom(note, state.now)}; {output.resuming(*target)} ends it")
     if state.paused_entries or state.fleet.pauses:
         output.say()
     say_masters(state)

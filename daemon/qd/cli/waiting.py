@@ -1,21 +1,26 @@
-"""`qd move` and `qd cancel --queue`: many jobs that wait in a queue are moved or cancelled.
+"""What waits in a queue: `qd peek` shows it, `qd move` and `qd cancel --queue` take many jobs, `qd clear` deletes all,
+`qd wait` returns once there is nothing.
 
-Each job is one step on the server, that of `qd cancel ID`: the job is deleted with what its end does to its lock and batch,
-or with a push to where it goes. So however such a command is interrupted, each job is in exactly one place.
+To move or cancel a job is one step on the server, that of `qd cancel ID`: the job is deleted with what its end does to its
+lock and batch, or with a push to where it goes. So however such a command is interrupted, each job is in exactly one place.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from itertools import islice
+from typing import Any, Literal, NamedTuple, cast
 
 import click
 
 from qd.cli import context, output
+from qd.cli.state import note_unknown
 from qd.config.settings import Settings
 from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.base import Connector
@@ -23,11 +28,148 @@ from qd.drivers.connections import gaps_of
 from qd.drivers.types import Found, Push, Spot, ends
 from qd.errors import Malformed
 from qd.options.kinds import queue_name
-from qd.payload.format import read
+from qd.payload.format import Payload, read, tags_of
+from qd.redaction import redact
 from qd.store.base import KeyspaceStore
-from qd.store.waiting import Waiting, each
+from qd.store.waiting import Place, Waiting, total, waiting
+from qd.store.waiting import each as each_of
 
+SHOWN = 20  # jobs without --limit
+STEP = 0.5  # seconds between two looks of `qd wait`
+LONGEST = 60  # characters of the arguments in a table
 SPACES = bytes.maketrans(b"01", b" \t")
+UNREADABLE = "(unreadable)"
+UNTAGGED = "(no tag)"
+
+
+class Peeked(NamedTuple):
+    """payload: None if the bytes are no job."""
+
+    payload: Payload | None
+    tags: tuple[str, ...]
+    score: float | None
+
+    @property
+    def name(self) -> str:
+        return self.payload.display if self.payload else UNREADABLE
+
+    @property
+    def arguments(self) -> str:
+        """As JSON, without secrets."""
+        return redact(bytes(self.payload.data).decode("utf-8", "replace")) if self.payload else ""
+
+
+class Search:
+    """Reads jobs of a queue, keeps those that fit, and counts how many were looked at."""
+
+    def __init__(self, store: KeyspaceStore, queue: str, place: Place, job: str | None, tag: str | None) -> None:
+        self.store, self.queue, self.place, self.job, self.tag = store, queue, place, job, tag
+        self.looked, self.total = 0, total(store, queue, place)
+
+    def __iter__(self) -> Iterator[Peeked]:
+        for text, score in waiting(self.store, self.queue, self.place):
+            self.looked += 1
+            try:
+                payload = read(text)
+            except Malformed:
+                payload = None
+            found = Peeked(payload, tags_of(text) if b'"tags"' in text else (), score)
+            if (self.job is None or fnmatchcase(found.name, self.job)) and (self.tag is None or self.tag in found.tags):
+                yield found
+
+    def note(self) -> str:
+        """`10,000 of 1,000,000 looked at`"""
+        return f"{self.looked:,} of {max(self.total, self.looked):,} looked at"
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@click.option(
+    "--state", type=click.Choice(["ready", "delayed", "reserved"]), default="ready", show_default=True,
+    help="Which of its jobs.",
+)  # fmt: skip
+@click.option("--job", metavar="GLOB", help="Only jobs with this name; 'mail.*' is a pattern.")
+@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--count-by", type=click.Choice(["job", "tag"]), help="Count the jobs by name or by tag.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help=f"Show at most this many.  [{SHOWN}; counts: all]")
+@context.options
+def peek(queue: str, state: str, job: str | None, tag: str | None, count_by: str | None, limit: int | None) -> None:
+    """Show the jobs that wait in a queue.
+
+    Reads at most the first and the last 5,000 jobs. Secrets in arguments are masked as in the log.
+    """
+    context.given().only_looks = True
+    settings = context.settings()
+    name = listable(settings)
+    search = Search(context.store(settings, name), queue, cast("Place", state), job, tag)
+    if not search.total:
+        note_unknown(settings, [name], queue)
+    facts = {"connection": name, "queue": queue, "state": state}
+    if count_by is not None:
+        return counted(search, facts, count_by, limit)
+    found = list(islice(search, limit or SHOWN))
+    if context.given().json:
+        return document(search, facts, jobs=[described(each, state) for each in found])
+    if not found:
+        return output.note(f"no {state} job {'matches; ' + search.note() if search.total else f'in {queue}'}")
+    when = {"ready": "age", "delayed": "due in", "reserved": "lease ends in"}[state]
+    now = search.store.now()
+    rows = [(each.payload.id or each.payload.uuid or "-" if each.payload else "-", *row(each, now)) for each in found]
+    output.table(("id", "job", "arguments", "tags", "attempts", when), rows, right=("attempts",))
+    if job is not None or tag is not None:
+        output.note(f"{len(found):,} shown, {search.note()}")
+    elif len(found) < search.total:
+        output.note(f"{len(found):,} of {search.total:,} shown")
+
+
+def row(each: Peeked, now: float) -> tuple[object, ...]:
+    arguments = each.arguments if len(each.arguments) <= LONGEST else each.arguments[: LONGEST - 1] + "…"
+    created = each.payload.createdAt if each.payload else None
+    seconds = each.score - now if each.score is not None else None if created is None else now - created
+    attempts = each.payload.attempts if each.payload else "-"
+    return each.name, arguments, ",".join(each.tags) or "-", attempts, output.duration(seconds)
+
+
+def described(each: Peeked, state: str) -> dict[str, Any]:
+    payload = each.payload
+    facts = output.fields(payload, "id", "uuid", "attempts") if payload else dict.fromkeys(("id", "uuid", "attempts"))
+    facts |= {"job": payload and payload.display, "tags": list(each.tags), "arguments": value_of(each.arguments)}
+    facts["created_at"] = output.iso(payload.createdAt if payload else None)
+    if state != "ready":
+        facts["due_at" if state == "delayed" else "lease_ends_at"] = output.iso(each.score)
+    return facts
+
+
+def value_of(arguments: str) -> Any:
+    """As text if it is no JSON (any more)."""
+    try:
+        return json.loads(arguments) if arguments else None
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def counted(search: Search, facts: dict[str, Any], by: str, limit: int | None) -> None:
+    """A job with several tags counts once for each."""
+    found: Counter[str] = Counter()
+    for each in search:
+        found.update((each.name,) if by == "job" else each.tags or (UNTAGGED,))
+    ranked = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]
+    if context.given().json:
+        odd = UNREADABLE if by == "job" else UNTAGGED
+        counts = [{by: None if name == odd else name, "count": count} for name, count in ranked]
+        return document(search, facts, counts=counts)
+    if not ranked:
+        return output.note(f"no {search.place} job {'matches' if search.total else f'in {search.queue}'}")
+    output.table((by, "count"), [(name, f"{count:,}") for name, count in ranked], right=("count",))
+    output.note(search.note())
+
+
+def document(search: Search, facts: dict[str, Any], **found: Iterable[Any]) -> None:
+    head = {"schema": 1, "read_at": output.iso(search.store.now()), **facts}
+    output.document({**head, "total": search.total, "looked": search.looked, **found})
+
+
+# -- many jobs
 
 
 class Wanted(NamedTuple):
@@ -66,7 +208,7 @@ class Sweep:
         # not want all, those that are next.
         places: tuple[Literal["delayed", "ready"], ...] = ("delayed", "ready")
         for place in places if self.wanted.limit is None else places[::-1]:
-            each(self.store, queue, place, partial(self._look, queue, place))
+            each_of(self.store, queue, place, partial(self._look, queue, place))
 
     def _look(self, queue: str, spot: Spot, job: Waiting, behind: int) -> bool | None:
         tally, wanted = self.tally, self.wanted
@@ -96,7 +238,7 @@ class Sweep:
 
 
 def filters(function: Any) -> Any:
-    """Decorator: which jobs of the queue."""
+    """Decorator: which jobs of a queue are moved or cancelled."""
     return context.decorated(
         function,
         click.option("--older-than", type=context.SPAN, metavar="TIME", help="Only jobs sent longer ago than this."),
@@ -193,3 +335,59 @@ def go(found: Settings, sweep: Sweep, what: str, facts: dict[str, str], words: s
         if number:
             output.note(f"{output.count(number, 'job')}: {why}")
     output.say(f"{output.count(tally.done, 'job')} {'would be ' if dry_run else ''}{words}")
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@context.yes
+@context.options
+def clear(queue: str, yes: bool) -> None:
+    """Delete the ready and delayed jobs of a queue.
+
+    Running and failed jobs are not affected.
+    """
+    found = context.settings()
+    place = context.place(found)
+    context.confirm(yes, queue, f"this deletes the ready and delayed jobs of {queue}")
+    count = context.queue(found, place).clear(queue)
+    if count:
+        context.record(found, "clear", {"queue": queue, "connection": place, "jobs": count})
+    if context.given().json:
+        return output.document({"queue": queue, "connection": place, "deleted": count})
+    output.say(f"{queue}: {count} deleted")
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@click.option("--empty", is_flag=True, help="Wait until no job is ready, delayed or reserved.")
+@click.option("--timeout", type=context.SPAN, metavar="TIME", help="Stop waiting after this long, with exit 1.")
+@context.options
+def wait(queue: str, empty: bool, timeout: float | None) -> int:
+    """Wait until a queue is empty.
+
+    Failed jobs do not count. A queue that nobody knows is empty; a warning names it. Exit 1: it was not empty in time.
+    """
+    if not empty:
+        raise click.UsageError("name what to wait for: --empty")
+    settings = context.settings()
+    name = context.place(settings)
+    jobs, began, was_empty = context.queue(settings, name), time.monotonic(), None
+    while True:
+        sizes, waited = jobs.sizes(queue), time.monotonic() - began
+        is_empty = not (sizes.ready or sizes.delayed or sizes.reserved)
+        if is_empty and was_empty is None:
+            note_unknown(settings, [name], queue)
+        # The sizes are not counted in one step: a job that moves may be missed once, but not twice.
+        if (is_empty and was_empty) or (not is_empty and timeout is not None and waited >= timeout):
+            break
+        was_empty = is_empty
+        time.sleep(STEP if timeout is None or is_empty else max(0.0, min(STEP, timeout - waited)))
+    if context.given().json:
+        facts = {"connection": name, "queue": queue, "empty": is_empty, "waited_s": round(waited, 3)}
+        output.document({"schema": 1, **facts, **output.fields(sizes, "ready", "delayed", "reserved")})
+    elif is_empty:
+        output.say(f"{queue} is empty")
+    else:
+        left = f"{sizes.ready:,} ready, {sizes.delayed:,} delayed, {sizes.reserved:,} reserved"
+        output.note(f"{queue} is not empty after {output.duration(timeout)}: {left}")
+    return int(not is_empty)

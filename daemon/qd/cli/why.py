@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import click
 
 from qd.cli import context, output
-from qd.cli.job import JobView, masters_of, search, view, where
-from qd.cli.output import by_whom, count, duration
+from qd.cli.job import JobView, look_up, masters_of, where
+from qd.cli.output import by_whom, count, duration, quote, resuming
 from qd.config.settings import Settings
 from qd.dispatch.results import was_cancelled
 from qd.drivers.keyspace import keys
@@ -52,10 +52,10 @@ def why(id: str) -> int:
     """
     found = context.settings()
     reports = masters_of(found)
-    seen = search(found, lambda name: view(found, name, id, reports))
+    seen = look_up(found, id, reports)
     reasons = [UNKNOWN] if seen is None else list(findings(found, seen, reports))
     if context.given().json:
-        output.document(described(id, seen, reasons))
+        output.document(described(seen.id if seen else id, seen, reasons))
     else:
         for cause, text in reasons:
             output.say(f"{cause:<12}{text}")
@@ -87,7 +87,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
         if kept is not None and kept.status is not None:
             at = output.ago(None if kept.at is None else seen.now - kept.at)
             well = kept.status == "done"
-            text = f"it {'succeeded' if well else 'failed'} {at}; `qd job {seen.id}` shows more"
+            text = f"it {'succeeded' if well else 'failed'} {at}; `qd job {quote(seen.id)}` shows more"
             yield Finding("done" if well else "failed", text)
         else:
             yield Finding("cancelled", "it was cancelled; the next worker deletes it")
@@ -101,7 +101,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
         down, pauses = notes(found)
         pause = pauses.get(fleet.Target("job", spot.payload.job))
         if pause is not None:
-            way = f"`qd resume --job {spot.payload.job}` ends it"
+            way = f"{resuming('job', spot.payload.job)} ends it"
             yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
         if not due and not (pause is not None and spot.payload.held):
             yield from delayed(store, seen, spot)
@@ -178,20 +178,20 @@ def closed(
     """What keeps every worker from taking it. pauses: of hosts and pools."""
     queue = spot.queue
     if note := controls.paused(store, [queue]).get(queue):
-        yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {queue}` ends it")
+        yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
     if spot.payload.is_laravel_object:
         yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
     elif not serving(seen, spot, reports):
         there = [m for m in reports if takes(m, seen, spot) and not m.silent(seen.now)]
         names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)
-        yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {queue}`'}")
+        yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {quote(queue)}`'}")
 
 
 def paused_by(master: MasterReport, pauses: Mapping[fleet.Target, controls.Pause], now: float) -> str:
     places: tuple[fleet.Target, ...] = (fleet.Target("host", master.host), fleet.Target("pool", master.pool_title))
     for place in places:
         if master.state == "paused" and (note := pauses.get(place)):
-            return f"{by_whom(note, now)}; `qd resume --{place.kind} {place.name}` ends it"
+            return f"{by_whom(note, now)}; {resuming(*place)} ends it"
     return ""
 
 

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from qd import config
 from qd.cli import context
 from qd.cli.context import Parsed, decorated
+from qd.cli.output import quote
 from qd.config.file import VARIABLES
 from qd.config.settings import Settings
 from qd.options.tables import WORK, Option
@@ -90,17 +91,17 @@ def _capital(text: str) -> str:
 
 def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
     """`qd work redis --queue=high,default`."""
-    line = f"--queue={','.join(queues)}"
+    line = f"--queue={quote(','.join(queues))}"
     if not words:
         return {"queues": queues}
     connection = ",".join(words[0])
     if len(words) > 1:
         given = " ".join(",".join(word) for word in words)
-        right = f"qd work {connection} {line}"
+        right = f"qd work {quote(connection)} {line}"
         raise click.UsageError(f"with --queue give one argument, the connection, not '{given}': {right}")
     other = context.given().connection
     if other not in (None, connection):
-        raise click.UsageError(f"two connections, '{connection}' and '{other}': qd work {line} -c {connection}")
+        raise click.UsageError(f"two connections, '{connection}' and '{other}': qd work {line} -c {quote(connection)}")
     return {"queues": queues, "connection": connection}
 
 
@@ -111,7 +112,8 @@ def _queues(words: Words) -> dict[str, object]:
     known = context.loaded().connections
     for queue in queues:
         if queue in known:
-            ways = f"for its queues type `qd work -c {queue}`, for a queue of that name `qd work --queue={queue}`"
+            name = quote(queue)
+            ways = f"for its queues type `qd work -c {name}`, for a queue of that name `qd work --queue={name}`"
             raise click.UsageError(f"'{queue}' names a connection; {ways}")
     return {"queues": queues}
 

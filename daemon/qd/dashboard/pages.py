@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from qd.cli import context, health, output, peek, status
+from qd.cli import context, health, output, status, waiting
 from qd.cli.diagnosis import is_growing, warnings
-from qd.cli.failed import filters
-from qd.cli.failed.show import described as described_group
-from qd.cli.failed.show import document as document_of
-from qd.cli.failed.show import pretty, value_of
-from qd.cli.schedule import show as schedule
-from qd.cli.schedule.state import read_entries
+from qd.cli.failed import described as described_group
+from qd.cli.failed import document as document_of
+from qd.cli.failed import pretty, source, value_of
+from qd.cli.schedule import entries as schedule
 from qd.cli.state import QueueLine, stale
 from qd.dashboard.charts import Line, Mark, chart, sparkline
 from qd.dashboard.reader import EVENTS, Poller, Snapshot, failed_jobs
@@ -124,12 +122,12 @@ def jobs_of(connection: str, name: str, place: Place, job: str | None, at: int) 
     if why := limits.get("find") or limits.get("memory"):
         return {"refused": f"The jobs of this queue cannot be listed: {why}."}
     store = context.store(found, connection)
-    jobs = [*islice(peek.Search(store, name, place, job, None), at, at + SHOWN + 1)]
-    every, counts = peek.Search(store, name, place, None, None), dict[str, int]()
+    jobs = [*islice(waiting.Search(store, name, place, job, None), at, at + SHOWN + 1)]
+    every, counts = waiting.Search(store, name, place, None, None), dict[str, int]()
     for each in every:
         counts[each.name] = counts.get(each.name, 0) + 1
     mix = sorted(counts.items(), key=lambda pair: -pair[1])[:12]
-    shown = [peek.described(each, place) for each in jobs[:SHOWN]]
+    shown = [waiting.described(each, place) for each in jobs[:SHOWN]]
     for facts in shown:
         facts["arguments"] = hidden(facts["arguments"], found.dashboard.hide)
     return {
@@ -184,7 +182,7 @@ async def failure(asked: Asked, now: Snapshot) -> Facts:
 
 
 def failure_of(id: str) -> Facts:
-    at = filters.place((), changes=False)
+    at = source((), changes=False)
     if not (found := at.store.find(at.queues, [id])[id]):
         return {}
     record = found[0]
@@ -233,7 +231,7 @@ def entries_of() -> Facts:
     """Needs the app, which declares the schedule. Raises ConfigError if none is named."""
     own = context.app()
     entries = own.schedule.entries()
-    seen = read_entries(own, own.settings, entries)
+    seen = schedule.read_entries(own, own.settings, entries)
     document = schedule.document(entries, seen, own.settings, None)
     rows = [
         {"row": schedule.row(entry, seen, own.settings, None), "document": each}

@@ -22,8 +22,7 @@ import click
 
 from qd.cli import context
 from qd.cli.diagnosis import HealthThresholds, Reason, reasons
-from qd.cli.failed import filters
-from qd.cli.failed.show import NEWEST, Group
+from qd.cli.failed import NEWEST, Group, Source, source
 from qd.cli.main import command
 from qd.cli.state import State, read_state, server_memory
 from qd.errors import QdError
@@ -65,7 +64,7 @@ class Failures:
     total: int = 0
     lock: Lock = field(default_factory=Lock)
 
-    def read(self, at: filters.Place) -> None:
+    def read(self, at: Source) -> None:
         """Read only what is new, unless failed jobs have gone."""
         with self.lock:
             total, new, known = at.store.count(at.queues), list[Record](), False
@@ -118,7 +117,7 @@ class Poller:
 
     async def failed(self, connection: str) -> Failures:
         found = self.failures.setdefault(connection, Failures())
-        await self.ask(lambda: found.read(filters.place((), changes=False)), connection)
+        await self.ask(lambda: found.read(source((), changes=False)), connection)
         return found
 
     async def hours(self, seconds: float) -> History:
@@ -172,5 +171,5 @@ class Poller:
 
 def failed_jobs(limit: int, job: str | None, error: str | None) -> list[Record]:
     """The newest failed jobs with this name and exception, of the connection of this context."""
-    at = filters.place((), changes=False)
+    at = source((), changes=False)
     return list(islice(at.store.records(at.queues, Wanted(job, error, None, None, at.now)), limit))

@@ -135,6 +135,9 @@ class Jobs(Protocol):
     ) -> Found | None:
         """Search the queue in many short calls. A job that moves meanwhile may be missed."""
 
+    def ids(self, queue: str, start: str) -> set[str]:
+        """The ids and uuids of jobs in the queue that begin so. As expensive as `find`."""
+
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         """Delete a waiting job and do `effects` in the same step. False: the job is no longer there."""
 

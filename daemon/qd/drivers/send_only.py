@@ -46,6 +46,9 @@ class NoJobs:
     find = kept = progress = always(None)
     drop = stop = always(False)
 
+    def ids(self, queue: str, start: str) -> set[str]:
+        return set()
+
 
 class NoBatches:
     """base.Batches whose jobs never run."""

@@ -156,7 +156,7 @@ import sys, zoneinfo
 zoneinfo.reset_tzpath(to=[])
 sys.modules["tzdata"] = None
 from datetime import time
-from qd.cli.schedule.state import moment
+from qd.cli.schedule.entries import moment
 from qd.schedule.builder import hours
 from qd.schedule.timing import Cron
 print(Cron("0 7 * * *").next_after(0))

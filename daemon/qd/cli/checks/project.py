@@ -17,7 +17,7 @@ from qd import config as configuration
 from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
-from qd.cli.output import count
+from qd.cli.output import count, quote
 from qd.config.settings import Settings, check_concurrency, sent_to
 from qd.drivers.connections import check_url
 from qd.errors import QdError
@@ -63,7 +63,7 @@ def check_project(project: Project) -> Iterator[Finding]:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o044:  # a user who can read a signing key can send jobs that workers run
             fact = f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
-            yield warn("signing", fact, f"chmod 600 {path}, owned by the user that runs qd")
+            yield warn("signing", fact, f"chmod 600 {quote(str(path))}, owned by the user that runs qd")
     yield from check_app(project, found)
     for name, settings in connections(project).items():
         try:

@@ -9,14 +9,14 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
-from qd.cli.init_files import patience
+from qd.cli.init import patience
 from qd.config.load import SCHEDULE_POOL
-from qd.config.settings import Settings
 from qd.options.kinds import span
 from qd.options.tables import WorkOptions
 
@@ -43,15 +43,11 @@ class Started:
     min_uptime: float  # 0: the default of qd under supervisord, LINGER
     once: bool
 
-    @property
-    def limit(self) -> str:
-        """How long running jobs may continue after TERM."""
-        return f"for {self.stop_timeout:g} s" if self.stop_timeout else "forever"
-
-    @property
-    def shortest_wait(self) -> float:
-        """Seconds that the supervisor must wait after TERM."""
-        return self.stop_timeout + MARGIN if self.stop_timeout else patience(0.0)
+    def too_early(self, wait: float) -> str:
+        """How long jobs may run after TERM, if a supervisor that waits for `wait` seconds kills them earlier; else ""."""
+        if wait >= (self.stop_timeout + MARGIN if self.stop_timeout else patience(0.0)):
+            return ""
+        return f"running jobs may continue {f'for {self.stop_timeout:g} s' if self.stop_timeout else 'forever'}"
 
 
 def found(patterns: Sequence[str]) -> list[Path]:
@@ -96,7 +92,9 @@ def of_others(words: list[str], project: Project) -> bool:
 def started(what: str, words: list[str], project: Project, environ: str = "") -> Started:
     of_environment = re.search(r'QD_POOL="?([\w.-]+)', environ)
     pool = value_of(words, "--pool") or (of_environment[1] if of_environment else "")
-    settings = settings_of(pool, project)
+    settings = project.pools.get(pool) or project.settings
+    if pool == "%i" and project.pools:  # a template: the longest stop timeout
+        settings = max(project.pools.values(), key=lambda each: each.work.stop_timeout or float("inf"))
     work = settings.work if settings else WorkOptions()
     own = settings is not None and settings.origins["worker.min_uptime"] != "built in"
     return Started(
@@ -105,13 +103,6 @@ def started(what: str, words: list[str], project: Project, environ: str = "") ->
         seconds(value_of(words, "--min-uptime"), work.min_uptime if own else 0.0),
         any(word in words for word in ("--once", "--stop-when-empty", "--stop-when-empty-for")),
     )
-
-
-def settings_of(pool: str, project: Project) -> Settings | None:
-    """The settings of the pool; for a unit template (%i) those with the longest stop timeout."""
-    if pool == "%i" and project.pools:
-        return max(project.pools.values(), key=lambda found: found.work.stop_timeout or float("inf"))
-    return project.pools.get(pool) or project.settings
 
 
 def value_of(words: list[str], flag: str) -> str:
@@ -125,10 +116,9 @@ def value_of(words: list[str], flag: str) -> str:
 
 
 def seconds(text: str, default: float) -> float:
-    try:
-        return span(text) if text else default
-    except ValueError:
-        return default
+    with suppress(ValueError):
+        return span(text)
+    return default
 
 
 # -- supervisord
@@ -137,14 +127,13 @@ def seconds(text: str, default: float) -> float:
 def check_supervisord(project: Project, named: Path | None) -> Iterator[Finding]:
     """named: the file that the user named. None: the files in the usual places; nothing is reported without one."""
     for path in [named] if named else found(PLACES):
-        yield from of_file(path, project, must=named is not None)
+        sections = read(path)
+        yield from (
+            [sections] if isinstance(sections, Finding) else of_programs(path, sections, project, must=bool(named))
+        )
 
 
-def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
-    sections = read(path)
-    if isinstance(sections, Finding):
-        yield sections
-        return
+def of_programs(path: Path, sections: Mapping[str, Keys], project: Project, *, must: bool) -> Iterator[Finding]:
     programs = {name: keys for name, keys in sections.items() if name.startswith("program:")}
     ours = {name: words for name, keys in programs.items() if (words := words_of(keys.get("command", ""))) is not None}
     if must and not ours:
@@ -161,8 +150,8 @@ def of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
 
 def program_problems(program: Started, keys: Keys, wait: float, restart: str) -> Iterator[Finding]:
     what = program.what
-    if wait < program.shortest_wait:
-        value = f"stopwaitsecs={wait:g}, but running jobs may continue {program.limit}: supervisord kills qd earlier"
+    if why := program.too_early(wait):
+        value = f"stopwaitsecs={wait:g}, but {why}: supervisord kills qd earlier"
         yield fail(what, value, f"stopwaitsecs={patience(program.stop_timeout)}")
     if restart not in YES and not program.once:
         yield fail(what, f"autorestart={restart}: {STAYS_DOWN}", "autorestart=true")
@@ -188,15 +177,12 @@ def check_systemd(project: Project, named: Path | None) -> Iterator[Finding]:
         yield from of_systemctl(project)
         return
     for path in [named] if named else found(UNIT_FOLDERS):
-        yield from unit_of_file(path, project, must=named is not None)
+        sections = read(path)
+        yield from [sections] if isinstance(sections, Finding) else of_unit(path, sections, project, must=bool(named))
 
 
-def unit_of_file(path: Path, project: Project, *, must: bool) -> Iterator[Finding]:
-    sections = read(path)
-    if isinstance(sections, Finding):
-        yield sections
-        return
-    service, head = sections.get("Service", {}), sections.get("Unit", {})
+def of_unit(path: Path, sections: Mapping[str, Keys], project: Project, *, must: bool) -> Iterator[Finding]:
+    service = sections.get("Service", {})
     words = words_of(service.get("ExecStart", ""))
     if words is None and must:
         way = "name the unit that does; `qd init systemd` prints one"
@@ -205,7 +191,7 @@ def unit_of_file(path: Path, project: Project, *, must: bool) -> Iterator[Findin
         return
     if LIMIT in service:
         yield warn(str(path), f"{LIMIT} is in [Service], where it has no effect", "move it to [Unit]")
-    yield from of_service(str(path), words, project, {**service, LIMIT: head.get(LIMIT, "10")})
+    yield from of_service(str(path), words, project, {**service, LIMIT: sections.get("Unit", {}).get(LIMIT, "10")})
 
 
 def of_systemctl(project: Project) -> Iterator[Finding]:
@@ -239,8 +225,8 @@ def unit_problems(unit: Started, keys: Keys) -> Iterator[Finding]:
         value = f"Type={keys.get('Type') or 'simple'}: systemd does not know when workers have booted"
         yield warn(what, value, "Type=notify")
         # With Type=notify qd asks systemd for more time while a job may still finish.
-        if (wait := unit_seconds(keys.get(STOP, "90"))) < unit.shortest_wait:
-            value = f"{STOP}={wait:g}, but running jobs may continue {unit.limit}: systemd kills qd earlier"
+        if why := unit.too_early(wait := unit_seconds(keys.get(STOP, "90"))):
+            value = f"{STOP}={wait:g}, but {why}: systemd kills qd earlier"
             yield fail(what, value, f"{STOP}={patience(unit.stop_timeout)}")
     if (restart := keys.get("Restart", "no")) != "always" and not unit.once:
         yield fail(what, f"Restart={restart}: {STAYS_DOWN}", "Restart=always")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qd.cli.schedule.control import clear_locks, pause, resume
+from qd.cli.schedule.entries import clear_locks, list_, pause, resume
 from qd.cli.schedule.run import run, test
-from qd.cli.schedule.show import list_
 from qd.cli.work import work
 
 

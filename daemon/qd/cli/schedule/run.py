@@ -26,7 +26,7 @@ from qd.app import Qd
 from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.control import laravels
-from qd.cli.schedule.state import moment, named, off, what, why_off
+from qd.cli.schedule.entries import moment, named, off, what, why_off
 from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import LEVELS, Log, Write

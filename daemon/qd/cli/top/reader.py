@@ -16,9 +16,9 @@ import click
 
 from qd.cli import context, control, job
 from qd.cli.diagnosis import HealthThresholds, reasons, warnings
-from qd.cli.failed.show import NEWEST, Group, grouped
-from qd.cli.peek import Search
+from qd.cli.failed import NEWEST, Group, grouped
 from qd.cli.state import QueueLine, State, read_state, server_memory
+from qd.cli.waiting import Search
 from qd.config.settings import Settings
 from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace.base import Keyspace

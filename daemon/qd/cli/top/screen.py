@@ -382,7 +382,7 @@ class Top(App[None]):
         self.do(self.reader.failed, lines, then=lambda found: self.open("FAILED", views.failures(self.view, found)))
 
     def action_health(self) -> None:
-        self.open("HEALTH", views.findings(self.view))
+        self.open("HEALTH", views.findings(self.view, self.query_one("#head").size.width))
 
     def action_help(self) -> None:
         self.open("HELP", [[(f"  {key:<8}", "bold"), (text, "")] for key, text in views.HELP])

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
 from qd.cli.diagnosis import is_growing
-from qd.cli.failed.show import Group, times
+from qd.cli.failed import Group, times
 from qd.cli.output import by_whom, clean, count, duration
 from qd.cli.state import stale
 from qd.cli.top.reader import RECENT, View, size
@@ -108,7 +109,7 @@ def clock(at: float, now: float | None = None) -> str:
 
 
 def header(view: View, now: float, lost: str, width: int) -> Line:
-    state, alive = view.state, [m for m in view.state.masters if not stale(m, view.state.now)]
+    state, alive = view.state, view.state.living
     up, expected = sum(len(m.workers) for m in alive), sum(m.configured or len(m.workers) for m in alive)
     left: Line = [("qd top", "bold"), (f"  {clean(state.control)}", "meta")]
     left += [(f"  {count(len({m.host for m in alive}), 'host')}", "")] if width >= 100 else []
@@ -380,9 +381,13 @@ def failures(view: View, found: list[Group]) -> list[Line]:
     return lines if found else [[("no failed jobs", "ok")]]
 
 
-def findings(view: View) -> list[Line]:
-    lines: list[Line] = [[("! ", "fail"), (clean(text), "")] for text in view.problems]
-    lines += [[("▲ ", "warn"), (clean(text), "")] for text in view.warnings]
+def findings(view: View, width: int) -> list[Line]:
+    """Problems and warnings, wrapped: their fixes are at the end."""
+    marks = [(("! ", "fail"), text) for text in view.problems] + [(("▲ ", "warn"), text) for text in view.warnings]
+    lines: list[Line] = []
+    for mark, text in marks:
+        first, *more = wrap(clean(text), max(20, width - 2))
+        lines += [[mark, (first, "")], *([("  ", ""), (part, "")] for part in more)]
     return lines or [[("All clear", "ok")]]
 
 

@@ -51,17 +51,25 @@ class KeptJobs(Records):
     def find(
         self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
     ) -> Found | None:
+        found = self._search(queue, id, spots)
+        return next((each for each in found if id in (each.payload.id, each.payload.uuid)), None)
+
+    def ids(self, queue: str, start: str) -> set[str]:
+        found = self._search(queue, start, [spot for spot, _, _ in PLACES])
+        ids = {id for each in found for id in (each.payload.id, each.payload.uuid)}
+        return {id for id in ids if id and id.startswith(start)}
+
+    def _search(self, queue: str, word: str, spots: Sequence[Spot]) -> Iterator[Found]:
+        """The jobs whose payloads contain the word."""
         for spot, kind, key in PLACES:
-            for text, position in self._containing(key(queue), id, kind) if spot in spots else ():
+            for text, position in self._containing(key(queue), word, kind) if spot in spots else ():
                 try:
                     payload = read(text.partition(b"\n")[2] if spot == "failed" else text)
                 except Malformed:
                     continue
-                if id in (payload.id, payload.uuid):
-                    score = float(position) if spot in ("delayed", "running") else None
-                    behind = int(position) if spot == "ready" else None
-                    return Found(queue, spot, text, payload, score, behind)
-        return None
+                score = float(position) if spot in ("delayed", "running") else None
+                behind = int(position) if spot == "ready" else None
+                yield Found(queue, spot, text, payload, score, behind)
 
     def _containing(self, key: str, id: str, kind: str) -> Iterator[tuple[bytes, bytes]]:
         """Payloads or records that contain the id anywhere, each with its score, field or number of jobs behind it."""
