@@ -25,9 +25,8 @@ from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
 from qd.options.tables import WorkOptions
-from qd.payload.format import Payload, read
+from qd.payload.format import Payload, read, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
-from qd.payload.size import too_deep
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
 from qd.worker.outcome import (
