@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -113,7 +113,7 @@ class Fake:
     """The jobs that would have been sent since the block began, in order. May be used from any thread."""
 
     def __init__(self, services: Services) -> None:
-        self._registry, self._handlers = services.registry, services.handlers
+        self._services = services
         self._waiting = Waiting()
         self._made: dict[str, Message] = {}  # by id; also those that a chain or a batch sends later
         self._kept = local.MemoryBatches()
@@ -166,9 +166,6 @@ class Fake:
         self._waiting.add(messages)
         return [message.id for message in messages]
 
-    def _remember(self, message: Message) -> None:
-        self._made[message.id] = message
-
     def _batched(self, new: NewBatch) -> Batched:
         jobs = [each for each in self._waiting.all() if each.relations is not None and each.relations.batch == new.id]
         callbacks = (self._called_back(new, what) for what in ("then", "catch", "finally"))
@@ -184,8 +181,8 @@ class Fake:
 
     def _declared(self, job: AnyJob) -> Declared:
         plan = plan_of(job)
-        found = self._handlers.declared(job) if plan is None else plan.declared
-        if found is None or self._registry.get(found.name) is not found:
+        found = self._services.handlers.declared(job) if plan is None else plan.declared
+        if found is None or self._services.registry.get(found.name) is not found:
             way = "pass a job that @app.job declared, or a command class"
             raise ArgumentError(f"{job!r} is not a job of this app: {way}")
         return found
@@ -347,10 +344,9 @@ class Stored(local.Lenient):
 class Nowhere(local.LocalConnection):
     """A connection without a server: it has the jobs and batches of a fake, and a store with locks only."""
 
-    def __init__(self, jobs: Waiting, batches: local.MemoryBatches, store: Stored) -> None:
-        super().__init__(batches)
-        self.store = store
-        self.jobs = jobs
+    def __init__(self, fake: Fake, store: Stored) -> None:
+        super().__init__(fake._kept)
+        self.store, self.jobs = store, (jobs := fake._waiting)
         self.cancel_keyed, self.move_keyed, self.keyed_due = jobs.cancel_keyed, jobs.move_keyed, jobs.keyed_due
 
     def close(self) -> None: ...
@@ -359,32 +355,29 @@ class Nowhere(local.LocalConnection):
         raise QdError(f"app.fake() and app.inline() have no server ('{name}'): use the fixture qd_worker to test this")
 
 
+F = TypeVar("F", bound=Fake)
+
+
 @contextmanager
-def staged(
-    services: Services,
-    post: Callable[..., list[str]],
-    note: Callable[[Message], None],
-    jobs: Waiting,
-    batches: local.MemoryBatches,
-) -> Iterator[None]:
-    """In the block no thread reads a file or variable, or connects to a server. post: receives the messages when they would
-    have been sent, also after a commit. note: receives each message that is built, to be sent now or later."""
+def staged(services: Services, fake: F) -> Iterator[F]:
+    """In the block the fake receives the app's jobs, from any thread, when they would have been sent, also after a commit.
+    No thread reads a file or variable, or connects to a server. In a nested block the outer fake records nothing."""
     send: Any = services.dispatcher
     before = services.connections.make, send._submit_now, send.prepare, send._hand_over
     store = Stored()
-    services.connections.make = lambda settings, name: cast(Any, Nowhere(jobs, batches, store))
+    services.connections.make = lambda settings, name: cast(Any, Nowhere(fake, store))
 
     def prepare(*about: object) -> Message:
         message: Message = before[2](*about)
-        note(message)
+        fake._made[message.id] = message  # to be sent now or later
         return message
 
-    send._submit_now, send.prepare = post, prepare
-    send._hand_over = lambda message: post((message,))  # a class's own send() would send it
+    send._submit_now, send.prepare = fake._submit_now, prepare
+    send._hand_over = lambda message: fake._submit_now((message,))  # a class's own send() would send it
     try:
         built_in = config.unread(services.code())
         with services.using(Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})):
-            yield
+            yield fake
     finally:
         services.connections.make, send._submit_now, send.prepare, send._hand_over = before
 
@@ -410,22 +403,9 @@ class InlinePolicy:
         self.attempts += release.counts
 
 
-@contextmanager
-def faked(services: Services) -> Iterator[Fake]:
-    """In the block the app's jobs go to the Fake, from any thread. A nested block has its own Fake, and the outer one
-    records nothing meanwhile."""
-    fake = Fake(services)
-    with staged(services, fake._submit_now, fake._remember, fake._waiting, fake._kept):
-        yield fake
-
-
 class Inline(Fake):
     """Runs each job, and records it as a Fake does. A job that is not declared here (of PHP, for example) is only
     recorded."""
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._services = services
 
     def _submit_now(self, messages: Sequence[Message], push: PushBatch | None = None) -> list[str]:
         sent, errors = super()._submit_now(messages, push), list[Exception]()
@@ -496,11 +476,3 @@ class Inline(Fake):
             except Exception as error:
                 errors.append(error)
         return errors
-
-
-@contextmanager
-def inlined(services: Services) -> Iterator[Fake]:
-    """In the block the app's jobs run where they are dispatched. Blocks may be nested, as those of fake()."""
-    inline = Inline(services)
-    with staged(services, inline._submit_now, inline._remember, inline._waiting, inline._kept):
-        yield inline
