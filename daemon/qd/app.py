@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
     from qd.locks.limiter import Limiter
     from qd.locks.lock import Lock
-    from qd.testing.fake import Fake
+    from qd.testing import Fake
 
 
 E = TypeVar("E", bound=Event)
@@ -320,15 +320,15 @@ class Qd:
 
     def fake(self) -> AbstractContextManager[Fake]:
         """For tests: record what the block would send. Nothing is sent, and no configuration or server is used."""
-        from qd.testing.fake import faked  # production programs do not pay for it
+        from qd.testing import Fake, staged  # production programs do not pay for it
 
-        return faked(self._services)
+        return staged(self._services, Fake(self._services))
 
     def inline(self) -> AbstractContextManager[Fake]:
         """For tests: run each job in this process where it is dispatched, and record it as fake() does."""
-        from qd.testing.inline import inlined
+        from qd.testing import Inline, staged
 
-        return inlined(self._services)
+        return staged(self._services, Inline(self._services))
 
 
 def encoded(calls: Sequence[object]) -> list[tuple[Plan, bytes]]:

@@ -122,8 +122,8 @@ class Bodies:
     def _own(self, context: ChildContext) -> ChildContext:
         """The context with the log settings of this plan. Also restores its variables: a later reload may have failed."""
         VARIABLES.put(self._variables)
-        work = self.settings.work
-        return replace(context, log=context.log.tuned(work.log_format, work.log_level))
+        work, log = self.settings.work, context.log
+        return replace(context, log=Log(log.role, format=work.log_format, level=work.log_level, write=log.write))
 
     def _complete(self, app: Qd) -> Settings:
         return self._load(app._code_settings)

@@ -20,10 +20,9 @@ from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.events import Listeners
-from qd.payload.build import make
+from qd.payload.build import make, with_more_relations
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
-from qd.payload.rewrite import with_more_relations
 from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from qd.store.locks import Places

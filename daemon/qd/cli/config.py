@@ -11,7 +11,7 @@ import click
 
 from qd import config as configuration
 from qd.cli import context, output
-from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings, check_concurrency
+from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
@@ -56,7 +56,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
             if option.in_file or (option.name == "pool" and found.work.pool):
                 yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
     for entry in found.schedule.entries:
-        for option in ENTRY.values():
+        for option in SECTIONS["schedule.entries.NAME"].values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
                 yield name, option, getattr(entry, option.name)
 

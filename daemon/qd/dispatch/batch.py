@@ -29,9 +29,8 @@ from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import Call, caller
 from qd.jobs.plan import Duration, Handle, SendOptions, Status, waiting_time
-from qd.payload.build import new_id, new_uuid
+from qd.payload.build import new_id, new_uuid, time_positions
 from qd.payload.format import Relations, read
-from qd.payload.rewrite import time_positions
 from qd.process.shield import shield
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from qd.jobs.pipeline import Pipeline
 from qd.jobs.plan import Duration, Handle, Place, Plan
 from qd.options.kinds import queue_name
 from qd.payload.build import make, new_id, new_pair, new_pairs
-from qd.payload.format import HOLD, NO_DATA, Relations
-from qd.payload.size import check
+from qd.payload.format import HOLD, NO_DATA, Relations, check
 from qd.process.shield import shield
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
 from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_due, with_extra, with_relations, without_due
-from qd.payload.format import NO_DATA, ChainedJob, Relations, key_of, plain_name
+from qd.payload.format import NO_DATA, ChainedJob, Relations, check, harmless, key_of, plain_name
 from qd.payload.signing import Signing
-from qd.payload.size import check, harmless
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings

@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from qd.errors import ConnectionLost, ServerRefused
+from qd.payload.build import chained_payload
 from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
-from qd.payload.rewrite import chained_payload
 from qd.process import SLOTS
 
 

@@ -21,8 +21,8 @@ import msgspec
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
 from qd.errors import Malformed
+from qd.payload.build import sent_again
 from qd.payload.format import HOLD, Payload, Relations, read
-from qd.payload.rewrite import sent_again
 from qd.store import masters
 from qd.store.base import KeyspaceStore, decoded
 

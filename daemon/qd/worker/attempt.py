@@ -24,9 +24,8 @@ from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
-from qd.payload.format import Payload, read
+from qd.payload.format import Payload, read, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
-from qd.payload.size import too_deep
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
 from qd.worker.outcome import DONE, Attempt, Back, Cancelled, Death, Done, Failed, Outcome, Outcomes, unknown_job

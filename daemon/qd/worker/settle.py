@@ -23,9 +23,9 @@ from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Effect, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
+from qd.payload.build import as_pushed
 from qd.payload.format import Payload, read, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
-from qd.payload.rewrite import as_pushed
 from qd.process.counters import C, SlotCounters
 from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact

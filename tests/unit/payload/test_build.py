@@ -1,4 +1,4 @@
-"""qd.payload.rewrite: payloads of chained jobs, payloads changed by an outcome, and failed payloads sent again."""
+"""qd.payload.build: payloads of chained jobs, payloads changed by an outcome, and failed payloads sent again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from qd.drivers.types import Count, Effect, Free, Hold, Push, Reserved
 from qd.errors import JobFailure, Malformed
-from qd.payload.build import make, without_due
-from qd.payload.format import ChainedJob, Relations, read, relations_text
+from qd.payload.build import as_pushed, chained_payload, make, relations_text, sent_again, without_due
+from qd.payload.format import ChainedJob, Relations, read
 from qd.payload.reservation import answered, saving
-from qd.payload.rewrite import as_pushed, chained_payload, sent_again
 from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
 from qd.worker.settle import effects_of
 
