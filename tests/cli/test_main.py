@@ -339,6 +339,8 @@ WORDS = {
     "failed show": "nowhere",
     "schedule work": "--pool nowhere",
     "schedule test": "daily",
+    **{f"batch {name}": "nowhere" for name in ("show", "cancel", "retry")},
+    "locks release": "nowhere --yes",
 }
 # Runs every command in a fork: importing qd for each of them would take a second.
 DRIVER = """

@@ -30,6 +30,8 @@ WORDS = {
     "failed summary": ["failed", "summary", "--json"],
     "promote": ["promote", LATER],
     "move": ["move", "mail", "--to", "low", "--yes"],
+    "batch list": ["batch", "list", "--json"],
+    "locks list": ["locks", "list", "--json"],
 }
 UNFINDABLE = ("why", "promote")  # they exit with 1 where a waiting job cannot be found
 

@@ -225,6 +225,11 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
     store_failed_job(redis, "T.0.2.1", queue="default")
     assert shop.qd("failed", "list", **looker).returncode == 0
     assert shop.qd("failed", "summary", **looker).returncode == 0
+    redis.call("HSET", "qd:batch:b", "total", 1, "created_at", 1)
+    redis.call("SET", "qd:mutex:{report}", "app-1/1/a")
+    redis.call("HSET", "qd:slots:api", "u-1", "9999999999999 m1")
+    for words in (["batch", "list"], ["batch", "show", "b"], ["locks"], ["locks", "report"]):
+        assert shop.qd(*words, **looker).returncode == 0, words
     for words in (["queues"], ["wait", "none", "--empty"], *(["peek", "default", "--state", each] for each in STATES)):
         assert shop.qd(*words, **looker).returncode == 0, words
     assert shop.qd("failed", "show", "T.0.1", **looker).returncode == 0
@@ -277,7 +282,29 @@ def test_worker_and_operator_can_retry_failed_jobs_of_a_batch(
     shop.work_off()
     for pattern in (r"`qd failed retry` and `forget` add `(.*?)`", r"retry jobs\s+of a batch it needs `(.*?)`"):
         redis.call("ACL", "SETUSER", "qd-operator", *re.findall(pattern, PAGE)[0].split())
+    assert shop.qd("batch", "retry", id, **env(url, "operator")).returncode == 0
+    shop.work_off()
     assert shop.qd("failed", "retry", "--all", **env(url, "operator")).returncode == 0
+    assert not refused()
+
+
+@LEFT
+def test_an_operator_with_these_rights_can_cancel_batches_and_release_locks(
+    shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
+) -> None:
+    operator, more = env(url, "operator"), re.findall(r"`qd batch cancel` needs\s+`(.*?)`", PAGE)
+    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    redis.call("HSET", "qd:batch:b", "total", 1, "created_at", 1)
+    assert shop.qd("batch", "cancel", "b", **operator).returncode == 0
+    of_locks = re.findall(r"needs `~qd:mutex:\* ~qd:rate:\* (.*?)`", PAGE, re.DOTALL)
+    more = re.findall(r"a program with locks may, and\s+`(.*?)`", PAGE)
+    redis.call("ACL", "SETUSER", "qd-operator", *of_locks[0].split(), *more[0].split())
+    redis.call("SET", "qd:mutex:{report}", "app-1/1/a")
+    redis.call("SET", "qd:unique:mail", "u-1")
+    redis.call("HSET", "qd:slots:api", "u-1", "9999999999999 m1")
+    for name in ("report", "mail", "api"):
+        result = shop.qd("locks", "release", name, "--yes", **operator)
+        assert (result.returncode, result.stderr) == (0, ""), name
     assert not refused()
 
 

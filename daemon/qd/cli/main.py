@@ -59,6 +59,8 @@ COMMANDS = {
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, the one under a key, or many."),
     "events": CommandRow("events", "events", "Show what operators did and what happened to masters."),
     "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete."),
+    "batch": CommandRow("batch", "command", "List batches, show one, cancel it, retry its failed jobs."),
+    "locks": CommandRow("locks", "command", "Show who holds which lock or limit, and free one."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
     "doctor": CommandRow("doctor", "command", "Check the whole setup and show what to fix."),
     "config": CommandRow("config", "config", "Show the configuration with its origins, or check it."),
@@ -70,7 +72,7 @@ COMMANDS = {
 }
 HELP = {
     "Run": ("work", "schedule", "dispatch", "run", "declared"),
-    "Jobs": ("job", "why", "cancel", "promote"),
+    "Jobs": ("job", "why", "cancel", "promote", "batch", "locks"),
     "Queues": ("queues", "peek", "pause", "resume", "move", "clear", "wait"),
     "Fleet": ("status", "top", "dashboard", "health", "alerts", "metrics", "events", "restart", "scale", "down", "up"),
     "Failures": ("failed",),

@@ -45,6 +45,8 @@ GROUPS = {
     "schedule": ("clear-locks", "list", "pause", "resume", "run", "test", "work"),
     "config": ("check", "show"),
     "embedded": ("status", "stop"),
+    "batch": ("cancel", "list", "retry", "show"),
+    "locks": ("list", "release"),
 }
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",

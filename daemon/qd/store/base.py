@@ -89,6 +89,10 @@ class KeyspaceStore:
         return text_of(script).call(self.space, [self.prefix + name for name in names], *words)
 
     def names(self, start: str, most: int) -> list[str]:
+        return self.scan(start, most)[0]
+
+    def scan(self, start: str, most: int) -> tuple[list[str], bool]:
+        """As names(), and whether the server has names that it did not look at."""
         found: set[str] = set()
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self.prefix + start) + "*"
         cursor = b"0"
@@ -97,7 +101,7 @@ class KeyspaceStore:
             found.update(name.decode("utf-8", "replace").removeprefix(self.prefix) for name in names)
             if cursor == b"0":
                 break
-        return sorted(found)
+        return sorted(found), cursor != b"0"
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:

@@ -173,16 +173,16 @@ class KeptBatches(Records):
         return self.space.call("HGET", *self._keys(keys.batch(id)), "cancelled_at") is not None
 
     def state(self, id: str) -> BatchState | None:
-        batch, pending, failed = self._keys(*keys_of(id))
-        commands: list[tuple[Arg, ...]] = [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
-        facts, pending_count, failed_count = checked(self.space.call_many(commands))
-        name, total, *times = facts
-        if total is None:
-            return None
-        created, cancelled, finished = (None if text is None else float(text) for text in times)
-        return BatchState(
-            id, name.decode(), int(total), pending_count, failed_count, created or 0.0, cancelled, finished
-        )
+        return self.states([id])[0]
+
+    def states(self, ids: Sequence[str]) -> list[BatchState | None]:
+        """In one round trip. None: there is no such batch."""
+        commands: list[tuple[Arg, ...]] = []
+        for id in ids:
+            batch, pending, failed = self._keys(*keys_of(id))
+            commands += [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
+        replies = chunked(checked(self.space.call_many(commands)) if commands else [], 3)
+        return [state_of(id, *three) for id, three in zip(ids, replies, strict=True)]
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         flat = self.space.call("HGETALL", *self._keys(keys.batch_failed(id)))
@@ -192,6 +192,14 @@ class KeptBatches(Records):
                 queue, _, record = place.decode().rpartition(" ")
                 found[uuid.decode()] = queue, record
         return found
+
+
+def state_of(id: str, facts: Sequence[bytes | None], pending: int, failed: int) -> BatchState | None:
+    name, total, *times = facts
+    if total is None:
+        return None
+    created, cancelled, finished = (None if text is None else float(text) for text in times)
+    return BatchState(id, (name or b"").decode(), int(total), pending, failed, created or 0.0, cancelled, finished)
 
 
 def keys_of(id: str) -> tuple[str, str, str]:
