@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ PAGES = (
     "schedule",
     "metrics",
     "events",
+    "jobs?q=mail",
+    "jobs/redis/mail1",
+    "batches",
+    "batches/redis/b1",
+    "locks",
     "do/pause?queue=mail",
 )
 FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
@@ -77,7 +83,13 @@ def picture(browser: Any, name: str) -> None:
 
 
 @pytest.mark.usefixtures("incident")
-def test_every_page_loads_without_errors_and_scrolls_only_down(browser: Any, opened: Callable[..., None]) -> None:
+def test_every_page_loads_without_errors_and_scrolls_only_down(
+    browser: Any, opened: Callable[..., None], redis: Client
+) -> None:
+    redis.call("HSET", "qd:batch:b1", "name", "import of customers", "total", 50, "created_at", int(time.time()) - 240)
+    redis.call("SADD", "qd:batch:b1:pending", *range(12))
+    redis.call("HSET", "qd:batch:b1:failed", "u-w1", "webhooks w1")
+    redis.call("SET", "qd:mutex:{report.monthly}", "app-1/4711/aa", "PX", 60_000)
     browser.get_log("browser")
     for width, height, theme in ((1440, 900, "light"), (1440, 900, "dark"), (768, 1024, "light"), (390, 844, "light")):
         for path in PAGES:
@@ -99,7 +111,12 @@ def test_hostile_names_do_not_run(browser: Any, opened: Callable[..., None], red
     failed(redis, HOSTILE, "x1", 1e9, HOSTILE, error=HOSTILE, reason=HOSTILE, trace=HOSTILE)
     board.read_again()
     browser.get_log("browser")
-    for path in ("", "failed", "failed/redis/x1", f"queues/redis/{quote(HOSTILE, safe='')}"):
+    redis.call("RPUSH", "queues:mail", payload(HOSTILE, "plain", tags=[HOSTILE], data={HOSTILE: HOSTILE}))
+    redis.call("HSET", f"qd:batch:{HOSTILE}", "name", HOSTILE, "total", 1, "created_at", 1)
+    redis.call("SET", f"qd:mutex:{{{HOSTILE}}}", HOSTILE)
+    odd = quote(HOSTILE, safe="")
+    looks = (f"jobs?q={odd}", "jobs/redis/plain", "batches", f"batches/redis/{odd}", f"locks?q={odd}")
+    for path in ("", "failed", "failed/redis/x1", f"queues/redis/{odd}", *looks):
         opened(path)
         assert browser.execute_script("return document.querySelectorAll('main img, body script').length") == 0
     assert [entry["message"] for entry in browser.get_log("browser")] == []

@@ -148,6 +148,19 @@ ACTIONS: Mapping[str, Action] = {
         "operate", "Resume the schedule entry {entry}", "It runs again from its next time on.",
         lambda form: ["schedule", "resume", "--", form["entry"]], needs=("entry",),
     ),
+    "cancel-batch": Action(
+        "operate", "Cancel the batch {id}", "Its jobs with the middleware SkipIfBatchCancelled are not run any more.",
+        lambda form: ["batch", "cancel", *on(form, form["id"])], needs=("id",),
+    ),
+    "retry-batch": Action(
+        "operate", "Retry the failed jobs of the batch {id}", "They go to their queues again; a cancelled batch goes on.",
+        lambda form: ["batch", "retry", *on(form, form["id"])], needs=("id",),
+    ),
+    "release": Action(
+        "write", "Release {lock}", "Takes the lock from its holder, which is not stopped: another may run beside it.",
+        lambda form: ["locks", "release", "--yes", *option(form, "what", "--kind"), *on(form, form["lock"])],
+        typed="lock", needs=("lock",),
+    ),
 }  # fmt: skip
 
 

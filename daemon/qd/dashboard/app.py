@@ -40,7 +40,8 @@ from qd.dashboard.access import (
     set_cookie,
 )
 from qd.dashboard.actions import ACTIONS, run
-from qd.dashboard.pages import PAGES, Asked, Facts, Page, words_of
+from qd.dashboard.lookup import PAGES
+from qd.dashboard.pages import Asked, Facts, Page, words_of
 from qd.dashboard.reader import Poller
 from qd.errors import ConnectionLost, QdError
 
@@ -228,6 +229,7 @@ class Site:
             return self.render(request, "confirm.html", viewer, code=400 if post else 200, wrong=post, **facts)
         code, printed = await run(words, self.given, viewer)
         self.poller._at = 0.0  # the next page reads what has changed
+        self.poller.looks.clear()
         id = secrets.token_urlsafe(12)
         self.outcomes[id] = facts | {"exit": code, "printed": printed, "actor": viewer.name}
         while len(self.outcomes) > OUTCOMES:

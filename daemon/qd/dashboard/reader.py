@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -91,6 +91,7 @@ class Poller:
         self.given = replace(given, only_looks=True, patience=PATIENCE)
         self.snapshot: Snapshot | None = None
         self.failures = dict[str, Failures]()
+        self.looks = dict[tuple[str, str, str], tuple[float, dict[str, Any]]]()  # of pages that SCAN (lookup.py)
         self._history: History | None = None
         self._hours: History | None = None
         self._hours_lock = Lock()

@@ -76,7 +76,7 @@ theme.addEventListener("click", () => {
 
 // -- keys: g and the first letter of a page, / for the filter, j and k for rows
 
-const PAGES = { o: "overview", q: "queues", f: "failed", w: "workers", s: "schedule", m: "metrics", e: "events" };
+const PAGES = { o: "overview", q: "queues", f: "failed", w: "workers", s: "schedule", m: "metrics", e: "events", j: "jobs", b: "batches", l: "locks" };
 let going = false;
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
