@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from qd import Qd
+from qd.cli import locks
 from qd.drivers.keyspace import keys
 from qd.drivers.redis_driver import opened
-from qd.store import base, held
+from qd.store import base
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Lease, Mutex, Places
 from tests.cli.conftest import Run, document, done, elsewhere
@@ -72,7 +73,7 @@ def test_a_long_search_says_that_it_was_cut_and_a_whole_name_is_still_found(
     qd: Run, redis: Client, store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "STEP", 1)
-    monkeypatch.setattr(held, "MOST", 1)
+    monkeypatch.setattr(locks, "MOST", 1)
     four(store)
     for number in range(200):
         redis.call("SET", f"qd:job:{number}", "x")
@@ -119,14 +120,14 @@ def test_a_lock_that_changed_its_holder_meanwhile_stays(
     qd: Run, redis: Client, store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     four(store)
-    read = held.read
+    read = locks.read
 
     def late(*given: object) -> object:
         found = list(read(*given))  # type: ignore[arg-type]
         redis.call("SET", f"qd:{key}", "app-3/1/cc")
         return found
 
-    monkeypatch.setattr(held, "read", late)
+    monkeypatch.setattr(locks, "read", late)
     for name, key, who in (
         ("report", "mutex:{report}", "process 4711 on app-1"),
         ("mail:ada", "unique:mail:ada", "job u-4"),

@@ -185,6 +185,12 @@ def place(found: Settings) -> str:
     return first
 
 
+def opened(*, looks: bool = False) -> tuple[Settings, str, KeyspaceStore]:
+    """The configuration, `place` and its store. looks: the command only reads."""
+    given().only_looks, found = looks, settings()
+    return found, (name := place(found)), store(found, name)
+
+
 def running(found: Settings, name: str) -> None:
     """For commands that only read: raises ConnectionLost if an embedded server is not running."""
     if not given().only_looks or not (found.connection(name).url or "").startswith("embedded:"):

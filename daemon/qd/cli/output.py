@@ -103,6 +103,12 @@ def note(text: str) -> None:
     click.echo(clean(text), err=True)
 
 
+def shown(some: int, count: int, what: str, cut: int) -> None:
+    """A note if not all were shown. cut: the number of keys that were looked at if the server has more, else 0."""
+    if cut or some < max(1, count):
+        note(f"{some:,} of {count:,} {what} shown{f', among the first {cut:,} keys of the server' if cut else ''}")
+
+
 def document(value: object) -> None:
     """The result as one JSON document. ASCII only, so that no locale can break it."""
     here = click.get_current_context(silent=True)

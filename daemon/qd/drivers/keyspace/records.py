@@ -177,12 +177,18 @@ class KeptBatches(Records):
 
     def states(self, ids: Sequence[str]) -> list[BatchState | None]:
         """In one round trip. None: there is no such batch."""
-        commands: list[tuple[Arg, ...]] = []
-        for id in ids:
-            batch, pending, failed = self._keys(*keys_of(id))
+        commands, found = list[tuple[Arg, ...]](), list[BatchState | None]()
+        for batch, pending, failed in (self._keys(*keys_of(id)) for id in ids):
             commands += [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
-        replies = chunked(checked(self.space.call_many(commands)) if commands else [], 3)
-        return [state_of(id, *three) for id, three in zip(ids, replies, strict=True)]
+        replies = iter(checked(self.space.call_many(commands)) if commands else ())
+        for id in ids:
+            (name, total, *times), left, bad = next(replies), next(replies), next(replies)
+            made, *at = (None if text is None else float(text) for text in times)
+            whole = total is not None and BatchState(
+                id, (name or b"").decode(), int(total), left, bad, made or 0.0, *at
+            )
+            found.append(whole or None)
+        return found
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         flat = self.space.call("HGETALL", *self._keys(keys.batch_failed(id)))
@@ -192,14 +198,6 @@ class KeptBatches(Records):
                 queue, _, record = place.decode().rpartition(" ")
                 found[uuid.decode()] = queue, record
         return found
-
-
-def state_of(id: str, facts: Sequence[bytes | None], pending: int, failed: int) -> BatchState | None:
-    name, total, *times = facts
-    if total is None:
-        return None
-    created, cancelled, finished = (None if text is None else float(text) for text in times)
-    return BatchState(id, (name or b"").decode(), int(total), pending, failed, created or 0.0, cancelled, finished)
 
 
 def keys_of(id: str) -> tuple[str, str, str]:
