@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from qd.cli import context, output
-from qd.cli.failed.retry import listeners_of
-from qd.dispatch.batch import failures, lost, lost_text, retried
+from qd.cli.failed import Source, resend
+from qd.dispatch.batch import failures, lost, lost_text
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.records import KeptBatches
@@ -24,7 +24,6 @@ from qd.store.failed_jobs_table import with_copies
 
 MOST = 10_000  # keys that are scanned; a batch has up to three
 CHUNK = 100  # records of failed jobs that are read, or sent again, in one step
-CALLBACKS = ("then", "catch", "finally")
 FACTS = ("id", "name", "state", "progress", "total", "pending", "failed", "created_at", "cancelled_at", "finished_at")
 limited = click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="At most N.")
 
@@ -106,7 +105,7 @@ def details(store: KeyspaceStore, id: str, limit: int) -> dict[str, Any]:
                 facts |= {"reason": record.reason.partition("\n")[0], "failed_at": output.iso(record.failed_at)}
                 rows.append(facts | {"record": record.id})
     stored, after = store.fields(keys.batch(id)), list[dict[str, Any]]()
-    for name in (each for each in CALLBACKS if each in stored):
+    for name in (each for each in ("then", "catch", "finally") if each in stored):
         at = stored.get(f"{name}:sent")
         facts = {"callback": name, "job": read(stored[name]).display, "queue": stored[f"{name}:queue"].decode()}
         after.append(facts | {"sent_at": at and output.iso(float(at))})
@@ -120,8 +119,7 @@ def details(store: KeyspaceStore, id: str, limit: int) -> dict[str, Any]:
 def cancel(id: str) -> int:
     """Cancel a batch.
 
-    Its jobs with the middleware SkipIfBatchCancelled are not run any more; the others are. Exit 1: it is unknown, finished
-    or cancelled.
+    Its jobs with the middleware SkipIfBatchCancelled are not run any more. Exit 1: it is unknown, finished or cancelled.
     """
     found, connection, store = context.opened()
     kept, state = opened(store, id)
@@ -146,12 +144,10 @@ def retry(id: str) -> int:
     """
     found, connection, store = context.opened()
     kept, failed = opened(store, id)[0], with_copies(store, found.failed.database)
-    notify, sent = listeners_of(connection), 0
+    step, sent = resend(Source(failed, connection, [], store.now()), False, id), 0
     for queue, jobs in failures(id, kept).items():
         for some in chunked([*jobs.values()] if queue else [], CHUNK):
-            moved = retried(failed, queue, some, id)
-            notify(moved)
-            sent += len(moved)
+            sent += step(records).count(None) if (records := failed.of_ids(queue, some)) else 0
     if sent:
         context.record(found, "batch retry", {"batch": id, "connection": connection, "jobs": sent})
     if gone := lost(id, kept, failed):

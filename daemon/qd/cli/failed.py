@@ -494,8 +494,8 @@ def go(
     return tally
 
 
-def resend(at: Source, force: bool) -> Step:
-    """The app's listeners are notified which jobs were sent again, if an app is named and imports."""
+def resend(at: Source, force: bool, batch: str | None = None) -> Step:
+    """The app's listeners are notified which jobs were sent again, if an app is named and imports. batch: is resumed."""
     from qd.dispatch.batch import emit_retried
 
     app = None
@@ -505,7 +505,7 @@ def resend(at: Source, force: bool) -> Step:
         output.note(f"qd: listeners of JobRetryRequested are not notified: {error}")
 
     def step(chunk: list[Record]) -> list[str | None]:
-        results = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force)
+        results = at.store.retry(chunk[0].queue, chunk, at.store.store.now(), force=force, resumes=batch)
         if app is not None:
             sent = [record for record, why in zip(chunk, results, strict=True) if why is None]
             emit_retried(app._listeners, at.connection, sent)

@@ -56,8 +56,7 @@ class Held(NamedTuple):
 class Locks(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`qd locks report` is `qd locks list report`."""
-        own = args[:1] and args[0] in (*self.commands, "-h", "--help")
-        return super().parse_args(ctx, args if own else ["list", *args])
+        return super().parse_args(ctx, args if {*args[:1]} & {*self.commands, "-h", "--help"} else ["list", *args])
 
 
 @click.group("locks", cls=Locks)

@@ -121,9 +121,8 @@ def found_by_scan(name: str, head: Sequence[str], read: Callable[[str], Facts]) 
         for connection in dict.fromkeys(line.connection for line in now.state.queues):
             key = name, connection, start
             if key not in looks or time.monotonic() - looks[key][0] > MINUTE:
-                new = await asked.poller.ask(partial(read, start), connection)
                 looks.clear() if len(looks) > 100 else None
-                looks[key] = time.monotonic(), new
+                looks[key] = time.monotonic(), await asked.poller.ask(partial(read, start), connection)
             found.append(looks[key][1])
         rows = [row | {"connection": each["connection"]} for each in found for row in each[name]]
         shared = {"cut": any(each["cut"] for each in found), "read_at": found[0]["read_at"] if found else None}
@@ -134,19 +133,17 @@ def found_by_scan(name: str, head: Sequence[str], read: Callable[[str], Facts]) 
     return page
 
 
-def read_batches(_: str) -> Facts:
-    return batch.document(*context.opened(looks=True)[1:], MOST)
-
-
-def read_locks(start: str) -> Facts:
-    return locks.document(*context.opened(looks=True)[1:], start, MOST)
-
-
 PAGES: Mapping[str, tuple[str, Page]] = {
     **pages.PAGES,
     "jobs": ("/jobs", jobs),
     "job": ("/jobs/{connection}/{id:path}", of_one("Job", one_job)),
-    "batches": ("/batches", found_by_scan("batches", batch.FACTS, read_batches)),
+    "batches": (
+        "/batches",
+        found_by_scan("batches", batch.FACTS, lambda _: batch.document(*context.opened(looks=True)[1:], MOST)),
+    ),
     "batch": ("/batches/{connection}/{id:path}", of_one("Batch", one_batch)),
-    "locks": ("/locks", found_by_scan("locks", locks.FACTS, read_locks)),
+    "locks": (
+        "/locks",
+        found_by_scan("locks", locks.FACTS, lambda start: locks.document(*context.opened(looks=True)[1:], start, MOST)),
+    ),
 }

@@ -239,7 +239,10 @@ class Batch(Handle[None]):
         kept = failed_store(queue, send._settings().failed.database)
         for name, jobs in failures(self.id, queue.batches).items():
             for ids in chunked(list(jobs.values()) if name else [], MOST):
-                moved = retried(kept, name, ids, self.id)
+                with shield:
+                    records = kept.of_ids(name, ids)
+                    refusals = kept.retry(name, records, kept.store.now(), resumes=self.id) if records else []
+                moved = [record for record, why in zip(records, refusals, strict=True) if why is None]
                 emit_retried(send._listeners, self._connection, moved)
                 count += len(moved)
         if gone := lost(self.id, queue.batches, kept):
@@ -356,14 +359,6 @@ def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
         for uuid, (name, record) in batches.failures(id).items():
             by_queue.setdefault(name, {})[uuid] = record
     return by_queue
-
-
-def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
-    """Send the jobs of these records again. Returns the records of those that were sent."""
-    with shield:
-        records = kept.of_ids(queue, ids)
-        refusals = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
-    return [record for record, why in zip(records, refusals, strict=True) if why is None]
 
 
 def emit_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:
