@@ -11,6 +11,7 @@ import pytest
 from qd.cli import batch
 from qd.store import base
 from tests.cli.conftest import Run, document, done
+from tests.cli.test_peek import page
 from tests.support.project import Project
 from tests.support.redis import Client
 
@@ -72,6 +73,14 @@ def test_the_newest_batches_are_listed_first(shop: Project, send: Callable[..., 
     limited = shop.qd("batch", "list", "--limit", "1")
     assert limited.stderr == "1 of 2 batches shown\n"
     assert limited.stdout.splitlines()[1].split()[:3] == [second, "new", "running"]
+
+
+def test_the_page_shows_what_it_prints(qd: Run, redis: Client) -> None:
+    key = "qd:batch:7f0c1d52-2c44-4a86-9a4e-6b0d1c2f3a10"
+    facts = {"name": "import", "total": 5, "created_at": 1795850813, "cancelled_at": 1795850814}
+    redis.call("HSET", key, *[word for pair in facts.items() for word in pair])
+    redis.call("HSET", f"{key}:failed", "u-1", "mail 1", "u-2", "mail 2")
+    assert page("qd batch list") == done(qd("batch", "list"))
 
 
 def test_without_a_batch_the_list_says_so(qd: Run) -> None:

@@ -16,6 +16,7 @@ from qd.store import base
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Lease, Mutex, Places
 from tests.cli.conftest import Run, document, done, elsewhere
+from tests.cli.test_peek import page
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
 
@@ -36,6 +37,17 @@ def four(store: KeyspaceStore) -> None:
         Places(keys.slots("api"), 2, 60).take(store, f"u-{number}", f"m{number}")
     Places(keys.lock("sync:7"), 1, 60).take(store, "u-3", "m3")
     store.put(keys.unique("mail:ada"), b"u-4 id-4", 90)
+
+
+def test_the_page_shows_what_it_prints(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyspaceStore, "now", lambda store: 1e9)
+    redis.call("SET", "qd:mutex:{report}", "app-1/4711/aa", "PX", 27_900)
+    redis.call("SET", "qd:mutex:{report}:fence", int((1e9 - 182) * 1e6))
+    redis.call("ZADD", "qd:mutex:{report}:line", 1, "app-2/9/bb")
+    redis.call("HSET", "qd:slots:api", "0b7f7c9e-1a52-4c0e-9d8e", f"{int(1e9 + 3600)}000 m1")
+    redis.call("HSET", "qd:lock:import.rows", "5d3c2b1a-7f6e-4d5c-8b4a", f"{int(1e9 + 3580)}000 m2")
+    redis.call("SET", "qd:unique:mail.welcome", "9a8b7c6d-5e4f-4a3b-9c2d id", "PX", 86_399_000)
+    assert page("qd locks") == done(qd("locks"))
 
 
 def held_by(qd: Run, *words: str) -> list[tuple[str, str, str]]:
