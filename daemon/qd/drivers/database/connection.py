@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
@@ -69,8 +69,7 @@ class DatabaseConnection(Patience):
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
         """values: a mapping, or a list of them for many rows. Raises ConnectionLost, ServerBusy or ServerRefused. After the
         last two nothing was done; in a transaction, nothing of it remains."""
-        with self.server.quiet() if isinstance(values, list) else nullcontext():
-            return self._call(lambda connection: connection.execute(statement, values))
+        return self._call(lambda connection: connection.execute(statement, values))
 
     def query(self, text: str) -> sql.CursorResult[Any]:
         """Execute one statement of plain text."""

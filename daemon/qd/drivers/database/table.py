@@ -152,10 +152,8 @@ class JobTable:
         found = self.held_row(queue, owner, mark, member)
         if found is None:
             return False
-        (cancel,) = self.names(keys.CANCEL)
-        if self.space.call("HGET", cancel, mark) is not None:
+        if self._take_cancelled([mark]):
             back = Released(dropped(back.text, mark))
-            self.space.call("HDEL", cancel, mark)
         there = self.put_back(queue, found, back)
         self.delete_reservation(found, mark)
         if there:
@@ -215,7 +213,10 @@ class JobTable:
         """Whether each owner still has its text, and the statements that answer those."""
         rows, held = {row.mark: row for row in ours}, {row.job_id for row in jobs}
         there, queues = list[bool](), set[str]()
-        ended, done, heads, cancelled = list[int](), list[int](), list[Statement](), self._cancelled(answers)
+        ended, done, heads = list[int](), list[int](), list[Statement]()
+        cancelled = self._take_cancelled(
+            [owners_mark(owner, text) for owner, text, new, _ in answers if new is not None]
+        )
         for owner, member, text, _ in answers:
             mark = owners_mark(owner, member)
             row = rows.get(mark)
@@ -235,9 +236,8 @@ class JobTable:
         ways = (("delete_all", done), ("forget_all", ended))
         return there, [*heads, *[(self.sql[name], {"ids": ids}) for name, ids in ways if ids]]
 
-    def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
-        """Marks of those that return but were cancelled; the requests are deleted."""
-        marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
+    def _take_cancelled(self, marks: Sequence[str]) -> set[str]:
+        """Those of these jobs, which return, that were cancelled; the requests are deleted."""
         (name,) = self.names(keys.CANCEL)
         asked = self.space.call("HMGET", name, *marks) if marks else ()
         found = {mark for mark, at in zip(marks, asked, strict=True) if at is not None}
@@ -292,13 +292,13 @@ class JobTable:
 
     def _reclaim(self, queues: list[str], us: int) -> int:
         """Put back the jobs of expired leases of ours, unless another has reserved the job since."""
-        cancel, count = self.names(keys.CANCEL)[0], 0
+        count = 0
         for row in self.run("expired", us=us, queues=queues, most=MOST).all():
             held = ReservedRow(row.job_id, row.attempts, row.reserved_at, row.text_sum)
             job = self.run("payload", id=held.id, attempts=held.attempts, reserved_at=held.reserved_at).first()
             if job is not None:
                 text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
-                if self.space.call("HDEL", cancel, row.mark):
+                if self._take_cancelled([row.mark]):
                     text = dropped(text, row.mark)
                 count += self.put_back(row.queue, held, Released(text))
             self.delete_reservation(held, row.mark)
