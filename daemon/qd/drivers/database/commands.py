@@ -194,8 +194,8 @@ def hincrby(step: Step, words: Words) -> int:
 
 def sadd(step: Step, words: Words) -> int:
     name = step.change(words[0], SET)
-    new = [member for member in dict.fromkeys(words[1:]) if member not in name.some(words[1:])]
-    return name.put(dict.fromkeys(new, (0.0, None)))
+    old = name.some(words[1:])
+    return name.put({member: (0.0, None) for member in words[1:] if member not in old})
 
 
 # -- lists

@@ -69,14 +69,6 @@ class Server:
     def patience(self, raw: Any, answer: float) -> None:
         """Set the seconds for each answer."""
 
-    def notify_fd(self, raw: Any) -> int:
-        """The descriptor that becomes readable on a notification; -1 if the server sends none."""
-        return -1
-
-    def notified(self, raw: Any) -> bool:
-        """Whether a notification has arrived since the last call."""
-        return False
-
     def has_ended(self, raw: Any) -> bool:
         """Whether the server has closed this idle connection."""
         fd = socket_of(raw)
@@ -204,12 +196,6 @@ class Postgres(Server):
         from qd.drivers.database.psycopg import BoundedConnection  # the driver may be missing
 
         return BoundedConnection.connect(*args, **options).note_notifications()
-
-    def notify_fd(self, raw: Any) -> int:
-        return socket_of(raw)
-
-    def notified(self, raw: Any) -> bool:
-        return bool(raw.notified())
 
     def has_ended(self, raw: Any) -> bool:
         return bool(raw.has_ended())

@@ -236,6 +236,15 @@ class JobTable:
         ways = (("delete_all", done), ("forget_all", ended))
         return there, [*heads, *[(self.sql[name], {"ids": ids}) for name, ids in ways if ids]]
 
+    def cancel(self, mark: str, queue: str) -> bool:
+        """Request that a running job is cancelled: the keeper of its worker reads that at its next beat."""
+        (name,) = self.names(keys.CANCEL)
+        if not self.is_reserved(mark, [queue]):
+            return False
+        self.space.call("HSET", name, mark, self.now_us() // SECOND)
+        self.space.call("EXPIRE", name, DAY)
+        return True
+
     def _take_cancelled(self, marks: Sequence[str]) -> set[str]:
         """Those of these jobs, which return, that were cancelled; the requests are deleted."""
         (name,) = self.names(keys.CANCEL)
@@ -256,6 +265,11 @@ class JobTable:
         """Run this statement on the job's row. Returns False if the row belongs to another reservation by now."""
         fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
         return self.run(name, **fixed, **values).rowcount == 1
+
+    def is_reserved(self, mark: str, queues: Sequence[str]) -> bool:
+        """Whether its job still belongs to this reservation."""
+        rows = self.rows(self.sql["owned"], {"owners": [owner_of(mark)], "queues": list(queues)})
+        return any(row.mark == mark for row in rows)
 
     def delete_reservation(self, found: ReservedRow, mark: str) -> None:
         self.run("forget", id=found.id, mark=mark)
@@ -329,8 +343,7 @@ class JobTable:
         for raw, at in zip(flat[::2], flat[1::2], strict=True):
             mark = raw.decode("utf-8", "replace")
             if mark.startswith(token + "."):
-                rows = self.rows(self.sql["owned"], {"owners": [owner_of(mark)], "queues": list(queues)})
-                if any(row.mark == mark for row in rows):
+                if self.is_reserved(mark, queues):
                     running.append(turn_of(mark))
                 elif queues:
                     ended.append(mark)

@@ -95,12 +95,6 @@ class Step:
         for each in found:
             each.stale = False
 
-    def sweep_expired(self, names: Iterable[bytes]) -> None:
-        """Delete the items of these names if they have expired."""
-        self.open(names)
-        if stale := [each for each in self._known.values() if each.stale]:
-            self.sweep(stale)
-
     def flush(self) -> None:
         """Write the rows of changed names; an empty name is deleted."""
         gone, new, changed = list[bytes](), list[dict[str, Any]](), list[dict[str, Any]]()
