@@ -67,11 +67,8 @@ class FailedJobs:
             raise ConfigError("[failed] database cannot be used: the port in its url is not a number") from None
         except (sql.exc.ArgumentError, ImportError) as error:
             raise ConfigError(f"[failed] database cannot be used: {redact(str(error))}") from None
-        columns = [sql.Column(name, sql.Text) for name in ("uuid", "connection", "queue", "payload", "exception")]
-        self.table = sql.Table(
-            "failed_jobs", sql.MetaData(), sql.Column("id", sql.BigInteger, primary_key=True), *columns,
-            sql.Column("failed_at", sql.DateTime),
-        )  # fmt: skip
+        kinds = {name: sql.DateTime if name == "failed_at" else sql.Text for name in FailedRow._fields}
+        self.table = sql.table("failed_jobs", *[sql.column(name, kind) for name, kind in kinds.items()])
 
     def _run(self, *statements: Any) -> list[Any]:
         """Run all in one transaction. Returns the rows of the last."""

@@ -498,6 +498,22 @@ def test_payloads_are_compared_case_sensitively(queue):
     assert ids(queue) == ["ann", "ANN"]
 
 
+OF_NO_STEP = (
+    ("LPUSH", "queues:a", "x"), ("DEL", "queues:a"), ("EXPIRE", "queues:a", 5), ("SET", "queues:a", "x"),
+    ("ZADD", "queues:a:reserved", "XX", 5, "x"), ("ZREM", "queues:a:reserved", "x"), ("ZSCORE", "queues:a:delayed", "x"),
+    ("HSET", "queues:a", "f", "x"), ("RPUSH", "queues:a:delayed", "x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", OF_NO_STEP, ids=lambda line: " ".join(map(str, line)))
+def test_commands_that_no_step_runs_on_a_queue_are_refused_and_change_nothing(queue, table, line):
+    queue.push("a", job(1))
+    with pytest.raises(ServerRefused, match=r"not supported for a queue|WRONGTYPE"):
+        queue.space.call(*line)
+    assert [row.payload for row in table.rows()] == [job(1).decode()]
+    assert table.rows("name", "qd_names") == []
+
+
 def test_a_queue_name_that_is_not_valid_text_is_rejected(queue):
     with pytest.raises(ServerRefused, match="keeps text"):
         queue.push("\udcff", job(1))

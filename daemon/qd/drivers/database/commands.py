@@ -100,7 +100,7 @@ def pexpire(step: Step, words: Words) -> int:
     if span <= 0:
         found.clear()
     else:
-        found.expires_at = step.now_us + 1000 * span
+        found.expire(step.now_us + 1000 * span)
     return 1
 
 
@@ -117,39 +117,23 @@ def time(step: Step, _words: Words) -> list[bytes]:
 
 
 def scan(step: Step, words: Words) -> list[Any]:
-    """SCAN cursor [MATCH pattern] [COUNT n]; names of queues with rows come with the first piece."""
+    """SCAN cursor [MATCH start*] [COUNT n]; names of queues with rows come with the first piece."""
     given = options(words[1:])
     pattern, most, after = given.get(b"MATCH", b"*"), whole(given.get(b"COUNT", b"10")), cursor_of(words[0])
+    if not re.fullmatch(rb"(?:[^*?\[\\]|\\.)*\*", pattern, re.DOTALL):
+        raise ServerRefused("ERR a database can match the start of names only")
+    start, columns = re.sub(rb"\\(.)", rb"\1", pattern[:-1], flags=re.DOTALL), schema.names.c
+    low = start[: schema.LONGEST]
     step.open(())
-    start, columns = literal(pattern), schema.names.c
     query = sql.select(columns.name, columns.whole, columns.expires_at).order_by(columns.name).limit(most)
-    query = query.where(columns.name >= start if after is None else columns.name > after)
-    if above := beyond(start):
-        query = query.where(columns.name < above)
+    query = query.where(columns.name >= low if after is None else columns.name > after)
+    if kept := low.rstrip(b"\xff"):  # up to the first name after all that start like this
+        query = query.where(columns.name < kept[:-1] + bytes([kept[-1] + 1]))
     rows = list(step.execute(query))
     names = [bytes(row.whole or row.name) for row in rows if row.expires_at is None or row.expires_at > step.now_us]
     names += queue_keys.names(step) if after is None else []
-    following, matches = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0", glob(pattern)
-    return [following, [name for name in names if matches.fullmatch(name)]]
-
-
-def literal(pattern: bytes) -> bytes:
-    """The literal start of a pattern, as far as it fits into a key."""
-    found = re.match(rb"(?:[^*?\[\]\\^]|\\.)*", pattern, re.DOTALL)
-    return re.sub(rb"\\(.)", rb"\1", found[0] if found else b"", flags=re.DOTALL)[: schema.LONGEST]
-
-
-def beyond(start: bytes) -> bytes:
-    """The first name after all that start like this; b"" if there is none."""
-    kept = start.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
-
-
-def glob(pattern: bytes) -> re.Pattern[bytes]:
-    """Supports *, ? and the backslash; sets of letters are not supported."""
-    parts = re.findall(rb"\\.|.", pattern, re.DOTALL)
-    wild = {b"*": b".*", b"?": b"."}
-    return re.compile(b"".join(wild.get(part) or re.escape(part[-1:]) for part in parts), re.DOTALL)
+    following = cursor_text(bytes(rows[-1].name)) if len(rows) == most else b"0"
+    return [following, [name for name in names if name.startswith(start)]]
 
 
 # -- the same on several kinds
@@ -210,8 +194,8 @@ def hincrby(step: Step, words: Words) -> int:
 
 def sadd(step: Step, words: Words) -> int:
     name = step.change(words[0], SET)
-    new = [member for member in dict.fromkeys(words[1:]) if member not in name.some(words[1:])]
-    return name.put(dict.fromkeys(new, (0.0, None)))
+    old = name.some(words[1:])
+    return name.put({member: (0.0, None) for member in words[1:] if member not in old})
 
 
 # -- lists
@@ -288,18 +272,14 @@ def by_score(*, down: bool) -> Run:
     def run(step: Step, words: Words) -> list[bytes]:
         name, *bounds = words[:3]
         low, high = map(bound, reversed(bounds) if down else bounds)
-        rest, scores, first, most = list(words[3:]), False, 0, MOST
-        while rest:
-            option = rest.pop(0).upper()
-            if option == b"WITHSCORES":
-                scores = True
-            elif option == b"LIMIT" and len(rest) > 1:
-                first, count = whole(rest.pop(0)), whole(rest.pop(0))
-                most = MOST if count < 0 else count
-            else:
-                raise ServerRefused(SYNTAX)
-        found = step.get(name, ZSET).by_score(low, high, first, most, down=down)
-        return with_scores(found) if scores else [each.item for each in found]
+        rest, (first, most) = [each.upper() for each in words[3:]], (0, -1)
+        if rest[-3:-2] == [b"LIMIT"]:
+            first, most = whole(rest[-2]), whole(rest[-1])
+            del rest[-3:]
+        if rest not in ([], [b"WITHSCORES"]):
+            raise ServerRefused(SYNTAX)
+        found = step.get(name, ZSET).by_score(low, high, first, MOST if most < 0 else most, down=down)
+        return with_scores(found) if rest else [each.item for each in found]
 
     return run
 

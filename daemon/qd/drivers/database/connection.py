@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 from qd.drivers.base import Patience
 from qd.drivers.database.dialects import Again, Statement, StatementResult, digest, error_of, run_together, server_of
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, Unreachable
-from qd.process.descriptors import ready_of
+from qd.process.descriptors import ready_of, socket_of
 
 T = TypeVar("T")
 AGAIN = 0.001, 0.02  # seconds of the random pause before a deadlocked transaction runs again
@@ -69,8 +69,7 @@ class DatabaseConnection(Patience):
     def execute(self, statement: sql.Executable, values: Any = None) -> sql.CursorResult[Any]:
         """values: a mapping, or a list of them for many rows. Raises ConnectionLost, ServerBusy or ServerRefused. After the
         last two nothing was done; in a transaction, nothing of it remains."""
-        with self.server.quiet() if isinstance(values, list) else nullcontext():
-            return self._call(lambda connection: connection.execute(statement, values))
+        return self._call(lambda connection: connection.execute(statement, values))
 
     def query(self, text: str) -> sql.CursorResult[Any]:
         """Execute one statement of plain text."""
@@ -180,16 +179,17 @@ class DatabaseConnection(Patience):
         raise ours from None
 
     def wait_notified(self, seconds: float, wake: int) -> bool:
-        """Wait for a notification, for `seconds` at most. Returns False if the descriptor `wake` ended the wait. Raises
-        ConnectionLost."""
-        if self.server.notified(self.raw):
+        """Wait for a notification of PostgreSQL, for `seconds` at most. Returns False if the descriptor `wake` ended the
+        wait. Raises ConnectionLost."""
+        raw = self.raw
+        if raw.notified():
             return True
-        fds = ready_of([self.server.notify_fd(self.raw), wake], seconds)
+        fds = ready_of([socket_of(raw), wake], seconds)
         if wake in fds:
             return False
         try:
             if fds:
-                self.server.notified(self.raw)
+                raw.notified()
         except Exception as error:
             self.close()
             raise ConnectionLost(f"the connection to the database at {self.place} broke: {error}") from None

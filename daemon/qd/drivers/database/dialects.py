@@ -12,15 +12,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import sqlite3
-import threading
 import time
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -71,18 +68,6 @@ class Server:
 
     def patience(self, raw: Any, answer: float) -> None:
         """Set the seconds for each answer."""
-
-    def quiet(self) -> AbstractContextManager[None]:
-        """Suppress the driver's log line about a refused row: the error is raised as well."""
-        return nullcontext()
-
-    def notify_fd(self, raw: Any) -> int:
-        """The descriptor that becomes readable on a notification; -1 if the server sends none."""
-        return -1
-
-    def notified(self, raw: Any) -> bool:
-        """Whether a notification has arrived since the last call."""
-        return False
 
     def has_ended(self, raw: Any) -> bool:
         """Whether the server has closed this idle connection."""
@@ -211,26 +196,6 @@ class Postgres(Server):
         from qd.drivers.database.psycopg import BoundedConnection  # the driver may be missing
 
         return BoundedConnection.connect(*args, **options).note_notifications()
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """psycopg sends many rows in a pipeline; if one is refused, it warns that the end of the pipeline failed, too."""
-        thread, logger = threading.get_ident(), logging.getLogger("psycopg")
-
-        def wanted(record: logging.LogRecord) -> bool:
-            return record.thread != thread or "error ignored terminating" not in str(record.msg)
-
-        logger.addFilter(wanted)
-        try:
-            yield
-        finally:
-            logger.removeFilter(wanted)
-
-    def notify_fd(self, raw: Any) -> int:
-        return socket_of(raw)
-
-    def notified(self, raw: Any) -> bool:
-        return bool(raw.notified())
 
     def has_ended(self, raw: Any) -> bool:
         return bool(raw.has_ended())

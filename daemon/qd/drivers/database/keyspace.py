@@ -159,7 +159,7 @@ class DatabaseKeyspace:
             if size > SWEPT:
                 break
         if found:
-            self._run(found, lambda step: step.sweep_expired(found))
+            self._run(found, lambda step: step.sweep([name for each in found if (name := step.get(each)).stale]))
         return len(found)
 
 

@@ -79,6 +79,9 @@ class Name:
         self.kind, self.size, self.value, self.expires_at = "", 0, None, None
         return was
 
+    def expire(self, us: int) -> None:
+        self.expires_at = us
+
     def count(self) -> int:
         """How many items it has; 1 of a string."""
         return self.size

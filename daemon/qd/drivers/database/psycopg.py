@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from typing import Any
@@ -10,6 +11,9 @@ import psycopg
 from psycopg.generators import notifies
 
 from qd.process.descriptors import ready_of, socket_of
+
+# psycopg sends many rows in a pipeline. If one is refused, it also warns that the end of the pipeline failed.
+logging.getLogger("psycopg").addFilter(lambda record: "error ignored terminating" not in str(record.msg))
 
 
 class BoundedConnection(psycopg.Connection[Any]):

@@ -17,8 +17,8 @@ from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
 from qd.drivers.database.reserve import Reserver
-from qd.drivers.database.rows import after, bytes_of, member_of, owner_in, owners_mark, row_after, spent, text_of
-from qd.drivers.database.schema import SECOND, check, check_rights
+from qd.drivers.database.rows import after, base_of, bytes_of, member_of, owners_mark, row_after, spent, text_of
+from qd.drivers.database.schema import check, check_rights
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
@@ -40,13 +40,13 @@ from qd.drivers.types import (
     Turn,
 )
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
+from qd.payload.reservation import unanswered
 from qd.process import SLOTS
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
 
 
-DAY = 86400
 CHUNK = 1000  # rows a transaction inserts at most
 SETTLED = 100  # jobs of dead workers that a transaction answers at most
 START = 5.0  # seconds to connect and for each answer, before the first worker
@@ -217,19 +217,8 @@ class SingleJobs(KeptJobs):
         self.table = table
 
     def stop(self, found: Found) -> bool:
-        """The keeper of the job's worker reads the request at its next beat."""
-        table, (owner, mark) = self.table, owner_in(found.text)
-        name = self.prefix + keys.CANCEL
-
-        def request() -> bool:
-            rows = table.rows(table.sql["owned"], {"owners": [owner], "queues": [found.queue]}) if mark else ()
-            if not any(row.mark == mark for row in rows):
-                return False
-            self.space.call("HSET", name, mark, table.now_us() // SECOND)
-            self.space.call("EXPIRE", name, DAY)
-            return True
-
-        return table.atomic(request)
+        unit = unanswered(found.text)
+        return unit is not None and self.table.atomic(lambda: self.table.cancel(base_of(unit.mark), found.queue))
 
 
 def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> DatabaseQueue:

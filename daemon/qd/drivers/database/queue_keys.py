@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import sqlalchemy as sql
 
 from qd.drivers.database.connection import channel
-from qd.drivers.database.names import Item, Name, ranks, real
+from qd.drivers.database.names import Item, Name, ranks, real, whole
 from qd.drivers.database.rows import bytes_of, member_of, row_of
 from qd.drivers.database.schema import SECOND
 from qd.drivers.database.sql import JobSql
@@ -100,7 +100,7 @@ class QueueKey(Name):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ServerRefused("ERR this is not supported for a queue in a database")
 
-    _rows = add = _delete = clear = _refuse
+    _rows = some = add = _delete = clear = expire = _refuse
 
     def count(self) -> int:
         return int(self._run(f"SELECT count(*) FROM {self.jobs} WHERE {self.where}").scalar_one())
@@ -115,19 +115,17 @@ class QueueKey(Name):
 
     def after(self, key: bytes | None, most: int) -> tuple[bytes | None, list[Item]]:
         """By place: jobs that move meanwhile may be missed."""
-        at = int(key or b"0")
+        at = whole(key or b"0")
         found = self._page(at, most)
         return b"%d" % (at + most) if len(found) == most else None, found
 
     def push(self, values: Sequence[bytes], *, head: bool) -> int:
         """Returns how many. A push into `notify` wakes the workers that wait when the transaction commits, if the database
         can."""
-        if self.notify and self.sql.listens:
+        if not self.notify:
+            self._insert(values, self._now) if not head else self._refuse()
+        elif self.sql.listens:
             self.step.execute(self.sql["notify"], {"channel": channel(self.sql.table, self.queue)}).close()
-        elif head and not self.notify:
-            self._refuse()
-        elif not self.notify:
-            self._insert(values, self._now)
         return len(values)
 
     def rescore(self, added: Sequence[tuple[bytes, bytes]], *, only_old: bool, only_new: bool) -> tuple[int, int]:

@@ -37,15 +37,6 @@ def owners_mark(owner: str, member: bytes) -> str:
     return base_of(unit.mark) if unit else ""
 
 
-def owner_in(member: bytes) -> tuple[str, str]:
-    """The owner of a text, by the last mark in it, and that mark without its count; "" if there is none."""
-    unit = unanswered(member)
-    if unit is None:
-        return "", ""
-    mark = base_of(unit.mark)
-    return owner_of(mark), mark
-
-
 def owner_of(mark: str) -> str:
     """mark: without its count."""
     return mark.rpartition(".")[0].replace(".", "/")

@@ -152,10 +152,8 @@ class JobTable:
         found = self.held_row(queue, owner, mark, member)
         if found is None:
             return False
-        (cancel,) = self.names(keys.CANCEL)
-        if self.space.call("HGET", cancel, mark) is not None:
+        if self._take_cancelled([mark]):
             back = Released(dropped(back.text, mark))
-            self.space.call("HDEL", cancel, mark)
         there = self.put_back(queue, found, back)
         self.delete_reservation(found, mark)
         if there:
@@ -215,7 +213,10 @@ class JobTable:
         """Whether each owner still has its text, and the statements that answer those."""
         rows, held = {row.mark: row for row in ours}, {row.job_id for row in jobs}
         there, queues = list[bool](), set[str]()
-        ended, done, heads, cancelled = list[int](), list[int](), list[Statement](), self._cancelled(answers)
+        ended, done, heads = list[int](), list[int](), list[Statement]()
+        cancelled = self._take_cancelled(
+            [owners_mark(owner, text) for owner, text, new, _ in answers if new is not None]
+        )
         for owner, member, text, _ in answers:
             mark = owners_mark(owner, member)
             row = rows.get(mark)
@@ -235,9 +236,17 @@ class JobTable:
         ways = (("delete_all", done), ("forget_all", ended))
         return there, [*heads, *[(self.sql[name], {"ids": ids}) for name, ids in ways if ids]]
 
-    def _cancelled(self, answers: Sequence[LaneAnswer]) -> set[str]:
-        """Marks of those that return but were cancelled; the requests are deleted."""
-        marks = [owners_mark(each.owner, each.member) for each in answers if each.text is not None]
+    def cancel(self, mark: str, queue: str) -> bool:
+        """Request that a running job is cancelled: the keeper of its worker reads that at its next beat."""
+        (name,) = self.names(keys.CANCEL)
+        if not self.is_reserved(mark, [queue]):
+            return False
+        self.space.call("HSET", name, mark, self.now_us() // SECOND)
+        self.space.call("EXPIRE", name, DAY)
+        return True
+
+    def _take_cancelled(self, marks: Sequence[str]) -> set[str]:
+        """Those of these jobs, which return, that were cancelled; the requests are deleted."""
         (name,) = self.names(keys.CANCEL)
         asked = self.space.call("HMGET", name, *marks) if marks else ()
         found = {mark for mark, at in zip(marks, asked, strict=True) if at is not None}
@@ -256,6 +265,11 @@ class JobTable:
         """Run this statement on the job's row. Returns False if the row belongs to another reservation by now."""
         fixed = {"id": found.id, "attempts": found.attempts, "reserved_at": found.reserved_at}
         return self.run(name, **fixed, **values).rowcount == 1
+
+    def is_reserved(self, mark: str, queues: Sequence[str]) -> bool:
+        """Whether its job still belongs to this reservation."""
+        rows = self.rows(self.sql["owned"], {"owners": [owner_of(mark)], "queues": list(queues)})
+        return any(row.mark == mark for row in rows)
 
     def delete_reservation(self, found: ReservedRow, mark: str) -> None:
         self.run("forget", id=found.id, mark=mark)
@@ -292,13 +306,13 @@ class JobTable:
 
     def _reclaim(self, queues: list[str], us: int) -> int:
         """Put back the jobs of expired leases of ours, unless another has reserved the job since."""
-        cancel, count = self.names(keys.CANCEL)[0], 0
+        count = 0
         for row in self.run("expired", us=us, queues=queues, most=MOST).all():
             held = ReservedRow(row.job_id, row.attempts, row.reserved_at, row.text_sum)
             job = self.run("payload", id=held.id, attempts=held.attempts, reserved_at=held.reserved_at).first()
             if job is not None:
                 text = member_of(bytes_of(job.payload), row.mark, row.attempts, row.text_sum)
-                if self.space.call("HDEL", cancel, row.mark):
+                if self._take_cancelled([row.mark]):
                     text = dropped(text, row.mark)
                 count += self.put_back(row.queue, held, Released(text))
             self.delete_reservation(held, row.mark)
@@ -329,8 +343,7 @@ class JobTable:
         for raw, at in zip(flat[::2], flat[1::2], strict=True):
             mark = raw.decode("utf-8", "replace")
             if mark.startswith(token + "."):
-                rows = self.rows(self.sql["owned"], {"owners": [owner_of(mark)], "queues": list(queues)})
-                if any(row.mark == mark for row in rows):
+                if self.is_reserved(mark, queues):
                     running.append(turn_of(mark))
                 elif queues:
                     ended.append(mark)

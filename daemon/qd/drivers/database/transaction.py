@@ -17,7 +17,7 @@ import sqlalchemy as sql
 from qd.drivers.database import schema
 from qd.drivers.database.connection import DatabaseConnection, channel_of
 from qd.drivers.database.names import CHUNK, Name, keyed
-from qd.drivers.database.queue_keys import place_of
+from qd.drivers.database.queue_keys import QueueKey, place_of
 from qd.drivers.database.schema import key_of
 from qd.drivers.database.sql import JobSql
 from qd.errors import ServerRefused
@@ -58,7 +58,10 @@ class Step:
 
     def open(self, names: Iterable[bytes]) -> None:
         """Lock and read the names that are not known yet; the first call also reads the clock."""
-        new = [name for name in dict.fromkeys(names) if name not in self._known and place_of(self, name) is None]
+        new = [name for name in dict.fromkeys(names) if name not in self._known]
+        places = {name: place for name in new if (place := place_of(self, name)) is not None}
+        self._known |= places
+        new = [name for name in new if name not in places]
         for at in range(0, len(new), CHUNK) if new else range(not self.now_us):
             self._read(new[at : at + CHUNK])
 
@@ -73,7 +76,7 @@ class Step:
     def get(self, name: bytes, kind: str = "") -> Name:
         """The name, to read it. Raises ServerRefused if it has another kind than `kind` ("": any)."""
         self.open((name,))
-        found = self._known.get(name) or place_of(self, name) or Name(self, name)
+        found = self._known[name]
         if kind and found.kind not in ("", kind):
             raise ServerRefused(WRONGTYPE)
         return found
@@ -92,20 +95,16 @@ class Step:
         for each in found:
             each.stale = False
 
-    def sweep_expired(self, names: Iterable[bytes]) -> None:
-        """Delete the items of these names if they have expired."""
-        self.open(names)
-        if stale := [each for each in self._known.values() if each.stale]:
-            self.sweep(stale)
-
     def flush(self) -> None:
         """Write the rows of changed names; an empty name is deleted."""
         gone, new, changed = list[bytes](), list[dict[str, Any]](), list[dict[str, Any]]()
         for each in self._known.values():
+            if each.stale or isinstance(each, QueueKey):
+                continue
             if each.size == 0:
                 each.kind, each.value, each.expires_at = "", None, None
             columns = each.columns()
-            if each.stale or columns == each.stored:
+            if columns == each.stored:
                 continue
             if each.stored is None and each.kind:
                 new.append({**keyed("name", each.name), **columns})
