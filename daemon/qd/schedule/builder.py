@@ -11,7 +11,7 @@ from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, get_args
 
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.options.kinds import KINDS, did_you_mean, span_in_code
 from qd.schedule.entry import Act, CallTask, Entry, Filter, JobTask, Missed, Task, called
 from qd.schedule.frequencies import Frequencies, flat, shown

@@ -13,8 +13,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from qd.dispatch.batch import BatchCall
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import BatchCall, Chain
 from qd.errors import QdError
 from qd.jobs.job import Call, Job, JobFunction
 from qd.jobs.registry import Registry

@@ -95,7 +95,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 def tell_batches(at: Place, ids: Sequence[str]) -> None:
     """Note which of these batches can never succeed, whatever is retried. Checks the first MOST of them."""
-    from qd.dispatch.batch import lost, lost_text
+    from qd.dispatch.composite import lost, lost_text
     from qd.drivers.keyspace.records import KeptBatches
 
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
@@ -219,7 +219,7 @@ def resend(at: Place, force: bool) -> Step:
 
 def listeners_of(connection: str) -> Callable[[list[Record]], None]:
     """Notifies the app's listeners which jobs were sent again; does nothing if no app is named, or it does not import."""
-    from qd.dispatch.batch import emit_retried
+    from qd.dispatch.composite import emit_retried
 
     try:
         found = context.app_if_named(context.loaded())

@@ -17,7 +17,7 @@ import msgspec
 from qd.app import Qd
 from qd.cli import context, output
 from qd.config.settings import Settings
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost
 from qd.options.kinds import did_you_mean
