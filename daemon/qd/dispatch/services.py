@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.handlers import Handlers
-from qd.drivers.base import Connector
+from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.connections import Connections
 from qd.errors import ConfigError, DeclarationError
 from qd.events import Listeners, QueueFailedOver
@@ -180,7 +180,6 @@ def takes_two(make: Callable[..., object]) -> bool:
 
 def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> None:
     """Raises ConfigError naming what the connection lacks. works: it is for a worker or keeper."""
-    from qd.drivers.base import KeeperConnector
     from qd.drivers.send_only import SendingOnly
 
     if isinstance(made, SendingOnly):

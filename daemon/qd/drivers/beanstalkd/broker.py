@@ -30,6 +30,7 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.beanstalkd.client import BeanstalkdConnection, Client, ReservedJob
 from qd.drivers.broker.base import Delivery, QueueCounts
 from qd.drivers.broker.queue import BrokerQueue
+from qd.drivers.keyspace.base import chunked_by_size
 from qd.drivers.types import Gaps
 from qd.drivers.urls import BeanstalkdUrl, refused_name
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, TooLarge
@@ -89,12 +90,14 @@ class Beanstalkd:
     # -- sending
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
-        errors = list[QdError | None]()
-        while len(errors) < len(jobs):
+        errors, priority = list[QdError | None](), self.connection.target.priority
+        for some in chunked_by_size(jobs, lambda job: len(job[0]), MANY, MUCH):
+            puts = [(priority, math.ceil(delay), self.ttr, len(payload), payload) for payload, delay in some]
             try:
                 with self._client() as client:
                     self.connection.use(client, queue)
-                    for _ in range(self._put_some(jobs[len(errors) :])):
+                    self.connection.write(b"".join([b"put %d %d %d %d\r\n%b\r\n" % put for put in puts]))
+                    for _ in some:
                         errors.append(self.connection.inserted())
                 error = errors[-1]
             except QdError as broken:
@@ -102,18 +105,6 @@ class Beanstalkd:
             if error is not None and not isinstance(error, TooLarge):
                 return [*errors, *[error] * (len(jobs) - len(errors))]
         return errors
-
-    def _put_some(self, jobs: Sequence[tuple[bytes, float]]) -> int:
-        """Write the first jobs in one piece, without reading the answers. Returns how many."""
-        puts, size = list[bytes](), 0
-        for payload, delay in jobs[:MANY]:
-            numbers = self.connection.target.priority, math.ceil(delay), self.ttr, len(payload)
-            puts.append(b"put %d %d %d %d\r\n%b\r\n" % (*numbers, payload))
-            size += len(payload)
-            if size > MUCH:
-                break
-        self.connection.write(b"".join(puts))
-        return len(puts)
 
     # -- reserving
 
