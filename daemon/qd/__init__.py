@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # public name -> the module that defines it
 _HOMES = {
     "ArgumentError": "qd.errors",
-    "Batch": "qd.dispatch.batch",
+    "Batch": "qd.dispatch.composite",
     "BatchFinished": "qd.errors",
     "BatchState": "qd.drivers.types",
     "Call": "qd.jobs.job",

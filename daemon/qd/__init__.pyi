@@ -5,7 +5,7 @@ from qd.arguments.injection import Provided as Provided
 from qd.arguments.injection import Serialized as Serialized
 from qd.arguments.injection import Serializer as Serializer
 from qd.arguments.injection import provided as provided
-from qd.dispatch.batch import Batch as Batch
+from qd.dispatch.composite import Batch as Batch
 from qd.dispatch.dispatcher import Keyed as Keyed
 from qd.dispatch.dispatcher import Queue as Queue
 from qd.drivers.types import BatchState as BatchState

@@ -16,8 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from qd.arguments.injection import Serializer
-from qd.dispatch.batch import Batch, BatchCall, current_batch
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Batch, BatchCall, Chain, current_batch
 from qd.dispatch.dispatcher import Keyed, Queue
 from qd.dispatch.handlers import Handles
 from qd.dispatch.route import PayloadHook

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from qd.config.load import load
-from qd.dispatch.batch import Batch
+from qd.dispatch.composite import Batch
 from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved

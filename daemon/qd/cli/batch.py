@@ -11,7 +11,7 @@ import click
 
 from qd.cli import context, output
 from qd.cli.failed import Source, resend
-from qd.dispatch.batch import failures, lost, lost_text
+from qd.dispatch.composite import failures, lost, lost_text
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.records import KeptBatches

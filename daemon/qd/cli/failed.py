@@ -390,7 +390,7 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
 
 def tell_batches(at: Source, ids: Sequence[str]) -> None:
     """Note which of these batches can never succeed, whatever is retried. Checks the first MOST of them."""
-    from qd.dispatch.batch import lost, lost_text
+    from qd.dispatch.composite import lost, lost_text
     from qd.drivers.keyspace.records import KeptBatches
 
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
@@ -496,7 +496,7 @@ def go(
 
 def resend(at: Source, force: bool, batch: str | None = None) -> Step:
     """The app's listeners are notified which jobs were sent again, if an app is named and imports. batch: is resumed."""
-    from qd.dispatch.batch import emit_retried
+    from qd.dispatch.composite import emit_retried
 
     app = None
     try:

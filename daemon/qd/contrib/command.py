@@ -22,20 +22,16 @@ from qd.options.kinds import did_you_mean
 
 def become_qd(words: Sequence[str], app: str) -> NoReturn:
     """Replace this process by `qd WORDS...`, with `app` (MODULE:ATTRIBUTE) if neither QD_APP nor the file names one."""
-    if not app_is_named():
+    try:
+        named = bool(config.load().app)
+    except ConfigError:
+        named = True  # qd reports it
+    if not named:
         os.environ["QD_APP"] = app
     os.environ["PYTHONPATH"] = os.pathsep.join(own_folders())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as Django's own reloader does
     output.flush((sys.stdout, sys.stderr))
     os.execv(sys.executable, [sys.executable, *flags, "-m", "qd", *words])
-
-
-def app_is_named() -> bool:
-    """Whether the environment or the file names an app. True for an invalid configuration, which qd then reports."""
-    try:
-        return bool(config.load().app)
-    except ConfigError:
-        return True
 
 
 def check_keys(options: Iterable[str], known: Sequence[str], place: str) -> None:

@@ -38,7 +38,10 @@ class QdFlask:
 
         Raises ConfigError for an unknown key.
         """
-        configure(self.qd, app.config.get("QD", {}))
+        options: Mapping[str, Any] = app.config.get("QD", {})
+        check_keys(options, KEYS, "the Flask app's config")
+        self.qd.url = options.get("url", self.qd.url)
+        self.qd.imports = tuple(options.get("imports", self.qd.imports))
         self._app = app
         app.extensions["qd"] = self
         app.cli.add_command(command)
@@ -49,13 +52,6 @@ class QdFlask:
             return call_next()
         with self._app.app_context():
             return call_next()
-
-
-def configure(qd: Qd, options: Mapping[str, Any]) -> None:
-    """Apply app.config["QD"] like arguments of Qd(...)."""
-    check_keys(options, KEYS, "the Flask app's config")
-    qd.url = options.get("url", qd.url)
-    qd.imports = tuple(options.get("imports", qd.imports))
 
 
 @click.command(

@@ -1,7 +1,6 @@
 """Between an app and its connections: sends jobs, and queries what became of them.
 
-batch         app.batch(): sending, state, retry; run() of a batch.
-chain         app.chain().
+composite     app.chain() and app.batch(): sending; state and retry of a batch.
 dispatcher    Dispatcher: sends every job; Queue and Keyed use it.
 handlers      Commands (app.map) and queued listeners.
 local         run(): jobs in this process; batches in memory.

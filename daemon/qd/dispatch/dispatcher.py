@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qd.arguments.values import encode_value
 from qd.dispatch.local import LocalConnection, LocalRunner, MemoryBatches, Policy, refuse_in_a_loop
 from qd.dispatch.results import SentJobs
-from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, route_of, signing_of
+from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, signing_of
 from qd.drivers.base import Connector
 from qd.drivers.connections import Connections
 from qd.drivers.pausing import threaded
@@ -249,7 +249,7 @@ class Dispatcher:
         for route in plan.routes:
             if route.settings is settings:
                 return route  # type: ignore[no-any-return]
-        plan.routes[:] = [route_of(plan.declared, plan.options, settings, self.hooks)]
+        plan.routes[:] = [Route(plan.declared, plan.options, settings, self.hooks)]
         return plan.routes[0]  # type: ignore[no-any-return]
 
 
@@ -346,11 +346,8 @@ class Keyed:
 def sends_itself(message: Message) -> bool:
     """Whether send() of its class must be called; never that of a job that carries a chain or belongs to a batch."""
     relations, plan = message.relations, message.plan
-    return (
-        plan is not None
-        and plan.by is not None
-        and not (relations and (relations.chain or relations.catch or relations.batch or relations.after))
-    )
+    tied = relations and (relations.chain or relations.catch or relations.batch or relations.after)
+    return plan is not None and plan.by is not None and not tied
 
 
 def posted(messages: Sequence[Message], queue: Connector) -> dict[int, str]:

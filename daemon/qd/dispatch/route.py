@@ -1,6 +1,6 @@
 """How a job becomes a Message: its payload, and where it is sent.
 
-    Plan -> route_of() -> Route -> message() -> Message
+    Plan -> Route -> message() -> Message
 
 A Route is what all dispatches of one plan share: connection, queue, options of the payload. PayloadHooks are the functions
 of app.payload_hook, which add keys to each payload, where Laravel's createPayloadUsing adds them.
@@ -19,7 +19,6 @@ import msgspec
 from msgspec.structs import asdict
 
 from qd.arguments.parameters import check_callable, named
-from qd.arguments.signature import Pattern
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.plan import Duration, Plan, patterns
 from qd.jobs.registry import Declared
@@ -89,21 +88,38 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 NO_RELATIONS = Relations()
 
 
-class Route(msgspec.Struct, frozen=True):
-    """Where jobs of a plan are sent, and what their payloads share. retry_for: seconds after they are due."""
+class Route:
+    """Where jobs of a plan are sent, and what their payloads share."""
 
-    settings: Settings
-    connection: str
-    queue: str
-    job: str
-    template: PayloadTemplate
-    retry_for: float | None
-    signing: Signing | None
-    display: Pattern | None  # a display name that contains arguments
-    relations: Relations | None  # of every job of the plan
-    unique: Pattern | None
-    hooks: PayloadHooks
-    harmless: int  # up to this many bytes a payload needs no check
+    def __init__(self, declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> None:
+        connection = settings.connection(options.connection)
+        self.connection, self.queue, self.job = connection.name, options.queue or connection.queue, declared.name
+        self.settings, self.signing, self.hooks = settings, signing_of(settings), hooks
+        self.harmless = harmless(settings.max_payload, settings.max_depth)  # up to this many bytes need no check
+        self.retry_for = options.retry_for  # seconds after they are due
+        self.relations: Relations | None = None  # of every job of the plan
+        if options.unique is not None or options.result_ttl:
+            until: Literal["start", "done"] = "start" if options.unique_until == "start" else "done"
+            hold = options.unique_for if options.unique else None
+            self.relations = Relations(until=until, hold=hold, result=options.result_ttl or None)
+        display, self.unique = patterns(declared, options)
+        self.display = display if display is not None and display.names else None  # one that contains arguments
+        timeout = options.timeout
+        if timeout and timeout % 1 and timeout == declared.options.timeout:
+            timeout = None  # payloads have whole seconds only: the worker reads the fraction in the declaration
+        fixed = partial(
+            make,
+            declared.name,
+            display=None if display is None or display.names else display.filled(b""),
+            max_tries=options.tries,
+            max_exceptions=options.max_exceptions,
+            fail_on_timeout=bool(options.fail_on_timeout),
+            backoff=options.backoff,
+            timeout=timeout,
+            delete_when_missing=options.delete_when_missing,
+            extra={"tags": options.tags} if options.tags else None,
+        )
+        self.template = PayloadTemplate(fixed, options.retry_for is not None)
 
     def message(
         self, plan: Plan, data: bytes, uuid: str, id: str, relations: Relations | None = None, now: float | None = None
@@ -147,52 +163,9 @@ class Route(msgspec.Struct, frozen=True):
         return Relations(**found)
 
 
-def route_of(declared: Declared, options: JobOptions, settings: Settings, hooks: PayloadHooks) -> Route:
-    connection = settings.connection(options.connection)
-    display, unique = patterns(declared, options)
-    timeout = options.timeout
-    if timeout and timeout % 1 and timeout == declared.options.timeout:
-        timeout = None  # payloads have whole seconds only: the worker reads the fraction in the declaration
-    fixed = partial(
-        make,
-        declared.name,
-        display=None if display is None or display.names else display.filled(b""),
-        max_tries=options.tries,
-        max_exceptions=options.max_exceptions,
-        fail_on_timeout=bool(options.fail_on_timeout),
-        backoff=options.backoff,
-        timeout=timeout,
-        delete_when_missing=options.delete_when_missing,
-        extra={"tags": options.tags} if options.tags else None,
-    )
-    return Route(
-        settings,
-        connection.name,
-        options.queue or connection.queue,
-        declared.name,
-        PayloadTemplate(fixed, options.retry_for is not None),
-        options.retry_for,
-        signing_of(settings),
-        display if display is not None and display.names else None,
-        relations_of(options),
-        unique,
-        hooks,
-        harmless(settings.max_payload, settings.max_depth),
-    )
-
-
 def name_of(job: str, key: str) -> str:
     """The name of a lock or key of this job."""
     return plain_name(f"{job}:{key}")
-
-
-def relations_of(options: JobOptions) -> Relations | None:
-    """The relations of every job with these options; None for a plain job."""
-    if options.unique is None and not options.result_ttl:
-        return None
-    until: Literal["start", "done"] = "start" if options.unique_until == "start" else "done"
-    hold = options.unique_for if options.unique else None
-    return Relations(until=until, hold=hold, result=options.result_ttl or None)
 
 
 def signing_of(settings: Settings) -> Signing | None:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.handlers import Handlers
-from qd.drivers.base import Connector
+from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.connections import Connections
 from qd.errors import ConfigError, DeclarationError
 from qd.events import Listeners, QueueFailedOver
@@ -41,37 +41,34 @@ def limit_of(name: str, most: int, per: float | timedelta) -> Limit:
     return Limit(most, seconds)
 
 
-class DeclaredLimits:
+class DeclaredLimits(dict[str, Limit]):
     """The limits of app.limit(name, most, per=)."""
 
-    def __init__(self) -> None:
-        self._limits: dict[str, Limit] = {}
-
     def declare(self, name: str, limit: Limit) -> None:
-        other = self._limits.setdefault(name, limit)
+        other = self.setdefault(name, limit)
         if other != limit:
             raise DeclarationError(f"the limit '{name}' is declared twice: {other.most} per {other.per:g} s before")
 
     def resolve(self, name: str, most: int | None, per: float | timedelta | None) -> Limit:
         """The given limit, which must equal the declared one if there is one; without values, the declared one."""
         if most is None and per is None:
-            return self.get(name)
+            return self.named(name)
         if most is None or per is None:
             raise DeclarationError(f"the limit '{name}' needs both values: 100, per=60")
         limit = limit_of(name, most, per)
-        other = self._limits.get(name, limit)
+        other = self.get(name, limit)
         if other != limit:
             raise DeclarationError(f"the limit '{name}' is already declared with {other.most} per {other.per:g} s")
         return limit
 
-    def get(self, name: str) -> Limit:
+    def named(self, name: str) -> Limit:
         """Raises DeclarationError if the app has declared no limit of that name."""
-        if name not in self._limits:
-            known = ", ".join(sorted(self._limits)) or "none"
+        if name not in self:
+            known = ", ".join(sorted(self)) or "none"
             raise DeclarationError(
                 f"no limit '{name}' is declared (known: {known}): app.limit(\"{name}\", 100, per=60)"
             )
-        return self._limits[name]
+        return self[name]
 
 
 class Services:
@@ -121,7 +118,7 @@ class Services:
         return self.connections.get(name or None)
 
     def limit(self, name: str) -> Limit:
-        return self.limits.get(name)
+        return self.limits.named(name)
 
 
 def own_drivers(services: Services) -> dict[str, Factory]:
@@ -129,12 +126,12 @@ def own_drivers(services: Services) -> dict[str, Factory]:
     shared, lock = list["Shared"](), threading.Lock()
 
     def sync(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
-        from qd.dispatch.sync import Shared, open_queue
+        from qd.dispatch.sync import Shared, SyncQueue
 
         with lock:
             if not shared:
                 shared.append(Shared(services))
-        return open_queue(shared[0], settings, at)
+        return cast(Connector, SyncQueue(shared[0], settings, at))
 
     def failover(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
         from qd.drivers.send_only import open_queue
@@ -183,7 +180,6 @@ def takes_two(make: Callable[..., object]) -> bool:
 
 def check(driver: str, made: object, at: ConnectionSettings, *, works: bool) -> None:
     """Raises ConfigError naming what the connection lacks. works: it is for a worker or keeper."""
-    from qd.drivers.base import KeeperConnector
     from qd.drivers.send_only import SendingOnly
 
     if isinstance(made, SendingOnly):

@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from qd.dispatch.local import Lenient, LocalRunner, MemoryBatches, SentJob, SentPolicy, effects_of, outside_loop
 from qd.dispatch.results import value_of_error
-from qd.drivers.base import Connector
 from qd.drivers.send_only import NoJobs, SendingOnly
 from qd.drivers.types import Count, Effect, Entry, Free, Gaps, Keep, Kept, NewBatch, Outgoing, Push
 from qd.errors import ConfigError, UnknownJob
@@ -75,10 +74,6 @@ LIMITS: Gaps = MappingProxyType(
 Job = tuple[str, bytes]  # queue, payload
 
 
-def open_queue(shared: Shared, settings: Settings, at: ConnectionSettings) -> Connector:
-    return cast(Connector, SyncQueue(shared, settings, at))  # it raises for the methods that it lacks
-
-
 class Results(NoJobs):
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -88,6 +83,8 @@ class Results(NoJobs):
 
 
 class SyncQueue(SendingOnly):
+    """A Connector that raises for the methods that it lacks."""
+
     def __init__(self, shared: Shared, whole: Settings, settings: ConnectionSettings) -> None:
         super().__init__(settings, limits=LIMITS, whole=whole)
         self._work, self._shared = whole.work, shared

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import TracebackType
-from typing import Any
 
 from qd.drivers.connections import Connections
 from qd.drivers.pausing import Pausing, block_on, sleep, wait_for
@@ -63,9 +61,7 @@ class Limiter:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """A start that has been counted stays counted."""
 
     async def aacquire(self, timeout: Duration | None = None) -> bool:
@@ -80,7 +76,7 @@ class Limiter:
         await self.aacquire()
         return self
 
-    async def __aexit__(self, *about: Any) -> None:
+    async def __aexit__(self, *about: object) -> None:
         """A start that has been counted stays counted."""
 
     def __repr__(self) -> str:

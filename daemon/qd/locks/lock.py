@@ -25,9 +25,8 @@ import os
 import sys
 import time
 from contextlib import suppress
-from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from qd.drivers.connections import Connections
@@ -102,70 +101,6 @@ def waiter_limit(lock: object) -> WaiterLimit:
     return limits.setdefault(lock, WaiterLimit())
 
 
-class TakenLock(NamedTuple):
-    """token: the fencing token. began: monotonic time from which its ttl counts; the server's ttl starts later."""
-
-    token: int
-    began: float
-
-
-class Wait:
-    """One wait of one owner for `seconds` of a lock."""
-
-    def __init__(
-        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, threads: Threads
-    ) -> None:
-        self._server, self._mutex, self._seconds, self._threads = server, mutex, seconds, threads
-        self._patience = RetryPatience(timeout)
-        self._came = 0
-
-    def over(self) -> Pausing[TakenLock | LockReply]:
-        """The lock, or the reply that refused it. Raises ConnectionLost, ServerRefused and what interrupts the wait; then
-        call `leave`."""
-        while True:
-            try:
-                if (answer := (yield from self._step())) is not None:
-                    return answer
-            except ConnectionLost as error:
-                yield from self._patience.bear(error)
-
-    def leave(self) -> Pausing[None]:
-        """Leave the line, and release the lock if we have it."""
-        with suppress(ConnectionLost, ServerRefused):
-            yield from self._server.ask(self._mutex.give, COURTESY)
-
-    def _step(self) -> Pausing[TakenLock | LockReply | None]:
-        """None: not yet."""
-        stay, began, moment = self._patience.left > 0, time.monotonic(), min(MOMENT, self._seconds)
-        answer = yield from self._server.ask(
-            lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
-        )
-        self._patience.answered()
-        if answer.token:
-            return TakenLock(answer.token, began) if moment == self._seconds else (yield from self._kept(answer.token))
-        if not stay:
-            return answer
-        self._came = answer.came
-        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, self._threads)
-        return None
-
-    def _kept(self, token: int) -> Pausing[TakenLock | None]:
-        """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
-        a late call cannot extend it."""
-        began = time.monotonic()
-        ours = yield from self._server.ask(
-            lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
-        )
-        return TakenLock(token, began) if ours else None
-
-    def _pause(self, answer: LockReply) -> float:
-        """Seconds until the next take."""
-        pause = THERE / 3
-        if answer.left is not None:
-            pause = min(pause, answer.left + 0.001 + APART * min(answer.front, 10))
-        return max(0.001, min(pause, self._patience.left))
-
-
 class Lock:
     """One owner at a time, across all hosts. Made by app.lock; for `with` and `async with`.
 
@@ -209,24 +144,48 @@ class Lock:
                 f' app.lock("{self.name}", ...)'
             )
         mutex = Mutex(self.name, new_owner())
-        wait = Wait(self._server, mutex, self.ttl, seconds, threads)
         try:
-            taken = yield from wait.over()
-            if isinstance(taken, TakenLock):
+            found = yield from self._in_line(mutex, seconds, threads)
+            if isinstance(found, HeldLock):
                 with shield:
-                    held = HeldLock(self._server, mutex, self.ttl, taken.token, taken.began, self._emit_lost)
-                    self._held = self._last = held
+                    self._held = self._last = found
                     if self.renew:
-                        renewals(held).add(held)
+                        renewals(found).add(found)
                 return True
         except Unreachable:
             raise  # nothing was sent, and nothing will be
         except BaseException:  # usually an alarm: the caller will not learn that it was taken
             self._forget()
-            yield from wait.leave()
+            with suppress(ConnectionLost, ServerRefused):  # leave the line, and release the lock if we have it
+                yield from self._server.ask(mutex.give, COURTESY)
             raise
-        self._refused_by = taken.by
+        self._refused_by = found.by
         return False
+
+    def _in_line(self, mutex: Mutex, timeout: float | None, threads: Threads) -> Pausing[HeldLock | LockReply]:
+        """The lock, or the reply that refused it. Raises ConnectionLost, ServerRefused and what interrupts the wait."""
+        patience, moment, came = RetryPatience(timeout), min(MOMENT, self.ttl), 0
+        while True:
+            stay, began = patience.left > 0, time.monotonic()
+            take = partial(mutex.take, seconds=moment, stay=stay, came=came)
+            try:
+                answer = yield from self._server.ask(take, patience.call_timeout)
+                patience.answered()
+                if answer.token and moment < self.ttl:
+                    # Without a reply, wait until MOMENT has passed as well, so that a late call cannot extend it.
+                    keep, began = partial(mutex.extend, seconds=self.ttl), time.monotonic()
+                    if not (yield from self._server.ask(keep, max(MOMENT, patience.call_timeout))):
+                        continue  # MOMENT has passed, so it must be taken again
+                if answer.token:
+                    return HeldLock(self._server, mutex, self.ttl, answer.token, began, self._emit_lost)
+                if not stay:
+                    return answer
+                came, pause = answer.came, min(THERE / 3, patience.left)
+                if answer.left is not None:
+                    pause = min(pause, answer.left + 0.001 + APART * min(answer.front, 10))
+                yield self._server.waiting(mutex, max(0.001, pause), patience.call_timeout, threads)
+            except ConnectionLost as error:
+                yield from patience.bear(error)
 
     def _forget(self) -> None:
         held, self._held = self._held, None
@@ -329,9 +288,7 @@ class Lock:
             self.__exit__(*sys.exc_info())
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raises LockLost, but the block's own error goes first."""
         try:
             uninterrupted(lambda: block_on(self._leave(error)))
@@ -409,9 +366,7 @@ class Lock:
             raise self._taken()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await wait_to_end(self._leave(error))
         finally:

@@ -15,7 +15,7 @@ from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, TypedDict, TypeVar, get_args
 
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.errors import DeclarationError
 from qd.options.kinds import KINDS, did_you_mean, span_in_code
 from qd.schedule.entry import Act, CallTask, Entry, Filter, JobTask, Missed, Task, called

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qd.config.settings import EntrySettings, Settings
-from qd.dispatch.batch import BatchCall
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import BatchCall, Chain
 from qd.drivers.connections import check_ticks
 from qd.errors import ConfigError, DeclarationError, QdError, UnknownParameters
 from qd.jobs.job import Call, Job, JobFunction, caller

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.jobs.job import Call
 from qd.jobs.plan import Plan
 from qd.jobs.registry import Declared

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TypeVar
 
 from qd.app import Qd
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.dispatch.dispatcher import outgoing, sends_itself
 from qd.dispatch.route import Message
 from qd.drivers.types import Outgoing

@@ -225,7 +225,7 @@ def test_certificates_are_verified_and_a_wait_over_tls_can_be_ended(
 ) -> None:
     with pytest.raises(Unreachable, match="certificate verify failed"):
         ask(line, safe.port, scheme="https")
-    line.trust(certificates.path("ca.crt"))
+    line.ca = certificates.path("ca.crt")
     safe.acts += [replies(b"1"), silence, replies(b"3")]
     assert ask(line, safe.port, scheme="https") == (200, b"1")
     read_end, write_end = os.pipe()
@@ -251,7 +251,7 @@ def test_https_uses_the_proxy_of_the_environment(
 
     monkeypatch.setenv("https_proxy", f"http://user:word@127.0.0.1:{proxy.port}/")
     monkeypatch.setenv("no_proxy", "")
-    line.trust(certificates.path("ca.crt"))
+    line.ca = certificates.path("ca.crt")
     proxy.acts += [connect]
     safe.acts += [replies(b"1")]
     assert ask(line, safe.port, scheme="https") == (200, b"1")

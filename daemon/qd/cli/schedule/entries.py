@@ -21,7 +21,7 @@ from qd.cli import context, output
 from qd.cli.context import app, app_if_named
 from qd.cli.output import by_whom
 from qd.config.settings import Settings
-from qd.dispatch.chain import Chain
+from qd.dispatch.composite import Chain
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost
 from qd.options.kinds import KINDS, did_you_mean

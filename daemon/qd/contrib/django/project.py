@@ -5,22 +5,28 @@ install(app)   adds Django's features to the project's own app: models, transact
 loading        in a worker: django.setup(), then settings.QD["imports"], then jobs.py and tasks.py of every app
 
 Models are sent as keys: `def pay(order: Order)` as {"model": "shop.Order", "key": 42}, and loaded on the worker.
+
+Before and after a job, as around a request, broken connections and those older than CONN_MAX_AGE are closed
+(django.db.close_old_connections), except one with an open transaction, as for run() in a view. In a worker that runs
+several jobs, each thread has its connections, and each async job a thread of its own for sync_to_async, as a request of
+ASGI has; the connections of that are closed with it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from qd.app import Qd
 from qd.arguments.injection import Key, Provided
 from qd.contrib.command import check_keys
-from qd.contrib.django import connections
 from qd.errors import ConfigError
+from qd.events import JobExceptionOccurred, JobTimedOut
+from qd.jobs.context import RunningJob
 
 
 class Models:
@@ -46,7 +52,7 @@ class Models:
 
 
 OURS = "qd.contrib.django"  # its tasks.py is the backend, which needs Django's own Tasks
-HERE = "qd.contrib.django.found:app"
+HERE = "qd.contrib.django.project:made"
 KEYS = ("url", "imports", "app")
 MODULES = ("jobs", "tasks")  # tasks: of Django's own Tasks, see tasks.py
 
@@ -75,10 +81,10 @@ def install(app: Qd) -> None:
         app = Qd("redis://localhost:6379/0")
         qd.contrib.django.install(app)  # before it is used
     """
-    if connections.wait_for_commit in app._transactions:
+    if wait_for_commit in app._transactions:
         return
     app.serializer(Models())
-    connections.watch(app)
+    watch(app)
     app.loading.append(around_load)
 
 
@@ -94,7 +100,7 @@ def around_load() -> Iterator[None]:
         django.setup()
     yield
     import_declared()
-    connections.close()  # an import may have opened one, which workers forked from here must not share
+    close()  # an import may have opened one, which workers forked from here must not share
 
 
 def import_declared() -> None:
@@ -108,16 +114,11 @@ def import_declared() -> None:
                 import_module(f"{config.name}.{name}")
 
 
-@cache
-def made() -> DjangoQd:
-    return DjangoQd()
-
-
 def app(settings: str | None = None) -> DjangoQd:
     """The project's Qd, the same at each call. settings: DJANGO_SETTINGS_MODULE if the environment has none."""
     if settings is not None:
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
-    return made()
+    return made
 
 
 def qd_settings() -> Mapping[str, Any]:
@@ -141,3 +142,103 @@ def check_settings() -> None:
     if not settings.configured and not os.environ.get("DJANGO_SETTINGS_MODULE"):
         ways = "set it, use `manage.py qd`, or write qd.contrib.django.app('shop.settings')"
         raise ConfigError(f"DJANGO_SETTINGS_MODULE is not set: {ways}")
+
+
+# -- database connections, and jobs that wait for their transactions
+
+
+def watch(app: Qd) -> None:
+    """Close old connections around every job of `app`, and let its jobs wait for commits."""
+
+    def around(job: RunningJob, call_next: Callable[[], object]) -> object:
+        declared = app._registry.get(job.name)
+        runs_async = declared is not None and declared.is_async
+        shared = runs_async and app.settings.work.concurrency > 1
+        close = close_both if runs_async and not shared else close_old
+        close()
+        try:
+            with own_thread() if shared else nullcontext():
+                return call_next()
+        finally:
+            close()
+
+    app.middleware.append(around)
+    app._transactions.append(wait_for_commit)
+    for last in (JobExceptionOccurred, JobTimedOut):  # emitted after failed() and JobFailed
+        app.on(last)(lambda _: close_old())
+
+
+def close_old() -> None:
+    """Close each connection of this thread that is broken or too old, unless a transaction is open on it."""
+    for connection in opened():
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
+def close_both() -> None:
+    """Also in the thread in which async jobs use the database, that of sync_to_async."""
+    import asyncio
+
+    from asgiref.sync import sync_to_async
+
+    close_old()
+    if asyncio._get_running_loop() is not None:
+        return  # run() of an async job raises in a running loop anyway
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(sync_to_async(close_old)())
+    finally:
+        loop.close()
+
+
+@contextmanager
+def own_thread() -> Iterator[None]:
+    """Inside, sync_to_async has a thread of its own, and not that of all jobs."""
+    from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+
+    here = ThreadSensitiveContext()
+    token = SyncToAsync.thread_sensitive_context.set(here)
+    try:
+        yield
+    finally:
+        SyncToAsync.thread_sensitive_context.reset(token)
+        threads = SyncToAsync.context_to_thread_executor.pop(here, None)
+        if threads is not None:
+            threads.submit(close).result()
+            threads.shutdown()
+
+
+def close() -> None:
+    """Close all connections of this thread, which is about to fork."""
+    for connection in opened():
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def opened() -> list[Any]:
+    from django.db import connections  # needs Django's settings
+
+    return list(connections.all(initialized_only=True))
+
+
+def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozenset()) -> bool:
+    """Call `act` after the commit of the atomic block that is open in this thread. Returns False without one.
+
+    A savepoint that is rolled back drops it, as Django's on_commit does. If blocks of two databases are open, it waits for
+    both, "default" first. waited: databases that have committed; in a TestCase their block is still open when their
+    callbacks run. Raises TransactionManagementError if autocommit is off, because Django then reports no commits.
+    """
+    for found in sorted(opened(), key=lambda each: bool(each.alias != "default")):
+        by_hand = found.connection is not None and not found.autocommit
+        if found.alias not in waited and (found.in_atomic_block or by_hand):
+            found.on_commit(partial(committed, act, waited | {found.alias}))
+            return True
+    return False
+
+
+def committed(act: Callable[[], object], waited: frozenset[str]) -> None:
+    if not wait_for_commit(act, waited):
+        act()
+
+
+made = DjangoQd()  # of `app()`; it reads nothing of the project yet

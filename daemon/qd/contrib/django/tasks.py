@@ -106,9 +106,44 @@ class QdBackend(BaseTaskBackend):
         """Raises TaskResultDoesNotExist if the result is unknown (any more), or is not that of a task."""
         if not self.supports_get_result:
             return super().get_result(result_id)
-        if (found := find_result(self, str(result_id))) is None:
+        connection = self.app.settings.connection(self.sending.get("connection")).name
+        id, queue = str(result_id), self.app.connections.get(connection)
+        kept = queue.jobs.kept(id)
+        if kept is not None and kept.status == "done":
+            result = self._of_record(id, kept.value)
+        else:
+            found = next((found for name in sorted(self.queues) if (found := queue.jobs.find(name, id))), None)
+            result = found and self._of_job(id, found)
+        if result is None:
             raise TaskResultDoesNotExist(result_id)
+        return result
+
+    def _of_record(self, id: str, value: bytes) -> TaskResult[Any] | None:
+        try:
+            record = json.loads(value)
+            task = self.task_named(record["task"])
+        except (ValueError, LookupError, TypeError):
+            return None  # the job with this id is not a task
+        if task is None:
+            return None
+        task = task.using(backend=self.alias, queue_name=record["queue"])
+        times = {"started_at": record["started"], "finished_at": record["finished"]}
+        found = task_result(task, id, record, TaskResultStatus.SUCCESSFUL, **times, workers=record["workers"])
+        object.__setattr__(found, "_return_value", record["value"])
         return found
+
+    def _of_job(self, id: str, found: Found) -> TaskResult[Any] | None:
+        task, data = self.task_named(found.payload.job), data_of(bytes(found.payload.data))
+        if task is None or data is None:
+            return None
+        task = task.using(backend=self.alias, queue_name=found.queue)
+        if found.spot != "failed":
+            workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
+            return task_result(task, id, data, STATUS[found.spot], workers=workers)
+        record = json.loads(found.text.partition(b"\n")[0])
+        trace = record.get("trace") or record.get("reason") or ""
+        error = TaskError(exception_class_path=path_of(record), traceback=trace)
+        return failed_result(task, id, data, record.get("failed_at"), int(record.get("attempts") or 0), error)
 
     def task_named(self, path: str) -> Task[..., Any] | None:
         """A declared task. If it is unknown, imports the modules of the installed apps, but never the path itself."""
@@ -227,31 +262,6 @@ def moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def find_result(backend: QdBackend, id: str) -> TaskResult[Any] | None:
-    """The result of the task with this id; None if it is unknown."""
-    queue = backend.app.connections.get(backend.app.settings.connection(backend.sending.get("connection")).name)
-    kept = queue.jobs.kept(id)
-    if kept is not None and kept.status == "done":
-        return result_of_record(backend, id, kept.value)
-    found = next((found for name in sorted(backend.queues) if (found := queue.jobs.find(name, id))), None)
-    return found and result_of_job(backend, id, found)
-
-
-def result_of_record(backend: QdBackend, id: str, value: bytes) -> TaskResult[Any] | None:
-    try:
-        record = json.loads(value)
-        task = backend.task_named(record["task"])
-    except (ValueError, LookupError, TypeError):
-        return None  # the job with this id is not a task
-    if task is None:
-        return None
-    task = task.using(backend=backend.alias, queue_name=record["queue"])
-    times = {"started_at": record["started"], "finished_at": record["finished"]}
-    found = task_result(task, id, record, TaskResultStatus.SUCCESSFUL, **times, workers=record["workers"])
-    object.__setattr__(found, "_return_value", record["value"])
-    return found
-
-
 def data_of(raw: bytes) -> dict[str, Any] | None:
     """The data of a task's payload; None if it is not a task."""
     try:
@@ -259,19 +269,6 @@ def data_of(raw: bytes) -> dict[str, Any] | None:
         return data if {"args", "kwargs", "backend", "at"} <= set(data) else None
     except (ValueError, TypeError):
         return None
-
-
-def result_of_job(backend: QdBackend, id: str, found: Found) -> TaskResult[Any] | None:
-    task, data = backend.task_named(found.payload.job), data_of(bytes(found.payload.data))
-    if task is None or data is None:
-        return None
-    task = task.using(backend=backend.alias, queue_name=found.queue)
-    if found.spot != "failed":
-        workers = [(found.payload.rsv or "").rpartition(".")[0]] * found.payload.attempts
-        return task_result(task, id, data, STATUS[found.spot], workers=workers)
-    record = json.loads(found.text.partition(b"\n")[0])
-    error = TaskError(exception_class_path=path_of(record), traceback=record.get("trace") or record.get("reason") or "")
-    return failed_result(task, id, data, record.get("failed_at"), int(record.get("attempts") or 0), error)
 
 
 def path_of(record: Mapping[str, Any]) -> str:

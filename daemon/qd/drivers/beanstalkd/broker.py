@@ -29,7 +29,8 @@ import greenstalk
 from qd.drivers.base import ClientIdentity
 from qd.drivers.beanstalkd.client import BeanstalkdConnection, Client, ReservedJob
 from qd.drivers.broker.base import Delivery, QueueCounts
-from qd.drivers.broker.queue import BrokerQueue, open_broker_queue
+from qd.drivers.broker.queue import BrokerQueue
+from qd.drivers.keyspace.base import chunked_by_size
 from qd.drivers.types import Gaps
 from qd.drivers.urls import BeanstalkdUrl, refused_name
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, TooLarge
@@ -89,12 +90,14 @@ class Beanstalkd:
     # -- sending
 
     def send(self, queue: str, jobs: Sequence[tuple[bytes, float]]) -> list[QdError | None]:
-        errors = list[QdError | None]()
-        while len(errors) < len(jobs):
+        errors, priority = list[QdError | None](), self.connection.target.priority
+        for some in chunked_by_size(jobs, lambda job: len(job[0]), MANY, MUCH):
+            puts = [(priority, math.ceil(delay), self.ttr, len(payload), payload) for payload, delay in some]
             try:
                 with self._client() as client:
                     self.connection.use(client, queue)
-                    for _ in range(self._put_some(jobs[len(errors) :])):
+                    self.connection.write(b"".join([b"put %d %d %d %d\r\n%b\r\n" % put for put in puts]))
+                    for _ in some:
                         errors.append(self.connection.inserted())
                 error = errors[-1]
             except QdError as broken:
@@ -102,18 +105,6 @@ class Beanstalkd:
             if error is not None and not isinstance(error, TooLarge):
                 return [*errors, *[error] * (len(jobs) - len(errors))]
         return errors
-
-    def _put_some(self, jobs: Sequence[tuple[bytes, float]]) -> int:
-        """Write the first jobs in one piece, without reading the answers. Returns how many."""
-        puts, size = list[bytes](), 0
-        for payload, delay in jobs[:MANY]:
-            numbers = self.connection.target.priority, math.ceil(delay), self.ttr, len(payload)
-            puts.append(b"put %d %d %d %d\r\n%b\r\n" % (*numbers, payload))
-            size += len(payload)
-            if size > MUCH:
-                break
-        self.connection.write(b"".join(puts))
-        return len(puts)
 
     # -- reserving
 
@@ -242,29 +233,26 @@ class Beanstalkd:
         """Only the connection that has reserved a job can touch it."""
 
     def exists(self, queue: str, id: str) -> bool | None:
-        with self._client() as client:
-            try:
-                job = client.peek(number_of(id))
-                return id_of(job.id, job.body) == id
-            except greenstalk.NotFoundError:
-                return False
+        with self._client() as client, suppress(greenstalk.NotFoundError):
+            job = client.peek(number_of(id))
+            return id_of(job.id, job.body) == id
+        return False
 
     # -- looking
 
     def counts(self, queue: str) -> QueueCounts:
+        found = QueueCounts(0, 0, 0)
         if refused_name(queue):
-            return QueueCounts(0, 0, 0)
-        with self._client() as client:
-            try:
-                stats = client.stats_tube(queue)
-            except greenstalk.NotFoundError:
-                return QueueCounts(0, 0, 0)
-            ready, oldest = stats["current-jobs-ready"], None
-            if ready:
-                with suppress(greenstalk.NotFoundError):
-                    self.connection.use(client, queue)
-                    oldest = float(client.stats_job(client.peek_ready())["age"])
-            return QueueCounts(ready, stats["current-jobs-delayed"], stats["current-jobs-reserved"], oldest)
+            return found
+        with self._client() as client, suppress(greenstalk.NotFoundError):
+            stats = client.stats_tube(queue)
+            found = QueueCounts(
+                stats["current-jobs-ready"], stats["current-jobs-delayed"], stats["current-jobs-reserved"]
+            )
+            if found.ready:
+                self.connection.use(client, queue)
+                return found._replace(oldest=float(client.stats_job(client.peek_ready())["age"]))
+        return found
 
     def queues(self) -> Sequence[str]:
         with self._client() as client:
@@ -403,7 +391,7 @@ def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) 
         backend = Beanstalkd(at.url or "", at.retry_after)
     except ConfigError as error:
         raise ConfigError(f"url of connection '{at.name}' ({at.url_origin}): {error}") from None
-    return open_broker_queue(settings, at, who, backend)
+    return BrokerQueue(settings, at, who, backend)
 
 
 def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) -> list[str]:

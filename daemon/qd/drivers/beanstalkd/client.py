@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import socket
 from contextlib import suppress
-from types import TracebackType
 
 import greenstalk
 
@@ -68,7 +67,7 @@ class BeanstalkdConnection(Patience):
             self.life += 1
         return self._client
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if error is None:
             self.report_progress()
         elif (ours := self.translated(error)) is not error:

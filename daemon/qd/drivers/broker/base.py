@@ -117,6 +117,8 @@ class LazyKeyspace:
         return self._space
 
     def __getattr__(self, name: str) -> Any:
+        if name not in vars(Keyspace):  # whoever looks for more wants the server's own driver
+            raise AttributeError(name)
         found = getattr(self.space, name)
         if not callable(found):
             return found

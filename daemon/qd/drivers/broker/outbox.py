@@ -78,7 +78,7 @@ class Outbox:
             if time.monotonic() > until:
                 return self._leave(names, done)
 
-    def forward_all(self, queues: Sequence[str], refused: Callable[[str, QdError], None]) -> bool:
+    def forward_all(self, queues: Sequence[str], refused: Callable[[str, QdError], object]) -> bool:
         """Send these outboxes for BUDGET seconds. The next call starts with the queue at which the time ran out. What a
         sender that died has left is sent when its name expires. refused: called for a queue that the broker does not have or
         accepts nothing for; the others are still sent. Returns whether there is more."""

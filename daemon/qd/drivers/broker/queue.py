@@ -39,13 +39,13 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
+from qd.drivers.base import STAYS, ClientIdentity
 from qd.drivers.broker.base import Broker, Delivery, LazyKeyspace
 from qd.drivers.broker.outbox import Outbox, OutboxBatches, OutboxTicks, digest
 from qd.drivers.connections import borrowed_prefix, needs_memory, open_memory
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
-from qd.drivers.keyspace.queue import ANSWER_KEYS, DEFAULT, Bounds, KeyspaceQueue, beat, bounds_of, release_args
+from qd.drivers.keyspace.queue import ANSWER_KEYS, KeyspaceQueue, beat, bounds_of, release_args
 from qd.drivers.keyspace.sending import effect_args
 from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn
 from qd.errors import ConfigError, ConnectionLost, Malformed, QdError, ServerRefused
@@ -77,7 +77,7 @@ RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, ke
 CHECK_ENDED = 10.0  # seconds between two checks of ended deliveries; a worker deletes its own sooner
 ENDED = 100  # ended deliveries that one check queries
 LONGEST = 15 * 86400.0  # seconds for which a broker that cannot be queried may still deliver an ended job
-Refused = Callable[[str, QdError], None]  # called with a queue that the broker refused
+Refused = Callable[[str, QdError], object]  # called with a queue that the broker refused
 
 
 class TurnReply(NamedTuple):
@@ -97,7 +97,7 @@ class TurnReply(NamedTuple):
 
 
 class BrokerQueue(KeyspaceQueue):
-    """A KeeperConnector. borrowed: the keyspace. prefix: of every name in it."""
+    """A KeeperConnector. backend: the broker."""
 
     answers = (*KeyspaceQueue.answers, *SCRIPTS)
     stays = STAYS
@@ -109,23 +109,28 @@ class BrokerQueue(KeyspaceQueue):
     _paused: frozenset[str] | None = None  # queues that the last step saw paused; None before the first step
     _ended_checked_at = 0.0
 
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        backend: Broker,
-        borrowed: LazyKeyspace,
-        prefix: str,
-        who: ClientIdentity = PRODUCER,
-        keep: Bounds = DEFAULT,
-        max_payload: int = 0,
-    ) -> None:
-        space = cast(Keyspace, borrowed)
-        super().__init__(replace(settings, prefix=prefix), space, who, keep=keep, max_payload=max_payload)
-        self.backend, self._borrowed, self.limits = backend, borrowed, backend.limits
+    def __init__(self, settings: Settings, at: ConnectionSettings, who: ClientIdentity, backend: Broker) -> None:
+        """Raises ConfigError for a worker or keeper if there is no keyspace to borrow; producers can still push."""
+        if who.token:
+            needs_memory(settings, at.name)
+            for name in settings.work.queues if at.name == settings.work.connection else ():
+                try:
+                    backend.check(name)
+                except ServerRefused as error:
+                    raise ConfigError(f"connection '{at.name}': {error}") from None
+        self._borrowed = LazyKeyspace(
+            lambda: open_memory(settings, at.name, title=who.title, patience=who.patience)[0],
+            settings.connection(settings.control).driver if settings.control else "",
+        )
+        space, prefix = cast(Keyspace, self._borrowed), borrowed_prefix(settings, at.name)
+        keep = bounds_of(settings.failed)
+        super().__init__(replace(at, prefix=prefix), space, who, keep=keep, max_payload=settings.max_payload)
+        self.backend, self.limits = backend, backend.limits
         self.outbox = Outbox(space, prefix, backend)
         self.batches = OutboxBatches(self.outbox)
         self.ticks = OutboxTicks(self.outbox)
         self._turn_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # queues -> keys of a turn
+        self.patience(who.patience, who.patience)
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
@@ -464,11 +469,8 @@ class BrokerQueue(KeyspaceQueue):
             return reply._replace(waiting=[], broke=error)
 
     def _beat_broker(self, queues: Sequence[str], request: BeatRequest, reply: BeatReply) -> BeatReply:
-        errors = dict[str, str]()
-
-        def refused(queue: str, error: QdError) -> None:
-            errors.setdefault(queue, str(error))
-
+        errors = dict[str, QdError]()
+        refused = errors.setdefault
         if request.renew:
             self._renew(queues, request, refused)
         reclaimed = self._reclaim(queues, request.reclaims_until) if request.reclaims_until else 0
@@ -480,8 +482,8 @@ class BrokerQueue(KeyspaceQueue):
                 self._check_ended(queue, reply.now)
         self._forget_deleted(wait=True)
         waiting = self._waiting(queues, refused)
-        more = more or reply.more
-        return reply._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(errors.items()))
+        more, away = more or reply.more, [(queue, str(error)) for queue, error in errors.items()]
+        return reply._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(away))
 
     def _renew(self, queues: Sequence[str], request: BeatRequest, refused: Refused) -> None:
         fields = [f"{request.token}/{slot}" for slot in request.slots]
@@ -564,28 +566,3 @@ def counted(delivery: Delivery) -> bytes:
 def uncounted(job: Reserved) -> Reserved:
     """For a payload that `counted` has changed: without the reservation it is again what was pushed, without counts."""
     return job._replace(start=job.start - 1, length=job.length + 1, before=b"")
-
-
-def open_broker_queue(
-    settings: Settings,
-    at: ConnectionSettings,
-    who: ClientIdentity,
-    backend: Broker,
-    kind: type[BrokerQueue] = BrokerQueue,
-) -> BrokerQueue:
-    """Raises ConfigError for a worker or keeper if there is no keyspace to borrow; producers can still push."""
-    if who.token:
-        needs_memory(settings, at.name)
-        for name in settings.work.queues if at.name == settings.work.connection else ():
-            try:
-                backend.check(name)
-            except ServerRefused as error:
-                raise ConfigError(f"connection '{at.name}': {error}") from None
-    borrowed = LazyKeyspace(
-        lambda: open_memory(settings, at.name, title=who.title, patience=who.patience)[0],
-        settings.connection(settings.control).driver if settings.control else "",
-    )
-    prefix, keep = borrowed_prefix(settings, at.name), bounds_of(settings.failed)
-    queue = kind(at, backend, borrowed, prefix, who, keep, settings.max_payload)
-    queue.patience(who.patience, who.patience)
-    return queue

@@ -117,14 +117,13 @@ class SqsBroker:
             return None
         if 0 < seconds < 0.5 and wake in ready_of([wake], seconds):
             raise Woken
-        message = self.messages.receive(queue, self.lease, round(seconds), wake)
-        if message is None:
+        found = self.messages.receive(queue, self.lease, round(seconds), wake)
+        if found is None:
             if seconds:
                 self._empty[queue] = time.monotonic()
             return None
-        attempts = message.received - 1 if self.address.shared else 0
         self._counted.pop(queue, None)
-        self._loose = Delivery(queue, message.id, message.handle, message.body, attempts)
+        self._loose = found if self.address.shared else found._replace(attempts=0)
         return self._loose
 
     def keep_reserved(self, delivery: Delivery | None) -> None:

@@ -104,7 +104,7 @@ class Service:
             client = session.client("sqs", endpoint_url=self.address.endpoint, config=once)
         except (refusals.BotoCoreError, ValueError) as error:
             raise ConfigError(f"boto3 cannot make a client for SQS in {self.address.region}: {error}") from None
-        self.http.trust(os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True))
+        self.http.ca = os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True)
         client.meta.events.register("before-send.sqs", self._send)
         return client
 
@@ -186,16 +186,12 @@ class HttpConnection(Patience):
 
     def __init__(self, *, connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self._ca: str | None = None
+        self.ca: str | None = None  # a file with certificates to trust in addition to the system's
         self._at: tuple[str, str] = ("", "")  # scheme, host with its port
         self._http: HTTPConnection | None = None
         self._file: Identity | None = None  # of the socket, to detect that a job has closed it
         self._used = self._deadline = 0.0
         self._wake = -1
-
-    def trust(self, ca: str | None) -> None:
-        """ca: a file with certificates to trust in addition to the system's."""
-        self._ca = ca
 
     def exchange(
         self, url: str, headers: Mapping[str, str], body: bytes, seconds: float, wake: int
@@ -283,8 +279,8 @@ class HttpConnection(Patience):
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context()
-        if self._ca:
-            context.load_verify_locations(self._ca)
+        if self.ca:
+            context.load_verify_locations(self.ca)
         return context
 
     def _response(self, sock: Any, *args: Any, **kwargs: Any) -> HTTPResponse:

@@ -6,9 +6,9 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from qd.drivers.broker.base import QueueCounts
+from qd.drivers.broker.base import Delivery, QueueCounts
 from qd.drivers.keyspace.base import chunked, chunked_by_size
 from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service, has
 from qd.drivers.urls import is_fifo
@@ -20,6 +20,7 @@ BYTES = 1 << 20  # bytes per request; if a queue accepts fewer, SQS refuses the 
 WAIT = 20  # seconds that SQS waits for a message at most
 TRIES = 3  # sends of messages that SQS itself failed to accept
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessagesNotVisible")
+RECEIVED = "ApproximateReceiveCount"
 TOO_LARGE = ("BatchRequestTooLong", "must be shorter than", "cannot be longer than")
 UNFIT = (
     *TOO_LARGE,
@@ -35,15 +36,6 @@ _NOT_PRINTABLE = re.compile(r"[^!-~]")
 NO_TEXT = NeverTaken("SQS accepts only text without control characters, at least one character")
 UNREPORTED = ConnectionLost("the reply does not say whether SQS has accepted it")
 NOT_YET = ServerBusy("it was not sent yet")
-
-
-class Message(NamedTuple):
-    """handle: deletes or hides it, until SQS delivers it again. received: about how many times it was received."""
-
-    id: str
-    handle: str
-    body: bytes
-    received: int
 
 
 class SqsMessages:
@@ -129,22 +121,22 @@ class SqsMessages:
 
     # -- receiving and answering
 
-    def receive(self, queue: str, lease: float, seconds: float = 0.0, wake: int = -1) -> Message | None:
+    def receive(self, queue: str, lease: float, seconds: float = 0.0, wake: int = -1) -> Delivery | None:
         """One message, hidden from others for `lease` seconds. Waits `seconds` at most. Raises Woken if `wake` did."""
         wait = min(WAIT, int(seconds))
         params: dict[str, Any] = {
             "MaxNumberOfMessages": 1,
             "WaitTimeSeconds": wait,
             "VisibilityTimeout": whole(lease),
-            "AttributeNames": ["ApproximateReceiveCount"],
+            "AttributeNames": [RECEIVED],
         }
         reply = self._call("receive_message", queue, seconds=wait, wake=wake, **params)
-        return next(iter(messages_of(reply)), None)
+        return next(iter(deliveries_of(queue, reply)), None)
 
-    def receive_many(self, queue: str, lease: float) -> list[Message]:
+    def receive_many(self, queue: str, lease: float) -> list[Delivery]:
         """Ten at most, without waiting."""
         params = {"MaxNumberOfMessages": BATCH, "VisibilityTimeout": whole(lease)}
-        return messages_of(self._call("receive_message", queue, **params))
+        return deliveries_of(queue, self._call("receive_message", queue, **params))
 
     def delete(self, queue: str, handle: str) -> bool:
         """Returns False if the handle is no longer valid."""
@@ -233,16 +225,13 @@ def printable(text: str) -> str:
     return _NOT_PRINTABLE.sub(lambda found: f"%{ord(found[0]):X}", text)[:128]
 
 
-def messages_of(reply: dict[str, Any]) -> list[Message]:
-    return [
-        Message(
-            each["MessageId"],
-            each["ReceiptHandle"],
-            each["Body"].encode("utf-8", "surrogatepass"),
-            int(each.get("Attributes", {}).get("ApproximateReceiveCount", 1)),
-        )
-        for each in reply.get("Messages", ())
-    ]
+def deliveries_of(queue: str, reply: dict[str, Any]) -> list[Delivery]:
+    """attempts: how often it was received before, approximately."""
+    found = list[Delivery]()
+    for each in reply.get("Messages", ()):
+        body, received = each["Body"].encode("utf-8", "surrogatepass"), each.get("Attributes", {}).get(RECEIVED, 1)
+        found.append(Delivery(queue, each["MessageId"], each["ReceiptHandle"], body, int(received) - 1))
+    return found
 
 
 def whole(seconds: float) -> int:

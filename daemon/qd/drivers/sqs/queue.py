@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qd.drivers.broker.base import Delivery
-from qd.drivers.broker.queue import BrokerQueue, Refused, open_broker_queue
+from qd.drivers.broker.queue import BrokerQueue, Refused
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked, script
 from qd.drivers.keyspace.sending import effect_args
@@ -106,40 +106,33 @@ class SqsQueue(BrokerQueue):
     def release(self, held: Reserved, back: Released, effects: Sequence[Effect] = ()) -> bool:
         if not stays(held.queue, back.delay):
             return super().release(held, back, effects)
-        answered = self._keep(held.queue, self.owner, held.member, back.text, effects)
+        kept = self._keep(held.queue, self.owner, held.member, back, effects)
         self._current = None
         self.backend.keep_reserved(None)
-        if answered is None:
-            return False
-        self._show(held.queue, answered, back.delay)
-        self._forward(effects)
-        return True
+        if kept:
+            self._forward(effects)
+        return kept
 
     def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
         if not stays(queue, back.delay):
             return super().give_back(queue, owner, member, back, effects)
-        answered = self._keep(queue, owner, member, back.text, effects)
-        if answered is None:
-            return False
-        self._show(queue, answered, back.delay)
-        return True
+        return self._keep(queue, owner, member, back, effects)
 
-    def _keep(self, queue: str, owner: str, member: bytes, text: bytes, effects: Sequence[Effect]) -> bytes | None:
-        """The step; returns as _answer. The delivery's id is read first: only this answer can change it."""
+    def _keep(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect]) -> bool:
+        """The step, then hide the message for the delay. False: the lease was lost. The delivery's id is read first: only
+        this answer can change it."""
         self._note(effects)
         (held,) = self.space.call("HMGET", *self._keys(keys.holding(queue)), owner)
         id = (held or b"").decode().partition(" ")[0]
         more, options = effect_args(effects, self.settings.prefix)
         own = (keys.reserved(queue), keys.owners(queue), keys.CANCEL, keys.kept_text(queue, id))
         names = self._keys(*own, keys.taken(queue), keys.holding(queue), *more)
-        reply = script("delivery_keep").call(self.space, names, owner, member, text, KEPT, *options)
-        return reply if isinstance(reply, bytes) else None
-
-    def _show(self, queue: str, answered: bytes, delay: float) -> None:
-        """If this fails, SQS delivers the message when its lease is over."""
-        handle = answered.decode().partition(" ")[2]
-        with suppress(ConnectionLost, ServerRefused):
-            self.backend.messages.hide(queue, handle, delay)
+        reply = script("delivery_keep").call(self.space, names, owner, member, back.text, KEPT, *options)
+        if not isinstance(reply, bytes):
+            return False
+        with suppress(ConnectionLost, ServerRefused):  # if this fails, SQS delivers it when its lease is over
+            self.backend.messages.hide(queue, reply.decode().partition(" ")[2], back.delay)
+        return True
 
     def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         reply = super().beat(queues, request)
@@ -203,6 +196,6 @@ def name_of(payload: bytes) -> str:
     return f"{cut(known.job)} {cut(known.id or known.uuid or '')} ({len(payload)} bytes)"
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerQueue:
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> SqsQueue:
     backend = SqsBroker(SqsUrl(at.url or ""), lease=at.retry_after, prefix=at.prefix)
-    return open_broker_queue(settings, at, who, backend, SqsQueue)
+    return SqsQueue(settings, at, who, backend)

@@ -1,11 +1,14 @@
-"""app.batch(*calls, then=, catch=, finally_=): jobs that run in parallel and are counted together.
+"""Several calls that are sent together: app.chain(first, second, catch=) and app.batch(*calls, then=, catch=, finally_=).
 
-    BatchCall     not sent yet         dispatch -> connection.batches -> Batch
+    Chain         each job is sent once the one before it has succeeded
+    BatchCall     jobs that run in parallel and are counted together; dispatch -> connection.batches -> Batch
     Batch         one that was sent    its state; cancel, add jobs, retry failed jobs
     LocalBatch    BatchCall.run()      runs its jobs in order, then the callbacks; counted in memory
 
-The server counts in the script that acks each job (drivers/keyspace/scripts/batch.lua). retry_failed() moves the failed jobs
-of a batch from the failed store back to their queues; `dropped` counts those whose record is gone.
+The payload of the first job of a chain carries the payloads of the others as text, and each job passes on the rest. So a
+chain exists only in the one job of it that is waiting, running or failed. The server counts a batch in the script that acks
+each job (drivers/keyspace/scripts/batch.lua). retry_failed() moves its failed jobs from the failed store back to their
+queues; `dropped` counts those whose record is gone.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, Unpack
 
-from qd.dispatch.chain import FOR_ONE, CompositeCall, Member, check_connections, later, members, unlocked
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
 from qd.dispatch.results import polls, read_by
@@ -24,11 +28,11 @@ from qd.dispatch.route import Message
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, NewBatch
-from qd.errors import JobFailedError, UnknownBatch
+from qd.errors import ArgumentError, DeclarationError, JobFailedError, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import Call, caller
-from qd.jobs.plan import Duration, Handle, SendOptions, Status, waiting_time
+from qd.jobs.plan import Duration, Handle, Plan, SendOptions, Status, waiting_time
 from qd.payload.build import new_id, new_uuid, time_positions
 from qd.payload.format import Relations, read
 from qd.process.shield import shield
@@ -38,8 +42,139 @@ if TYPE_CHECKING:
     from qd.store.failed import FailedStore, Record
 
 
-WHAT = "a batch"
+CHAIN, BATCH = "a chain", "a batch"
 MOST = 100  # records that one call moves
+FOR_ONE = ("delay", "key", "unique", "unique_for", "unique_until")  # options of a single job
+
+
+class Member(NamedTuple):
+    """A call in a chain or batch."""
+
+    plan: Plan
+    data: bytes
+
+    def using(self, options: Mapping[str, Any]) -> Member:
+        return self._replace(plan=self.plan.using(options)) if options else self
+
+
+class CompositeCall(Call[None]):
+    """Several calls that are sent together."""
+
+    def _to_send(self) -> NoReturn:
+        self._origin = None
+        raise ArgumentError(f"{self!r} cannot be part of another call: call .dispatch() on it")
+
+
+def members(calls: Iterable[object]) -> list[Member]:
+    """The calls count as sent from now on. Raises ArgumentError for anything but a call."""
+    found = []
+    for call in calls:
+        if not isinstance(call, Call):
+            raise ArgumentError(f"{call!r} is not a call: give job.bind(...) or an instance of a class job")
+        found.append(Member(*call._to_send()[1:]))
+    return found
+
+
+def later(member: Member, what: str) -> Member:
+    """The member as a worker will send it. Raises DeclarationError for options that only a single job can have."""
+    plan = member.plan
+    if isinstance(plan.delay, datetime):
+        raise DeclarationError(
+            f"job '{plan.declared.name}' has delay={plan.delay}, but in {what} a delay counts from the moment the job is "
+            "sent: give seconds"
+        )
+    return unlocked(member, what)
+
+
+def unlocked(member: Member, what: str) -> Member:
+    """The member without its unique lock, which only jobs dispatched on their own take. Raises DeclarationError."""
+    plan = member.plan
+    if plan.key is not None:
+        raise DeclarationError(
+            f"job '{plan.declared.name}' has key='{plan.key}', but a job in {what} cannot be moved or cancelled by key: "
+            "remove it"
+        )
+    if plan.options.unique is None:
+        return member
+    bare = Plan(plan.declared, replace(plan.options, unique=None))
+    bare.delay, bare.after_commit = plan.delay, plan.after_commit
+    return member._replace(plan=bare)
+
+
+def check_connections(messages: Sequence[Message], what: str) -> None:
+    """Raises DeclarationError if they go to several connections, since a script of one server cannot reach another."""
+    for message in messages[1:]:
+        if message.connection != messages[0].connection:
+            raise DeclarationError(
+                f"all jobs of {what} need the same connection: job '{messages[0].name}' goes to "
+                f"'{messages[0].connection}', job '{message.name}' to '{message.connection}'"
+            )
+
+
+class Chain(CompositeCall):
+    """A chain that is not sent yet. origin: file and line that made it."""
+
+    def __init__(
+        self, send: Dispatcher, calls: Sequence[Call[Any]], catch: Call[Any] | None, origin: tuple[str, int] | None
+    ) -> None:
+        if not calls:
+            raise ArgumentError("app.chain() needs at least one job")
+        self._send = send
+        self._members = members(calls)
+        self._caught = members([] if catch is None else [catch])
+        self._origin = origin
+
+    def using(self, **options: Unpack[SendOptions]) -> Self:
+        """A copy with these options over those of each job; delay and key apply to the first job only."""
+        self._origin = None
+        others = {name: value for name, value in options.items() if name not in FOR_ONE}
+        other = copy.copy(self)
+        first, *rest = self._members
+        other._members = [first.using(options), *[member.using(others) for member in rest]]
+        other._origin = caller()
+        return other
+
+    def dispatch(self) -> Handle[None]:
+        """Send the first job, which carries the others. Returns the handle of the first job. Raises as the dispatch of one
+        job; ArgumentError if all of them together are too large for a payload."""
+        self._origin = None
+        return Handle(self._send.submit((self._message(),))[0], self._send, self._members[0].plan)
+
+    async def adispatch(self) -> Handle[None]:
+        """As dispatch(); the event loop goes on."""
+        queue = await self._send.native([plan for plan, _ in (*self._members, *self._caught)])
+        if queue is None:
+            return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
+        self._origin = None
+        return Handle((await self._send.asubmit([self._message()], queue))[0], self._send, self._members[0].plan)
+
+    def run(self) -> None:
+        """Run the jobs in this process, in order. If one fails: run the `catch` job and raise the error."""
+        self._origin = None
+        try:
+            for plan, data in self._members:
+                self._send.run(plan, data)
+        except Exception:
+            for plan, data in self._caught:
+                self._send.run(plan, data)
+            raise
+
+    def _message(self) -> Message:
+        (plan, data), *rest = self._members
+        links = [self._made(member) for member in rest]
+        catch = [self._made(member) for member in self._caught]
+        if any(each.plan.after_commit for each in (*self._members, *self._caught)):
+            plan = plan.using({"after_commit": True})
+        relations = Relations(chain=tuple([each.link for each in links]), catch=tuple([each.link for each in catch]))
+        first = self._send.prepare(plan, data, relations)
+        check_connections([first, *links, *catch], CHAIN)
+        return first
+
+    def _made(self, member: Member) -> Message:
+        return self._send.prepare(*later(member, CHAIN))
+
+    def __repr__(self) -> str:
+        return f"<chain of {', '.join([member.plan.declared.name for member in self._members])}>"
 
 
 class BatchCall(CompositeCall):
@@ -90,12 +225,12 @@ class BatchCall(CompositeCall):
         """The batch, its jobs and its callbacks, to be sent."""
         self._origin = None
         id = new_uuid()
-        messages = [self._send.prepare(*unlocked(member, WHAT), Relations(batch=id)) for member in self._members]
+        messages = [self._send.prepare(*unlocked(member, BATCH), Relations(batch=id)) for member in self._members]
         after = {
-            what: self._send.prepare(*later(each, WHAT), Relations(after=id)) for what, each in self._callbacks.items()
+            what: self._send.prepare(*later(each, BATCH), Relations(after=id)) for what, each in self._callbacks.items()
         }
         every = [*messages, *after.values()]
-        check_connections(every, WHAT)
+        check_connections(every, BATCH)
         connection = every[0].connection if every else self._send.connection(None)
         new = NewBatch(id, self._name, self._allow, {what: callback(message) for what, message in after.items()})
         return Batch(id, self._send, connection), new, messages, list(after.values())
@@ -224,10 +359,10 @@ class Batch(Handle[None]):
     def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Send more jobs in the batch. Returns their handles in order. Raises BatchFinished, which cannot happen inside one
         of its jobs."""
-        added = [unlocked(member, WHAT) for member in members(calls)]
+        added = [unlocked(member, BATCH) for member in members(calls)]
         messages = [self._send.prepare(*member, Relations(batch=self.id)) for member in added]
         batch = Message(self._connection, "", b"", name=f"batch {self.id}")
-        check_connections([batch, *messages], WHAT)
+        check_connections([batch, *messages], BATCH)
         self._submit(messages, lambda sent: self._kept.add(self.id, entries(sent)))
         return [Handle(message.id, self._send, message.plan) for message in messages]
 
