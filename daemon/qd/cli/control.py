@@ -246,18 +246,12 @@ def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
 
 
 def described(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
-    if not answers:
-        return [output.fields(master, "host", "pool", "pid") for master in before]
-    return [
-        {
-            **output.fields(was, "host", "pool", "pid"),
-            "back": back is not None,
-            "new_pid": back.pid if back else None,
-            "after_s": None if after is None else round(after, 3),
-            "workers_replaced": workers_gone(was, back) if back else None,
-        }
-        for was, back, after in answers
-    ]
+    rows = [output.fields(master, "host", "pool", "pid") for master in before]
+    for row, (was, back, after) in zip(rows, answers, strict=False):
+        row |= {"back": back is not None, "new_pid": back.pid if back else None}
+        row |= {"after_s": None if after is None else round(after, 3)}
+        row |= {"workers_replaced": workers_gone(was, back) if back else None}
+    return rows
 
 
 # -- queues

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,19 +49,19 @@ def cancel(id: str | None, job: str | None, key: str | None, queue: str | None, 
         waiting.cancel_many(queue, job, **many)
         return 0
     if any(many.values()):
-        raise click.UsageError(
-            "--older-than, --limit, --dry-run and --yes are for many jobs: give --queue, and no ID or --key"
-        )
+        many_only = "--older-than, --limit, --dry-run and --yes are for many jobs"
+        raise click.UsageError(f"{many_only}: give --queue, and no ID or --key")
     if id is None and job is not None and key is not None:
         return by_key(job, key, queue)
     if id is None or job is not None or key is not None:
         raise click.UsageError(
             "give the ID of a job, both --job NAME and --key KEY, or for many --queue and --job GLOB"
         )
-    return by_id(context.settings(), id, queue)
+    return by_id(id, queue)
 
 
-def by_id(found: Settings, id: str, queue: str | None) -> int:
+def by_id(id: str, queue: str | None) -> int:
+    found = context.settings()
     connection, was = cancel_id(found, id, queue)
     if context.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
@@ -110,9 +111,8 @@ def by_key(job: str, key: str, queue: str | None) -> int:
 def place_of(app: Qd | None, job: str) -> str:
     """The connection of -c, else the job's own, else the default one."""
     declared = app._registry.get(job) if app else None
-    if declared is None or declared.options.connection is None or context.given().connection:
-        return context.place(context.settings())
-    return declared.options.connection
+    own = declared.options.connection if declared else None
+    return context.place(context.settings()) if own is None or context.given().connection else own
 
 
 @click.command()
@@ -281,9 +281,8 @@ def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:
         mark = split_mark(spot.payload.rsv or "")
     except ValueError:
         return None
-    if spot.spot != "running":
-        return None
-    return next(((m, w) for m in reports for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
+    there = ((m, w) for m in reports for w in m.workers if (m.token, w.slot) == (mark.token, mark.slot))
+    return next(there, None) if spot.spot == "running" else None
 
 
 def lines_of(seen: JobView) -> list[tuple[str, object]]:
@@ -320,11 +319,10 @@ def where(seen: JobView, spot: Found) -> str:
 
 
 def record(spot: Found) -> dict[str, Any]:
-    try:
+    with suppress(ValueError):
         found = json.loads(spot.text.partition(b"\n")[0])
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def described(seen: JobView) -> dict[str, Any]:
@@ -337,29 +335,15 @@ def described(seen: JobView) -> dict[str, Any]:
     if spot and spot.spot == "failed":  # with the id of the job
         facts = record(spot)
         failed = facts | {"id": seen.id, "record": facts.get("id")}
-    return {
-        "id": seen.id,
-        "status": seen.status,
-        "connection": seen.connection,
-        "queue": spot.queue if spot else None,
-        "job": found.job if found else None,
-        "attempts": found.attempts if found else None,
-        "crashes": found.crashes if found else None,
-        "ahead": seen.ahead,
-        "due_at": spot.score if spot and spot.spot == "delayed" else None,
-        "worker": worker,
-        "failed": failed,
-        "progress": kept.percent if kept else None,
-        "ended_at": kept.at if kept else None,
-        "result": value_of(kept, "done"),
-        "error": value_of(kept, "failed"),
-    }
+    facts = output.fields(seen, "id", "status", "connection") | {"queue": spot.queue if spot else None}
+    facts |= {name: getattr(found, name, None) for name in ("job", "attempts", "crashes")} | {"ahead": seen.ahead}
+    due_at = spot.score if spot and spot.spot == "delayed" else None
+    facts |= {"due_at": due_at, "worker": worker, "failed": failed}
+    facts |= {"progress": kept.percent if kept else None, "ended_at": kept.at if kept else None}
+    return facts | {"result": value_of(kept, "done"), "error": value_of(kept, "failed")}
 
 
 def value_of(kept: Kept | None, status: str) -> Any:
-    if kept is None or kept.status != status:
-        return None
-    try:
-        return json.loads(kept.value)
-    except ValueError:
-        return None  # not representable in JSON
+    with suppress(ValueError):  # not representable in JSON
+        return json.loads(kept.value) if kept is not None and kept.status == status else None
+    return None

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -193,15 +193,17 @@ class Tally:
     unreadable: int = 0
 
 
+@dataclass
 class Sweep:
     """The ready and delayed jobs of a queue, one by one. step: takes one away; None: a dry run. leaves_keyed: those that
-    wait under a key stay."""
+    wait under a key stay. now: by the server's clock."""
 
-    def __init__(
-        self, store: KeyspaceStore, wanted: Wanted, step: Callable[[Found], bool] | None, *, leaves_keyed: bool
-    ) -> None:
-        self.store, self.wanted, self.step, self.leaves_keyed = store, wanted, step, leaves_keyed
-        self.tally, self.now = Tally(), store.now()
+    store: KeyspaceStore
+    wanted: Wanted
+    step: Callable[[Found], bool] | None
+    now: float
+    leaves_keyed: bool = False
+    tally: Tally = field(default_factory=Tally)
 
     def run(self, queue: str) -> None:
         # The delayed ones first: while this goes on, they become ready and not the other way round. With a limit, which does
@@ -294,7 +296,7 @@ def move(
     jobs, store = context.queue(found, name), context.store(found, name)
     began, at = time.monotonic(), store.now()
     step = partial(moved, jobs, to, lambda: at + time.monotonic() - began)
-    sweep = Sweep(store, Wanted(job, older_than, limit), None if dry_run else step, leaves_keyed=True)
+    sweep = Sweep(store, Wanted(job, older_than, limit), None if dry_run else step, at, leaves_keyed=True)
     go(found, sweep, "move", {"queue": queue, "to": to, "connection": name}, f"moved from {queue} to {to}")
 
 
@@ -305,13 +307,12 @@ def cancel_many(
     found = context.settings()
     name = listable(found)
     context.confirm(yes or dry_run, queue, f"this cancels {job or 'old'} jobs that wait in {queue}")
-    jobs = context.queue(found, name).jobs
+    jobs, store = context.queue(found, name).jobs, context.store(found, name)
 
     def step(job: Found) -> bool:
         return jobs.drop(job, ends(job.payload, "failed", value=cancelled()))
 
-    wanted = Wanted(job, older_than, limit)
-    sweep = Sweep(context.store(found, name), wanted, None if dry_run else step, leaves_keyed=False)
+    sweep = Sweep(store, Wanted(job, older_than, limit), None if dry_run else step, store.now())
     go(found, sweep, "cancel", {"queue": queue, "connection": name}, f"cancelled in {queue}")
 
 

@@ -64,20 +64,12 @@ def why(id: str) -> int:
 
 def described(id: str, seen: JobView | None, reasons: list[Finding]) -> dict[str, Any]:
     spot = seen.found if seen else None
-    return {
-        "schema": 1,
-        "read_at": output.iso(seen.now if seen else None),
-        "id": id,
-        "cause": reasons[0].cause,
-        "text": reasons[0].text,
-        "status": seen.status if seen else "unknown",
-        "connection": seen.connection if seen else None,
-        "queue": spot.queue if spot else None,
-        "job": spot.payload.job if spot else None,
-        "ahead": None if seen is None or (seen.ahead or 0) > MOST else seen.ahead,
-        "due_at": output.iso(spot.score) if spot and spot.spot == "delayed" else None,
-        "findings": [each._asdict() for each in reasons],
-    }
+    facts = {"schema": 1, "read_at": output.iso(seen.now if seen else None), "id": id, **reasons[0]._asdict()}
+    facts |= {"status": seen.status if seen else "unknown", "connection": seen.connection if seen else None}
+    facts |= {"queue": spot.queue if spot else None, "job": spot.payload.job if spot else None}
+    facts["ahead"] = None if seen is None or (seen.ahead or 0) > MOST else seen.ahead
+    facts["due_at"] = output.iso(spot.score) if spot and spot.spot == "delayed" else None
+    return facts | {"findings": [each._asdict() for each in reasons]}
 
 
 def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Iterator[Finding]:
@@ -134,10 +126,8 @@ def lease(seen: JobView, spot: Found) -> str:
 def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held:
-        what = (
-            f"it was put back: no worker that took it knew '{payload.job}', or it was paused then; see `job.released`"
-        )
-        yield Finding("unknown-job", f"{what}, since {output.ago(seen.now - payload.held)}; {due}")
+        what = f"no worker that took it knew '{payload.job}', or it was paused then; see `job.released`"
+        yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")
     elif payload.rsv is not None and (lock := held_lock(store, payload.job, seen.now)):
@@ -182,26 +172,24 @@ def closed(
     if spot.payload.is_laravel_object:
         yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
     elif not serving(seen, spot, reports):
-        there = [m for m in reports if takes(m, seen, spot) and not m.silent(seen.now)]
+        there = masters_there(seen, spot, reports)
         names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)
         yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {quote(queue)}`'}")
 
 
 def paused_by(master: MasterReport, pauses: Mapping[fleet.Target, controls.Pause], now: float) -> str:
-    places: tuple[fleet.Target, ...] = (fleet.Target("host", master.host), fleet.Target("pool", master.pool_title))
-    for place in places:
-        if master.state == "paused" and (note := pauses.get(place)):
-            return f"{by_whom(note, now)}; {resuming(*place)} ends it"
-    return ""
+    places = fleet.Target("host", master.host), fleet.Target("pool", master.pool_title)
+    there = [place for place in places if place in pauses and master.state == "paused"]
+    return f"{by_whom(pauses[there[0]], now)}; {resuming(*there[0])} ends it" if there else ""
 
 
-def takes(master: MasterReport, seen: JobView, spot: Found) -> bool:
-    return master.connection == seen.connection and spot.queue in master.queues
+def masters_there(seen: JobView, spot: Found, reports: list[MasterReport]) -> list[MasterReport]:
+    there = [m for m in reports if m.connection == seen.connection and spot.queue in m.queues]
+    return [master for master in there if not master.silent(seen.now)]
 
 
 def serving(seen: JobView, spot: Found, reports: list[MasterReport]) -> list[MasterReport]:
-    running = [m for m in reports if takes(m, seen, spot) and m.state in ("running", "down") and m.workers]
-    return [master for master in running if not master.silent(seen.now)]
+    return [m for m in masters_there(seen, spot, reports) if m.state in ("running", "down") and m.workers]
 
 
 def position(seen: JobView, spot: Found, there: list[MasterReport]) -> Finding:

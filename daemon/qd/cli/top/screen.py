@@ -26,8 +26,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from qd.cli.output import clean
+from qd.cli.top import ERRORS, Reader, View
 from qd.cli.top import view as views
-from qd.cli.top.reader import ERRORS, Reader, View
 from qd.cli.top.view import Line, Row, Table
 
 EVERY = 0.5  # seconds between two reads

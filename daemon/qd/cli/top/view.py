@@ -17,7 +17,7 @@ from qd.cli.diagnosis import is_growing
 from qd.cli.failed import Group, times
 from qd.cli.output import by_whom, clean, count, duration
 from qd.cli.state import stale
-from qd.cli.top.reader import RECENT, View, size
+from qd.cli.top import RECENT, View, size
 from qd.payload.format import Payload
 from qd.redaction import redact
 from qd.store.rates import Rate
