@@ -69,14 +69,10 @@ class Sent(NamedTuple):
     lock: str
 
 
-def off(entry: Entry, found: Settings) -> bool:
-    """Whether it is not meant for this environment."""
-    return not entry.runs_in(found.env)
-
-
-def why_off(entry: Entry, found: Settings) -> str:
+def off(entry: Entry, found: Settings) -> str:
+    """Why it is not meant for this environment; "" if it is."""
     here = f"QD_ENV is {found.env}" if found.env else "QD_ENV is not set"
-    return f"off here: only {', '.join(entry.environments)}, {here}"
+    return "" if entry.runs_in(found.env) else f"off here: only {', '.join(entry.environments)}, {here}"
 
 
 def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
@@ -308,8 +304,8 @@ def went(entry: Entry, seen: EntryView) -> str:
 
 
 def remarks(entry: Entry, seen: EntryView, found: Settings) -> Iterator[str]:
-    if off(entry, found):
-        yield why_off(entry, found)
+    if why := off(entry, found):
+        yield why
     if (note := seen.paused.get(entry.name)) is not None:
         yield f"paused{by_whom(note, seen.now)}"
     yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
@@ -359,7 +355,7 @@ def described(entry: Entry, seen: EntryView, found: Settings, zone: str) -> dict
         facts[key] = run_document(runs[entry.name]) if entry.name in runs else None
     facts |= {"unended_at": unended(entry, seen), "overdue_s": overdue(entry, seen, found)}
     facts |= {"locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())], "paused": note and asdict(note)}
-    facts |= {"off": off(entry, found), "environments": list(entry.environments), "missed": entry.missed}
+    facts |= {"off": bool(off(entry, found)), "environments": list(entry.environments), "missed": entry.missed}
     facts |= {"without_overlapping": entry.alone, "on_every_host": entry.every_host, "in_background": entry.background}
     facts |= {"in_maintenance": entry.in_maintenance, "filters": [each.why for each in entry.filters]}
     return facts | {"declared_at": f"{entry.origin[0]}:{entry.origin[1]}"}
