@@ -86,21 +86,16 @@ def moment(at: Moment | None, now: float) -> float | None:
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: adds the filter options; the command turns their values into `Filters`."""
+    option = click.option
     return context.decorated(
         function,
-        click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
-        click.option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
-        click.option(
-            "--error", metavar="CLASS", help="Only those that failed with this exception; '*Error' is a pattern."
-        ),
-        click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
-        click.option(
-            "--since", type=TIME, metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
-        ),
-        click.option("--until", type=TIME, metavar="TIME", help="Only those that failed before; written as --since."),
-        click.option(
-            "--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."
-        ),
+        option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
+        option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
+        option("--error", metavar="CLASS", help="Only those that failed with this exception; '*Error' is a pattern."),
+        option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
+        option("--since", type=TIME, metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."),
+        option("--until", type=TIME, metavar="TIME", help="Only those that failed before; written as --since."),
+        option("--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."),
     )
 
 
@@ -146,9 +141,7 @@ def single(word: str, found: list[Record]) -> Record:
 
 @failed.command("list")
 @filters
-@click.option(
-    "--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; with --json: all]"
-)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; --json: all]")
 @context.options
 def list_(limit: int | None, **given: Any) -> None:
     """List failed jobs, the newest first."""
@@ -229,10 +222,8 @@ def summary(every: bool, **given: Any) -> None:
     if not found:
         output.note("nothing has failed" if not total else "no failed job matches")
     else:
-        rows = [
-            (each.count, each.job or "-", each.error or "-", ",".join(sorted(each.queues)), *times(each, at.now))
-            for each in found
-        ]
+        names = [(each.job or "-", each.error or "-", ",".join(sorted(each.queues))) for each in found]
+        rows = [(each.count, *words, *times(each, at.now)) for each, words in zip(found, names, strict=True)]
         output.table(("count", "job", "error", "queues", "first", "last"), rows, right=("count",))
     if more:
         output.note(f"the newest {looked:,} of {total:,} failed jobs looked at; --all reads all")
@@ -368,7 +359,7 @@ class Tally:
 @filters
 @click.option("--rate", type=context.Parsed(rate_of), metavar="N", help="Send at most this many per second.")
 @click.option(
-    "--force", is_flag=True, help="Include those whose row in failed_jobs was retried or forgotten with artisan."
+    "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @context.options

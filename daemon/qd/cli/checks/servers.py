@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.config.settings import ConnectionSettings
@@ -123,8 +123,8 @@ def configured(connection: RedisConnection, name: str) -> str | None:
     return reply[1].decode() if isinstance(reply, list) and len(reply) > 1 else None
 
 
-def latency(space: Keyspace, where: str, pings: Callable[[Any], float] | None = None) -> Finding:
-    times = sorted((pings or ping)(space) for _ in range(PINGS))
+def latency(space: Keyspace, where: str) -> Finding:
+    times = sorted(ping(space) for _ in range(PINGS))
     p50, p99 = times[PINGS // 2], times[int(PINGS * 0.99)]
     text = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
     if p50 > SLOW or p99 > JERKY:
