@@ -19,7 +19,7 @@ import click
 from qd.cli import context, output
 from qd.cli.output import LONGEST, but, by_whom, local_time
 from qd.config.settings import Settings
-from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
@@ -393,9 +393,8 @@ def has_laravel(found: Settings) -> bool:
 
 
 def cache(found: Settings) -> Store:
-    """Laravel's cache, where its workers read such notes."""
-    if found.laravel is None:
-        raise ConfigError("[laravel] is not configured")
+    """Laravel's cache, where its workers read such notes; ask `has_laravel` first."""
+    assert found.laravel is not None
     return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
 
 

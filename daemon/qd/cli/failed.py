@@ -369,25 +369,20 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     Each starts afresh: no attempts, no crashes, and the full time of retry_for. If the command is interrupted, run it again:
     no job is lost or doubled.
     """
+    from qd.dispatch.batch import lost, lost_text
+    from qd.drivers.keyspace.records import KeptBatches
+
     which = Filters(**given)
     check_choice(ids, every, which, "send again")
     at = source(which.queue)
     # locks are only known when a retry is tried
     step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
     tally = go(at, ids, which, step, "sent again", "retried", dry_run, rate)
-    tell_batches(at, sorted(tally.batches))
-    return tally.code
-
-
-def tell_batches(at: Source, ids: Sequence[str]) -> None:
-    """Note which of these batches can never succeed, whatever is retried. Checks the first MOST of them."""
-    from qd.dispatch.batch import lost, lost_text
-    from qd.drivers.keyspace.records import KeptBatches
-
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
-    for id in ids[:MOST]:
+    for id in sorted(tally.batches)[:MOST]:  # note which can never succeed, whatever is retried
         if gone := lost(id, batches, at.store):
             output.note(f"qd: {lost_text(id, gone)}")
+    return tally.code
 
 
 @failed.command("forget")

@@ -196,18 +196,13 @@ def lines(
     serve = Counter[str]()
     for master in alive:
         serve.update(dict.fromkeys(master.queues, len(master.workers)))
-    unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
-    overdue = {name: overdue_of(store, name, now) for name in unserved}
-    php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
-    fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
-    return [
-        QueueLine(
-            *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),
-            full=full(found.failed, sizes[name].failed, fills[name]),
-            overdue=overdue.get(name, 0.0),
-        )
-        for name in names
-    ]
+    queues = list[QueueLine]()
+    for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
+        overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
+        php = of_php(store, name, now) if each.ready or overdue else (False, False)
+        used = full(found.failed, each.failed, fill)
+        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue))
+    return queues
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:

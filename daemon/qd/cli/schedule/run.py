@@ -62,10 +62,6 @@ class MinuteReport:
         self._settings, self._entries = found, entries
         self._speaks, self._reasons = speaks, reasons
 
-    @property
-    def failed(self) -> bool:
-        return any(one["outcome"] == "failed" for one in self.ran)
-
     def read(self, event: str, fields: Mapping[str, Any]) -> bool:
         """A log line of the scheduler. Returns False if it is not about a tick."""
         name, kind = str(fields.get("entry", "")), event.removeprefix("schedule.")
@@ -115,9 +111,6 @@ class MinuteReport:
             return self.stopped
         return f"taken by {elsewhere[entry.name]}" if entry.name in elsewhere else "taken by another scheduler"
 
-    def document(self) -> dict[str, Any]:
-        return {"minute_at": self.start, "stopped": self.stopped, "ran": self.ran, "skipped": self.skipped}
-
 
 def seconds(at: object) -> float | None:
     """Unix seconds of a time as written in log lines."""
@@ -162,8 +155,15 @@ def run(reason: bool) -> int:
             notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
         report.close({name: one.host for name, one in notes if one.tick >= start and one.host})
     if context.given().json:
-        output.document(report.document())
-    return 1 if report.failed else Exit.UNAVAILABLE if report.stopped == AWAY else 0
+        facts = output.fields(report, "stopped", "ran", "skipped")
+        output.document({"minute_at": report.start, **facts})
+    return (
+        1
+        if any(one["outcome"] == "failed" for one in report.ran)
+        else Exit.UNAVAILABLE
+        if report.stopped == AWAY
+        else 0
+    )
 
 
 def minute_of(now: float) -> float:
