@@ -71,7 +71,7 @@ def note_unknown_parts(store: KeyspaceStore, these: Sequence[Target]) -> None:
             output.note(f"no running master is of {kind} '{name}'{did_you_mean(name, known[kind])}")
 
 
-def pause_parts(found: Settings, these: list[Target], reason: str, seconds: float | None) -> None:
+def pause_parts(found: Settings, these: list[Target], reason: str, seconds: float | None) -> list[dict[str, Any]]:
     store = context.store(found, found.control)
     paused = fleet.read(store).pauses.keys() | these
     if sum(target.kind == "job" for target in paused) > fleet.MOST:
@@ -79,22 +79,14 @@ def pause_parts(found: Settings, these: list[Target], reason: str, seconds: floa
     note_unknown_parts(store, these)
     notes = [fleet.pause(store, each, by=context.operator(), reason=reason, seconds=seconds) for each in these]
     context.record(found, "pause", *[{kind: name} | for_(seconds) for kind, name in these], reason=reason)
-    if context.given().json:
-        rows = [{kind: name} | asdict(note) for (kind, name), note in zip(these, notes, strict=True)]
-        return output.document({"paused": rows})
-    for target in these:
-        until = f"until {output.resuming(*target)}" if seconds is None else f"for {output.duration(seconds)}"
-        output.say(f"{target}: paused {until}")
+    return [{str(kind): name} | asdict(note) for (kind, name), note in zip(these, notes, strict=True)]
 
 
-def resume_parts(found: Settings, these: list[Target]) -> None:
+def resume_parts(found: Settings, these: list[Target]) -> list[dict[str, Any]]:
     store = context.store(found, found.control)
     were = {target: fleet.resume(store, target) is not None for target in these}
     context.record(found, "resume", *[{str(kind): name} for (kind, name), was in were.items() if was])
-    if context.given().json:
-        return output.document({"resumed": [{kind: name, "was_paused": was} for (kind, name), was in were.items()]})
-    for target, was in were.items():
-        output.say(f"{target}: {'resumed' if was else 'was not paused'}")
+    return [{str(kind): name, "was_paused": was} for (kind, name), was in were.items()]
 
 
 @click.command()
@@ -275,14 +267,16 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: 
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
     found = context.settings()
     if these := targets(queues, **parts):
-        return pause_parts(found, these, reason, seconds)
-    places = context.places(found)
-    notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
+        notes = pause_parts(found, these, reason, seconds)
+        ways = [(str(target), output.resuming(*target)) for target in these]
+    else:
+        places = context.places(found)
+        notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
+        ways = [(shown(each, places), "`qd resume`") for each in notes]
     if context.given().json:
         return output.document({"paused": notes})
-    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
-    for each in notes:
-        output.say(f"{shown(each, places)}: paused {until}")
+    for title, way in ways:
+        output.say(f"{title}: paused {f'until {way}' if seconds is None else f'for {output.duration(seconds)}'}")
 
 
 def pause_queues(
@@ -317,15 +311,17 @@ def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     """
     found = context.settings()
     if these := targets(queues, **parts):
-        return resume_parts(found, these)
-    places = context.places(found)
-    listed = resume_queues(found, places, queues)
+        listed, titles = resume_parts(found, these), [str(target) for target in these]
+    else:
+        places = context.places(found)
+        listed = resume_queues(found, places, queues)
+        titles = [shown(each, places) for each in listed]
     if context.given().json:
         return output.document({"resumed": listed})
-    for each in listed:
-        if each["was_paused"] or each["queue"] in queues:
-            output.say(f"{shown(each, places)}: {'resumed' if each['was_paused'] else 'was not paused'}")
-    if not queues and not any(each["was_paused"] for each in listed):
+    for title, each in zip(titles, listed, strict=True):
+        if each["was_paused"] or these or each["queue"] in queues:
+            output.say(f"{title}: {'resumed' if each['was_paused'] else 'was not paused'}")
+    if not queues and not these and not any(each["was_paused"] for each in listed):
         output.say("nothing was paused")
 
 

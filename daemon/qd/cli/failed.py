@@ -276,16 +276,10 @@ def show(id: str, queue: tuple[str, ...]) -> int:
 def lines_of(record: Record, now: float) -> Iterator[str]:
     count, first = record.failures
     failed = moment_of(record.failed_at, now)
-    facts = {
-        "id": record.job_id,
-        "uuid": record.uuid,
-        "queue": record.queue,
-        "job": record.job,
-        "failed": failed if count == 1 else f"{count} times, first {moment_of(first, now)}, last {failed}",
-        "error": f"{record.error}: {record.reason.partition(chr(10))[0]}" if record.reason else record.error,
-        "attempts": record.attempts,
-        "crashes": record.crashes,
-    }
+    facts = {"id": record.job_id, **output.fields(record, "uuid", "queue", "job")}
+    facts["failed"] = failed if count == 1 else f"{count} times, first {moment_of(first, now)}, last {failed}"
+    facts["error"] = f"{record.error}: {record.reason.partition(chr(10))[0]}" if record.reason else record.error
+    facts |= output.fields(record, "attempts", "crashes")
     died = {key: value for key, value in (record.death or {}).items() if value and key != "stack"}
     facts |= {"peak memory" if key == "peak" else key: value_of(key, value) for key, value in died.items()}
     for name, value in facts.items():

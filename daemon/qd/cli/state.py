@@ -149,7 +149,9 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
         try:
             of_place = store if place == found.control else context.store(found, place)
             own = lines(found, place, of_place, partly, search=search, also=also)
-            if place != found.control and any(waits(line) for line in own):
+            if place != found.control and any(
+                line.sizes.ready and (line.sizes.oldest_age or OLD) >= OLD for line in own
+            ):
                 names = [line.name for line in own]
                 refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
             queues += own
@@ -268,10 +270,6 @@ def server_memory(space: Any) -> tuple[int, int] | None:
     (raw,) = space.call_many([("INFO", "memory")])
     facts = dict(re.findall(rb"^(used_memory|maxmemory):(\d+)", raw, re.M)) if isinstance(raw, bytes) else {}
     return (int(facts[b"used_memory"]), int(facts.get(b"maxmemory", 0))) if b"used_memory" in facts else None
-
-
-def waits(line: QueueLine) -> bool:
-    return line.sizes.ready > 0 and (line.sizes.oldest_age or OLD) >= OLD
 
 
 def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:

@@ -265,19 +265,14 @@ def waiting(line: QueueLine) -> str:
 
 
 def document(state: State) -> dict[str, Any]:
-    return {
-        "at": state.now,
-        "down": state.down and asdict(state.down),
-        "restart": state.restart and {"at": state.restart.at, "rolling": state.restart.rolling},
-        "masters": [master_document(master, state.now) for master in state.masters],
-        "queues": [queue_document(line) for line in state.queues],
-        "paused": [{kind: name, **asdict(note)} for (kind, name), note in state.fleet.pauses.items()],
-        "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
-        "away": state.away,
-        "nodes_away": state.nodes,
-        "unknown": list(state.unknown),
-        "refused": state.refused,
-    }
+    restart = state.restart and {"at": state.restart.at, "rolling": state.restart.rolling}
+    facts: dict[str, Any] = {"at": state.now, "down": state.down and asdict(state.down), "restart": restart}
+    facts["masters"] = [master_document(master, state.now) for master in state.masters]
+    facts["queues"] = [queue_document(line) for line in state.queues]
+    facts["paused"] = [{kind: name, **asdict(note)} for (kind, name), note in state.fleet.pauses.items()]
+    facts["schedule"] = {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}}
+    away = {"away": state.away, "nodes_away": state.nodes, "unknown": list(state.unknown), "refused": state.refused}
+    return facts | away
 
 
 def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:

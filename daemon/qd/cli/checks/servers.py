@@ -153,9 +153,9 @@ def skew(space: Keyspace, where: str) -> Finding:
 def version(where: str, facts: Facts) -> Finding:
     name = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "?")
-    if tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST:
-        return fail(f"{where}.version", f"{name} {text}", "use Redis 6.2 or later, or any Valkey")
-    return ok(f"{where}.version", f"{name} {text}")
+    old = tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST
+    what, value = f"{where}.version", f"{name} {text}"
+    return fail(what, value, "use Redis 6.2 or later, or any Valkey") if old else ok(what, value)
 
 
 def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:

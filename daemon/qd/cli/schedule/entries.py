@@ -334,15 +334,10 @@ def held(lock: Overlap, now: float) -> str:
 
 
 def document(entries: tuple[Entry, ...], seen: EntryView, found: Settings, zone: str | None) -> dict[str, Any]:
-    every = seen.paused.get(schedule.ALL)
-    return {
-        "at": seen.now,
-        "reached": not seen.away,
-        "environment": found.env,
-        "down": seen.down and asdict(seen.down),
-        "paused": every and asdict(every),
-        "entries": [described(entry, seen, found, zone or entry.timing.zone) for entry in entries],
-    }
+    every, down = seen.paused.get(schedule.ALL), seen.down and asdict(seen.down)
+    facts = {"at": seen.now, "reached": not seen.away, "environment": found.env, "down": down}
+    rows = [described(entry, seen, found, zone or entry.timing.zone) for entry in entries]
+    return {**facts, "paused": every and asdict(every), "entries": rows}
 
 
 def described(entry: Entry, seen: EntryView, found: Settings, zone: str) -> dict[str, Any]:
