@@ -61,7 +61,8 @@ def drain(socket: str, jobs: int, lanes: int) -> None:
     queue = RedisQueue(settings, ClientIdentity("Tok3nTok3n", 1), max_payload=1 << 20)
     queue.space.call("FLUSHALL")
     for at in range(0, jobs, 1000):
-        queue.push_many([("default", job(n), None) for n in range(at, at + 1000)])
+        for n in range(at, at + 1000):
+            queue.push("default", job(n))
 
     def info() -> dict[bytes, bytes]:
         text: bytes = queue.space.call("INFO", "cpu")

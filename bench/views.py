@@ -23,8 +23,7 @@ from qd.cli.diagnosis import HealthThresholds, reasons
 from qd.cli.main import command
 from qd.dashboard.access import Callback
 from qd.dashboard.app import dashboard
-from qd.store.rates import History
-from qd.store.statistics import Depth, text_of_depth, text_of_numbers
+from qd.store.statistics import Depth, History, text_of_depth, text_of_numbers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.redis import Client

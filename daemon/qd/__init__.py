@@ -44,7 +44,7 @@ _HOMES = {
     "QdError": "qd.errors",
     "Queue": "qd.dispatch.dispatcher",
     "RunningJob": "qd.jobs.context",
-    "Scheduled": "qd.schedule",
+    "Scheduled": "qd.schedule.builder",
     "SendOptions": "qd.jobs.plan",
     "Serialized": "qd.arguments.injection",
     "Serializer": "qd.arguments.injection",

@@ -1,7 +1,7 @@
 """Qd: the application object. The constructor stores its arguments; configuration and servers come on first use.
 
 app = Qd(imports=["shop.mail"])
-@app.job("mail.welcome", queue="mail")      jobs/declare.py
+@app.job("mail.welcome", queue="mail")      jobs/job.py
 welcome.dispatch("a@b.c")                   jobs/job.py -> dispatch/dispatcher.py -> drivers
 qd work                                     app._load(), then app._registry and app._listeners
 """
@@ -19,15 +19,13 @@ from qd.arguments.injection import Serializer
 from qd.dispatch.batch import Batch, BatchCall, current_batch
 from qd.dispatch.chain import Chain
 from qd.dispatch.dispatcher import Keyed, Queue
-from qd.dispatch.extensions import extension, own_drivers
 from qd.dispatch.handlers import Handles
 from qd.dispatch.route import PayloadHook
-from qd.dispatch.services import Services, limit_of
+from qd.dispatch.services import Services, extension, limit_of
 from qd.drivers.connections import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
-from qd.jobs.declare import Declare
-from qd.jobs.job import Call, Job, JobFunction, caller, plan_of
+from qd.jobs.job import Call, Declare, Job, JobFunction, caller, plan_of
 from qd.jobs.plan import Duration, Handle, Options, Place, Plan, SendOptions
 from qd.schedule.declare import Schedule
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from qd.config.settings import Settings
     from qd.locks.limiter import Limiter
     from qd.locks.lock import Lock
-    from qd.testing.fake import Fake
+    from qd.testing import Fake
 
 
 E = TypeVar("E", bound=Event)
@@ -67,7 +65,6 @@ class Qd:
         self._send = services.dispatcher
         self._registry, self._listeners, self.connections = services.registry, services.listeners, services.connections
         self.middleware = services.pipeline
-        self.connections.own |= own_drivers(services)
         self._recycling: tuple[type[BaseException], ...] = ()
         self._transactions = self._send.transactions
         self.loading: list[Callable[[], AbstractContextManager[None]]] = []  # entered around _load()
@@ -323,15 +320,15 @@ class Qd:
 
     def fake(self) -> AbstractContextManager[Fake]:
         """For tests: record what the block would send. Nothing is sent, and no configuration or server is used."""
-        from qd.testing.fake import faked  # production programs do not pay for it
+        from qd.testing import Fake, staged  # production programs do not pay for it
 
-        return faked(self._services)
+        return staged(self._services, Fake(self._services))
 
     def inline(self) -> AbstractContextManager[Fake]:
         """For tests: run each job in this process where it is dispatched, and record it as fake() does."""
-        from qd.testing.inline import inlined
+        from qd.testing import Inline, staged
 
-        return inlined(self._services)
+        return staged(self._services, Inline(self._services))
 
 
 def encoded(calls: Sequence[object]) -> list[tuple[Plan, bytes]]:

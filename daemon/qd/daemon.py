@@ -24,7 +24,8 @@ from qd.config.settings import Settings
 from qd.errors import ConfigError
 from qd.log import Log, Unblocked
 from qd.master.code import Assignment, ChildContext, MasterPlan
-from qd.master.master import MAX_WORKERS, Master
+from qd.master.master import Master
+from qd.master.state import MAX_WORKERS
 from qd.process import proc, systemd
 from qd.process.scoreboard import Role
 from qd.redaction import mask_url
@@ -121,8 +122,8 @@ class Bodies:
     def _own(self, context: ChildContext) -> ChildContext:
         """The context with the log settings of this plan. Also restores its variables: a later reload may have failed."""
         VARIABLES.put(self._variables)
-        work = self.settings.work
-        return replace(context, log=context.log.tuned(work.log_format, work.log_level))
+        work, log = self.settings.work, context.log
+        return replace(context, log=Log(log.role, format=work.log_format, level=work.log_level, write=log.write))
 
     def _complete(self, app: Qd) -> Settings:
         return self._load(app._code_settings)
@@ -138,7 +139,7 @@ class Bodies:
         from qd.scheduler import process
 
         serves = {Role.WORKER: boot.serve, Role.SCHEDULER: process.serve}
-        return lambda app, settings, context, of, between: serves[of.role](app, settings, context, of, between)
+        return lambda app, context, of, between: serves[of.role](app, context, of, between)
 
 
 def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:

@@ -110,12 +110,14 @@ class KeeperChild:
 
 
 class ForegroundWorker(Worker):
+    alarm_type = Untimed
+
     def __init__(self, app: Qd, context: ChildContext, receiver: MessageReceiver, keeper_child: KeeperChild) -> None:
         settings = app.settings
         name, own = settings.work.connection, app.connections.own
         queue = open_queue(settings, name, token=context.token, slot=0, title="qd:inline:worker", own=own)
         assignment = Assignment(0, 1, False)
-        super().__init__(app, settings, queue, context, assignment, between=self._read_messages, alarm=Untimed)
+        super().__init__(app, queue, context, assignment, between=self._read_messages)
         self.receiver, self.keeper_child, self.emptiness = receiver, keeper_child, Emptiness()
         self._stop_requested_at = 0.0
 

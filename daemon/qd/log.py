@@ -4,7 +4,7 @@ Times are local with their offset from UTC, because a framework may set another 
 line, in UTC. Control characters are escaped, so that no payload can forge a line, and secrets are redacted.
 
     to_stderr           waits for a slow reader
-    WaitingLogWriter    waits up to PATIENCE, then drops lines (workers)
+    WaitingLogWriter    waits up to three seconds, then drops lines (workers)
     Unblocked           never waits; drops and counts the lines that do not fit (master, keeper)
 """
 
@@ -26,11 +26,9 @@ from qd.process.descriptors import identity
 from qd.redaction import redact
 from qd.traces import shown
 
-PATIENCE = 3.0  # seconds a worker waits for a slow reader of its log
 DROPPED = b"log: %d lines dropped, stderr is not read fast enough\n"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PLAIN = re.compile(r"[\w.,:;/@+*%#$!?<>()\[\]{}|^~\\-]+", re.ASCII)  # needs no quotes: contains no space, "=" or quote
-
 
 Write = Callable[[bytes], None]
 
@@ -45,11 +43,14 @@ def to_stderr(line: bytes) -> None:
 
 
 class Unblocked:
-    """Writes to stderr without waiting. `dropped` counts the lines that did not fit.
+    """Writes to stderr, waiting up to `patience` seconds for a slow reader. After a line that did not fit it drops lines at
+    once until there is room. `dropped` counts them.
 
     O_NONBLOCK on the inherited descriptor would affect every process that shares it. A pipe or terminal is therefore
     opened again, a socket gets MSG_DONTWAIT with each send, and a regular file never blocks.
     """
+
+    patience = 0.0
 
     def __init__(self, fd: int = 2) -> None:
         self.dropped = 0
@@ -74,10 +75,24 @@ class Unblocked:
         return self._fd if self._socket is None else self._socket.fileno()
 
     def __call__(self, line: bytes) -> None:
+        until = time.monotonic() + self.patience
+        if identity(self._current_fd) != self._file:  # a job closed our descriptor; its number may be another file now
+            if self._socket is not None:
+                self._socket.detach()
+            self._open()
         if self.dropped and self._send(DROPPED % self.dropped):
             self.dropped = 0
-        if not self._send(line):
-            self.dropped += 1
+        while line and not self.dropped:
+            try:
+                if not (sent := self._write(line, max(0.0, until - time.monotonic()))):
+                    break
+                line = line[sent:]
+            except BlockingIOError:  # another process has filled the pipe
+                if time.monotonic() >= until:
+                    break
+            except OSError:
+                return  # the reader is gone
+        self.dropped += bool(line)
 
     def _send(self, line: bytes) -> bool:
         try:
@@ -97,26 +112,7 @@ class Unblocked:
 
 
 class WaitingLogWriter(Unblocked):
-    """Waits up to PATIENCE for a slow reader. After a line that did not fit it drops lines at once until there is room."""
-
-    def __call__(self, line: bytes) -> None:
-        until = time.monotonic() + PATIENCE
-        if identity(self._current_fd) != self._file:  # a job closed our descriptor; its number may be another file now
-            if self._socket is not None:
-                self._socket.detach()
-            self._open()
-        if self.dropped and self._send(DROPPED % self.dropped):
-            self.dropped = 0
-        while line and not self.dropped:
-            try:
-                if not (sent := self._write(line, max(0.0, until - time.monotonic()))):
-                    break
-                line = line[sent:]
-            except BlockingIOError:
-                continue  # another worker has filled the pipe
-            except OSError:
-                return  # the reader is gone
-        self.dropped += bool(line)
+    patience = 3.0
 
 
 class Log:
@@ -134,10 +130,6 @@ class Log:
     def of(self, role: str, write: Write | None = None) -> Log:
         """The same log for another role."""
         return Log(role, format=self.format, level=self.level, write=write or self.write)
-
-    def tuned(self, format: str, level: str) -> Log:
-        """The same log with another format and level."""
-        return Log(self.role, format=format, level=level, write=self.write)
 
     def debug(self, event: str, **fields: object) -> None:
         self.line("debug", event, fields)

@@ -22,7 +22,7 @@ from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost, DeclarationError, EndJob, ServerRefused
 from qd.jobs.pipeline import title_of
-from qd.jobs.plan import Middleware
+from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.policy import Fail
 from qd.options.kinds import seconds_of
 from qd.payload.format import plain_name
@@ -58,7 +58,6 @@ class Key:
         self._patterns: dict[str, Pattern] = {}
 
     def check(self, declared: Declared) -> None:
-        """Raises DeclarationError if the job lacks a parameter that the key names."""
         if isinstance(self._source, str):
             option = f"middleware {self._middleware}"
             self._patterns[declared.name] = Pattern(option, self._source, declared.signature)
@@ -85,11 +84,6 @@ class Key:
         return self._patterns[job.name].key(bytes(job.data))
 
 
-def repr_of(stage: object, *arguments: object) -> str:
-    """The repr of middleware with its non-empty arguments."""
-    return f"{type(stage).__name__}({', '.join(text for one in arguments if (text := str(one)))})"
-
-
 def query_store(job: RunningJob, query: Callable[[Store], T]) -> T:
     return query_queue(job, lambda queue: query(store_of(queue)))
 
@@ -98,7 +92,7 @@ def query_queue(job: RunningJob, query: Callable[[Connector], T]) -> T:
     """The result of `query` on the job's connection (in run(): on the local stand-in). If the server does not answer, the
     job is released, which costs no attempt."""
     try:
-        return within(job, PATIENCE, query)
+        return within(job, query)
     except (ConnectionLost, ServerRefused) as error:
         reason = f"could not check its limits: {error}"
     job.release(AWAY, reason=reason, counts=False)
@@ -108,32 +102,37 @@ def update_store(job: RunningJob, update: Callable[[Store], object], otherwise: 
     """Change something in the store on which the end of the job does not depend. Returns False after an error, which is
     logged together with `otherwise`, its consequence."""
     try:
-        within(job, PATIENCE, lambda queue: update(store_of(queue)))
+        within(job, lambda queue: update(store_of(queue)))
     except (ConnectionLost, ServerRefused) as error:
         log.warning("%s: %s", otherwise, error)
         return False
     return True
 
 
-def within(job: RunningJob, seconds: float, call: Callable[[Connector], T]) -> T:
+def within(job: RunningJob, call: Callable[[Connector], T]) -> T:
     """Raises ConfigError, ConnectionLost, ServerRefused."""
     if job.backing is None:
         raise DeclarationError("middleware was called with a job that belongs to no app")
     queue = cast(Connector, job.local) if job.local else job.backing.connection(job.connection)
-    with shield, queue.within(seconds):  # an alarm must not interrupt a call
+    with shield, queue.within(PATIENCE):  # an alarm must not interrupt a call
         return call(queue)
 
 
-class WithKey:
-    """Middleware whose key is checked against each job that declares it."""
+class Stage:
+    """The base of the middleware. _shown: the arguments in its repr; empty ones are left out."""
 
-    _key: Key
+    _shown: tuple[object, ...] = ()
+    _key = Key("", None)
 
     def check(self, declared: Declared) -> None:
+        """Raises DeclarationError if the job lacks a parameter that the key names."""
         self._key.check(declared)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(filter(None, map(str, self._shown)))})"
 
-class Limited(WithKey):
+
+class Limited(Stage):
     """Lets a job run only while it holds one of `most` slots: the base of ConcurrencyLimit and WithoutOverlapping."""
 
     def __init__(
@@ -192,9 +191,7 @@ class ConcurrencyLimit(Limited):
         if most < 1:
             raise DeclarationError(f"ConcurrencyLimit: at most {most} jobs at a time is invalid: use 1 or more")
         super().__init__(Key("ConcurrencyLimit", key), most, release_after, expires)
-
-    def __repr__(self) -> str:
-        return repr_of(self, self._key, self._most)
+        self._shown = (self._key, most)
 
     def _slots(self, job: RunningJob) -> tuple[str, str]:
         name = plain_name(self._key.of(job))
@@ -221,9 +218,7 @@ class WithoutOverlapping(Limited):
             raise DeclarationError(f"WithoutOverlapping: shared=True needs a key: {way}")
         super().__init__(Key("WithoutOverlapping", key), 1, release_after, expires, drop)
         self._shared = shared
-
-    def __repr__(self) -> str:
-        return repr_of(self, self._key, "shared=True" if self._shared else "", "drop=True" if self._drop else "")
+        self._shown = (self._key, "shared=True" if shared else "", "drop=True" if drop else "")
 
     def _slots(self, job: RunningJob) -> tuple[str, str]:
         key = self._key.of(job)
@@ -231,7 +226,7 @@ class WithoutOverlapping(Limited):
         return keys.lock(name), f"another job of {name} is running"
 
 
-class RateLimited(WithKey):
+class RateLimited(Stage):
     """At most `most` jobs start in any `per` seconds: a sliding window, exact across all hosts.
 
     Args:
@@ -248,10 +243,8 @@ class RateLimited(WithKey):
             raise DeclarationError(f'RateLimited("{name}") needs both numbers: RateLimited("{name}", 100, per=60)')
         self._name, self._key = name, Key("RateLimited", key)
         self._limit = None if most is None or per is None else limit_of(name, most, per)
-
-    def __repr__(self) -> str:
         figures = f"{self._limit.most} per {self._limit.per:g} s" if self._limit else ""
-        return repr_of(self, repr(self._name), figures, self._key.named)
+        self._shown = (repr(name), figures, self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         rate = self._rate(job)
@@ -277,7 +270,7 @@ class RateLimited(WithKey):
         return Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
 
 
-class ThrottlesExceptions(WithKey):
+class ThrottlesExceptions(Stage):
     """Circuit breaker: after `most` errors within `within` seconds, jobs with the same key rest for `wait` seconds.
 
     Args:
@@ -295,10 +288,8 @@ class ThrottlesExceptions(WithKey):
         name = "ThrottlesExceptions"
         self._limit, self._wait = limit_of(name, most, within), seconds_of(f"{name}: wait", wait)
         self._only, self._key = only, Key(name, key)
-
-    def __repr__(self) -> str:
         figures = f"{self._limit.most} within {self._limit.per:g} s"
-        return repr_of(self, figures, f"wait {self._wait:g} s", self._key.named)
+        self._shown = (figures, f"wait {self._wait:g} s", self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         name = plain_name(self._key.of(job) or job.name)
@@ -318,16 +309,13 @@ class ThrottlesExceptions(WithKey):
             raise
 
 
-class SkipIf:
+class SkipIf(Stage):
     """Ends the job as done, without running it, if `predicate(job)` is true."""
 
     def __init__(self, predicate: Callable[[RunningJob], object]) -> None:
         if not callable(predicate):
             raise DeclarationError(f"SkipIf({predicate!r}): pass a function of the job")
-        self._predicate = predicate
-
-    def __repr__(self) -> str:
-        return repr_of(self, title_of(self._predicate))
+        self._predicate, self._shown = predicate, (title_of(predicate),)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         if self._predicate(job):
@@ -336,11 +324,8 @@ class SkipIf:
         return call_next()
 
 
-class SkipIfBatchCancelled:
+class SkipIfBatchCancelled(Stage):
     """Ends a job of a cancelled batch as done, without running it. Other jobs run."""
-
-    def __repr__(self) -> str:
-        return repr_of(self)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         batch = None if job.relations is None else job.relations.batch
@@ -353,16 +338,13 @@ class SkipIfBatchCancelled:
         return call_next()
 
 
-class FailOnException:
+class FailOnException(Stage):
     """An error of one of these types fails the job permanently at once, whatever attempts are left."""
 
     def __init__(self, *types: type[Exception]) -> None:
         if not types or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in types):
             raise DeclarationError("FailOnException takes types of errors: FailOnException(ValueError, KeyError)")
-        self._types = types
-
-    def __repr__(self) -> str:
-        return repr_of(self, *(kind.__name__ for kind in self._types))
+        self._types, self._shown = types, tuple(kind.__name__ for kind in types)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
         try:
@@ -370,15 +352,3 @@ class FailOnException:
         except self._types as error:
             job.outcome = job.outcome or Fail(str(error), error)
             raise
-
-
-__all__ = [
-    "ConcurrencyLimit",
-    "FailOnException",
-    "Middleware",
-    "RateLimited",
-    "SkipIf",
-    "SkipIfBatchCancelled",
-    "ThrottlesExceptions",
-    "WithoutOverlapping",
-]

@@ -178,7 +178,7 @@ def test_the_page_has_every_event(qd: Run) -> None:
     rows = re.findall(r"^\| (`.*?`) \| .* \| .* \|$", SECTION.partition("| event |")[2], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     source = Path(events.__file__).parents[1]
-    texts = [path.read_text() for path in [*source.glob("cli/**/*.py"), source / "keeper" / "events.py"]]
+    texts = [path.read_text() for path in [*source.glob("cli/**/*.py"), source / "keeper" / "report.py"]]
     written = {name for text in texts for name in re.findall(r'context\.record\(\s*[\w.()]+, "([\w ]+)"', text)}
     written |= {"failed retry", "failed forget"}
     written |= set(re.findall(r'"((?:master|new|crash|lease) \w+)"', texts[-1]))

@@ -9,7 +9,7 @@ from base64 import b64decode
 
 import pytest
 
-from qd.payload.rewrite import as_pushed
+from qd.payload.build import as_pushed
 from qd.store import failed as kept
 from tests.cli.conftest import Run, document, done
 from tests.support.payloads import store_failed_job

@@ -12,8 +12,8 @@ import pytest
 
 from qd.cli import failed
 from qd.drivers.redis.connection import RedisConnection
-from qd.payload.build import make
-from qd.payload.format import Relations, read, relations_text
+from qd.payload.build import make, relations_text
+from qd.payload.format import Relations, read
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
 from tests.cli.conftest import Run, document, done

@@ -24,6 +24,7 @@ from qd.drivers.redis.queue import RedisQueue
 from qd.errors import ConfigError, ConnectionLost, QdError
 from tests.cli.conftest import Run, done
 from tests.support.network import TIME, FakeServer, always
+from tests.support.payloads import push_many
 from tests.support.processes import QD, Procs
 from tests.support.project import SOURCE, MakeProject, Project
 from tests.support.redis import Client
@@ -301,8 +302,8 @@ def test_a_push_without_a_numeric_reply_raises() -> None:
         for send in (
             lambda: queue.push("a", b"{}"),
             lambda: queue.later("a", b"{}", 1.0),
-            lambda: queue.push_many([("a", b"{}", None), ("a", b"{}", None)]),
-            lambda: queue.push_many([("a", b"{}", 1.0)]),
+            lambda: push_many(queue, [("a", b"{}", None), ("a", b"{}", None)]),
+            lambda: push_many(queue, [("a", b"{}", 1.0)]),
         ):
             with pytest.raises(ConnectionLost, match="does not reply as Redis does"):
                 send()

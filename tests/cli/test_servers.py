@@ -89,7 +89,7 @@ def test_migrate_without_a_database_does_nothing(configured: Any, qd: Run) -> No
 CONCURRENT = """
 import sys
 from qd.drivers.database.connection import DatabaseConnection as Link
-from qd.drivers.database.migrations import check, migrate
+from qd.drivers.database.schema import check, migrate
 link = Link(sys.argv[1], timeout=30)
 sys.stdin.readline()
 migrate(link, "jobs")

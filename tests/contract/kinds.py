@@ -22,6 +22,7 @@ from qd.drivers.connections import open_queue
 from qd.drivers.types import Gap, Reserved, Sizes
 from qd.payload.build import make
 from qd.payload.format import read
+from tests.support.payloads import push_many
 from tests.support.processes import Procs
 from tests.support.project import Project
 from tests.support.servers.beanstalkd import Beanstalkd
@@ -212,7 +213,7 @@ class Tried:
 
     def push(self, *numbers: int, job: str = "quick", queue: str = "default", **more: object) -> None:
         producer = self.connect(token="", slot=0)
-        producer.push_many([(queue, job_of(job, n, **more), None) for n in numbers])
+        push_many(producer, [(queue, job_of(job, n, **more), None) for n in numbers])
         producer.close()
 
     def sizes(self, queue: str = "default") -> Sizes:

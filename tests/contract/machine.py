@@ -27,6 +27,7 @@ from qd.payload.format import read
 from qd.payload.reservation import answered, saving, split_mark, unstarted
 from tests.contract.keyspace.test_queue import job
 from tests.support.keeper import beat
+from tests.support.payloads import push_many
 from tests.support.redis import Client
 
 QUEUES = ("a", "b")
@@ -185,7 +186,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=queues, many=st.integers(1, 3))
     def push(self, queue: str, many: int) -> None:
-        self.workers[1].push_many([(queue, self.new(), None) for _ in range(many)])
+        push_many(self.workers[1], [(queue, self.new(), None) for _ in range(many)])
 
     @rule(queue=queues)
     def push_the_same_again(self, queue: str) -> None:
@@ -423,7 +424,7 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """The reply may be lost; and a copy that was abandoned before may come late, after held_lanes."""
         if full and len(self.look(order[0]).ready) < 33:  # then it may take several
-            self.workers[1].push_many([(order[0], self.new(), None) for _ in range(33)])
+            push_many(self.workers[1], [(order[0], self.new(), None) for _ in range(33)])
         turn, worker = self.lane_turn(done, back, order, asks, how), self.laned
         if late:
             abandoned = lanes_command(worker, turn)

@@ -11,7 +11,7 @@ import pytest
 
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.keyspace import DatabaseKeyspace
-from qd.drivers.database.migrations import migrate
+from qd.drivers.database.schema import migrate
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.redis.connection import RedisConnection
 from qd.store.base import KeyspaceStore

@@ -8,25 +8,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from qd.config.load import load
-from qd.dispatch.batch import failed_store, lost, retry_failed
+from qd.dispatch.batch import Batch
 from qd.drivers.base import Connector, KeeperConnector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Count, Effect, Entry, NewBatch, Released, Reserved
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.events import Listeners
-from qd.payload.build import make
+from qd.payload.build import make, with_more_relations
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
-from qd.payload.rewrite import with_more_relations
 from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from qd.store.locks import Places
 from tests.contract.kinds import Tried, drained, job_of, number, take
+from tests.support.payloads import push_many
 from tests.support.waiting import eventually
 
 AWAY = (ConnectionLost, ServerBusy, ServerRefused)
@@ -38,7 +39,7 @@ def answer(held: Reserved) -> bytes:
 
 
 def put(tried: Tried, queue: Connector, *numbers: int, name: str = "default") -> None:
-    queue.push_many([(name, job_of("quick", n), None) for n in numbers])
+    push_many(queue, [(name, job_of("quick", n), None) for n in numbers])
 
 
 def in_order(tried: Tried, held: Iterable[Reserved], expected: list[int]) -> bool:
@@ -84,7 +85,7 @@ def test_a_delayed_job_is_not_reserved_before_it_is_due(tried: Tried) -> None:
     queue, producer = tried.connect(), tried.connect(slot=2)
     before = time.monotonic()
     producer.later("default", job_of("quick", 1), 2.0)
-    producer.push_many([("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
+    push_many(producer, [("default", job_of("quick", 2), 3600), ("default", job_of("quick", 3), None)])
     taken: dict[int, float] = {}
     for held in drained(queue, 2):
         taken[number(held)] = time.monotonic() - before
@@ -244,7 +245,8 @@ def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, ca
     tried.shop.config("[failed]\nmax_count = 2\n")
     queue = tried.connect()
     settings = load(tried.shop.root / "qd.toml", environ=tried.shop.env())
-    asked = ("B", queue, settings, queue.settings.name)
+    sender = SimpleNamespace(connector=lambda name: queue, _settings=lambda: settings, _listeners=Listeners())
+    batch = Batch("B", cast(Any, sender), queue.settings.name)
     ids = ["u1", "u2", "u3", "u4", "u5"]
     made = [make("boom", b'{"n":1}', uuid=id, id=id, created_at=int(time.time())) for id in ids]
     jobs = {id: with_more_relations(raw, read(raw), batch="B") for id, raw in zip(ids, made, strict=True)}
@@ -255,18 +257,18 @@ def test_a_batch_reports_how_many_failed_jobs_cannot_be_retried(tried: Tried, ca
         assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
     last = take(queue)
     assert queue.ack(last, [Count("B", read(last.member).uuid or "", "failed", "")]), "cancelled: it has no record"
-    assert lost("B", queue.batches, failed_store(queue)) == 3
-    assert retry_failed(*asked, Listeners()) == 2
+    assert batch.dropped == 3
+    assert batch.retry_failed() == 2
     message = "batch B: 3 of its failed jobs cannot be retried, their records are gone: `then` will not run"
     assert [line.message for line in caplog.records if line.name == "qd.batches"] == [message]
-    assert lost("B", queue.batches, failed_store(queue)) == 3, "jobs that were sent again are not lost"
+    assert batch.dropped == 3, "jobs that were sent again are not lost"
     held = take(queue)
     count, first = read(held.member).failed_before
     assert (count, first is not None and abs(time.time() - first) < 600) == (1, True)
     uuid = read(held.member).uuid or ""
     assert queue.bury(held, b"{}", jobs[uuid], [Count("B", uuid, "failed", f"default {held.mark}")])
-    assert lost("B", queue.batches, failed_store(queue)) == 3
-    assert retry_failed(*asked, Listeners()) == 1, "a job that failed again is retried again"
+    assert batch.dropped == 3
+    assert batch.retry_failed() == 1, "a job that failed again is retried again"
     assert len(list(drained(queue, 2))) == 2
     assert tried.empty()
 
@@ -403,7 +405,7 @@ TEXTS = {
 def test_identical_payloads_are_separate_jobs(tried: Tried) -> None:
     one, two = tried.connect(1), tried.connect(2)
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
-    one.push_many([("default", payload, None)] * 5)
+    push_many(one, [("default", payload, None)] * 5)
     first, second = take(one), take(two)
     assert first.mark != second.mark
     assert tried.sizes().reserved == 2
@@ -415,7 +417,7 @@ def test_identical_payloads_are_separate_jobs(tried: Tried) -> None:
 def test_identical_delayed_payloads_are_separate_jobs(tried: Tried) -> None:
     queue = tried.connect()
     payload = b'{"job":"quick","data":{"n":1},"attempts":0}'
-    queue.push_many([("default", payload, 1.0)] * 3)
+    push_many(queue, [("default", payload, 1.0)] * 3)
     queue.later("default", payload, 1.0)
     held = list(drained(queue, 4))
     assert len({each.mark for each in held}) == 4

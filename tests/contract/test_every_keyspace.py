@@ -347,7 +347,7 @@ TEXTS_OF = {each.name.removesuffix(".lua"): each.read_text() for each in FOLDER.
 
 
 def test_a_database_supports_every_command_of_every_step() -> None:
-    """lanes.lua runs on Redis only: a table of jobs has statements of its own for it (database/lanes.py)."""
+    """lanes.lua runs on Redis only: a table of jobs has statements of its own for it (database/reserve.py)."""
     texts = [text for name, text in TEXTS_OF.items() if name != "lanes"]
     called = {word for text in texts for word in re.findall(r"redis\.p?call\([^,)]*?'([A-Z]+)'", text)}
     assert "ZADD" in called

@@ -6,7 +6,9 @@ import json
 import re
 import time
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +19,7 @@ from starlette.testclient import TestClient
 from qd.cli.main import command
 from qd.dashboard import access, asgi
 from qd.dashboard.access import SESSION, Viewer, hashed, verify
-from tests.dashboard.conftest import Open
+from tests.dashboard.conftest import Open, failed
 from tests.support.redis import Client
 
 pytestmark = [pytest.mark.leaves("*"), pytest.mark.usefixtures("clean_redis")]
@@ -34,16 +36,23 @@ def test_without_a_session_nothing_is_shown(board: Open) -> None:
     assert client.post("/do/up", headers=OWN).status_code == 403
 
 
-def test_a_link_logs_in_once(board: Open) -> None:
+def test_a_link_logs_in_once_and_looking_at_it_is_not_using_it(board: Open) -> None:
     token, first, second = board.sessions.new_link(), board.new_client(), board.new_client()
+
+    def follow(client: TestClient) -> Any:
+        """As live.js does, which sends the form."""
+        page = client.get(f"/login?token={token}").text
+        return client.post("/login", data={"csrf": csrf(page), "token": token}, headers=OWN)
+
     second.head(f"/login?token={token}")  # as a preview of the link does
-    answer = first.get(f"/login?token={token}")
+    assert "data-send" in second.get(f"/login?token={token}").text
+    answer = follow(first)
     cookie = answer.headers["set-cookie"].lower()
     assert answer.status_code == 303
     assert "httponly" in cookie
     assert "samesite=lax" in cookie
     assert first.get("/").status_code == 200
-    assert second.get(f"/login?token={token}").status_code == 403
+    assert follow(second).status_code == 403
     assert second.get("/").status_code == 303
 
 
@@ -103,6 +112,25 @@ def test_users_log_in_with_a_password(folder: Path) -> None:
     assert "can operate" in client.get("/").text
 
 
+def test_ten_wrong_logins_of_an_address_make_it_wait_for_a_minute(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = board.new_client()
+    given = {"csrf": csrf(client.get("/login?token=guess").text), "token": "guess"}
+    codes = [client.post("/login", data=given, headers=OWN).status_code for _ in range(access.TRIES + 1)]
+    assert codes == [403] * access.TRIES + [429]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + access.TRIES_SECONDS + 1)
+    assert client.post("/login", data=given, headers=OWN).status_code == 403
+
+
+def test_a_page_that_fails_has_the_security_headers(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board.app.state.site.poller, "current", lambda: 1 / 0)
+    client = TestClient(board.app, base_url="http://localhost", raise_server_exceptions=False)
+    client.cookies.update(board.client.cookies)
+    answer = client.get("/queues")
+    assert (answer.status_code, "frame-ancestors" in answer.headers["content-security-policy"]) == (500, True)
+    assert "This page failed." in answer.text
+
+
 def csrf(page: str) -> str:
     found = re.search(r'name="csrf" value="(\w+)"', page)
     assert found
@@ -112,8 +140,8 @@ def csrf(page: str) -> str:
 @pytest.mark.parametrize(
     ("level", "token", "headers", "code"),
     [
-        ("operate", True, OWN, 200),
-        ("write", True, {"referer": "http://localhost/queues"}, 200),
+        ("operate", True, OWN, 303),
+        ("write", True, {"referer": "http://localhost/queues"}, 303),
         ("operate", True, {"origin": "http://evil.example"}, 403),
         ("operate", True, {"origin": "null"}, 403),
         ("operate", True, {"origin": "http://["}, 403),
@@ -129,7 +157,7 @@ def test_an_action_needs_level_token_and_origin(
     client = board.logged_in(level)
     given = {"csrf": token_of(board, client) if token else "x", "queue": "mail"}
     assert client.post("/do/pause", data=given, headers=headers).status_code == code
-    assert bool(redis.call("EXISTS", "queues:mail:paused")) == (code == 200)
+    assert bool(redis.call("EXISTS", "queues:mail:paused")) == (code == 303)
 
 
 def token_of(board: Open, client: TestClient) -> str:
@@ -140,16 +168,24 @@ def token_of(board: Open, client: TestClient) -> str:
 
 def test_an_action_runs_the_command_that_it_shows_in_the_name_of_its_user(board: Open, redis: Client) -> None:
     page = board.client.get("/do/pause?queue=mail&back=/queues").text
-    done = board.client.post(
-        "/do/pause",
-        data={"csrf": csrf(page), "queue": "mail", "reason": "db upgrade", "for": "10m", "back": "/queues"},
-        headers=OWN,
-    )
+    given = {"csrf": csrf(page), "queue": "mail", "reason": "db upgrade", "for": "10m", "back": "/queues"}
+    done = board.client.post("/do/pause", data=given, headers=OWN, follow_redirects=True)
     assert "qd pause --for=10m &#39;--reason=db upgrade&#39; -- mail" in done.text
     note = json.loads(redis.call("GET", "queues:mail:paused"))
     assert (note["by"], note["reason"]) == ("ana", "db upgrade")
     assert b'"actor": "ana"' in redis.call("LINDEX", "qd:events", -1) or b"ana" in redis.call("LINDEX", "qd:events", -1)
     assert 'href="/queues">Back' in done.text
+
+
+def test_reloading_the_outcome_of_an_action_does_not_repeat_it(board: Open, redis: Client) -> None:
+    given = {"csrf": csrf(board.client.get("/do/pause?queue=mail").text), "queue": "mail"}
+    outcome = board.client.post("/do/pause", data=given, headers=OWN).headers["location"]
+    assert "✓ Done" in board.client.get(outcome).text
+    redis.call("DEL", "queues:mail:paused")
+    assert "✓ Done" in board.client.get(outcome).text
+    assert not redis.call("EXISTS", "queues:mail:paused")
+    assert "✓ Done" not in board.new_client().get(outcome).text
+    assert board.client.get("/done/unknown").status_code == 404
 
 
 def test_what_deletes_needs_the_name(board: Open, redis: Client) -> None:
@@ -159,7 +195,21 @@ def test_what_deletes_needs_the_name(board: Open, redis: Client) -> None:
         answer = board.client.post("/do/clear", data={"csrf": token, "queue": "mail", "typed": typed}, headers=OWN)
         assert (answer.status_code, redis.call("LLEN", "queues:mail")) == (400, 1)
     answer = board.client.post("/do/clear", data={"csrf": token, "queue": "mail", "typed": "mail"}, headers=OWN)
-    assert (answer.status_code, redis.call("LLEN", "queues:mail")) == (200, 0)
+    assert (answer.status_code, redis.call("LLEN", "queues:mail")) == (303, 0)
+
+
+def test_jobs_that_fail_after_one_has_looked_are_not_retried(board: Open, redis: Client) -> None:
+    for n in range(3):
+        failed(redis, "mail", f"f{n}", 1e9 + n / 7, "mail.welcome")
+    page = board.client.get("/failed").text
+    failed(redis, "mail", "f9", 1e9 + 1, "mail.welcome")
+    address = unescape(re.findall(r'href="(/do/retry-all[^"]+)"', page)[0])
+    confirm = board.client.get(address).text
+    assert "Retry 3 failed jobs of mail.welcome" in confirm
+    given = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', confirm)}
+    done = board.client.post("/do/retry-all", data=given, headers=OWN, follow_redirects=True)
+    assert "✓ Done" in done.text, done.text
+    assert (redis.call("LLEN", "queues:mail"), redis.call("HLEN", "queues:mail:failed")) == (3, 1)
 
 
 @pytest.mark.parametrize("queue", ["--all", "-c", "--config=/etc/passwd"])
@@ -171,7 +221,8 @@ def test_no_value_is_taken_for_an_option(board: Open, redis: Client, queue: str)
 
 def test_a_failing_command_is_shown_with_its_output(board: Open) -> None:
     token = csrf(board.client.get("/do/retry?id=nothing").text)
-    answer = board.client.post("/do/retry", data={"csrf": token, "id": "nothing"}, headers=OWN)
+    given = {"csrf": token, "id": "nothing"}
+    answer = board.client.post("/do/retry", data=given, headers=OWN, follow_redirects=True)
     assert answer.status_code == 409
     assert "nothing" in answer.text
 

@@ -58,6 +58,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def opened(browser: Any, served: str) -> Callable[..., None]:
     """opened("queues", width=390) shows a page, logged in."""
     browser.get(served)
+    wait(lambda: "token=" not in browser.current_url, what="the login")
     root = served.partition("login")[0]
 
     def show(path: str = "", width: int = 1440, height: int = 900, theme: str = "light") -> None:
@@ -102,6 +103,18 @@ def test_hostile_names_do_not_run(browser: Any, opened: Callable[..., None], red
         opened(path)
         assert browser.execute_script("return document.querySelectorAll('main img, body script').length") == 0
     assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.usefixtures("incident")
+def test_a_phone_shows_four_pages_and_the_others_below_more(browser: Any, opened: Callable[..., None]) -> None:
+    def seen() -> list[str]:
+        links = browser.find_elements("css selector", ".side a, .side summary")
+        return [link.text for link in links if link.is_displayed()]
+
+    opened("", 390, 844)
+    assert seen() == ["Overview", "Queues", "Failed", "Workers", "More"]
+    browser.find_element("css selector", ".side summary").click()
+    assert {"Schedule", "Metrics", "Events"} <= set(seen())
 
 
 def test_a_new_job_appears_without_a_reload(browser: Any, opened: Callable[..., None], redis: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -211,3 +212,34 @@ def test_while_the_server_is_away_pages_show_old_numbers_and_recover(
         board.read_again()
     board.client.get("/")
     assert wait(lambda: "refused" not in board.client.get("/").text)
+
+
+def test_lists_are_filtered_and_paged(board: Open, redis: Client) -> None:
+    for n in range(230):
+        redis.call("RPUSH", f"queues:shop{n:03}", payload("job.one"))
+    redis.call("RPUSH", "queues:mail", *[payload("job.one") for _ in range(5)])
+    overview, first = board.client.get("/").text, board.client.get("/queues").text
+    assert overview.count('scope="row"') == 25
+    assert "/queues/redis/mail" in overview
+    assert first.count('scope="row"') == 100
+    assert "1 to 100 of 23" in first
+    second = board.client.get("/queues?at=200").text
+    assert "shop229" in second
+    assert "Next" not in second
+    found = board.client.get("/queues?q=SHOP22").text
+    assert found.count('scope="row"') == 10
+    assert "No queue has" in board.client.get("/queues?q=nothing-like-it").text
+    assert len(board.client.get("/api/v1/queues").json()["queues"]) >= 231
+
+
+def test_the_metrics_of_a_day_come_from_hours_and_are_compared_with_the_day_before(board: Open, redis: Client) -> None:
+    hour = int(time.time() // 3600)
+    for back in (0, 5, 30, 100):
+        redis.call(
+            "HSET", f"qd:{{stats}}:h:{hour - back}", "redis\x1fmail\x1fwelcome", f"1 0:{100 + back} 1:{100 + back}"
+        )
+    day, week = board.client.get("/metrics?range=24h").text, board.client.get("/metrics?range=7d").text
+    assert ">205</td>" in day  # 100 + 105
+    assert ">+58%</td>" in day  # 130 on the day before
+    assert ">535</td>" in week
+    assert "No job ran within the last 1h" in board.client.get("/metrics?range=nonsense").text

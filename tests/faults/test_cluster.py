@@ -16,7 +16,7 @@ from qd.config.settings import ConnectionSettings
 from qd.drivers.cluster.queue import ClusterQueue
 from tests.faults.test_batches_and_chains import SHOP as BATCH_SHOP
 from tests.support.faults import LineKill
-from tests.support.payloads import producer
+from tests.support.payloads import producer, push_many
 from tests.support.processes import Procs
 from tests.support.project import MakeProject
 from tests.support.reliability import Figures
@@ -100,7 +100,7 @@ def test_the_queues_of_other_nodes_are_still_served(
 def pushed(producer: ClusterQueue, name: str, numbers: range, delay: float | None = None) -> None:
     from tests.contract.kinds import job_of
 
-    producer.push_many([(name, job_of("quick", n), delay) for n in numbers])
+    push_many(producer, [(name, job_of("quick", n), delay) for n in numbers])
 
 
 def answered(producer: ClusterQueue, *names: str) -> bool:

@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qd.errors import Malformed
-from qd.payload.format import Payload, read
-from qd.payload.size import depth
+from qd.payload.format import Payload, depth, read
 from tests.support.payloads import VALID, hostile
 from tests.support.reliability import Figures
 

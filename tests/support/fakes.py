@@ -55,9 +55,6 @@ class FakeQueue:
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         self._note([(queue, payload, delay)])
 
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        self._note(jobs)
-
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         self._note([(job.queue, job.payload, job.delay or None) for job in jobs])
         return [None] * len(jobs)

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from qd.log import Log
-from qd.master import children, reload, shutdown, spawn, state, watchdog
+from qd.master import children, reload, spawn, state, watchdog
 from qd.master.children import Worker
 from qd.master.code import AppImport, Assignment, MasterPlan
-from qd.master.reap import Reaper
 from qd.master.reload import Reload
+from qd.master.reports import Reports
 from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
 from qd.options.tables import WorkOptions
@@ -59,7 +59,7 @@ class Rig:
         self._pids = itertools.count(1 << 23)  # above all pids of the kernel
         self._ended: list[tuple[int, int]] = []  # pid, wait status
         clock = SimpleNamespace(monotonic=lambda: self.at)
-        for module in (children, shutdown, reload, spawn, state):
+        for module in (children, reload, spawn, state):
             monkeypatch.setattr(module, "time", clock)
         for module in (children, watchdog):
             monkeypatch.setattr(module, "now", lambda: int(self.at * 1e9))
@@ -75,7 +75,7 @@ class Rig:
         self.spawner = Spawner(self.state, cast(Forker, self))
         self.reload = Reload(self.state, self.spawner, lambda: plan, {})
         self.reload.own.remember()
-        self.reaper = Reaper(self.state, lambda: None, self.reload)
+        self.reports = Reports(self.state, self.spawner, self.reload, lambda _: None)
         self.reload.begin(plan)
         if plan.preload:
             assert self.state.codes.coming is not None
@@ -110,17 +110,17 @@ class Rig:
     def turn(self, seconds: float = 0.0) -> None:
         """Advance the clock, then make one turn of the master."""
         self.at += seconds
-        self.reaper.reap()
+        self.reports.reap()
         if self.state.stopping is None:
             self.reload.go_on()
             self.spawner.keep_number()
         else:
-            shutdown.go_on(self.state, self.state.stopping)
+            self.state.go_on_stopping(self.state.stopping)
         for number in self.state.children.dead:  # the keeper has moved their jobs
             self.state.board.slot(number)[W.STATE] = scoreboard.SlotState.SETTLED
 
     def stop(self) -> None:
-        shutdown.begin(self.state, "signal SIGTERM", Exit.OK, by_signal=True)
+        self.state.begin_stop("signal SIGTERM", Exit.OK, by_signal=True)
 
     # -- observations
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from qd import Qd
 from qd.config.settings import ConnectionSettings
+from qd.drivers.types import Outgoing
 from qd.payload.build import make
 from tests.support.fakes import settings
 from tests.support.redis import Client
@@ -22,6 +23,11 @@ def producer(url: str) -> Iterator[Qd]:
     made.settings = settings(redis=ConnectionSettings("redis", url=url))
     yield made
     made.connections.close()
+
+
+def push_many(queue: Any, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
+    """Send (queue, payload, delay) over this connector, in one call."""
+    queue.post([Outgoing(name, payload, delay or 0.0) for name, payload, delay in jobs])
 
 
 def push(redis: Client, job: str, *, count: int = 1, queue: str = "default", **data: object) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qd import DeclarationError
 from qd.events import JobFailed, Looping
-from qd.worker.status import SECONDS, WorkerEvents
+from qd.worker.worker import LISTENERS, Worker
 from tests.support.fakes import FakeQd
 
 # -- signatures of listeners
@@ -68,5 +69,6 @@ def test_base_exceptions_in_a_listener_are_raised_outside_a_worker(app: FakeQd) 
 def test_the_time_announced_for_listeners_is_reset_after_them(app: FakeQd) -> None:
     announced: list[float] = []
     app.on(Looping)(lambda event: announced.append(-1.0))
-    assert WorkerEvents(app._listeners, announced.append).emit(Looping, "redis", ())
-    assert announced == [SECONDS, -1.0, 0.0]
+    worker: Any = SimpleNamespace(app=app, hears=app._listeners.has, _beat=announced.append)
+    assert Worker._emit(worker, Looping, "redis", ())
+    assert announced == [LISTENERS, -1.0, 0.0]

@@ -25,25 +25,11 @@ from typing import Any
 
 import msgspec
 
+from qd.arguments import values
 from qd.arguments.arrival import compare
 from qd.arguments.injection import PROVIDED, Extras, Known, bare
 from qd.arguments.parameters import ABSENT, Parameter, fields_of, parameters_of, title_of, type_of
-from qd.arguments.values import (
-    FAILURES,
-    NO_DATA,
-    Check,
-    check_of,
-    check_value,
-    decode_value,
-    encode,
-    encode_value,
-    is_model,
-    known_to_msgspec,
-    made,
-    may_be_keyed,
-    repair_cjson,
-    why,
-)
+from qd.arguments.values import FAILURES, NO_DATA, Check, encode, made, why
 from qd.errors import ArgumentError, DeclarationError, UnknownParameters, WrongType
 from qd.options.kinds import did_you_mean
 
@@ -75,12 +61,12 @@ def canonical(value: Any) -> Any:
     elif isinstance(value, msgspec.Struct):
         return _struct(value)
     kind: Any = type(value)
-    if is_model(kind):
+    if values.is_model(kind):
         return canonical(value.root) if kind.__pydantic_root_model__ else _model(value)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
     if names := [field.name for field in fields]:  # msgspec would write only the fields of the JSON, in its order
         return {name: canonical(getattr(value, name)) for name in names if hasattr(value, name)}
-    return decode_value(encode(value))
+    return values.decode_value(encode(value))
 
 
 def plain_text(plain: Any) -> str:
@@ -107,7 +93,7 @@ def _place(plain: Any) -> tuple[bool, Any]:
 
 def _struct(value: msgspec.Struct) -> Any:
     """With the names, tag and order in which it is sent."""
-    plain = decode_value(encode(value))
+    plain = values.decode_value(encode(value))
     names = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
     if isinstance(plain, list):  # array_like; a tag may precede the fields
         fields = [canonical(getattr(value, name)) for name in names.values()]
@@ -240,7 +226,7 @@ class Signature:
         for name, value in arguments.items():
             try:
                 value = value if self.extras is None else self.extras.packed(name, value)
-                check_value(value)
+                values.check_value(value)
                 arrived = msgspec.json.decode(encode(value), type=self._hint(name), dec_hook=made)
                 self._check_untyped(name, value)
                 compare(value, arrived)
@@ -289,12 +275,12 @@ class Signature:
                 found = self._fast().decode(data)
             except Exception:  # a dataclass of the user may raise anything
                 return self._decode_repaired(data)  # repairs the data or finds the error
-            values = {name: getattr(found, slot) for name, slot in self._slots.items()}
-            return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+            fields = {name: getattr(found, slot) for name, slot in self._slots.items()}
+            return {name: value for name, value in fields.items() if value is not msgspec.UNSET}
         return self._decode_repaired(data)
 
     def _decode_repaired(self, data: bytes) -> dict[str, object]:
-        given = None if data in NO_DATA else decode_value(data)
+        given = values.decode_value(data)
         if given is None or given in ("", []):
             given = {}
         if not isinstance(given, dict):
@@ -332,7 +318,7 @@ class Signature:
         except Exception as error:
             first = error
         try:
-            return msgspec.convert(repair_cjson(value, hint), hint, str_keys=True, dec_hook=made)
+            return msgspec.convert(values.repair_cjson(value, hint), hint, str_keys=True, dec_hook=made)
         except Exception as error:
             # The first error is about the value that was sent; this one is about the repaired value.
             reason = self._why(name, error if "cut off" in str(error) else first, arrived=True)
@@ -360,7 +346,7 @@ class Signature:
             except NameError:
                 continue
             except Exception as error:
-                if not may_be_keyed(hint):
+                if not values.may_be_keyed(hint):
                     raise self._unusable(parameter, error) from None
 
     def _fast(self) -> msgspec.json.Decoder[Any]:
@@ -380,7 +366,9 @@ class Signature:
         if self._hints is None:
             rest = [self.rest] if self.rest else []
             hints = {parameter.name: self._looked_up(parameter) for parameter in [*self.parameters, *rest]}
-            self._untyped = {name: check for name, hint in hints.items() if (check := check_of(hint)) is not None}
+            self._untyped = {
+                name: check for name, hint in hints.items() if (check := values.check_of(hint)) is not None
+            }
             self._exact = {name: kind for name, hint in hints.items() for form, kind in _EXACT_TYPES if form == hint}
             self._hints = hints  # last: another thread may run this too
         if name not in self._slots and self.rest is not None:
@@ -408,7 +396,7 @@ class Signature:
 
 def usable(hint: Any) -> Any:
     """The hint for msgspec. Raises TypeError for types that JSON cannot distinguish, NameError, and others."""
-    hint = known_to_msgspec(hint)
+    hint = values.known_to_msgspec(hint)
     msgspec.json.Decoder(hint)
     return hint
 
@@ -437,8 +425,15 @@ class Pattern:
     """A text with parameters in braces. option: its name for messages. Raises DeclarationError for an unknown parameter."""
 
     def __init__(self, option: str, text: str, signature: Signature) -> None:
-        self._pieces = pieces_of(option, text, signature.title)
-        self.names = tuple([name for _, name in self._pieces if name is not None])
+        try:
+            self._pieces = list(Formatter().parse(text))
+        except ValueError as error:
+            raise DeclarationError(f"option {option} of {signature.title}: {text!r}: {error}") from None
+        for _, name, spec, conversion in self._pieces:
+            if name is not None and (spec or conversion or not name.isidentifier()):
+                way = "has more than a name in braces (write 'order:{order_id}')"
+                raise DeclarationError(f"option {option} of {signature.title}: {text!r} {way}")
+        self.names = tuple([name for _, name, _, _ in self._pieces if name is not None])
         known = {parameter.name: parameter for parameter in signature.parameters}
         for name in self.names:
             if name not in known and signature.rest is None:
@@ -456,33 +451,20 @@ class Pattern:
         return self._filled(data, self._value_text)
 
     def _filled(self, data: bytes, text: Callable[[str, Any], str]) -> str:
-        found = decode_value(data) if self.names else None
+        found = values.decode_value(data) if self.names else None
         given = found if isinstance(found, dict) else {}
-        values = {name: text(name, given[name] if name in given else self._default(name)) for name in self.names}
-        return "".join([piece + ("" if name is None else values[name]) for piece, name in self._pieces])
+        texts = {name: text(name, given[name] if name in given else self._default(name)) for name in self.names}
+        return "".join([piece + ("" if name is None else texts[name]) for piece, name, _, _ in self._pieces])
 
     def _default(self, name: str) -> Any:
         """The default as it would be sent."""
         default = self._known[name].left_out() if name in self._known else None
         if default is None or isinstance(default, str):
             return default
-        return None if default is ABSENT else decode_value(encode_value(default))
+        return None if default is ABSENT else values.decode_value(values.encode_value(default))
 
     def _value_text(self, name: str, value: Any) -> str:
         """value: the JSON value. One that does not convert is used as it is; the error fails the job elsewhere."""
         with suppress(WrongType):
             value = self._signature.converted(name, value)
         return plain_text(canonical(value))
-
-
-def pieces_of(option: str, text: str, title: str) -> list[tuple[str, str | None]]:
-    """Each piece of text with the name that follows it. Raises DeclarationError for braces that are not {name}."""
-    try:
-        found = list(Formatter().parse(text))
-    except ValueError as error:
-        raise DeclarationError(f"option {option} of {title}: {text!r}: {error}") from None
-    for _, name, spec, conversion in found:
-        if name is not None and (spec or conversion or not name.isidentifier()):
-            way = "write 'order:{order_id}'"
-            raise DeclarationError(f"option {option} of {title}: {text!r} has more than a name in braces ({way})")
-    return [(piece, name) for piece, name, _, _ in found]

@@ -37,7 +37,7 @@ from qd.log import Log
 from qd.store import audit
 from qd.store.base import KeyspaceStore
 from qd.store.locks import Lease
-from qd.store.rates import Place, Rate
+from qd.store.statistics import Place, Rate
 
 LOOKS = 2  # looks in a row that must agree before something is sent
 PATIENCE = 10.0  # seconds for a webhook and for a program

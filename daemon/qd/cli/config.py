@@ -11,7 +11,7 @@ import click
 
 from qd import config as configuration
 from qd.cli import context, output
-from qd.config.settings import CONNECTION, ENTRY, QD, SECTIONS, Settings, check_concurrency
+from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
@@ -56,7 +56,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
             if option.in_file or (option.name == "pool" and found.work.pool):
                 yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
     for entry in found.schedule.entries:
-        for option in ENTRY.values():
+        for option in SECTIONS["schedule.entries.NAME"].values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
                 yield name, option, getattr(entry, option.name)
 
@@ -107,10 +107,10 @@ def _check_schedule(found: Settings) -> None:
     if not found.schedule.entries and not imported:
         return
     from qd.cli.schedule.entries import fault
+    from qd.schedule.builder import wrong
     from qd.schedule.declare import check as check_entry
     from qd.schedule.declare import mistake
     from qd.schedule.entry import closed
-    from qd.schedule.frequencies import wrong
 
     for entry in found.schedule.entries:
         if why := fault(check_entry(entry, found)):

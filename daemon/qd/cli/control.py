@@ -32,7 +32,7 @@ from qd.store.masters import MasterReport
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
-MAX_WORKERS = 200  # as master.MAX_WORKERS, which needs the whole master
+MAX_WORKERS = 200  # as in master/state.py, which needs the whole master
 TARGETS = {
     "job": "This job; repeat for several.",
     "host": "The masters on this host.",
@@ -169,7 +169,7 @@ def stamp_both(found: Settings, store: Store, rolling: bool) -> Restart:
         controls.restart(store, rolling=rolling)
         raise
     stamp = controls.restart(store, rolling=rolling, laravel=value)
-    controls.laravel_restart(there, value)
+    there.put(controls.RESTART, b"%d" % value)
     return stamp
 
 
@@ -291,10 +291,8 @@ def pause_queues(
             notes.append({"queue": name, "connection": place, **asdict(note)})
         if has_laravel(found):
             there = cache(found)
-            for name in queues:
-                controls.laravel_pause(there, place, name, seconds)
-            if not queues:
-                controls.pause_all(there, seconds)
+            for key in [controls.laravel_paused(place, name) for name in queues] or [controls.PAUSED_ALL]:
+                there.put(key, controls.TRUE, seconds)
     time.sleep(FETCHED)
     context.record(found, "pause", *[place_of(each) | for_(seconds) for each in notes], reason=reason)
     return notes
@@ -376,10 +374,10 @@ def note_unserved(names: Iterable[str], known: Collection[str], of: str = "") ->
 def resume_laravel(found: Settings, place: str, queues: tuple[str, ...], names: list[str]) -> dict[str, bool]:
     """Which queues Laravel's own keys paused. A pause of all queues only ends when all are resumed."""
     store = cache(found)
-    were = {name: controls.laravel_resume(store, place, name) for name in names}
-    if not queues and controls.resume_all(store):
+    were = {name: store.take(controls.laravel_paused(place, name)) is not None for name in names}
+    if not queues and store.take(controls.PAUSED_ALL) is not None:
         return dict.fromkeys(names, True)
-    if queues and controls.all_paused(store):
+    if queues and store.get(controls.PAUSED_ALL)[0] is not None:
         output.note("Laravel's pause of all queues still holds: `qd resume` without a queue ends it")
     return were
 
@@ -488,7 +486,8 @@ def laravels(found: Settings) -> str:
     if held is None or not held.down:
         return ""
     try:
-        return controls.DOWN if controls.laravel_down(context.store_at(held.cache_url, held.cache_prefix)) else ""
+        value = context.store_at(held.cache_url, held.cache_prefix).get(controls.DOWN)[0]
+        return controls.DOWN if controls.truthy(value) else ""
     except (ConnectionLost, ServerRefused) as error:
         output.note(f"Laravel's cache is unreachable, so whether Laravel is down is unknown: {error}")
         return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qd.cli.output import ago, by_whom, count, duration, quote, resuming
 from qd.cli.state import QueueLine, State, stale
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
-from qd.store.rates import Place, Rate
+from qd.store.statistics import Place, Rate
 
 STUCK = 10.0  # seconds in which nothing was taken from a queue with jobs
 UNTAKEN = 60.0  # seconds a job for PHP may wait, if no master reports since when

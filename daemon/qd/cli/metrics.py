@@ -121,7 +121,7 @@ def of_jobs(numbers: dict[Name, Numbers]) -> Iterator[str]:
     ended = [(labels, getattr(numbers[name], word)) for labels, name, word in outcomes]
     yield from metric("qd_jobs_total", "Attempts that have ended, by outcome.", ended, "counter")
     wait = {name: (numbers[name].wait, numbers[name].wait_ms) for name in names}
-    text = "From the creation of a job to its first start, in whole seconds."
+    text = "From the moment at which a job is due to its first start."
     yield from histogram("qd_job_wait_seconds", text, wait)
     run = {name: (numbers[name].run, numbers[name].run_ms) for name in names}
     yield from histogram("qd_job_run_seconds", "How long attempts ran.", run)

@@ -12,7 +12,7 @@ from qd.config.settings import ConnectionSettings, Settings
 from qd.drivers import embedded
 from qd.drivers.connections import loaded
 
-MIGRATED = "qd.drivers.database.migrations:migrated"  # loaded only with a database: its library may be missing
+MIGRATED = "qd.drivers.database.schema:migrated"  # loaded only with a database: its library may be missing
 
 
 @click.command()

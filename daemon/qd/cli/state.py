@@ -279,7 +279,7 @@ def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:
     space, found = store.space, list[object]()
     try:
         if hasattr(space, "connection"):  # a database
-            from qd.drivers.database.migrations import check_writes  # loaded with the connection
+            from qd.drivers.database.schema import check_writes  # loaded with the connection
 
             check_writes(space.connection)
         else:

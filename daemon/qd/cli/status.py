@@ -17,7 +17,7 @@ from qd.config.settings import Settings
 from qd.errors import ConnectionLost, ServerRefused
 from qd.process.exit_codes import Exit
 from qd.store import masters, schedule
-from qd.store.rates import WINDOW, History, Place, Rate
+from qd.store.statistics import WINDOW, History, Place, Rate
 
 INTERNAL = ("boot", "ns", "start", "root")  # fields of reports that the document does not have
 MOST_CRASHES = 8  # that a report has room for

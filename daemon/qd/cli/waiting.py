@@ -22,7 +22,7 @@ import click
 from qd.cli import context, output
 from qd.cli.state import note_unknown
 from qd.config.settings import Settings
-from qd.dispatch.results import cancelled, was_cancelled
+from qd.dispatch.results import CANCELLED, was_cancelled
 from qd.drivers.base import Connector
 from qd.drivers.connections import gaps_of
 from qd.drivers.types import Found, Push, Spot, ends
@@ -305,7 +305,7 @@ def cancel_many(queue: str, job: str | None, dry_run: bool, yes: bool, **which: 
     jobs, store = context.queue(found, name).jobs, context.store(found, name)
 
     def step(job: Found) -> bool:
-        return jobs.drop(job, ends(job.payload, "failed", value=cancelled()))
+        return jobs.drop(job, ends(job.payload, "failed", value=CANCELLED))
 
     sweep = Sweep(store, Wanted(job, **which), None if dry_run else step, store.now())
     go(found, sweep, "cancel", {"queue": queue, "connection": name}, f"cancelled in {queue}")

@@ -32,8 +32,13 @@ class ConfigFile:
     def __init__(self, path: Path, table: dict[str, Any], lines: Mapping[str, int]) -> None:
         self.path, self.table, self.lines = path, table, lines
         self.shown = _shown(path)
-        for dotted, value in table.items():
-            self._check_section(dotted, value)
+        for name, value in table.items():
+            if name in SECTIONS:
+                self._check_keys(name, name, value)
+            elif f"{name}.NAME" in SECTIONS:
+                self._check_named(name, value)
+            else:
+                raise ConfigError(self._unknown_section(name, value))
 
     def where(self, dotted: str) -> str:
         """`qd.toml:12`, the place of a key; for a key inside an inline table, the start of that table."""
@@ -53,13 +58,6 @@ class ConfigFile:
             table = table.get(name, {})
         return table  # type: ignore[no-any-return]
 
-    def _check_section(self, name: str, value: Any) -> None:
-        if name in SECTIONS:
-            return self._check_keys(name, name, value)
-        if f"{name}.NAME" not in SECTIONS:
-            raise ConfigError(self._unknown_section(name, value))
-        self._check_named(name, value)
-
     def _check_named(self, name: str, value: Any) -> None:
         """Check the tables of a section whose keys are the user's names."""
         for each, keys in self._table(name, value).items():
@@ -70,16 +68,15 @@ class ConfigFile:
     def _check_keys(self, dotted: str, kind: str, keys: Any) -> None:
         for key, value in self._table(dotted, keys).items():
             place = f"{dotted}.{key}"
-            option = SECTIONS[kind].get(key)
             if f"{place}.NAME" in SECTIONS:
                 self._check_named(place, value)
-                continue
-            if option is None:
+            elif key not in SECTIONS[kind]:
                 raise ConfigError(self._unknown_key(key, dotted, kind))
-            try:
-                option.read(value)
-            except ValueError as error:
-                raise ConfigError(f"{key} in {self.where(place)} [{dotted}]: {error}") from None
+            else:
+                try:
+                    SECTIONS[kind][key].read(value)
+                except ValueError as error:
+                    raise ConfigError(f"{key} in {self.where(place)} [{dotted}]: {error}") from None
 
     def _table(self, dotted: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):

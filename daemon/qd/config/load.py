@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd.config.file import ConfigFile, find
 from qd.config.settings import (
     CONNECTION,
-    ENTRY,
     QD,
-    QUEUE_ALERTS,
     SECTIONS,
     AlertSettings,
     ConnectionSettings,
@@ -41,7 +40,6 @@ from qd.options.kinds import did_you_mean
 from qd.options.tables import WORK, Option, WorkOptions
 
 ROWS = {**SECTIONS, "worker": WORK}  # also the options that only flags set
-SECTION = "schedule.entries"
 SCHEDULE_POOL = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
 FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
@@ -50,57 +48,55 @@ RESOLVED = ("connection", "queues", "workers", "prefetch", "min_uptime")  # thei
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER", "QD_ACTOR"}  # variables that are not in a table
 
 
-class Found(NamedTuple):
-    value: object
-    origin: str
-
-
+@dataclass(slots=True)
 class Layers:
     """The layers of configuration. origins: the source of each value by its dotted name; grows with each lookup."""
 
-    def __init__(
-        self,
-        file: ConfigFile | None,
-        environ: Mapping[str, str],
-        flags: Mapping[str, object],
-        code: Mapping[str, object],
-    ) -> None:
-        self.file, self.environ, self.flags, self.code = file, environ, flags, code
-        self.origins: dict[str, str] = {}
+    file: ConfigFile | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, object]
+    code: Mapping[str, object]
+    origins: dict[str, str] = field(default_factory=dict)
 
     def value(self, dotted: str, option: Option, code: str = "", connection: str = "", built_in: object = None) -> Any:
         """The value of one key from the first layer that has it; records its origin."""
-        places = self._layers(dotted, option, code, connection)
-        found = next(places, Found(option.default if built_in is None else built_in, "built in"))
-        self.origins[dotted] = found.origin
-        if found.origin == "built in":
-            return found.value
+        otherwise = option.default if built_in is None else built_in
+        value, origin = next(self._layers(dotted, option, code, connection), (otherwise, "built in"))
+        self.origins[dotted] = origin
         try:
-            return option.read(found.value)
+            return value if origin == "built in" else option.read(value)
         except ValueError as error:
-            raise ConfigError(f"{found.origin}: {error}") from None
+            raise ConfigError(f"{origin}: {error}") from None
 
-    def _layers(self, dotted: str, option: Option, code: str, connection: str) -> Iterator[Found]:
+    def _layers(self, dotted: str, option: Option, code: str, connection: str) -> Iterator[tuple[object, str]]:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
-            yield Found(self.flags[key], f"flag {option.flag}" if option.flag else "command line")
+            yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
         variables = [environ_name(option, connection)] if option.environ else []
         variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
         for name in variables:
             if self.environ.get(name):  # empty counts as not set, as in most programs
-                yield Found(self.environ[name], f"environment {name}")
+                yield self.environ[name], f"environment {name}"
         if code in self.code:
-            yield Found(self.code[code], "Qd(...)")
+            yield self.code[code], "Qd(...)"
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
         for names in (*pools, tuple(section.split(".", 1))):
             if self.file and key in (held := self.file.section(*names)):
-                yield Found(held[key], self.file.where(".".join((*names, key))))
+                yield held[key], self.file.where(".".join((*names, key)))
 
     def all(self, section: str, but: Collection[str] = ()) -> dict[str, Any]:
         return {name: self.value(f"{section}.{name}", row) for name, row in ROWS[section].items() if name not in but}
 
-    def section(self, name: str) -> Mapping[str, Any]:
-        return self.file.section(name) if self.file else {}
+    def section(self, *names: str) -> Mapping[str, Any]:
+        return self.file.section(*names) if self.file else {}
+
+    def named(self, section: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each table in a section whose keys are the user's names: its name, and the values that it sets."""
+        rows = SECTIONS[f"{section}.NAME"]
+        for name, keys in self.section(*section.split(".")).items():
+            assert self.file is not None
+            self.origins.update({f"{section}.{name}.{key}": self.file.where(f"{section}.{name}.{key}") for key in keys})
+            yield name, {key: rows[key].read(value) for key, value in keys.items()}
 
     @property
     def root(self) -> Path:
@@ -306,19 +302,15 @@ def secret_of(id: str, path: Path, origin: str) -> str:
 
 def schedule_of(layers: Layers) -> ScheduleSettings:
     held = layers.all("schedule")
-    if (file := layers.file) is None:
-        return ScheduleSettings(**held)
-    entries = list[EntrySettings]()
-    for name, keys in file.section("schedule", "entries").items():
-        held_by = f"{SECTION}.{name}"
-        layers.origins.update({f"{held_by}.{key}": file.where(f"{held_by}.{key}") for key in keys})
-        own = {key: ENTRY[key].read(value) for key, value in keys.items()}
+    entries, file = list[EntrySettings](), layers.file
+    for name, own in layers.named("schedule.entries"):
         if "args" in own:
             import json  # only if there are arguments
 
             # a TOML datetime is sent as ISO 8601, like every datetime
             own["args"] = json.dumps(own["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
-        entries.append(EntrySettings(name, file.shown, file.line(held_by), **own))
+        assert file is not None
+        entries.append(EntrySettings(name, file.shown, file.line(f"schedule.entries.{name}"), **own))
     return ScheduleSettings(**held, entries=tuple(entries))
 
 
@@ -335,14 +327,8 @@ def alerts_of(layers: Layers) -> AlertSettings:
             json.loads(template.replace("{text}", '""'))
         except ValueError:
             raise ConfigError(f'{where}: the template is not JSON; write {{"text": {{text}}}}') from None
-    limits = {name: held[name] for name in QUEUE_ALERTS}
-    queues = dict[str, QueueAlerts]()
-    if (file := layers.file) is not None:
-        for name, keys in file.section("alerts", "queues").items():
-            where = f"alerts.queues.{name}"
-            layers.origins.update({f"{where}.{key}": file.where(f"{where}.{key}") for key in keys})
-            own = {key: QUEUE_ALERTS[key].read(value) for key, value in keys.items()}
-            queues[name] = QueueAlerts(**limits | own)
+    limits = {name: held[name] for name in SECTIONS["alerts.queues.NAME"]}
+    queues = {name: QueueAlerts(**limits | own) for name, own in layers.named("alerts.queues")}
     return AlertSettings(**held, queues=queues)
 
 

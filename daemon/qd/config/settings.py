@@ -153,12 +153,8 @@ class AlertSettings(QueueAlerts):
     )
     exec: str = option("", "text", "run this line with /bin/sh, with the JSON on its stdin", shown="none")
     heartbeat: str = option(
-        "",
-        "text",
-        "GET this url once a minute while nothing is wrong, for a dead man's switch",
-        shown="none",
-        repr=False,
-    )
+        "", "text", "GET this url once a minute while nothing is wrong, for a dead man's switch", shown="none", repr=False
+    )  # fmt: skip
     every: float = option(15.0, "span", "look this often", at_least=1)
     queues: Mapping[str, QueueAlerts] = field(default_factory=dict)
 
@@ -239,33 +235,23 @@ class Settings:
         return f" (no qd.toml in {self.root}, the current folder: change to the folder of qd.toml, or set QD_CONFIG)"
 
 
-QD = rows_of(Settings)
-CONNECTION = rows_of(ConnectionSettings, "QD_{NAME}_")  # {NAME}: in capitals, QD_REDIS_URL for [connections.redis]
-LARAVEL = rows_of(LaravelSettings, "QD_LARAVEL_")
-FAILED = rows_of(FailedSettings, "QD_FAILED_")
-SIGNING = rows_of(SigningSettings, "QD_SIGNING_")
-SCHEDULE = rows_of(ScheduleSettings, "QD_SCHEDULE_")
-ALERTS = rows_of(AlertSettings, "QD_ALERTS_")
-DASHBOARD = rows_of(DashboardSettings, "QD_DASHBOARD_")
-QUEUE_ALERTS = rows_of(QueueAlerts, "")
-ENTRY = rows_of(EntrySettings, "")
 WORKER = {name: option for name, option in WORK.items() if option.in_file}
-
 # Section of the file -> its keys. A name in capitals is the user's choice.
 SECTIONS: Mapping[str, Mapping[str, Option]] = {
-    "qd": QD,
-    "connections.NAME": CONNECTION,
+    "qd": rows_of(Settings),
+    "connections.NAME": rows_of(ConnectionSettings, "QD_{NAME}_"),  # in capitals, QD_REDIS_URL for [connections.redis]
     "worker": WORKER,
     "pools.NAME": WORKER,
-    "laravel": LARAVEL,
-    "failed": FAILED,
-    "signing": SIGNING,
-    "schedule": SCHEDULE,
-    "schedule.entries.NAME": ENTRY,
-    "alerts": ALERTS,
-    "dashboard": DASHBOARD,
-    "alerts.queues.NAME": QUEUE_ALERTS,
+    "laravel": rows_of(LaravelSettings, "QD_LARAVEL_"),
+    "failed": rows_of(FailedSettings, "QD_FAILED_"),
+    "signing": rows_of(SigningSettings, "QD_SIGNING_"),
+    "schedule": rows_of(ScheduleSettings, "QD_SCHEDULE_"),
+    "schedule.entries.NAME": rows_of(EntrySettings, ""),
+    "alerts": rows_of(AlertSettings, "QD_ALERTS_"),
+    "dashboard": rows_of(DashboardSettings, "QD_DASHBOARD_"),
+    "alerts.queues.NAME": rows_of(QueueAlerts, ""),
 }
+QD, CONNECTION = SECTIONS["qd"], SECTIONS["connections.NAME"]
 
 
 def environ_name(option: Option, connection: str = "") -> str:

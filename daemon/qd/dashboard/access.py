@@ -8,6 +8,7 @@ known_host   the Host header
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -15,7 +16,9 @@ import inspect
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -27,6 +30,8 @@ LEVELS = ("read", "operate", "write")
 SESSION, CSRF = "qd_session", "qd_csrf"  # cookies
 HOURS = 12  # that a session lasts
 LINK = 600.0  # seconds that a one-time link is valid
+TRIES, TRIES_SECONDS = 10, 60.0  # wrong logins of one address within so many seconds
+ADDRESSES = 10_000  # whose wrong logins are counted
 COST = {"n": 1 << 14, "r": 8, "p": 1}  # of scrypt: 16 MB and about 50 ms
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -74,11 +79,30 @@ class Sessions:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     login = True
     _link: tuple[str, float] = ("", 0.0)
+    _wrong: dict[str, deque[float]] = field(default_factory=dict)
+    _hashing: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "qd login")
+    )  # not those of pages
 
     def new_link(self) -> str:
         """The token of a link that can be used once, by the user who started the dashboard."""
         self._link = secrets.token_urlsafe(24), time.monotonic() + LINK
         return self._link[0]
+
+    def may_try(self, address: str) -> bool:
+        wrong = self._wrong.get(address)
+        return wrong is None or len(wrong) < TRIES or time.monotonic() - wrong[0] > TRIES_SECONDS
+
+    def note_wrong(self, address: str) -> None:
+        if address not in self._wrong and len(self._wrong) >= ADDRESSES:
+            del self._wrong[next(iter(self._wrong))]
+        self._wrong.setdefault(address, deque(maxlen=TRIES)).append(time.monotonic())
+
+    async def login_of(self, form: Mapping[str, str]) -> Viewer | None:
+        if token := form.get("token"):
+            return self.by_link(token)
+        name, password = form.get("name", ""), form.get("password", "")
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, self.by_password, name, password)
 
     def by_link(self, token: str) -> Viewer | None:
         wanted, until = self._link

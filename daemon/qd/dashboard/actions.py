@@ -95,18 +95,18 @@ ACTIONS: Mapping[str, Action] = {
         lambda form: ["failed", "forget", "--yes", *option(form, "queue"), *on(form, form["id"])], needs=("id",),
     ),
     "retry-all": Action(
-        "operate", "Retry {count} failed jobs of {job}", "All that match when you press it are sent, the oldest first.",
+        "operate", "Retry {count} failed jobs of {job}", "Sends all that had failed when you looked, the oldest first.",
         lambda form: [
             *("failed", "retry", "--all"), *exactly(form, "job"), *exactly(form, "error"), *option(form, "rate"),
-            *option(form, "connection"),
+            *option(form, "until"), *option(form, "connection"),
         ],
         (RATE,), needs=("job",),
     ),
     "forget-all": Action(
-        "write", "Forget {count} failed jobs of {job}", "Deletes what is stored of all that match when you press it.",
+        "write", "Forget {count} failed jobs of {job}", "Deletes what is stored of all that had failed when you looked.",
         lambda form: [
             *("failed", "forget", "--all", "--yes"), *exactly(form, "job"), *exactly(form, "error"),
-            *option(form, "connection"),
+            *option(form, "until"), *option(form, "connection"),
         ],
         typed="job", needs=("job",),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from qd.cli.context import Given
 from qd.dashboard.access import (
     CSRF,
     SESSION,
+    TRIES,
     Access,
     CsrfTokens,
     Sessions,
@@ -45,6 +47,7 @@ from qd.errors import ConnectionLost, QdError
 HERE = Path(__file__).resolve().parent
 DASH = "\N{EN DASH}"  # there is no value
 BODY = 64 << 10  # bytes of a form
+OUTCOMES = 100  # of actions that are kept
 SELF = "style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'"
 HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; {SELF}; base-uri 'none'; frame-ancestors 'none'",
@@ -60,13 +63,13 @@ def dashboard(given: Given, access: Access) -> Starlette:
     routes = [
         *(Route(path, site.page(name, page)) for name, (path, page) in PAGES.items()),
         Route("/do/{action}", site.act, methods=["GET", "POST"]),
+        Route("/done/{id}", site.done),
         Route("/login", site.login, methods=["GET", "POST"]),
         Route("/api/v1/{name}", site.api),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
-    app = Starlette(
-        routes=routes, middleware=[Middleware(Headers)], exception_handlers={QdError: site.away, 404: site.missing}
-    )
+    handlers = {QdError: site.away, 404: site.missing, Exception: site.broken}
+    app = Starlette(routes=routes, middleware=[Middleware(Headers)], exception_handlers=handlers)
     app.state.site = site
     return app
 
@@ -91,6 +94,7 @@ class Site:
     def __init__(self, given: Given, access: Access) -> None:
         self.given, self.access = given, access
         self.poller, self.csrf = Poller(given), CsrfTokens()
+        self.outcomes = dict[str, Facts]()  # of the last actions, for the pages that show them
         self.templates = environment()
 
     # -- what every page goes through
@@ -164,27 +168,34 @@ class Site:
     async def missing(self, request: Request, error: Exception) -> Response:
         return self.message(request, 404, "There is no such page here.", getattr(error, "detail", ""))
 
+    async def broken(self, request: Request, error: Exception) -> Response:
+        """A bug. Starlette logs the traceback."""
+        response = self.message(request, 500, "This page failed.", "The log of the dashboard has the traceback.")
+        response.headers.update(HEADERS)  # this handler is outside the middleware
+        return response
+
     # -- logging in
 
     async def login(self, request: Request) -> Response:
+        """A link shows a form that sends itself: a chat or mail program that looks at the link does not use it up."""
         access = self.access
         if not isinstance(access, Sessions) or not known_host(request, access.hosts):
             return self.message(request, 404, "There is no login here.", "")
-        viewer, tried = None, False
-        token = request.query_params.get("token")
-        if token and request.method == "GET":
-            viewer, tried = access.by_link(token), True
-        elif request.method == "POST":
-            form = await form_of(request)
-            if not (same_origin(request) and self.csrf.fits(request, form.get("csrf", ""))):
-                return self.message(request, 403, "This form is too old, or from another host.", "Load the page again.")
-            viewer, tried = (
-                await self.poller.ask(lambda: access.by_password(form.get("name", ""), form.get("password", ""))),
-                True,
-            )
+        facts: Facts = {"token": request.query_params.get("token", ""), "tried": False, "users": bool(access.users)}
+        if request.method != "POST":
+            return self.render(request, "login.html", None, title="Log in", **facts)
+        form = await form_of(request)
+        if not (same_origin(request) and self.csrf.fits(request, form.get("csrf", ""))):
+            return self.message(request, 403, "This form is too old, or from another host.", "Load the page again.")
+        address = request.client.host if request.client else ""
+        if not access.may_try(address):
+            hint = f"After {TRIES} wrong ones, an address waits for a minute."
+            return self.message(request, 429, f"Too many wrong logins from {address}.", hint)
+        viewer = await access.login_of(form)
         if viewer is None:
-            facts = {"tried": tried, "users": bool(access.users)}
-            return self.render(request, "login.html", None, code=403 if tried else 200, title="Log in", **facts)
+            access.note_wrong(address)
+            facts |= {"token": "", "tried": True}
+            return self.render(request, "login.html", None, code=403, title="Log in", **facts)
         response = RedirectResponse(link(request, ""), 303)
         set_cookie(request, response, SESSION, access.issue(viewer))
         return response
@@ -217,9 +228,20 @@ class Site:
             return self.render(request, "confirm.html", viewer, code=400 if post else 200, wrong=post, **facts)
         code, printed = await run(words, self.given, viewer)
         self.poller._at = 0.0  # the next page reads what has changed
-        return self.render(
-            request, "done.html", viewer, code=200 if code == 0 else 409, exit=code, printed=printed, **facts
-        )
+        id = secrets.token_urlsafe(12)
+        self.outcomes[id] = facts | {"exit": code, "printed": printed, "actor": viewer.name}
+        while len(self.outcomes) > OUTCOMES:
+            del self.outcomes[next(iter(self.outcomes))]
+        return RedirectResponse(link(request, "done", id), 303)  # reloading the page does not repeat the action
+
+    async def done(self, request: Request) -> Response:
+        viewer = await self.admitted(request)
+        if isinstance(viewer, Response):
+            return viewer
+        facts = self.outcomes.get(request.path_params["id"])
+        if facts is None or facts["actor"] != viewer.name:
+            return self.message(request, 404, "The outcome of this action is not kept any more.", "Events lists it.")
+        return self.render(request, "done.html", viewer, code=200 if facts["exit"] == 0 else 409, **facts)
 
     # -- for programs
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from qd.cli import context, health, output, status, waiting
 from qd.cli.diagnosis import is_growing, warnings
@@ -20,24 +20,28 @@ from qd.cli.failed import pretty, source, value_of
 from qd.cli.schedule import entries as schedule
 from qd.cli.state import QueueLine, stale
 from qd.dashboard.charts import Line, Mark, chart, sparkline
-from qd.dashboard.reader import Poller, Snapshot, failed_jobs
+from qd.dashboard.reader import EVENTS, Poller, Snapshot, failed_jobs
 from qd.drivers.connections import gaps_of
 from qd.errors import QdError
 from qd.redaction import redact
 from qd.store.audit import Entry
 from qd.store.failed import Record
-from qd.store.rates import History, Point, Rate, middle_and_most
-from qd.store.statistics import Name
+from qd.store.statistics import History, Name, Numbers, Point, Rate, middle_and_most
 from qd.store.waiting import Place
 
 HOURS = 3 * 3600  # seconds of the charts
 SHOWN = 50  # jobs of a queue, and failed jobs of a group, on one page
+ROWS = 100  # of queues, names or events on one page
+MASTERS = 20  # on one page
+RANGES = {"1h": 3600, "24h": 24 * 3600, "7d": 7 * 24 * 3600}  # seconds, of the page of metrics
+BUSIEST = 25  # queues on the overview
 LONGEST = 200_000  # characters of one text on a page
 MOST_GROUPS = 200
 MINUS = "\N{MINUS SIGN}"
 SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
 DEPLOYS = ("master started", "restart", "new code")
 Facts = dict[str, Any]
+T = TypeVar("T")
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
@@ -69,18 +73,22 @@ async def overview(asked: Asked, now: Snapshot) -> Facts:
         chart("Wait until start", times, waits, deploys, log=True, unit="s"),
         chart("Ready jobs", times, ready, deploys, log=True),
     ]
-    facts = {"title": "Overview", "tiles": tiles(now, points), "charts": charts, "queues": queue_rows(now)}
+    facts = {"title": "Overview", "tiles": tiles(now, points), "charts": charts}
+    first = sorted(now.state.queues, key=lambda line: (not line.paused, -line.sizes.ready, line.connection, line.name))
+    facts["queues"] = [queue_row(now, line) for line in sorted(first[:BUSIEST], key=by_name)]
     facts["warnings"] = [*warnings(now.state, now.rates)]
     return facts | {"document": health.document(now.state, now.findings)}
 
 
 async def queues(asked: Asked, now: Snapshot) -> Facts:
-    rows = queue_rows(now)
+    lines = sorted(now.state.queues, key=by_name)
+    part = listed(asked, lines, lambda line: f"{line.connection} {line.name}")
     sizes = ("connection", "name", "ready", "delayed", "reserved", "failed", "oldest_age_s", "workers")
-    documents = [row["document"] for row in rows]
+    documents = [status.queue_of(line, now.rates.get((line.connection, line.name))) for line in lines]
     flat = [each | (each["rates"] or {}) for each in documents]
     table = columns((*sizes, "in_per_min", "out_per_min"), flat)
-    return {"title": "Queues", "queues": rows, "table": table, "document": {"schema": 1, "queues": documents}}
+    facts = {"title": "Queues", "queues": [queue_row(now, line) for line in part["rows"]], "table": table}
+    return part | facts | {"document": {"schema": 1, "queues": documents}}
 
 
 async def queue(asked: Asked, now: Snapshot) -> Facts:
@@ -137,7 +145,11 @@ async def failed(asked: Asked, now: Snapshot) -> Facts:
     for connection in dict.fromkeys(line.connection for line in now.state.queues):
         found = await asked.poller.failed(connection)
         looked, total = looked + len(found.seen), total + found.total
-        groups += [described_group(group) | {"connection": connection} for group in found.ranked()[:MOST_GROUPS]]
+        for group in found.ranked()[:MOST_GROUPS]:
+            until = output.iso(
+                group.last + 0.001
+            )  # its last digits are cut off; what fails later is not retried unseen
+            groups.append(described_group(group) | {"connection": connection, "until": until})
         if job is not None:
             jobs += await asked.poller.ask(lambda: failed_rows(job or None, error or None), connection)
     if job is not None:
@@ -203,7 +215,8 @@ async def workers(asked: Asked, now: Snapshot) -> Facts:
         masters.append({"report": master, "workers": children} | facts)
     head = ("pool", "host", "worker", "pid", "state", "job", "queue", "seconds", "done")
     document = {"schema": 1, "masters": [status.master_document(master, state.now) for master in state.masters]}
-    return {"title": "Workers", "masters": masters, "table": (head, rows), "document": document}
+    part = listed(asked, masters, lambda each: f"{each['report'].host} {each['report'].pool_title}", MASTERS)
+    return part | {"title": "Workers", "table": (head, rows), "document": document}
 
 
 async def schedule_page(asked: Asked, now: Snapshot) -> Facts:
@@ -228,36 +241,39 @@ def entries_of() -> Facts:
 
 
 async def metrics(asked: Asked, now: Snapshot) -> Facts:
-    history, rows = now.history, list[Facts]()
-    done = done_by_name(history)
-    hour = sorted(history.by_name(history.now - 3600).items(), key=lambda pair: -pair[1].started)
-    for name, numbers in hour:
+    wanted = asked.query.get("range", "")
+    seconds = RANGES.get(wanted, 3600)
+    history = await asked.poller.hours(min(2 * seconds, RANGES["7d"])) if seconds > 3600 else now.history
+    since = history.now - seconds
+    before = history.by_name(since - seconds, since) if history.seconds >= 2 * seconds else {}
+    done = done_by_name(history, HOURS if seconds == 3600 else seconds)
+    hour = sorted(history.by_name(since).items(), key=lambda pair: -pair[1].started)
+    part = listed(asked, hour, lambda pair: f"{pair[0].job} {pair[0].queue}")
+    for n, (name, numbers) in enumerate(part["rows"]):
         ended = max(1, numbers.done + numbers.failed)
         times = {
             "wait": shown_times(numbers.wait),
             "run": shown_times(numbers.run),
             "failed_part": numbers.failed / ended,
+            "change": change(before.get(name), numbers),
         }
-        rows.append({"name": name, "numbers": numbers, "spark": sparkline(done.get(name, [])), **times})
+        part["rows"][n] = {"name": name, "numbers": numbers, "spark": sparkline(done.get(name, [])), **times}
     counts = ("started", "done", "failed", "released", "timed_out", "crashed", "cancelled", "lease_lost", "handed_back")
     flat = [name._asdict() | output.fields(numbers, *counts) for name, numbers in hour]
     table = columns(("connection", "queue", "job", *counts), flat)
-    return {"title": "Metrics", "rows": rows, "table": table, "document": {"schema": 1, "jobs": flat}}
+    part |= {"range": wanted if wanted in RANGES else "1h", "ranges": [*RANGES], "own": part["own"] or seconds > 3600}
+    return part | {"title": "Metrics", "table": table, "document": {"schema": 1, "jobs": flat}}
 
 
 async def events(asked: Asked, now: Snapshot) -> Facts:
-    word = asked.query.get("q", "").lower()
-    rows = [
-        entry
-        for entry in reversed(now.events)
-        if word in f"{entry.what} {entry.actor} {entry.reason} {entry.object}".lower()
-    ]
+    text = "{0.what} {0.actor} {0.reason} {0.object}"
+    part = listed(asked, now.events[::-1], text.format, EVENTS)
     flat = [
-        output.fields(each, "actor", "what", "object", "reason", "count") | {"at": output.iso(each.at)} for each in rows
+        output.fields(each, "actor", "what", "object", "reason", "count") | {"at": output.iso(each.at)}
+        for each in part["rows"]
     ]
     table = columns(("at", "actor", "what", "object", "reason", "count"), flat)
-    facts = {"title": "Events", "rows": rows, "q": word, "own": bool(word), "table": table}
-    return facts | {"document": {"schema": 1, "events": flat}}
+    return part | {"title": "Events", "table": table, "document": {"schema": 1, "events": flat}}
 
 
 PAGES: Mapping[str, tuple[str, Page]] = {
@@ -304,8 +320,8 @@ def tile(label: str, value: str, note: str, page: str, values: Sequence[float | 
     return {"label": label, "value": value, "note": note, "spark": spark, "page": page}
 
 
-def queue_rows(now: Snapshot) -> list[Facts]:
-    return [queue_row(now, line) for line in sorted(now.state.queues, key=lambda line: (line.connection, line.name))]
+def by_name(line: QueueLine) -> tuple[str, str]:
+    return line.connection, line.name
 
 
 def queue_row(now: Snapshot, line: QueueLine) -> Facts:
@@ -330,7 +346,7 @@ def of_queue(line: QueueLine) -> Callable[[Name], bool]:
     return lambda name: (name.connection, name.queue) == (line.connection, line.name)
 
 
-def points_of(history: History, wanted: Callable[[Name], bool] = lambda _: True) -> list[Point]:
+def points_of(history: History, wanted: Callable[[Name], bool] | None = None) -> list[Point]:
     """Of the last hours, or since statistics began, but not less than 20 minutes."""
     points = history.points(history.now - HOURS, wanted)
     first = next((n for n, point in enumerate(points) if point.done or point.failed or point.depth), 0)
@@ -344,9 +360,14 @@ def depths(now: Snapshot, line: QueueLine, count: int) -> list[float | None]:
     return [None if depth is None else depth.ready for depth in held]
 
 
-def done_by_name(history: History) -> dict[Name, list[float | None]]:
-    """How many jobs of each name were done in each of the last minutes."""
-    first, last = int((history.now - HOURS) // 60) + 1, int(history.now // 60)
+def change(before: Numbers | None, now: Numbers) -> str:
+    """How many more jobs were done than in the same time before."""
+    return f"{(now.done - before.done) / before.done:+.0%}" if before and before.done else ""
+
+
+def done_by_name(history: History, seconds: float) -> dict[Name, list[float | None]]:
+    """How many jobs of each name were done in each of the last minutes or hours."""
+    first, last = int((history.now - seconds) // history.step) + 1, int(history.now // history.step)
     found = dict[Name, list[float | None]]()
     for minute, (added, _) in history.minutes.items():
         if first <= minute < last:
@@ -418,6 +439,14 @@ def words_of(what: Mapping[str, Any]) -> str:
 
 def columns(head: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
     return head, [[row.get(key) for key in head] for row in rows]
+
+
+def listed(asked: Asked, rows: Iterable[T], text_of: Callable[[T], str], size: int = ROWS) -> dict[str, Any]:
+    """One page of the rows in which the words of the filter occur, and what the pager needs."""
+    word, at = asked.query.get("q", ""), int_of(asked.query.get("at", ""))
+    found = [row for row in rows if word.lower() in text_of(row).lower()]
+    own = bool(word or at)
+    return {"rows": found[at : at + size], "q": word, "at": at, "size": size, "matches": len(found), "own": own}
 
 
 def masked(document: Mapping[str, Any]) -> Facts:

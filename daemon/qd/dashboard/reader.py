@@ -28,7 +28,7 @@ from qd.cli.state import State, read_state, server_memory
 from qd.errors import QdError
 from qd.store import audit
 from qd.store.failed import Record, Wanted
-from qd.store.rates import History, Place, Rate
+from qd.store.statistics import History, Place, Rate
 
 T = TypeVar("T")
 FRESH = 2.0  # seconds for which a snapshot is shared
@@ -92,6 +92,8 @@ class Poller:
         self.snapshot: Snapshot | None = None
         self.failures = dict[str, Failures]()
         self._history: History | None = None
+        self._hours: History | None = None
+        self._hours_lock = Lock()
         self._reader, self._lock = ThreadPoolExecutor(1, "qd dashboard"), Lock()
         self._read: Future[None] | None = None
         self._at = 0.0
@@ -117,6 +119,20 @@ class Poller:
         found = self.failures.setdefault(connection, Failures())
         await self.ask(lambda: found.read(source((), changes=False)), connection)
         return found
+
+    async def hours(self, seconds: float) -> History:
+        """The statistics of the hours of the last `seconds`; the first read of many takes a second."""
+
+        def read() -> History:
+            with self._hours_lock:
+                found = context.settings()
+                store = context.store(found, found.control)
+                if self._hours is None or self._hours.seconds < seconds:
+                    self._hours = History(store, seconds, 3600)
+                self._hours.store = store
+                return self._hours.refresh()
+
+        return await self.ask(read)
 
     def _refresh(self) -> None:
         try:

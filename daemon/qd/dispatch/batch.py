@@ -21,6 +21,7 @@ from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
 from qd.dispatch.results import polls, read_by
 from qd.dispatch.route import Message
+from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, NewBatch
 from qd.errors import JobFailedError, UnknownBatch
@@ -28,13 +29,11 @@ from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import Call, caller
 from qd.jobs.plan import Duration, Handle, SendOptions, Status, waiting_time
-from qd.payload.build import new_id, new_uuid
+from qd.payload.build import new_id, new_uuid, time_positions
 from qd.payload.format import Relations, read
-from qd.payload.rewrite import time_positions
 from qd.process.shield import shield
 
 if TYPE_CHECKING:
-    from qd.config.settings import Settings
     from qd.drivers.base import Batches, Connector
     from qd.store.failed import FailedStore, Record
 
@@ -235,8 +234,22 @@ class Batch(Handle[None]):
     def retry_failed(self) -> int:
         """Send its failed jobs again; a cancelled batch is resumed. Returns how many were sent. Those whose record is gone
         are logged (logger `qd.batches`) and counted by `dropped`."""
-        send, connection = self._send, self._connection
-        return retry_failed(self.id, send.connector(connection), send._settings(), connection, send._listeners)
+        send = self._send
+        queue, count = send.connector(self._connection), 0
+        kept = failed_store(queue, send._settings().failed.database)
+        for name, jobs in failures(self.id, queue.batches).items():
+            for ids in chunked(list(jobs.values()) if name else [], MOST):
+                with shield:
+                    records = kept.of_ids(name, ids)
+                    refusals = kept.retry(name, records, kept.store.now(), resumes=self.id) if records else []
+                moved = [record for record, why in zip(records, refusals, strict=True) if why is None]
+                emit_retried(send._listeners, self._connection, moved)
+                count += len(moved)
+        if gone := lost(self.id, queue.batches, kept):
+            import logging  # loaded only for this warning
+
+            logging.getLogger("qd.batches").warning(lost_text(self.id, gone))
+        return count
 
     @property
     def _kept(self) -> Batches:
@@ -325,24 +338,7 @@ def local_entries(jobs: Iterable[tuple[str, Member]]) -> list[Entry]:
     return [Entry("", id, b"", 0.0) for id, _ in jobs]
 
 
-# -- retrying what has failed
-
-
-def retry_failed(id: str, queue: Connector, settings: Settings, connection: str, listeners: Listeners) -> int:
-    """Send the failed jobs again. Returns how many. The first one resumes a cancelled batch. Those that cannot be retried
-    are logged."""
-    kept, count = failed_store(queue, settings.failed.database), 0
-    for name, jobs in failures(id, queue.batches).items():
-        ids = list(jobs.values()) if name else []
-        for at in range(0, len(ids), MOST):
-            moved = retried(kept, name, ids[at : at + MOST], id)
-            emit_retried(listeners, connection, moved)
-            count += len(moved)
-    if gone := lost(id, queue.batches, kept):
-        import logging  # loaded only for this warning
-
-        logging.getLogger("qd.batches").warning(lost_text(id, gone))
-    return count
+# -- jobs that have failed
 
 
 def lost_text(id: str, gone: int) -> str:
@@ -363,14 +359,6 @@ def failures(id: str, batches: Batches) -> dict[str, dict[str, str]]:
         for uuid, (name, record) in batches.failures(id).items():
             by_queue.setdefault(name, {})[uuid] = record
     return by_queue
-
-
-def retried(kept: FailedStore, queue: str, ids: Sequence[str], batch: str) -> list[Record]:
-    """Send the jobs of these records again. Returns the records of those that were sent."""
-    with shield:
-        records = kept.of_ids(queue, ids)
-        refusals = kept.retry(queue, records, kept.store.now(), resumes=batch) if records else []
-    return [record for record, why in zip(records, refusals, strict=True) if why is None]
 
 
 def emit_retried(listeners: Listeners, connection: str, records: Iterable[Record]) -> None:

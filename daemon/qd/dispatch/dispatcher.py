@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd.arguments.values import encode_value
-from qd.dispatch.local import LocalConnection, LocalRunner, MemoryBatches, Once, refuse_in_a_loop
+from qd.dispatch.local import LocalConnection, LocalRunner, MemoryBatches, Policy, refuse_in_a_loop
 from qd.dispatch.results import SentJobs
 from qd.dispatch.route import Message, PayloadHooks, Route, due_in, name_of, route_of, signing_of
 from qd.drivers.base import Connector
@@ -30,8 +30,7 @@ from qd.jobs.pipeline import Pipeline
 from qd.jobs.plan import Duration, Handle, Place, Plan
 from qd.options.kinds import queue_name
 from qd.payload.build import make, new_id, new_pair, new_pairs
-from qd.payload.format import HOLD, NO_DATA, Relations
-from qd.payload.size import check
+from qd.payload.format import HOLD, NO_DATA, Relations, check
 from qd.process.shield import shield
 
 if TYPE_CHECKING:
@@ -79,16 +78,7 @@ class Dispatcher:
 
     async def asend(self, plan: Plan, data: bytes) -> str:
         """As `send`, for the tasks of an event loop."""
-        if plan.after_commit or plan.by is not None:
-            queue = None  # it may call a transaction or a class's own send(), which block
-        else:
-            queue = await self._connections.native(plan.options.connection)
-        if queue is None:
-            return await threaded(partial(self.send, plan, data)).wait()  # type: ignore[no-any-return]
-        messages = (self.route(plan).message(plan, data, *new_pair()),)
-        if self._listeners.has(JobQueueing):
-            self._emit(JobQueueing, messages)
-        return self._sent(messages, await queue.do(partial(posted, messages)))[0]
+        return (await self.asend_many([(plan, data)]))[0]
 
     async def asend_many(self, calls: Sequence[tuple[Plan, bytes]]) -> list[str]:
         queue = await self.native([plan for plan, _ in calls])
@@ -213,27 +203,6 @@ class Dispatcher:
             facts = (each.connection, each.queue, each.name or None, each.id or None, each.body, each.delay or None)
             self._listeners.emit(kind(*facts))
 
-    def push_named(self, connection: str | None, queue: str, job: str, data: bytes, delay: float) -> str:
-        """Send a job of another program by its name there. Returns its id."""
-        check_queue(queue)
-        settings, (uuid, id) = self._settings(), new_pair()
-        signing = signing_of(settings)
-        place = settings.connection(connection).name
-        body = make(job, data, uuid=uuid, id=id, created_at=int(time.time()))
-        if self.hooks:
-            body = self.hooks.put_into(body, id, place, queue)
-        if signing is not None:
-            body = signing.signed(body, uuid, id, job, data or NO_DATA)
-        check(body, job, settings.max_payload, settings.max_depth)
-        return self.submit((Message(place, queue, body, delay, job, id, uuid, data),))[0]
-
-    def push_raw(self, connection: str | None, queue: str, payload: bytes, delay: float) -> None:
-        """Send these bytes unchanged, signed or not. Raises ArgumentError: they are too many or nested too deep."""
-        check_queue(queue)
-        settings = self._settings()
-        check(payload, None, settings.max_payload, settings.max_depth)
-        self.submit((Message(settings.connection(connection).name, queue, payload, delay),))
-
     def connection(self, name: str | None) -> str:
         """The name of a configured connection; None: of the default one. Raises ConfigError."""
         return self._settings().connection(name).name
@@ -245,13 +214,8 @@ class Dispatcher:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
         keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
-        return SentJobs(
-            lambda: self.connector(place.connection).jobs,
-            place.queue,
-            keeps,
-            declared,
-            partial(self._connections.native, place.connection),
-        )
+        native = partial(self._connections.native, place.connection)
+        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, declared, native)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""
@@ -278,7 +242,7 @@ class Dispatcher:
     def run_made(self, job: RunningJob, plan: Plan) -> Any:
         if plan.declared.is_async:
             refuse_in_a_loop()
-        return LocalRunner(self._pipeline, self._listeners, Once()).run(plan.declared, lambda attempt: job)
+        return LocalRunner(self._pipeline, self._listeners, Policy()).run(plan.declared, lambda attempt: job)
 
     def route(self, plan: Plan) -> Route:
         settings = self._settings()
@@ -301,14 +265,35 @@ class Queue:
         """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
-        id = self._send.push_named(self._connection, self.name, job, text, seconds)
+        settings, connection = self._place()
+        uuid, id = new_pair()
+        signing = signing_of(settings)
+        body = make(job, text, uuid=uuid, id=id, created_at=int(time.time()))
+        if self._send.hooks:
+            body = self._send.hooks.put_into(body, id, connection, self.name)
+        if signing is not None:
+            body = signing.signed(body, uuid, id, job, text or NO_DATA)
+        check(body, job, settings.max_payload, settings.max_depth)
+        self._send.submit((Message(connection, self.name, body, seconds, job, id, uuid, text),))
         return Handle(id, self._send, Place(self._connection, self.name))
 
     def push_raw(self, payload: bytes, *, delay: Duration | datetime | None = None) -> None:
         """Send these bytes unchanged. Only their size and depth are checked."""
         if not isinstance(payload, bytes):
             raise ArgumentError(f"push_raw takes the bytes of a payload, not {type(payload).__name__}: encode() it")
-        self._send.push_raw(self._connection, self.name, payload, 0.0 if delay is None else due_in(delay))
+        seconds = 0.0 if delay is None else due_in(delay)
+        settings, connection = self._place()
+        check(payload, None, settings.max_payload, settings.max_depth)
+        self._send.submit((Message(connection, self.name, payload, seconds),))
+
+    def _place(self) -> tuple[Settings, str]:
+        """The settings, and the name of the connection. Raises ArgumentError: the name is the key of another queue."""
+        try:
+            queue_name(self.name)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        settings = self._send._settings()
+        return settings, settings.connection(self._connection).name
 
     def size(self) -> int:
         """How many jobs are ready, delayed or running."""
@@ -356,14 +341,6 @@ class Keyed:
 
     def __repr__(self) -> str:
         return f"<job {self._plan.declared.name} under key {self.key!r}>"
-
-
-def check_queue(name: str) -> None:
-    """Raises ArgumentError for a name that would collide with a key of another queue."""
-    try:
-        queue_name(name)
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
 
 
 def sends_itself(message: Message) -> bool:

@@ -19,8 +19,7 @@ from qd.arguments.parameters import Parameter, named, object_fields, parameters_
 from qd.arguments.signature import Signature
 from qd.errors import ArgumentError, DeclarationError
 from qd.events import check_event
-from qd.jobs.declare import job_name
-from qd.jobs.job import same
+from qd.jobs.job import job_name, same
 from qd.jobs.plan import Plan
 from qd.jobs.registry import Declared, Registry
 from qd.options.kinds import did_you_mean

@@ -3,7 +3,7 @@
 LocalRunner          attempt -> policy -> another attempt, or the end -> the effects of the end
 
 caller               policy             effects
-run()                Once               none: a job without a payload has no relations
+run()                Policy             none: a job without a payload has no relations
 driver `sync`        SentPolicy         applied in memory (dispatch/sync.py)
 app.inline()         InlinePolicy       recorded by the Fake (testing/inline.py)
 
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -54,50 +54,33 @@ RAISED = "the job raised"  # without the text of the error, whose __str__ is use
 # -- what follows an attempt
 
 
-class Policy(Protocol):
-    """Decides whether the next attempt begins, and what follows one that did not succeed."""
-
-    @property
-    def attempts(self) -> int:
-        """The number of the next attempt."""
-
-    def before(self) -> str | None:
-        """Why the next attempt must not start; None: it may."""
-
-    def after_error(self, error: Exception) -> Release | Fail | None:
-        """What follows an attempt that raised. None: the job is dropped and counts as done."""
-
-    def after_release(self, job: RunningJob, release: Release) -> None:
-        """Called when the job has released itself. Raises if it must not run again."""
-
-
-class Once:
-    """run(): a single attempt."""
+class Policy:
+    """Decides whether the next attempt begins, and what follows one that did not succeed. This one is of run(), which makes
+    a single attempt. attempts: the number of the next one."""
 
     attempts = 1
 
-    def before(self) -> None:
+    def before(self) -> str | None:
+        """Why the next attempt must not start; None: it may."""
         return None
 
-    def after_error(self, error: Exception) -> Fail:
+    def after_error(self, error: Exception) -> Release | Fail | None:
+        """What follows an attempt that raised. None: the job is dropped and counts as done."""
         return Fail(RAISED, error)
 
-    def after_release(self, job: RunningJob, release: Release) -> NoReturn:
+    def after_release(self, job: RunningJob, release: Release) -> None:
+        """Called when the job has released itself. Raises if it must not run again."""
         why = f" ({release.reason})" if release.reason else ""
         raise JobFailure(f"{job.name} released itself for {release.delay:g} s{why}, and run() runs it only once")
 
 
-class SentPolicy:
+class SentPolicy(Policy):
     """The driver `sync`: the rules of a worker (jobs/policy.py), without a delay between two attempts."""
 
     def __init__(self, payload: Payload, declared: Declared, work: WorkOptions) -> None:
         self._limits = limits_of(payload, declared.options, work)
         self._payload = msgspec.structs.replace(payload, attempts=1, exceptions=0)
         self._declared, self._runs = declared, 0
-
-    @property
-    def attempts(self) -> int:
-        return self._payload.attempts
 
     def before(self) -> str | None:
         self._runs += 1
@@ -122,8 +105,8 @@ class SentPolicy:
         self._spend(release, self._payload.exceptions)
 
     def _spend(self, release: Release, exceptions: int) -> None:
-        attempts = self._payload.attempts + release.counts
-        self._payload = msgspec.structs.replace(self._payload, attempts=attempts, exceptions=exceptions)
+        self.attempts += release.counts
+        self._payload = msgspec.structs.replace(self._payload, attempts=self.attempts, exceptions=exceptions)
 
 
 # -- the engine
@@ -205,10 +188,9 @@ class LocalRunner:
 
     def _freeing(self, call: Callable[[], object], payload: Payload | None) -> Callable[[], object]:
         """Let `call` free the lock of a job with unique_until="start" first, inside all middleware."""
-        relations = None if payload is None else payload.qd
-        if payload is None or relations is None or relations.unique is None or relations.until != "start":
+        if payload is None or payload.qd is None or payload.qd.unique is None or payload.qd.until != "start":
             return call
-        lock = Free(relations.unique, payload.uuid or "")
+        lock = Free(payload.qd.unique, payload.uuid or "")
 
         def started() -> object:
             self.on_effect(lock)
@@ -227,18 +209,17 @@ class LocalRunner:
         raise error
 
     def _end(self, payload: Payload | None, how: End, value: Callable[[], bytes]) -> None:
-        if payload is not None:
-            for effect in effects_of(payload, how, value):
-                self.on_effect(effect)
+        for effect in effects_of(payload, how, value):
+            self.on_effect(effect)
 
     def _emit(self, *emitted: events.Event) -> None:
         for event in emitted:
             self.listeners.emit(event)
 
 
-def effects_of(payload: Payload, how: End, value: Callable[[], bytes]) -> list[Effect]:
+def effects_of(payload: Payload | None, how: End, value: Callable[[], bytes]) -> list[Effect]:
     """value: encodes the result or error; called only if the job keeps one."""
-    if payload.qd is None:
+    if payload is None or payload.qd is None:
         return []
     return ends(payload, how, value=value() if payload.qd.result else b"null")
 
@@ -389,16 +370,9 @@ class MemoryBatches:
         kept = self.kept.get(id)
         if kept is None:
             return None
-        return BatchState(
-            id=id,
-            name=kept.new.name,
-            total=kept.total,
-            pending=len(kept.pending),
-            failed=len(kept.failed),
-            created_at=kept.created_at,
-            cancelled_at=kept.cancelled_at,
-            finished_at=kept.finished_at,
-        )
+        pending, failed = len(kept.pending), len(kept.failed)
+        ends = kept.cancelled_at, kept.finished_at
+        return BatchState(id, kept.new.name, kept.total, pending, failed, kept.created_at, *ends)
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         return {}  # there is no failed store to retry from

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import typing
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,7 @@ GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
+CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
 TRIES = 50  # a job may move on between being found and being cancelled
 
 
@@ -63,19 +65,16 @@ def read_by(native: Native | None, read: Callable[[], T], step: Callable[[Connec
     return Pause(read, wait)
 
 
+@dataclass(frozen=True, slots=True)
 class SentJobs:
     """Jobs of one queue. jobs, native: called at each use, since connections belong to threads and event loops. keeps:
     whether they keep a result; None: unknown. declared: their declaration, if known."""
 
-    def __init__(
-        self,
-        jobs: Callable[[], Jobs],
-        queue: str,
-        keeps: bool | None = None,
-        declared: Declared | None = None,
-        native: Native | None = None,
-    ) -> None:
-        self._jobs, self._queue, self._keeps, self._declared, self._native = jobs, queue, keeps, declared, native
+    jobs: Callable[[], Jobs]
+    queue: str
+    keeps: bool | None = None
+    declared: Declared | None = None
+    native: Native | None = None
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
@@ -88,13 +87,13 @@ class SentJobs:
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
-        return self._jobs().find(self._queue, id, *((spots,) if spots else ()))
+        return self.jobs().find(self.queue, id, *((spots,) if spots else ()))
 
     def kept(self, id: str) -> Kept | None:
-        return self._jobs().kept(id)
+        return self.jobs().kept(id)
 
     def _record(self, id: str) -> Kept | None:
-        return None if self._keeps is False else self.kept(id)
+        return None if self.keeps is False else self.kept(id)
 
     def progress(self, id: str) -> float | None:
         kept = self._record(id)
@@ -104,13 +103,13 @@ class SentJobs:
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]:
         """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
-        if self._keeps is False:
+        if self.keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
-        look_at = 0.0 if self._keeps is None else LOOK  # a bare id: check first that the job exists
+        look_at = 0.0 if self.keeps is None else LOOK  # a bare id: check first that the job exists
         every, away = LOOK, 0.0
         for passed, pause in polls(timeout):
             try:
-                kept = yield read_by(self._native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
+                kept = yield read_by(self.native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
                 if kept is not None and kept.status is not None:
                     return self._value(id, kept)
                 if passed >= look_at:
@@ -141,7 +140,7 @@ class SentJobs:
         if kept.value[:1] == UNFIT:
             reason = kept.value[1:].decode("utf-8", "replace")
             raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
-        hint = Any if self._declared is None else result_type(self._declared)
+        hint = Any if self.declared is None else result_type(self.declared)
         try:
             return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
         except FAILURES:
@@ -163,12 +162,12 @@ class SentJobs:
                 if missed == 2:
                     return False
             elif found.spot == "running":
-                if self._jobs().stop(found):
+                if self.jobs().stop(found):
                     return True
                 if found.text == before:
                     return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
-            elif self._jobs().drop(found, ends(found.payload, "failed", value=cancelled())):
+            elif self.jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
 
@@ -205,10 +204,6 @@ def value_of_result(result: object, most: int) -> bytes:
 
 def value_of_error(error: BaseException, message: str) -> bytes:
     return msgspec.json.encode({"error": type(error).__name__, "message": message})
-
-
-def cancelled() -> bytes:
-    return msgspec.json.encode({"error": "JobCancelled", "message": "the job was cancelled"})
 
 
 def error_of(id: str, value: bytes) -> JobFailedError:

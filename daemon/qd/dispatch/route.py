@@ -25,10 +25,9 @@ from qd.jobs.plan import Duration, Plan, patterns
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
-from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_extra, with_relations
-from qd.payload.format import NO_DATA, ChainedJob, Relations, key_of, plain_name
+from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_due, with_extra, with_relations, without_due
+from qd.payload.format import NO_DATA, ChainedJob, Relations, check, harmless, key_of, plain_name
 from qd.payload.signing import Signing
-from qd.payload.size import check, harmless
 
 if TYPE_CHECKING:
     from qd.config.settings import Settings
@@ -84,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     @property
     def link(self) -> ChainedJob:
         """The job as the payload of another one carries it."""
-        return ChainedJob(self.queue, self.delay, self.body.decode())
+        return ChainedJob(self.queue, self.delay, without_due(self.body).decode())
 
 
 NO_RELATIONS = Relations()
@@ -126,6 +125,7 @@ class Route(msgspec.Struct, frozen=True):
             body = with_relations(body, id, relations)
         if self.signing is not None:
             body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
+        body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
         return Message(self.connection, self.queue, body, delay, self.job, id, uuid, data, plan, relations)

@@ -17,5 +17,3 @@ sqs            Amazon SQS.
 types          The values that cross the driver contract: Reserved, Turn, Outgoing, effects, batches.
 urls           URLs of database, beanstalkd and SQS, checked without any library.
 """
-
-from __future__ import annotations

@@ -210,12 +210,9 @@ class Connector(Protocol):
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         """Make the job ready in `delay` seconds by the server's clock."""
 
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        """Send many (queue, payload, delay or None) in one round trip."""
-
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """Send many jobs in one round trip. Returns for each None, or the other owner of its lock if it was not sent. A
-        keyed job replaces the one that waits under its name."""
+        """Send many jobs in one round trip, in their order within a queue. Returns for each None, or the other owner of its
+        lock if it was not sent. A keyed job replaces the one that waits under its name."""
 
     def free(self, name: str, owner: str) -> bool:
         """Free a lock. False: it did not belong to this owner."""

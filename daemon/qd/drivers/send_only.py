@@ -16,26 +16,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from qd.drivers.base import Batches, Connector, Jobs, Ticks
-from qd.drivers.types import (
-    NONE,
-    BatchState,
-    Effect,
-    Entry,
-    Found,
-    Gaps,
-    Kept,
-    NewBatch,
-    Outgoing,
-    Reserved,
-    Sizes,
-    Spot,
-)
+from qd.drivers.types import NONE, Gaps, Outgoing, Sizes
 from qd.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
@@ -44,50 +31,41 @@ if TYPE_CHECKING:
     from qd.drivers.keyspace.base import Keyspace
 
 
+def always(answer: object) -> Callable[..., Any]:
+    """A method that does nothing and returns `answer`."""
+
+    def method(self: object, *args: object, **named: object) -> Any:
+        return answer
+
+    return method
+
+
 class NoJobs:
     """base.Jobs for a connection in which no job waits."""
 
-    def find(self, queue: str, id: str, spots: Sequence[Spot] = ()) -> Found | None:
-        return None
+    find = kept = progress = always(None)
+    drop = stop = always(False)
 
     def ids(self, queue: str, start: str) -> set[str]:
         return set()
-
-    def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
-        return False
-
-    def stop(self, found: Found) -> bool:
-        return False
-
-    def kept(self, id: str) -> Kept | None:
-        return None
-
-    def progress(self, id: str, percent: float, ttl: float) -> None: ...
 
 
 class NoBatches:
     """base.Batches whose jobs never run."""
 
-    def send(self, batch: NewBatch, jobs: Sequence[Entry]) -> None: ...
-    def add(self, id: str, jobs: Sequence[Entry]) -> None: ...
-
-    def cancel(self, id: str) -> bool:
-        return False
-
-    def cancelled(self, id: str) -> bool:
-        return False
-
-    def state(self, id: str) -> BatchState | None:
-        return None
-
-    def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
-        return {}
+    send = add = state = always(None)
+    cancel = cancelled = always(False)
+    failures = always(MappingProxyType({}))
 
 
 class SendingOnly:
     """Subclasses implement `take`. whole: all settings, if locks are kept in the control connection's keyspace."""
 
     store: object = None  # see store.base.store_of
+    free = cancel_keyed = move_keyed = always(False)
+    keyed_due = held = patience = beats = close = always(None)
+    sizes, queues, clear = always(Sizes(0, 0, 0, 0, None)), always(()), always(0)
+    within = always(nullcontext())
 
     def __init__(self, settings: ConnectionSettings, *, limits: Gaps = NONE, whole: Settings | None = None) -> None:
         self.settings, self.limits, self.whole = settings, limits, whole
@@ -103,9 +81,6 @@ class SendingOnly:
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         self.take(Outgoing(queue, payload, delay))
-
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         return [self.take(job) for job in jobs]
@@ -124,39 +99,6 @@ class SendingOnly:
             f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: it cannot keep the ticks of the "
             "schedule, use another connection for the schedule"
         )
-
-    def free(self, name: str, owner: str) -> bool:
-        return False
-
-    def cancel_keyed(self, queue: str, name: str) -> bool:
-        return False
-
-    def move_keyed(self, queue: str, name: str, delay: float) -> bool:
-        return False
-
-    def keyed_due(self, queue: str, name: str) -> float | None:
-        return None
-
-    def held(self, queues: Sequence[str]) -> Reserved | None:
-        return None
-
-    def sizes(self, queue: str) -> Sizes:
-        return Sizes(0, 0, 0, 0, None)
-
-    def queues(self) -> Sequence[str]:
-        return ()
-
-    def clear(self, queue: str) -> int:
-        return 0
-
-    def patience(self, connect: float, answer: float) -> None: ...
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def beats(self, about: Callable[[float], None]) -> None: ...
-
-    def close(self) -> None: ...
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -206,9 +148,6 @@ class FailoverQueue(SendingOnly):
 
     def later(self, queue: str, payload: bytes, delay: float) -> None:
         self._first(lambda part: part.later(queue, payload, delay))
-
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        self._first(lambda part: part.push_many(jobs))
 
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
         if any(job.lock or job.key for job in jobs):
@@ -280,5 +219,4 @@ def open_null(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -
 
 
 class NullQueue(SendingOnly):
-    def take(self, job: Outgoing) -> str | None:
-        return None
+    take = always(None)

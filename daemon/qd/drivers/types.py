@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from qd.errors import ConnectionLost, ServerRefused
+from qd.payload.build import chained_payload
 from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
-from qd.payload.rewrite import chained_payload
 from qd.process import SLOTS
 
 
@@ -348,7 +348,7 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
     relations, effects = payload.qd, list[Effect]()
     if relations is None:
         return effects
-    now, uuid = int(time.time()), payload.uuid or ""
+    now, uuid = time.time(), payload.uuid or ""
     if relations.unique is not None:
         effects.append(Free(relations.unique, uuid))
     if how == "failed":

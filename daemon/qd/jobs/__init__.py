@@ -1,8 +1,7 @@
 """What a job is: its declaration, policy and context.
 
 context     current_job() and RunningJob: what a job sees of itself.
-declare     @app.job and its checks.
-job         What a producer uses: JobFunction, Job, Call.
+job         What a producer uses: @app.job, JobFunction, Job, Call.
 pipeline    The chain of middleware around a job, and the checks on each.
 plan        Dispatch options, Plan, Handle, and the Sender protocol.
 policy      Retry policy: may a job run, and what follows an error. Pure.

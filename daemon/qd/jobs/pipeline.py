@@ -11,16 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from qd.arguments.parameters import named
 from qd.errors import DeclarationError
+from qd.jobs.context import RunningJob
+from qd.jobs.plan import Middleware
 from qd.jobs.registry import Declared
-
-if TYPE_CHECKING:
-    from qd.jobs.context import RunningJob
-    from qd.jobs.plan import Middleware
-
 
 SHAPE = "write def middleware(job, call_next): return call_next()"
 
@@ -82,10 +79,10 @@ def refuse(job: str, stage: object, fact: str, fix: str) -> NoReturn:
     raise DeclarationError(f"middleware {named(stage)} of {job} {fact}; {fix}")
 
 
-F = TypeVar("F", bound="Middleware")
+F = TypeVar("F", bound=Middleware)
 
 
-class Pipeline(MutableSequence["Middleware"]):
+class Pipeline(MutableSequence[Middleware]):
     """The middleware of every job of an app, outermost first: a list that checks each entry as it is added.
 
     app.middleware.append(timed), or @app.middleware above its def.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
 from qd.errors import ArgumentError, DeclarationError
+from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
-
-if TYPE_CHECKING:
-    from qd.jobs.context import RunningJob
-
 
 T_co = TypeVar("T_co", covariant=True)
 

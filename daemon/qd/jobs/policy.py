@@ -5,18 +5,13 @@ Used by worker/attempt.py and dispatch/local.py. The rules are Laravel's (Queue/
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from qd.options.kinds import span_text
-from qd.options.tables import JobOptions
-from qd.payload.format import LONGEST_TIME
-
-if TYPE_CHECKING:
-    from qd.options.tables import WorkOptions
-    from qd.payload.format import Payload
-
+from qd.options.tables import JobOptions, WorkOptions
+from qd.payload.format import LONGEST_TIME, Payload
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@
 A job is moved only after its process has ended. It is found by the owner mark that the reserve wrote, so also if the worker
 died before it noted anything. The payload is moved unchanged; the next reserve counts the crash.
 
-Before a job may run again, the processes that its last attempt left running are killed (process/leftovers.py).
+Before a job may run again, the processes that its last attempt left running are killed (process/fork.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qd.log import Log, cut
 from qd.master.code import ChildContext
 from qd.payload.format import read
 from qd.payload.reservation import Ending, answered, marks_of, split_mark, taken_alone, unstarted
-from qd.process import SLOTS, leftovers, proc
+from qd.process import SLOTS, fork, proc
 from qd.process.channels import Order
 from qd.process.counters import C, text_of
 from qd.process.exit_codes import ending, signal_name
@@ -96,9 +96,9 @@ class DeadWorkers:
         if not slot[W.JOB_AT]:
             return
         if slot[W.ROLE] == Role.SCHEDULER:
-            ended = leftovers.kill_left_by_runs(self.context.token, slot[W.PID], self._alive)
+            ended = fork.kill_left_by_runs(self.context.token, slot[W.PID], self._alive)
         else:
-            ended = leftovers.kill_left_by_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
+            ended = fork.kill_left_by_job(f"{self.context.token}/{slot.number}", slot[W.JOB_AT], self._alive)
         if ended:
             self.log.warning("job.leftover_ended", slot=slot.number, job=slot.job, processes=ended)
 
@@ -275,7 +275,7 @@ class DeadWorkers:
         It takes at most BUDGET seconds per call, so that the beats continue to renew leases."""
         if self._dead is None:
             self._dead = [master for master in reports() if self._died(master)]
-        leftovers.kill_left_by_masters([master.token for master in self._dead], self._alive)
+        fork.kill_left_by_masters([master.token for master in self._dead], self._alive)
         waiting, until = list[MasterReport](), time.monotonic() + BUDGET
         try:
             while self._dead and time.monotonic() < until:

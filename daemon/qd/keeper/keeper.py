@@ -4,7 +4,7 @@
     a worker died         its jobs are moved at once (dead_workers.py)
     server unreachable    logged once; after its return renew first, reclaim only after a third of the lease
     failed store          once a minute and queue: delete old records, report records dropped for newer ones
-    statistics            every 10 s: add what the workers have counted (statistics.py)
+    statistics            every 10 s: add what the workers have counted (report.py)
 
 It moves jobs and runs none. All its state is on the server and the scoreboard, so that a new keeper can continue. It leaves
 when the master closes its order stream.
@@ -19,23 +19,23 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import cast
 
 from setproctitle import setproctitle
 
 from qd.config.settings import Settings
 from qd.drivers.base import Factory, KeeperConnector, with_lanes
-from qd.drivers.connections import NONE_OWN, open_keeping, open_memory
+from qd.drivers.connections import NONE_OWN, open_memory, open_queue
+from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Keyspace
 from qd.drivers.types import BeatReply, BeatRequest, LateAnswer
 from qd.errors import ConnectionLost, QdError, ServerRefused
-from qd.keeper.control_connection import ControlAway, ControlConnection, longest_call
+from qd.keeper import servers
 from qd.keeper.controls import FleetOrders, LaravelKeys, Maintenance, Restarts
 from qd.keeper.dead_workers import DeadWorkers, named
-from qd.keeper.events import MasterEvents
 from qd.keeper.recall import LOOK, Recall
-from qd.keeper.report import Report
-from qd.keeper.servers import AGAIN, EmbeddedServer, Permissions, ServerHealth, each_of
-from qd.keeper.statistics import Statistics
+from qd.keeper.report import MasterEvents, Report, Statistics
+from qd.keeper.servers import ControlAway, ControlConnection, EmbeddedServer, Permissions, ServerHealth, each_of
 from qd.log import Log, Unblocked
 from qd.master.code import ChildContext
 from qd.options.drivers import WITH_KEYSPACE
@@ -64,13 +64,14 @@ def run(
     log = context.log.of("keeper", Unblocked())
     setproctitle("qd: keeper" + (f" [{settings.work.pool}]" if settings.work.pool else ""))
     title = f"qd:{settings.work.pool or 'default'}:keeper"
-    queue = open_keeping(settings, settings.work.connection, token=context.token, title=title, own=own)
+    opened = open_queue(settings, settings.work.connection, token=context.token, title=title, own=own)
+    queue = cast(KeeperConnector, opened)
     queue.patience(*PATIENCE)
     queue.beats(lambda _: context.board.keeper_is_alive())  # many short steps may take long on a busy host
     control = None
     if settings.control != settings.work.connection:
         control = open_memory(settings, settings.control, title=title)
-        at_most = longest_call(settings.connection(settings.work.connection))
+        at_most = servers.longest_call(settings.connection(settings.work.connection))
         control[0].patience(min(PATIENCE[0], at_most), min(PATIENCE[1], at_most))
         control[0].on_progress(lambda _: context.board.keeper_is_alive())
     return Keeper(settings, queue, control, context, log, also).run(OrderReader(line))
@@ -153,7 +154,7 @@ class Keeper:
             self._secondary_tasks()
             return deadline
         except (ConnectionLost, ServerRefused) as error:
-            return time.monotonic() + (AGAIN if self.permissions.explain(error) else self._lost(error))
+            return time.monotonic() + (servers.AGAIN if self.permissions.explain(error) else self._lost(error))
 
     def _recalled(self) -> float:
         """Take back what workers hold for too long. Returns the monotonic moment of the next look."""
@@ -213,7 +214,7 @@ class Keeper:
         ConnectionLost, because another connection may belong to a user with other rights; not if a node of a cluster that
         the beat missed has the orders."""
         try:
-            self.fleet.update(self.control.fleet(), server_now)
+            self.fleet.update(self.control.hash(keys.FLEET), server_now)
         except ControlAway:
             pass
         except ConnectionLost:
@@ -230,9 +231,9 @@ class Keeper:
         return BeatRequest(self.context.token, report, self.lease, bool(seats), self._reclaims_until(), seats)
 
     def _to_renew(self, at: float) -> list[int]:
-        """The seats whose leases the next beat renews."""
-        if self._renews(at):
-            self._unrenewed = self._seats()
+        """The seats whose leases the next beat renews: at a third of the lease; at once after a connection is back."""
+        if at - self._renewed_at >= self.lease / 3 - 0.6 or not self._connected_at:
+            self._renewed_at, self._unrenewed = at, self._seats()
         seats, self._unrenewed = self._unrenewed[:RENEWED], self._unrenewed[RENEWED:]
         return seats
 
@@ -272,13 +273,6 @@ class Keeper:
         hosts were suspended or that clock was set: others need time to renew first."""
         long_enough = self._connected_at and time.monotonic() - self._connected_at > self.lease / 3 + 2
         return self._server_now + self.gap if long_enough else 0.0
-
-    def _renews(self, at: float) -> bool:
-        """At a third of the lease; at once after a connection is back."""
-        if at - self._renewed_at < self.lease / 3 - 0.6 and self._connected_at:
-            return False
-        self._renewed_at = at
-        return True
 
     def _until_next(self, reply: BeatReply) -> float:
         if reply.more or self._unrenewed:
@@ -323,7 +317,7 @@ class Keeper:
 
     def _masters(self) -> list[MasterReport]:
         """All reports. Deletes those that were not renewed for an hour or cannot be read."""
-        flat = self.control.reports()
+        flat = self.control.hash(keys.MASTERS)
         fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         self.board.keeper_is_alive()
         old = forgotten(fields, self._server_now)

@@ -1,6 +1,14 @@
-"""The report of a master in the hash qd:masters, written once a second; `qd status`, `qd health` and other keepers read it.
+"""What the keeper writes about its master.
 
-After each beat: update(the server's clock, queues with ready jobs). With the next beat: text().
+Report         in the hash qd:masters, once a second; `qd status`, `qd health` and other keepers read it. After each beat:
+               update(the server's clock, queues with ready jobs). With the next beat: text()
+MasterEvents   in qd:events: start, new code, crash loops, lost leases, stop. Each is the difference between two words of
+               the scoreboard: what happened, and what was recorded of it. So a new keeper continues, and while the server
+               is unreachable an event stays due
+Statistics     what the workers of this host have counted: every 10 s, with one call to the control connection. The call has
+               a number. If its reply is lost, the same differences are written again under the same number, by the next
+               keeper too, and the server ignores a number that it has (process/counters.py: Ledger). A refusal is logged
+               once; nothing is lost meanwhile
 """
 
 from __future__ import annotations
@@ -8,13 +16,26 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from qd import __version__
 from qd.config.settings import Settings
+from qd.drivers.base import KeeperConnector
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import Arg, script
+from qd.errors import ServerRefused
+from qd.keeper.servers import ControlConnection
+from qd.log import Log
 from qd.master.code import ChildContext
 from qd.process import proc
+from qd.process.counters import OTHER as OTHER_ROW
+from qd.process.counters import Ledger, names_of
 from qd.process.scoreboard import ALIVE, H, L, Lane, Role, Slot, SlotState, W, now, turns_of
+from qd.store.audit import Event
+from qd.store.statistics import KEPT_HOURS, KEPT_MINUTES, MOST, OTHER, Depth, text_of_depth, text_of_numbers
 
 RECENT = 60.0  # seconds for which a crash is reported
 LONGEST = 10  # jobs of a worker that are reported by name
@@ -150,3 +171,119 @@ class Report:
     def _since(self, moment: int) -> float | None:
         """When a job or run began. None: the server's clock is not known yet."""
         return self._unix(moment) if moment and self._offset is not None else None
+
+
+AGAIN = 60.0  # seconds until the next try after a refusal
+
+
+class MasterEvents:
+    def __init__(self, settings: Settings, context: ChildContext, control: ControlConnection, log: Log) -> None:
+        self.board, self.control, self.log = context.board, control, log
+        self.root = settings.root
+        self.master = {"pool": settings.work.pool or "default", "host": socket.gethostname()}
+        self._not_before = 0.0
+        self._refused = False  # and logged
+
+    def record(self, *, stopped: bool = False) -> None:
+        """Record what happened since the last call. A refusal is logged once. Raises ConnectionLost, ControlAway."""
+        header = self.board.header
+        happened = {
+            H.RECORDED_FORK: header(H.FORKED_AT),
+            H.RECORDED_LOOPS: header(H.CRASH_LOOPS),
+            H.RECORDED_LOST: self.board.leases_lost(),
+        }
+        events = [self._event(word, value) for word, value in happened.items() if value != header(word)]
+        if stopped:
+            events.append(Event("master stopped", self.master))
+        if not events or time.monotonic() < self._not_before:
+            return
+        try:
+            self.control.record(*events)
+        except ServerRefused as error:
+            self._not_before = time.monotonic() + AGAIN
+            if not self._refused:
+                self.log.warning("events.refused", error=str(error), effect="`qd events` is incomplete")
+            self._refused = True
+            return
+        self._refused = False
+        for word, value in happened.items():
+            self.board.set_header(word, value)
+
+    def _event(self, word: int, value: int) -> Event:
+        before = self.board.header(word)
+        if word == H.RECORDED_FORK:
+            code = {"version": __version__, "code": code_of(self.root)}
+            return Event("new code" if before else "master started", self.master | code)
+        return Event("crash loop" if word == H.RECORDED_LOOPS else "lease lost", self.master, times=value - before)
+
+
+def code_of(root: Path) -> str:
+    """Which code is there: the commit of a git checkout, else the folder, with a link such as `current` resolved."""
+    folder = Path(os.path.realpath(root))
+    try:
+        head = (folder / ".git" / "HEAD").read_text().strip()
+        return ((folder / ".git" / ref).read_text() if (ref := head.removeprefix("ref: ")) != head else head)[:12]
+    except (OSError, ValueError):
+        return str(folder)
+
+
+EVERY = 10.0  # seconds between two writes
+BUDGET = 0.2  # seconds for the depths of queues; the next write begins with those that are missing
+QUEUES = 300  # whose depths this master writes
+
+
+class Statistics:
+    def __init__(
+        self, queue: KeeperConnector, queues: Sequence[str], control: ControlConnection, context: ChildContext, log: Log
+    ) -> None:
+        self.queue, self.control, self.token, self.log = queue, control, context.token, log
+        self.counters, self.ledger = context.board.counters, Ledger(context.board.counters)
+        self.alive = context.board.keeper_is_alive
+        self._queues = deque(queues[:QUEUES])
+        self._due = time.monotonic() + EVERY
+        self._refused = False
+
+    def write(self, server_now: float, *, leaving: bool = False) -> None:
+        """server_now: the clock of the control connection's server. Raises ConnectionLost."""
+        at = time.monotonic()
+        if at < self._due and not leaving:
+            return
+        self._due = at + EVERY
+        try:
+            depths = [] if leaving else self._depths(at + BUDGET)
+            number, added = self.ledger.open(self.counters.totals())
+            if leaving and not added:
+                return
+            pairs = [word for text, words in added.items() for word in (self._field(text), text_of_numbers(words))]
+            ms = [1000 * KEPT_HOURS, 1000 * KEPT_HOURS, 1000 * KEPT_MINUTES]
+            args: list[Arg] = [self.token, number, MOST, *ms, OTHER, len(added), *pairs, *depths]
+            names = [keys.STATS_NUMBERS, keys.STATS_TOTAL, keys.stats_hour(int(server_now // 3600))]
+            minute = int(server_now // 60)
+            self.control.step(script("stats"), [*names, keys.stats_minute(minute), keys.stats_depths(minute)], *args)
+            self.ledger.confirm()
+        except ServerRefused as error:
+            if not self._refused:
+                self._refused = True
+                effect = "no statistics are written; jobs continue, and their counts are added later"
+                self.log.warning("statistics.refused", error=str(error), effect=effect)
+            return
+        if self._refused:
+            self._refused = False
+            self.log.info("statistics.written_again")
+
+    def _depths(self, until: float) -> list[str]:
+        """Pairs of queue and depths."""
+        found, connection = list[str](), self.queue.settings.name
+        for _ in range(len(self._queues)):
+            if time.monotonic() > until:
+                break
+            queue = self._queues[0]
+            self.alive()
+            sizes = self.queue.sizes(queue)
+            depth = Depth(sizes.ready, sizes.delayed, sizes.reserved, sizes.failed, sizes.oldest_age)
+            found += [f"{connection}{keys.OF}{queue}", text_of_depth(depth)]
+            self._queues.rotate(-1)
+        return found
+
+    def _field(self, text: bytes) -> str:
+        return OTHER if text == OTHER_ROW else keys.OF.join((self.queue.settings.name, *names_of(text)))

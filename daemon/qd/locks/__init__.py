@@ -1,10 +1,4 @@
-"""app.lock and app.limiter.
-
-lease      A held lock: renewed, extended, released, lost; names and owners.
-limiter    Limiter.
-lock       Lock.
-waiting    Waiting for a lock, in threads and in coroutines.
-"""
+"""app.lock and app.limiter."""
 
 from __future__ import annotations
 

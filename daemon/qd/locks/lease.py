@@ -1,4 +1,4 @@
-"""A held lock and its renewal; and what Lock and Limiter share: checks of arguments, owners, the server.
+"""A held lock and its renewal; and what Lock and Limiter share: checks of arguments, owners, the server, patience with it.
 
 Locks with renew=True are renewed by one thread per connection, so that a hanging server does not delay the locks of another.
 The thread runs while there is something to renew. A forked copy of the process does not renew the locks of its parent.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qd.drivers.connections import Connections
 from qd.drivers.keyspace.base import Unanswered
-from qd.drivers.pausing import Pause, Pausing, block_on, settled
+from qd.drivers.pausing import Pause, Pausing, block_on, settled, sleep
 from qd.errors import ArgumentError, ConnectionLost, EndJob, LockLost, ServerBusy, ServerRefused, Unreachable
 from qd.options.kinds import seconds_of
 from qd.process.shield import shield
@@ -35,6 +35,8 @@ PATIENCE = 5.0  # seconds the server may take to reply, the default of a connect
 ALREADY = nullcontext()
 LONGEST = 200  # characters of a name
 AWAY = 60.0  # seconds for which a server may be unreachable while waiting without a timeout
+BETWEEN = 0.2  # seconds between two attempts to reach an unreachable server
+COURTESY = 0.2  # seconds that giving up a place in line may take: if it fails, we are skipped soon
 LEAST = 0.2  # seconds that a renewal may take at least
 log = logging.getLogger("qd.locks")
 
@@ -110,6 +112,34 @@ class LockServer:
             await (in_thread(block, threads()) if queue is None else queue.pop(mutex.woken_by, seconds))
 
         return Pause(block, wait)
+
+
+class RetryPatience:
+    """How long to wait, and how long the server may be unreachable meanwhile. timeout: seconds; None: no limit."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._away: float | None = None
+        self._asked = False
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self._deadline is None else self._deadline - time.monotonic()
+
+    @property
+    def call_timeout(self) -> float:
+        """Seconds that a call to the server may take."""
+        return min(PATIENCE, max(0.5, self.left))
+
+    def answered(self) -> None:
+        self._asked, self._away = True, None
+
+    def bear(self, error: ConnectionLost) -> Pausing[None]:
+        """Raise it if the server has never replied, the timeout has passed, or after AWAY seconds; else pause."""
+        self._away = self._away or time.monotonic()
+        if not self._asked or self.left <= 0 or time.monotonic() - self._away > AWAY:
+            raise error
+        yield sleep(min(BETWEEN, max(0.001, self.left)))
 
 
 async def in_thread(body: Callable[[], T], threads: Executor | None = None) -> T:

@@ -11,8 +11,7 @@ from qd.drivers.pausing import Pausing, block_on, sleep, wait_for
 from qd.errors import ConnectionLost, ServerRefused
 from qd.jobs.context import Limit
 from qd.jobs.plan import Duration
-from qd.locks.lease import LockServer, checked_name, checked_timeout, new_owner
-from qd.locks.waiting import COURTESY, RetryPatience
+from qd.locks.lease import COURTESY, LockServer, RetryPatience, checked_name, checked_timeout, new_owner
 from qd.payload.format import plain_name
 from qd.store.locks import Rate
 

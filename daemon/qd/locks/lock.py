@@ -1,10 +1,22 @@
 """A named lock on a shared server: app.lock(...).
 
-    acquire     waiting.py: take it, or wait in line until it is handed over
+    acquire     take it, or wait in line until it is handed over
     held        lease.py: until its ttl expires; with renew=True a thread extends it, also while an event loop is blocked
     release     hand it to the first waiter, if it is still ours
 
-An object holds the lock once at a time; each thread or task makes its own with app.lock().
+An object holds the lock once at a time; each thread or task makes its own with app.lock(). A wait:
+
+    take        we get the lock for MOMENT seconds, or a place in line and the time until the lock expires
+    keep        extend it to its ttl, since the reply came in time. If a slow server takes it for a client that no longer
+                waits, it expires soon
+    wait        for at most half a second until the lock is handed to us (a token in our own list)
+    take        again, which shows that we still wait; a waiter that does not call for 1.5 s is skipped
+
+If an exception ends the wait, we leave the line and release a lock that was handed to us meanwhile.
+
+Coroutines wait on the event loop's own connections (drivers/redis/aio.py). Where there are none, they wait in threads, and
+a cancelled task waits until its thread's call has ended. Each lock has a limit of waiting coroutines per event loop, since
+each needs a connection. asyncio is imported only by apps that use it.
 """
 
 from __future__ import annotations
@@ -12,7 +24,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from qd.drivers.connections import Connections
 from qd.drivers.pausing import Pausing, block_on, wait_for, wait_to_end
@@ -21,9 +37,11 @@ from qd.events import Listeners
 from qd.events import LockLost as LostEvent
 from qd.jobs.plan import Duration
 from qd.locks.lease import (
+    COURTESY,
     HeldLock,
     LockServer,
     Owner,
+    RetryPatience,
     Threads,
     checked_name,
     checked_timeout,
@@ -34,9 +52,118 @@ from qd.locks.lease import (
     renewals,
     uninterrupted,
 )
-from qd.locks.waiting import TakenLock, Wait, waiter_limit
 from qd.process.shield import shield
-from qd.store.locks import Mutex
+from qd.store.locks import THERE, LockReply, Mutex
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Executor
+
+
+MOST = 16  # coroutines of an event loop that wait for a lock at a time
+MOMENT = 1.5  # seconds for which a lock is taken at first
+APART = 0.02  # seconds between the checks of two waiters whether a lock has expired: the first in line should find it
+
+
+class WaiterLimit:
+    """Limits how many coroutines of one event loop wait for a lock at once; the others follow in order."""
+
+    def __init__(self) -> None:
+        import asyncio  # loaded only by apps that use it
+
+        self.room = asyncio.Semaphore(MOST)
+
+    @cached_property
+    def threads(self) -> Executor:
+        """For drivers without asyncio. They end with this object."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(MOST, "qd-lock-wait")
+
+    async def enter(self, seconds: float | None) -> bool:
+        """False: there was no room within `seconds` (None: no limit). After True, release `room`."""
+        import asyncio
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.room.acquire()
+        except TimeoutError:
+            return False
+
+
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[object, WaiterLimit]] = WeakKeyDictionary()
+
+
+def waiter_limit(lock: object) -> WaiterLimit:
+    """The limit of a lock in the running event loop; it exists while it is used."""
+    import asyncio
+
+    limits = _limits.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    return limits.setdefault(lock, WaiterLimit())
+
+
+class TakenLock(NamedTuple):
+    """token: the fencing token. began: monotonic time from which its ttl counts; the server's ttl starts later."""
+
+    token: int
+    began: float
+
+
+class Wait:
+    """One wait of one owner for `seconds` of a lock."""
+
+    def __init__(
+        self, server: LockServer, mutex: Mutex, seconds: float, timeout: float | None, threads: Threads
+    ) -> None:
+        self._server, self._mutex, self._seconds, self._threads = server, mutex, seconds, threads
+        self._patience = RetryPatience(timeout)
+        self._came = 0
+
+    def over(self) -> Pausing[TakenLock | LockReply]:
+        """The lock, or the reply that refused it. Raises ConnectionLost, ServerRefused and what interrupts the wait; then
+        call `leave`."""
+        while True:
+            try:
+                if (answer := (yield from self._step())) is not None:
+                    return answer
+            except ConnectionLost as error:
+                yield from self._patience.bear(error)
+
+    def leave(self) -> Pausing[None]:
+        """Leave the line, and release the lock if we have it."""
+        with suppress(ConnectionLost, ServerRefused):
+            yield from self._server.ask(self._mutex.give, COURTESY)
+
+    def _step(self) -> Pausing[TakenLock | LockReply | None]:
+        """None: not yet."""
+        stay, began, moment = self._patience.left > 0, time.monotonic(), min(MOMENT, self._seconds)
+        answer = yield from self._server.ask(
+            lambda store: self._mutex.take(store, moment, stay=stay, came=self._came), self._patience.call_timeout
+        )
+        self._patience.answered()
+        if answer.token:
+            return TakenLock(answer.token, began) if moment == self._seconds else (yield from self._kept(answer.token))
+        if not stay:
+            return answer
+        self._came = answer.came
+        yield self._server.waiting(self._mutex, self._pause(answer), self._patience.call_timeout, self._threads)
+        return None
+
+    def _kept(self, token: int) -> Pausing[TakenLock | None]:
+        """None: MOMENT has passed, so it must be taken again. Without a reply, wait until MOMENT has passed as well, so that
+        a late call cannot extend it."""
+        began = time.monotonic()
+        ours = yield from self._server.ask(
+            lambda store: self._mutex.extend(store, self._seconds), max(MOMENT, self._patience.call_timeout)
+        )
+        return TakenLock(token, began) if ours else None
+
+    def _pause(self, answer: LockReply) -> float:
+        """Seconds until the next take."""
+        pause = THERE / 3
+        if answer.left is not None:
+            pause = min(pause, answer.left + 0.001 + APART * min(answer.front, 10))
+        return max(0.001, min(pause, self._patience.left))
 
 
 class Lock:

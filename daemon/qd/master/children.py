@@ -89,11 +89,6 @@ class Worker:
                 self.send(TAKE_STACK)
 
     @property
-    def deadline(self) -> int:
-        """The moment of its job's timeout, 0 none."""
-        return self.slot[W.DEADLINE]
-
-    @property
     def cancel_deadline(self) -> int:
         """The moment at which the current job was cancelled; 0 if it was not, or has ended for it."""
         turn = self.slot[W.TURN]
@@ -145,14 +140,10 @@ class Death:
         return ended_itself and not had_job and time.monotonic() - self.worker.ready_at < YOUNG
 
     @property
-    def at_boot(self) -> bool:
-        return not self.worker.ready
-
-    @property
     def is_crash(self) -> bool:
         """Its end was not requested."""
         if self.verdict is None:
-            return self.at_boot and not self.worker.draining
+            return not self.worker.ready and not self.worker.draining
         return self.verdict in (Verdict.CRASH, Verdict.MEMORY)
 
 
@@ -165,9 +156,6 @@ class Children:
         self.dead = set[int]()  # slots of dead workers, until the keeper has moved their jobs
         self.oom = OomKills()
         self._moved_at: int | None = 0  # since when no job of a dead worker is waiting to be moved
-
-    def __len__(self) -> int:
-        return len(self.workers)
 
     def of(self, role: Role) -> list[Worker]:
         return [w for w in self.workers.values() if w.role is role]
@@ -331,10 +319,6 @@ class Children:
 
     def unsettled(self) -> bool:
         return any(self._waits(number) for number in self.dead)
-
-    @property
-    def jobs_done(self) -> int:
-        return sum(w.slot[W.JOBS] for w in self.of(Role.WORKER))
 
 
 MAX_BOOT_DEATHS = 5  # after so many, if no worker has ever been ready, the program exits

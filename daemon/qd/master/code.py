@@ -12,11 +12,9 @@ code imports, and each new worker imports it itself.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,19 +170,3 @@ class AppImports:
         for code in self.both():
             self._dismiss(code)
         self.serving = self.coming = None
-
-
-def by_name(environ: Mapping[str, str]) -> str:
-    """The start folder by the name its starter used: $PWD if that is the same folder, so that a `current` link stays a
-    link. (If the starter sets no PWD, pass --config with such a path.)"""
-    name = environ.get("PWD", "")
-    try:
-        return name if os.path.samefile(name, ".") else os.getcwd()
-    except OSError:
-        return os.getcwd()
-
-
-def enter(folder: str) -> None:
-    """Enter the start folder by its name: a `current` link may point to a new release now."""
-    with contextlib.suppress(OSError):  # the import will report what is missing
-        os.chdir(folder)

@@ -1,9 +1,9 @@
 """The master: starts, reaps and kills children, keeps their number, notifies systemd. Nothing here may block.
 
     signal -> mailbox -> wait -> act    TERM stop, USR2 pause, CONT resume, HUP reload, TTIN / TTOU number, USR1 dump
-    child ends -> CHLD -> reap.py -> report to the keeper -> the slot is free once the keeper has moved its jobs
-    message -> messages.py              imported, born, ready, restart requested, lease lost, job cancelled
-    clock -> watchdog.py: jobs over their deadline, silent workers; hung imports, silent keeper; shutdown.py
+    child ends -> CHLD -> reports.py -> report to the keeper -> the slot is free once the keeper has moved its jobs
+    message -> reports.py               imported, born, ready, restart requested, lease lost, job cancelled
+    clock -> watchdog.py: jobs over their deadline, silent workers; hung imports, silent keeper; state.py: a stop
     at each turn spawn.py keeps the number of children
 
 daemon.py calls it with a MasterPlan. It knows neither the app nor a server.
@@ -15,26 +15,21 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 
 from qd.log import Log
-from qd.master import shutdown
 from qd.master.code import MasterPlan
-from qd.master.lane_watch import LaneWatch
-from qd.master.messages import Messages
-from qd.master.reap import Reaper
 from qd.master.reload import Reload
+from qd.master.reports import Reports
 from qd.master.spawn import Forker, Spawner
 from qd.master.state import State
-from qd.master.status import Liveness, StatusDisplay, counted, dump
-from qd.master.watchdog import Watchdog
+from qd.master.status import Status, dump
+from qd.master.watchdog import LaneWatch, Watchdog
 from qd.options.tables import WorkOptions
 from qd.process import proc, systemd
 from qd.process.channels import Imported
 from qd.process.exit_codes import Exit
 from qd.process.scoreboard import H, Role, Verdict, now
 
-MAX_WORKERS = 200  # of the 256 slots; the rest are for workers that boot while others leave
 WATCH = 0.3  # seconds between two turns; less than the grace of a job over its deadline
 QUICK = 0.03  # the same while something is about to end
 MERGED = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD})
@@ -68,14 +63,11 @@ class Master:
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
         self.reload = Reload(state, self.spawner, replan, os.environ)
-        self.messages = Messages(
-            state, self.spawner, self.reload, partial(shutdown.begin, state), announce, self._resize
-        )
-        self.reaper = Reaper(state, self.messages.handle, self.reload)
+        self.reports = Reports(state, self.spawner, self.reload, announce)
         self.watchdog = Watchdog(state.children, log)
         self.lane_watch = LaneWatch(state.children, log)
         self.emptiness = Emptiness()
-        self._display, self.liveness = StatusDisplay(title, notifier), Liveness(plan.work.pool, log, os.environ)
+        self.status = Status(state, title, os.environ)
 
     # -- the loop
 
@@ -104,10 +96,10 @@ class Master:
         state.board.set_header(H.MASTER_AT, now())
         state.board.set_header(H.WANTED, state.wanted)
         state.board.set_header(H.SCHEDULER, state.wants()[Role.SCHEDULER])
-        self.messages.handle()
+        self.reports.handle()
         state.children.free_settled()
         state.children.oom.look()
-        self.reaper.reap()
+        self.reports.reap()
         self.watchdog.check(state.plan.work.memory_hard, state.plan.silence)
         self.lane_watch.check(state.plan.work)
         if state.stopping is None:
@@ -115,10 +107,10 @@ class Master:
             self.spawner.keep_number()
             self._stop_when_empty()
         else:
-            shutdown.go_on(state, state.stopping)
+            state.go_on_stopping(state.stopping)
         state.keeper.want(self.reload.settings())
         state.keeper.watch(lambda *what: self.forker.keeper(state.plan, *what), state.children.dead)
-        self._show()
+        self.status.show()
 
     def _stop_when_empty(self) -> None:
         state, plan = self.state, self.state.plan
@@ -126,12 +118,12 @@ class Master:
         held = state.board.header(H.DOWN) != 0 and not plan.work.force
         reason = self.emptiness.reason(empty, state.jobs_done, plan.work, held=held)
         if reason is not None:
-            shutdown.begin(state, reason, Exit.OK)
+            state.begin_stop(reason, Exit.OK)
 
     def _pause(self) -> float:
         state, work = self.state, self.state.plan.work
         quick = state.stopping or state.codes.coming or work.stop_when_empty or work.once
-        watched = self.watchdog.next(), self.lane_watch.next()
+        watched = self.watchdog.next(), self.lane_watch.next
         waits = (QUICK if quick else WATCH, *watched, (state.notifier.watchdog_interval or 0.0) / 2)
         return min(wait for wait in waits if wait)
 
@@ -143,10 +135,10 @@ class Master:
         self.state.keeper.kill()
         deadline = time.monotonic() + 2.0  # a process that SIGKILL has not ended by then hangs in the kernel
         while (codes.leaving or children.workers) and time.monotonic() < deadline:
-            if self.reaper.one() is None:
+            if self.reports.one() is None:
                 self.state.mailbox.wait(QUICK)
         self.state.mailbox.leave()
-        self.liveness.remove()
+        self.status.remove_liveness()
 
     # -- signals
 
@@ -164,18 +156,18 @@ class Master:
         elif number == signal.SIGCONT and state.stopping is None:
             self._set_paused(False)
         elif number == signal.SIGTTIN:
-            self._resize(state.wanted + 1)
+            state.resize(state.wanted + 1)
         elif number == signal.SIGTTOU:
-            self._resize(state.wanted - 1)
+            state.resize(state.wanted - 1)
         elif number == signal.SIGUSR1:
-            dump(state.log, state.children, state.wanted, state.paused)
+            dump(state)
 
     def _stop(self, name: str) -> None:
         state = self.state
         if state.stopping is None:
-            shutdown.begin(state, f"signal {name}", Exit.OK, by_signal=True)
+            state.begin_stop(f"signal {name}", Exit.OK, by_signal=True)
         elif state.stopping.again():
-            state.log.warning("master.stopping", reason=f"{name} again", running=len(state.children))
+            state.log.warning("master.stopping", reason=f"{name} again", running=len(state.children.workers))
 
     def _set_paused(self, paused: bool) -> None:
         state = self.state
@@ -185,23 +177,6 @@ class Master:
         state.board.set_header(H.PAUSED, int(paused))
         for worker in state.children.workers.values():
             worker.send(signal.SIGUSR2 if paused else signal.SIGCONT)
-
-    def _resize(self, number: int) -> None:
-        self.state.wanted = min(max(1, number), MAX_WORKERS) if self.state.plan.work.workers else 0
-        self.state.log.info("master.resized", workers=self.state.wanted)
-
-    # -- status
-
-    def _show(self) -> None:
-        state, children = self.state, self.state.children
-        down = state.board.header(H.DOWN)
-        paused = state.paused or state.board.header(H.HELD)
-        word = "stopping" if state.stopping else "paused" if paused else "down" if down else ""
-        self._display.show(counted(children, only_schedule=not state.plan.work.workers), word)
-        workers, leads = len(children.of(Role.WORKER)), state.plan.leads
-        if self._display.ready(children.serving(role=leads), max(1, state.wants()[leads])):
-            state.log.info("master.ready", workers=workers)
-        self.liveness.write(workers, self._display.is_ready, state.keeper.silent_for)
 
 
 def has_terminal() -> bool:

@@ -109,7 +109,6 @@ def _cut(block: str, home: str) -> str:
     # All user code runs below Alarm.guard, or as a task.
     entries = {
         f"{ours}worker{os.sep}timeout.py": (" in guard",),
-        f"{ours}worker{os.sep}lane_alarm.py": (" in guard",),
         f"{ours}worker{os.sep}lanes.py": ("whole",),
     }
     lines = block.splitlines()

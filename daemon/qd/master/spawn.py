@@ -30,50 +30,37 @@ class Forker:
     def template(self, code: AppImport) -> None:
         """Fork the process that imports the app as `code`. Raises OSError."""
         orders, plan = OrderPipe(), code.plan
-
-        def body() -> int:
-            signals.deaf(signal.SIGTERM)
-            return plan.template(self._context("template"), (orders.child_end, code.number))
-
         try:
-            code.pid = fork(self._cleaned(body))
+            code.pid = self._fork("template", lambda context: plan.template(context, (orders.child_end, code.number)))
             code.orders = orders
         finally:
             orders.child_end.close()
 
     def fresh(self, code: AppImport, assignment: Assignment) -> int:
         """Fork a worker or scheduler that imports the app itself. Returns its pid. Raises OSError."""
-        role = assignment.role.word
-        return fork(self._cleaned(lambda: code.plan.fresh(self._context(role, code.number), assignment)))
+        return self._fork(assignment.role.word, lambda context: code.plan.fresh(context, assignment), code.number)
 
     def keeper(self, plan: MasterPlan, orders: OrderPipe, settings: str, also: tuple[str, ...]) -> int:
         """`also`: queues of earlier settings. Returns its pid. Raises OSError."""
+        return self._fork("keeper", lambda context: plan.keeper(context, orders.child_end, settings, also))
 
-        def body() -> int:
-            signals.deaf(signal.SIGTERM)
-            return plan.keeper(self._context("keeper"), orders.child_end, settings, also)
-
-        return fork(self._cleaned(body))
-
-    def _context(self, role: str, code: int = 0) -> ChildContext:
-        state = self.state
-        log = state.log.of(role, to_stderr)
-        return ChildContext(state.board, state.receiver.sender, self._token, os.getppid(), log, code, state.waker)
-
-    def _cleaned(self, body: Callable[[], int]) -> Callable[[], int]:
+    def _fork(self, role: str, body: Callable[[ChildContext], int], code: int = 0) -> int:
         """Close the master's ends of all channels and remove systemd's variables before `body`."""
 
         def run() -> int:
             state = self.state
             systemd.strip(os.environ)
             state.receiver.sock.close()
-            for orders in (state.keeper.orders, *(code.orders for code in state.codes.both())):
+            for orders in (state.keeper.orders, *(each.orders for each in state.codes.both())):
                 if orders is not None:
                     orders.close()
             state.mailbox.forget()
-            return body()
+            if role in ("template", "keeper"):
+                signals.deaf(signal.SIGTERM)
+            log, sender = state.log.of(role, to_stderr), state.receiver.sender
+            return body(ChildContext(state.board, sender, self._token, os.getppid(), log, code, state.waker))
 
-        return run
+        return fork(run)
 
 
 UNANSWERED = 2  # rounds of orders without a birth after which a template is killed

@@ -1,8 +1,10 @@
-"""The state that the parts of the master share, and the clock of a stop. The parts read and change it.
+"""The state that the parts of the master share, and the steps of a stop. The parts read and change it.
 
 Master ── State ──┬── plan, wanted, paused, stopping            what it must do
                   ├── codes, children, boots, keeper            what it has started
                   └── board, receiver, mailbox, log, notifier   how it communicates
+
+begin_stop -> drained -> interrupts() -> ends_now() -> no worker left -> keeper leaves -> template ends -> lingered -> over
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from qd.master.keeper_process import KeeperProcess
 from qd.process import signals, systemd
 from qd.process.channels import MessageReceiver, Waker
 from qd.process.exit_codes import Exit
-from qd.process.scoreboard import Role, Scoreboard
+from qd.process.scoreboard import H, Role, Scoreboard, Verdict, W, Why
 
+MAX_WORKERS = 200  # of the 256 slots; the rest are for workers that boot while others leave
+BIRTH = 1.0  # seconds after the request to stop within which a child that is just starting exits without a kill
 AGAIN = 1.0  # seconds: a second signal within this time counts as the same; stopasgroup and Ctrl-C deliver twice
 HURRY = 1.5  # seconds a job has after the second signal
 KEEPER = 2.5  # seconds the keeper has to move the jobs of dead workers
@@ -107,20 +111,80 @@ class State:
         return {Role.WORKER: self.wanted, Role.SCHEDULER: schedulers}
 
     @property
-    def busy(self) -> int:
-        """How many children run a job or a run of the schedule."""
-        return sum(worker.busy for worker in self.children.workers.values())
-
-    @property
-    def running(self) -> int:
-        """How many jobs are running; the runs of a scheduler count as one."""
-        started, busy = (
-            self.children.board.started,
-            [worker.slot for worker in self.children.workers.values() if worker.busy],
-        )
-        return sum(len(started(slot)) or 1 for slot in busy)
-
-    @property
     def jobs_done(self) -> int:
         """By all workers since the start."""
-        return self.jobs + self.children.jobs_done
+        return self.jobs + sum(worker.slot[W.JOBS] for worker in self.children.of(Role.WORKER))
+
+    def resize(self, workers: int) -> None:
+        self.wanted = min(max(1, workers), MAX_WORKERS) if self.plan.work.workers else 0
+        self.log.info("master.resized", workers=self.wanted)
+
+    # -- the steps of a stop
+
+    def begin_stop(self, reason: str, code: Exit, *, by_signal: bool = False) -> None:
+        """Begin to stop: drain the workers, hand back jobs still running at the deadline, let the keeper settle, leave.
+
+        Args:
+            reason: Goes into the log line `master.stopping`.
+            code: What the program exits with.
+            by_signal: Leave as soon as everything is settled, without waiting for `min_uptime`.
+        """
+        work, busy = self.plan.work, [worker for worker in self.children.workers.values() if worker.busy]
+        # The runs of a scheduler count as one.
+        running = sum(len(self.board.started(worker.slot)) or 1 for worker in busy)
+        fate = "handed back" if any(worker.has_job for worker in busy) else "ended"
+        hint = f"work still running then is {fate}; a second signal ends it now"
+        linger = 0.0 if by_signal else self.started_at + work.min_uptime
+        self.stopping = StopClock(code, work.stop_timeout, linger, by_signal)
+        if code is Exit.OK and not by_signal:  # --stop-when-empty may be done before all workers are ready
+            self.notifier.ready("")
+        self.notifier.stopping()
+        if self.codes.coming is not None and not self.codes.coming.imported:
+            self.codes.give_up()
+        # Set before any child is signaled: a child that drains reads how long it has.
+        self.board.set_header(H.STOP_AT, self.stopping.deadline_ns)
+        for worker in self.children.workers.values():
+            worker.drain()
+        # Logged after the signals: once this line is written, no worker takes another job.
+        deadline = work.stop_timeout or None
+        fields = {"running": running, "deadline": deadline, "hint": hint if running and deadline else None}
+        self.log.info("master.stopping", reason=reason, **fields)
+
+    def go_on_stopping(self, clock: StopClock) -> None:
+        """Take the steps of the stop that are due now."""
+        self.board.set_header(H.STOP_AT, clock.deadline_ns)
+        for worker in self.children.workers.values():
+            if clock.ends_now():
+                self.children.kill(worker, Verdict.HAND_BACK)
+            elif clock.interrupts() and worker.has_job and not worker.interrupted:
+                worker.interrupted = True
+                self.children.alarm(worker, Why.INTERRUPT)
+        if any(worker.busy for worker in self.children.workers.values()) and clock.extend_due():
+            self.notifier.extend(10.0)
+        if clock.ends_now() or time.monotonic() - clock.began > BIRTH:
+            self._end_births()
+        if not self.children.workers:
+            self._last_steps(clock)
+
+    def _end_births(self) -> None:
+        """Kill children that hang before they can have a job, for instance in a library's fork hook, where TERM has no
+        effect. The template is killed first, with any child it is forking, so that no more are born."""
+        starting = [worker for worker in self.children.workers.values() if worker.is_starting]
+        if starting:
+            self.codes.end()
+        for worker in starting:
+            self.children.kill(worker, Verdict.HAND_BACK)
+        self.children.forget_unborn(time.monotonic() + 1e9)
+
+    def _last_steps(self, clock: StopClock) -> None:
+        """All workers have ended: let the keeper move their jobs and leave, then end the template, then linger."""
+        if not clock.keeper_dismissed:
+            clock.keeper_dismissed = True
+            self.keeper.leave()
+            self.codes.end()
+        if self.keeper.pid and not clock.keeper_late():
+            return
+        self.keeper.kill()
+        if time.monotonic() >= clock.linger and not clock.over:
+            clock.over = True
+            self.log.info("master.stopped", jobs=self.jobs_done, handed_back=self.handed_back, exit=int(clock.code))

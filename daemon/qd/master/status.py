@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from qd.log import Log
 from qd.master.children import Children, Death, Worker
-from qd.process import liveness, proc, systemd
-from qd.process.scoreboard import Role, SlotState, Verdict, W
+from qd.master.state import State
+from qd.process import liveness, proc
+from qd.process.scoreboard import H, Role, SlotState, Verdict, W
 
 NOUNS = {Role.WORKER: "job", Role.SCHEDULER: "run"}  # what a child runs
 PLACES = {Role.WORKER: "queue", Role.SCHEDULER: "entry"}  # where it is from; in a scheduler the current entry
@@ -37,15 +38,16 @@ def log_death(log: Log, death: Death, verdict: Verdict) -> None:
     log.line(words.level, words.event.format(child=worker.role.word), fields)
 
 
-def dump(log: Log, children: Children, wanted: int, paused: bool) -> None:
+def dump(state: State) -> None:
     """USR1: log a line for each worker, and have each worker write its stacks."""
+    log, children = state.log, state.children
     for worker in children.workers.values():
         slot = worker.slot
         doing = {NOUNS[worker.role]: slot.job, PLACES[worker.role]: slot.queue or None} if worker.busy else {}
         count = {"jobs": slot[W.JOBS]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
         log.info(worker.event("state"), slot=slot.number, pid=worker.pid, state=state_of(worker), **count, **doing)
         worker.send(signal.SIGUSR1)
-    log.info("master.state", workers=len(children.of(Role.WORKER)), wanted=wanted, paused=paused)
+    log.info("master.state", workers=len(children.of(Role.WORKER)), wanted=state.wanted, paused=state.paused)
 
 
 def state_of(worker: Worker) -> str:
@@ -64,55 +66,52 @@ def counted(children: Children, only_schedule: bool) -> str:
     return ", ".join(parts) or "no scheduler"
 
 
-class StatusDisplay:
-    """Sets the process title and systemd's status when they change; sends READY once and the watchdog at each turn."""
+EVERY = 2.0  # seconds between two writes of the liveness file
 
-    def __init__(self, title: Callable[[str], None], notifier: systemd.Notifier) -> None:
-        self._title, self._notifier = title, notifier
+
+class Status:
+    """Shows the process title and systemd's status when they change, and READY once; feeds systemd's watchdog at each turn.
+    Writes the liveness file in the master's own loop: if the loop hangs, the file gets old."""
+
+    def __init__(self, state: State, title: Callable[[str], None], environ: Mapping[str, str]) -> None:
+        self._state, self._title, self._environ = state, title, environ
         self._text, self.is_ready = "", False
-
-    def show(self, counted: str, state: str) -> None:
-        text = counted + (f", {state}" if state else "")
-        if text != self._text:
-            self._text = text
-            self._title(text)
-            self._notifier.status(text)
-        self._notifier.watchdog()
-
-    def ready(self, children: list[Worker], wanted: int) -> bool:
-        """True once: the first round of workers (without workers: the scheduler) has booted."""
-        if self.is_ready or len(children) < wanted or not all(worker.ready for worker in children):
-            return False
-        self.is_ready = True
-        self._notifier.ready(self._text)
-        return True
-
-
-EVERY = 2.0  # seconds between two writes
-
-
-class Liveness:
-    """The liveness file, written by the master's own loop: if the loop hangs, the file gets old."""
-
-    def __init__(self, pool: str, log: Log, environ: Mapping[str, str]) -> None:
-        self._pool, self._log, self._environ = pool, log, environ
-        self._start = proc.start_time(os.getpid())
+        self._pool, self._start = state.plan.work.pool, proc.start_time(os.getpid())
         self._next_at, self._was_ready = 0.0, False
         self._complained = False
 
-    def write(self, workers: int, ready: bool, keeper_silent: float) -> None:
-        at = time.monotonic()
+    def show(self) -> None:
+        state, leads = self._state, self._state.plan.leads
+        paused = state.paused or state.board.header(H.HELD)
+        word = "stopping" if state.stopping else "paused" if paused else "down" if state.board.header(H.DOWN) else ""
+        text = counted(state.children, only_schedule=not state.plan.work.workers) + (f", {word}" if word else "")
+        if text != self._text:
+            self._text = text
+            self._title(text)
+            state.notifier.status(text)
+        state.notifier.watchdog()
+        first, workers = state.children.serving(role=leads), len(state.children.of(Role.WORKER))
+        enough = len(first) >= max(1, state.wants()[leads])
+        if not self.is_ready and enough and all(child.ready for child in first):
+            self.is_ready = True
+            state.notifier.ready(text)
+            state.log.info("master.ready", workers=workers)
+        self._write_liveness(workers)
+
+    def _write_liveness(self, workers: int) -> None:
+        at, ready = time.monotonic(), self.is_ready
         if at < self._next_at and ready == self._was_ready:
             return
         self._next_at, self._was_ready = at + EVERY, ready
-        live = liveness.Live(os.getpid(), self._start, self._pool, workers, ready, round(keeper_silent, 1))
+        silent = round(self._state.keeper.silent_for, 1)
+        live = liveness.Live(os.getpid(), self._start, self._pool, workers, ready, silent)
         try:
             liveness.write(live, self._environ)
             self._complained = False
         except OSError as error:  # only health checks need the file
             if not self._complained:
-                self._log.warning("liveness.write_failed", error=str(error), unseen="qd health --live")
+                self._state.log.warning("liveness.write_failed", error=str(error), unseen="qd health --live")
             self._complained = True
 
-    def remove(self) -> None:
+    def remove_liveness(self) -> None:
         liveness.remove(self._pool, os.getpid(), self._environ)

@@ -24,7 +24,14 @@ _LONGEST = 100 * 365 * 86400.0  # seconds, a century: more is a mistake, and wou
 def span(value: object) -> float:
     """A duration in seconds: a number, a timedelta, or text like "90", "100ms", "90s", "5m", "30d". Raises ValueError; the
     result is never negative."""
-    seconds = _seconds(value)
+    if hasattr(value, "total_seconds"):  # a timedelta; importing datetime would cost 2 ms at every start
+        seconds = float(value.total_seconds())
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) <= _LONGEST else -1.0  # an integer may be too large for a float
+    elif isinstance(value, str) and (match := _SPAN.fullmatch(value.strip())):
+        seconds = float(match[1]) * _SECONDS[match[2]]
+    else:
+        raise ValueError(f"{value!r} is not a duration (seconds, or text like '100ms', '90s', '5m', '2h', '30d')")
     if not 0 <= seconds <= _LONGEST:
         raise ValueError(f"{value!r} is not a duration (0 up to 100 years)")
     return seconds
@@ -44,16 +51,6 @@ def seconds_of(what: str, value: object, error: type[QdError] = DeclarationError
         return span_in_code(value)
     except ValueError as reason:
         raise error(f"{what}: {reason}") from None
-
-
-def _seconds(value: object) -> float:
-    if hasattr(value, "total_seconds"):  # a timedelta; importing datetime would cost 2 ms at every start
-        return float(value.total_seconds())
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) <= _LONGEST else -1.0  # an integer may be too large for a float
-    if isinstance(value, str) and (match := _SPAN.fullmatch(value.strip())):
-        return float(match[1]) * _SECONDS[match[2]]
-    raise ValueError(f"{value!r} is not a duration (seconds, or text like '100ms', '90s', '5m', '2h', '30d')")
 
 
 def size(value: object) -> int:

@@ -4,20 +4,33 @@ make()              one payload
 PayloadTemplate     many payloads of one plan: what make() wrote once, cut at the five values that change
 new_uuid, new_id    a version 4 uuid; an id of 32 letters and digits. Random bytes come from the kernel each time,
                     because a forked child must not repeat its parent's
+
+A payload that is sent later or again is rewritten. Every other value keeps its bytes, and every key its place.
+
+sent_again(failed payload), as pushed and as if pushed now:
+    attempts     0, without the keys that a reserve wrote next to it (reservation.py); the checkpoint stays
+    createdAt    now, also due_ms; retryUntil moves with it, so that the job has as much time again
+    failures     "COUNT FIRST": how often it has failed permanently, and when first (unix seconds)
+chained_payload(job of a chain, batch or catch), when its turn has come:
+    createdAt    now, and retryUntil moves with it; due_ms, now or after its delay
+    qd           the jobs that follow it
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring as quoted
 from math import ceil
 from struct import Struct
 from typing import Any, NamedTuple
 
+import msgspec
+
 from qd.errors import ArgumentError
-from qd.payload.format import LIMIT, LONGEST_TIME, NO_DATA, Payload, Relations, relations_text
+from qd.payload.format import FAILURES, LIMIT, LONGEST_TIME, NO_DATA, ChainedJob, Payload, Relations, pairs_of, read
 
 _HEAD = (
     '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
@@ -59,13 +72,33 @@ def make(
         _whole(max_tries),
         _whole(max_exceptions),
         "true" if fail_on_timeout else "false",
-        _waits(backoff),
+        f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null",
         _whole(timeout),
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
         + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id())},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
+
+
+DUE, DUE_LENGTH = b'{"due_ms":', len('{"due_ms":1795851000123,')
+
+
+def with_due(body: bytes, due_at: float) -> bytes:
+    """The payload `body` with the moment (unix seconds) from which it waits, in ms, as the first key. `createdAt` has whole
+    seconds."""
+    return b'{"due_ms":%d,%b' % (1000 * due_at, body[1:])
+
+
+def without_due(body: bytes) -> bytes:
+    """For a payload that is sent later, by another program."""
+    return b"{" + body[DUE_LENGTH:] if body.startswith(DUE) else body
+
+
+def relations_text(relations: Relations) -> bytes:
+    """The relations as part of a payload, after a comma; empty for a job without relations."""
+    text = msgspec.json.encode(relations)
+    return b"" if text == b"{}" else b',"qd":' + text
 
 
 def with_relations(body: bytes, id: str, relations: Relations) -> bytes:
@@ -86,10 +119,6 @@ def _whole(number: float | None) -> str:
     if not -LIMIT <= number <= LIMIT:
         raise ArgumentError(f"the number {number} is too large for a payload")
     return str(ceil(number))
-
-
-def _waits(backoff: Sequence[float] | None) -> str:
-    return f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null"
 
 
 def _plain(number: float) -> str:
@@ -215,3 +244,82 @@ def _uuid(noise: bytes) -> str:
 
 def _id(noise: bytes) -> str:
     return noise.translate(_LETTERS).decode()
+
+
+_RESERVED = ("crashes", "exceptions", "held", "rsv")
+_UNTIL = re.compile(rb'"retryUntil":(\d+)')
+_CREATED = re.compile(rb',"createdAt":(\d+)')
+_RELATIONS, _ID, _DATA = b',"qd":', b',"id":', b'"data":'
+
+
+def sent_again(raw: bytes, now: float, failed_at: float | None = None) -> bytes:
+    """`raw` as it goes back to its queue. now, failed_at: unix seconds. Raises Malformed if the job can never run."""
+    payload = read(raw)
+    # timeoutAt: before Laravel 8, without a createdAt. retryUntil without createdAt: its length is unknown
+    times = {"timeoutAt": b"null", "retryUntil": b"null"}
+    if payload.createdAt is not None:
+        times |= {"createdAt": b"%d" % now, "due_ms": b"%d" % (1000 * now)}
+        if payload.retryUntil:
+            length = min(max(0.0, payload.retryUntil - payload.createdAt), LONGEST_TIME)
+            times["retryUntil"] = b"%d" % -(-(now + length) // 1)
+    count, first = payload.failed_before
+    failures = b""
+    if failed_at is not None and (count or not bytes(payload.failures)):  # else the key is another program's
+        failures = b'"%d %.3f"' % (count + 1, failed_at if first is None else first)
+    return _unreserved(raw, times, failures)
+
+
+def as_pushed(raw: bytes) -> bytes:
+    """`raw` without what reserves and retries have written; its times stay. Raises Malformed."""
+    read(raw)
+    return _unreserved(raw, {})
+
+
+def _unreserved(raw: bytes, times: dict[str, bytes], failures: bytes = b"") -> bytes:
+    """times: the new values of keys that exist. failures: the new value of this key, which is then the first one."""
+    pairs = pairs_of(raw)
+    new = {key: value for key, value in ({"attempts": b"0"} | times).items() if key in pairs}
+    kept = {key: value for key, value in (pairs | new).items() if key not in _RESERVED}
+    if FAILURES.fullmatch(kept.get("failures", b"")):
+        del kept["failures"]
+    if failures:
+        kept = {"failures": failures, **kept}
+    return raw if kept == pairs else object_of(kept)
+
+
+def object_of(pairs: Mapping[str, bytes]) -> bytes:
+    """The JSON object with these keys; each value keeps its bytes."""
+    return b"{%b}" % b",".join([b"%b:%b" % (msgspec.json.encode(key), value) for key, value in pairs.items()])
+
+
+def chained_payload(
+    link: ChainedJob, now: float, rest: tuple[ChainedJob, ...] = (), catch: tuple[ChainedJob, ...] = ()
+) -> bytes:
+    """The payload of `link` to send now, followed by `rest`. Text that is not a payload is sent unchanged: the worker that
+    reserves it reports the error."""
+    text = link.payload.encode()
+    try:
+        payload = read(text)
+        later = int(now) - int(payload.createdAt or now)
+        for start, end in reversed(time_positions(text, payload)):
+            text = b"%b%d%b" % (text[:start], int(text[start:end]) + later, text[end:])
+        if rest or catch:
+            text = with_more_relations(text, payload, chain=rest, catch=catch)
+        return text if payload.createdAt is None else with_due(text, now + link.delay)
+    except ValueError:
+        return text
+
+
+def time_positions(text: bytes, payload: Payload) -> list[tuple[int, int]]:
+    """The (start, end) of its times, in order: retryUntil before the arguments, createdAt right after them."""
+    data = text.find(_DATA)
+    found = [_UNTIL.search(text, 0, data), _CREATED.match(text, data + len(_DATA) + len(payload.data))]
+    return [match.span(1) for match in found if match is not None]
+
+
+def with_more_relations(text: bytes, payload: Payload, **more: object) -> bytes:
+    """The payload with `more` relations. Only plain values follow its id, so the last "id" is its own."""
+    relations = msgspec.structs.replace(payload.qd or Relations(), **more)
+    at = text.rindex(_ID)
+    start = at if payload.qd is None else text.rindex(_RELATIONS, 0, at)
+    return text[:start] + relations_text(relations) + text[at:]

@@ -1,4 +1,4 @@
-"""Reads payloads: every shape since Laravel 5.5, and qd's own key "qd", the relations of a job.
+"""Reads payloads: every shape since Laravel 5.5, and qd's own key "qd", the relations of a job. Limits size and nesting.
 
     {"unique": "shop.charge:order:42", "chain": [["mail", 0, "{...}"]], "batch": "6f1c..."}
 
@@ -10,14 +10,16 @@ on the way leaves unchanged.
 from __future__ import annotations
 
 import re
+import sys
+from array import array
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
+from itertools import accumulate
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from qd.errors import Malformed
+from qd.errors import ArgumentError, Malformed
 
 LONGEST_TIME = 100 * 365 * 86400.0  # seconds: longer times overflow on the server and in a timer
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
@@ -65,12 +67,6 @@ def key_of(id: str, name: str) -> str:
     return f"00000.{id[:16]} {name}"
 
 
-def relations_text(relations: Relations) -> bytes:
-    """The relations as part of a payload, after a comma; empty for a job without relations."""
-    text = msgspec.json.encode(relations)
-    return b"" if text == b"{}" else b',"qd":' + text
-
-
 OBJECT_JOB = r"Illuminate\Queue\CallQueuedHandler@call"  # serialized PHP: only PHP can run it
 NO_DATA = b'""'  # what Laravel sends for a job without data
 
@@ -99,6 +95,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timeoutAt: float | None = None
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
+    due_ms: object = None  # build.py: with_due
     sig: str | None = None  # signing.py
     attempts: Count = 0
     qd: Relations | None = None
@@ -107,7 +104,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exceptions: Count = 0
     held: Count = 0
     rsv: str | None = None
-    failures: msgspec.Raw = NOTHING  # rewrite.py
+    failures: msgspec.Raw = NOTHING  # build.py
     saved: msgspec.Raw = NOTHING  # the last checkpoint; no value of it makes a payload malformed
 
     @property
@@ -149,8 +146,6 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def checkpoint(self) -> bytes | None:
         """The JSON text of the last checkpoint, None without one that qd has written."""
-        if self.saved is NOTHING:
-            return None
         raw = bytes(self.saved)
         if raw[:1] != b'"':
             return None
@@ -205,11 +200,6 @@ def pairs_of(raw: bytes) -> dict[str, bytes]:
         raise Malformed(_reason(error)) from None
 
 
-def object_of(pairs: Mapping[str, bytes]) -> bytes:
-    """The JSON object with these keys; each value keeps its bytes."""
-    return b"{%b}" % b",".join([b"%b:%b" % (msgspec.json.encode(key), value) for key, value in pairs.items()])
-
-
 class _Tagged(msgspec.Struct, gc=False):
     tags: tuple[str, ...] = ()
 
@@ -239,3 +229,65 @@ def _reason(error: Exception) -> str:
         fact, field = "is missing", text.split("`")[1]
     fact = fact.replace("`", "")
     return f"{field}: {fact[0].lower()}{fact[1:]}" if field else f"{fact[0].lower()}{fact[1:]}"
+
+
+# -- limits: checked before sending, and by the worker before decoding (the reserve script has checked the size). 0: none
+
+_OPEN, _CLOSE = b"[{", b"]}"
+_OTHER = bytes(set(range(256)) - set(_OPEN + _CLOSE + b'"'))
+_STRING = re.compile(rb'"[^"]*"?')
+_STEPS = bytes.maketrans(_OPEN + _CLOSE, b"\x01\x01\xff\xff")  # as signed bytes: one level down, one level up
+
+
+def harmless(max_payload: int, max_depth: int) -> int:
+    """A payload of up to this many bytes needs no check: it is not too large, and too short for that many brackets."""
+    return min(max_payload or sys.maxsize, 2 * max_depth or sys.maxsize)
+
+
+def check(payload: bytes, job: str | None, max_payload: int, max_depth: int, data: bytes = b"") -> None:
+    """Raises ArgumentError naming the limit, the job and the excess. job: None for a raw payload. data: its arguments; the
+    message names the largest one."""
+    if max_payload and len(payload) > max_payload:
+        raise ArgumentError(
+            f"{_title(job)} has {len(payload)} bytes{_largest(data)}, more than max_payload = {max_payload}: store large "
+            "data elsewhere and send a reference, or raise max_payload for producers and workers"
+        )
+    if too_deep(payload, max_depth):
+        raise ArgumentError(
+            f"{_title(job)} is nested {depth(payload)} deep, more than max_depth = {max_depth}: flatten it, or raise "
+            "max_depth for producers and workers (PHP reads 512)"
+        )
+
+
+def _title(job: str | None) -> str:
+    return f"a payload of job '{job}'" if job else "this raw payload"
+
+
+def _largest(data: bytes) -> str:
+    """The largest of several arguments, for the message: " (the argument 'text' 1048578 of them)"."""
+    try:
+        found = pairs_of(data)
+    except Malformed:  # data of a raw job
+        return ""
+    if len(found) < 2:
+        return ""
+    name, value = max(found.items(), key=lambda item: len(item[1]))
+    return f" (the argument {name[:80]!r} {len(value)} of them)"
+
+
+def too_deep(payload: bytes, most: int) -> bool:
+    """Whether it is nested deeper than `most`. Most payloads are too short for that, or have too few brackets."""
+    if not most or len(payload) <= 2 * most or payload.count(b"{") + payload.count(b"[") <= most:
+        return False
+    return depth(payload) > most
+
+
+def depth(payload: bytes) -> int:
+    """The nesting depth as PHP counts it: `{"a":[]}` is 2. Brackets inside strings do not count.
+
+    Time and memory are linear in the payload, whatever the bytes are; the result for invalid JSON is arbitrary.
+    """
+    bare = payload.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
+    bare = bare.translate(None, _OTHER).replace(b'""', b"")
+    steps = array("b", _STRING.sub(b"", bare).translate(_STEPS))
+    return max(accumulate(steps, initial=0))

@@ -12,15 +12,10 @@ signature.
 from __future__ import annotations
 
 import hmac
-from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from qd.errors import SignatureRefused
-
-if TYPE_CHECKING:
-    from qd.payload.format import Payload
-
+from qd.payload.format import Payload, base64url
 
 LONGEST = 200  # characters of a signature that are checked
 
@@ -92,4 +87,4 @@ def _text(version: bytes, parts: Sequence[bytes]) -> bytes:
 
 
 def _mac(secret: bytes, text: bytes) -> bytes:
-    return urlsafe_b64encode(hmac.digest(secret, text, "sha256")).rstrip(b"=")
+    return base64url(hmac.digest(secret, text, "sha256"))

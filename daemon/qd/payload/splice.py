@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qd.errors import Malformed
-from qd.payload.format import object_of, pairs_of, read
+from qd.payload.build import object_of
+from qd.payload.format import LIMIT, pairs_of, read
 from qd.payload.reservation import Ending
 from qd.process import SLOTS
 
 COUNTS = (b"crashes", b"exceptions", b"held")
 OURS = frozenset({"attempts", "crashes", "exceptions", "held", "rsv"})
-LARGEST = b"9007199254740992"  # 2^53; compared as text
 SAVED = 90_000  # bytes that a checkpoint may fill
 
 _MARK = rb'"([0-9A-Za-z]+\.[0-9]+\.[0-9]+\.[0-9%b]+)"' % re.escape("".join(Ending)).encode()
-_ATTEMPTS = re.compile(rb'"attempts"\s*:\s*([0-9]+)(?=[\s,}])')
-_COUNT = {key: re.compile(rb',"%b":([0-9]+)(?=[,}])' % key) for key in COUNTS}
+_NUMBER = rb"(0|[1-9][0-9]{0,15})"
+_ATTEMPTS = re.compile(rb'"attempts"\s*:\s*%b(?=[\s,}])' % _NUMBER)
+_COUNT = {key: re.compile(rb',"%b":%b(?=[,}])' % (key, _NUMBER)) for key in COUNTS}
 _RSV = re.compile(rb',"rsv":' + _MARK)
 _WHOLE_MARK = re.compile(_MARK)
 _FLAT_TAIL = re.compile(rb"[^{}\[\]]*\}\s*\Z")
@@ -115,31 +116,16 @@ def _in_tail(payload: bytes) -> Unit | None:
     at = payload.rfind(b'"attempts"', max(0, min(len(payload), end) - 512))
     if at < 0 or payload[at - 1 : at] == b"\\" or not _FLAT_TAIL.match(payload, at):
         return None
-    return _unit_at(payload, at)
-
-
-def _unit_at(payload: bytes, at: int) -> Unit | None:
-    """The unit that begins at `at`. None if attempts is not a count."""
     found = _ATTEMPTS.match(payload, at)
-    attempts = _count_of(found[1]) if found else None
-    if found is None or attempts is None:
+    if found is None or int(found[1]) > LIMIT:
         return None
-    unit = Unit(at, found.end(), attempts)
+    unit = Unit(at, found.end(), int(found[1]))
     for key in COUNTS:
-        more = _COUNT[key].match(payload, unit.end)
-        number = _count_of(more[1]) if more else None
-        if more is not None and number is not None:
-            unit.end, unit.counts[key] = more.end(), number
+        if (more := _COUNT[key].match(payload, unit.end)) and int(more[1]) <= LIMIT:
+            unit.end, unit.counts[key] = more.end(), int(more[1])
     if more := _RSV.match(payload, unit.end):
         unit.end, unit.rsv = more.end(), more[1].decode()
     return unit
-
-
-def _count_of(digits: bytes) -> int | None:
-    """An integer from 0 to 2^53, else None."""
-    if len(digits) > 16 or (len(digits) == 16 and digits > LARGEST) or (len(digits) > 1 and digits[:1] == b"0"):
-        return None
-    return int(digits)
 
 
 def _may_be_scattered(payload: bytes, unit: Unit | None) -> bool:

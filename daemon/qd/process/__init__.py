@@ -3,8 +3,7 @@
 channels       messages between master and children: MessageSender, MessageReceiver, OrderPipe, OrderReader
 descriptors    which file a descriptor refers to; which of several are readable
 exit_codes     every exit code and reason to stop
-fork           fork, reap, kill a child with its group
-leftovers      processes that a job left running; QD_OWNER
+fork           fork, reap, kill a child with its group and with what its jobs left running; QD_OWNER
 liveness       liveness files for health checks
 proc           facts of the kernel about processes: /proc, cgroups, prctl, macOS
 scoreboard     shared memory: a header and 256 slots

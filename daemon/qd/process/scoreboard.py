@@ -219,7 +219,7 @@ class H:
     SUSPECTS_AT = 20  # worker: moment at which a worker last ran a suspect
     ALLOWED = 28  # keeper: with the 15 words after it; see set_open_queues
     CRASH_LOOPS = 44  # master: count of deaths in a crash loop
-    # keeper: what keeper/events.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases
+    # keeper: what keeper/report.py has recorded of FORKED_AT, CRASH_LOOPS and the lost leases
     RECORDED_FORK, RECORDED_LOOPS, RECORDED_LOST = 45, 46, 47
     HELD = 48  # keeper: 1 while this host or pool is paused
     WANTED = 49  # master: how many workers it keeps

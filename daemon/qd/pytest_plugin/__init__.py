@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from qd.app import Qd
     from qd.pytest_plugin.worker import Server, Worker
-    from qd.testing.fake import Fake
+    from qd.testing import Fake
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

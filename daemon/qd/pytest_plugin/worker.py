@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qd import config
 from qd.app import Qd
-from qd.config.settings import CONNECTION, LARAVEL, Settings, environ_name
+from qd.config.settings import CONNECTION, SECTIONS, Settings, environ_name
 from qd.drivers.connections import open_memory
 from qd.drivers.embedded import Address, ask, server_binary
 from qd.errors import ConfigError, QdError
@@ -283,7 +283,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
     """The same for the process of `qd work`, where the environment overrides the file."""
     urls = {(CONNECTION["url"], name): found.url for name, found in settings.connections.items()}
     if settings.laravel is not None:
-        urls[LARAVEL["cache_url"], ""] = settings.laravel.cache_url
+        urls[SECTIONS["laravel"]["cache_url"], ""] = settings.laravel.cache_url
     return {environ_name(option, name): url for (option, name), url in urls.items() if url is not None}
 
 

@@ -7,8 +7,7 @@ due           when an entry is due; missed ticks. Pure
 ticks         how one tick is claimed; which runs wait for which
 entry_job     the job of an entry, made again at each tick; user code guarded
 filters       the user's when() and skip(), in processes of their own
-runs          runs: forked, watched, reaped
+runs          runs: forked, watched, reaped; leases of without_overlapping() entries
 runner        one run in its own process
-overlaps      leases of without_overlapping() entries
 report        log, events and history of ticks
 """

@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from functools import partial
 from typing import Any
 
 from qd.dispatch.route import Message
@@ -81,11 +80,6 @@ class TickClaim:
         """Unix seconds."""
         return self.due.at / 1000
 
-    @property
-    def driver_claim(self) -> Claim:
-        state = self.state
-        return Claim(state.queue, state.field, state.raw, self.after, self.due.at, self.job)
-
 
 @dataclass(slots=True, eq=False)
 class EntryState:
@@ -135,12 +129,21 @@ class EntryState:
         self.last = at
         return ""
 
+    def next_after(self, at: int) -> int | None:
+        """The next tick, unix ms; computed once for all entries with the same cron expression (timing.py)."""
+        found = self.entry.timing.next_after(at / 1000)
+        return None if found is None else round(found * 1000)
+
 
 @dataclass(slots=True)
 class ControlFlags:
-    """Pauses and maintenance mode, as the control connection reads them. force: ignore maintenance mode."""
+    """Pauses and maintenance mode, as the control connection reads them. force: ignore maintenance mode.
+
+    down_here: maintenance mode as the owner of the scheduler knows it. reason: used if no note explains it."""
 
     force: bool
+    reason: str = "maintenance mode"
+    down_here: bool = False
     pauses: dict[str, Pause] = dataclass_field(default_factory=dict)
     down: str = ""  # why nothing runs; "": no maintenance mode
 
@@ -250,7 +253,7 @@ class ScheduleConnection:
     def plan(self, state: EntryState) -> None:
         if not state.raw:  # no scheduler has seen it yet
             self.moments.add(self.now, state)
-        elif (at := self.next_after(state, state.last)) is not None:
+        elif (at := state.next_after(state.last)) is not None:
             self.moments.add(at, state)
 
     def _plan_again(self) -> None:
@@ -277,26 +280,22 @@ class ScheduleConnection:
 
     def decide(self, state: EntryState, now: int) -> Due | None:
         """The next tick to take of an entry that has a field. None if nothing is due yet."""
-        first, missed = self.next_after(state, state.last), state.entry.missed
+        first, missed = state.next_after(state.last), state.entry.missed
         if first is not None and first <= now <= first + self.late:
             return Due(first)  # the usual case
-        due = decide(partial(self.next_after, state), state.last, now, self.late, missed, state.complete)
+        due = decide(state.next_after, state.last, now, self.late, missed, state.complete)
         if due is None:
             self.plan(state)
         elif missed == "all" and due.at < now - self.late and not state.complete[0] <= due.at < state.complete[1]:
             state.complete = (due.at, now - self.late)
         return due
 
-    def next_after(self, state: EntryState, at: int) -> int | None:
-        """The next tick of the entry, unix ms; computed once for all entries with the same cron expression (timing.py)."""
-        found = state.entry.timing.next_after(at / 1000)
-        return None if found is None else round(found * 1000)
-
     def begin(self, claims: Sequence[TickClaim]) -> Answers | None:
         """Send the claims without waiting for the answers. Returns None if the connection broke: the ticks are unsure."""
         self._request_at = time.monotonic()
         try:
-            return self.queue.ticks.begin([claim.driver_claim for claim in claims])
+            each = [(claim.state, claim) for claim in claims]
+            return self.queue.ticks.begin([Claim(s.queue, s.field, s.raw, c.after, c.due.at, c.job) for s, c in each])
         except (ConnectionLost, ServerRefused) as error:
             self.lost(error)
             return None
@@ -375,9 +374,6 @@ class ScheduleConnection:
             after = time.monotonic() - self._away_since
             self._log.info(f"{self.queue.settings.driver}.back", connection=self.queue.settings.name, after=after)
             self._away_since = None
-
-    def close(self) -> None:
-        self.queue.close()
 
 
 class FieldSweeper:

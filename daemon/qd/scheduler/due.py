@@ -120,20 +120,17 @@ class Moments(Generic[T]):
         return sum(map(len, self._at.values()))
 
 
-class Backlog(Generic[T]):
+class Backlog(Moments[T]):
     """Overdue items, one by one: the caller may stop after each."""
 
     def __init__(self) -> None:
-        self._moments: Moments[T] = Moments()
+        super().__init__()
         self._together: deque[T] = deque()
 
-    def add(self, at: int, item: T) -> None:
-        self._moments.add(at, item)
-
-    def next(self, order: Callable[[T], int]) -> T | None:
+    def take(self, order: Callable[[T], int]) -> T | None:
         """The earliest item; of several due at one time the first by `order`."""
-        if not self._together and (at := self._moments.next) is not None:
-            ((_, together),) = self._moments.pop(at)
+        if not self._together and (at := self.next) is not None:
+            ((_, together),) = self.pop(at)
             self._together.extend(sorted(together, key=order))
         return self._together.popleft() if self._together else None
 
@@ -144,9 +141,9 @@ class Backlog(Generic[T]):
 
     def clear(self) -> list[T]:
         """Remove and return all items."""
-        found = [*self._together, *[one for _, several in self._moments.pop() for one in several]]
+        found = [*self._together, *[one for _, several in self.pop() for one in several]]
         self._together.clear()
         return found
 
     def __len__(self) -> int:
-        return len(self._together) + len(self._moments)
+        return len(self._together) + super().__len__()

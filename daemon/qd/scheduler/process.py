@@ -38,13 +38,13 @@ FIRST_CONTACT = 5.0  # seconds to wait for the keeper's first contact; its serve
 
 def serve(
     app: Qd,
-    settings: Settings,
     context: ChildContext,
     assignment: Assignment,
     between_turns: Callable[[], None] | None = None,
 ) -> int:
     """Become the scheduler of this assignment and work until stopped. Returns the exit code."""
     context, stack_fd = boot.settled(context, assignment)
+    settings = app.settings
     child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
@@ -116,7 +116,7 @@ class Child:
         """Returns the seconds until the next turn."""
         self._read_signals()
         self.scheduler.paused = self._signalled or bool(self.board.header(H.HELD))
-        self.scheduler.down = bool(self.board.header(H.DOWN)) and not self.force
+        self.scheduler.flags.down_here = bool(self.board.header(H.DOWN)) and not self.force
         keeper_unknown = not self.board.header(H.KEEPER_CONTACT) and (now() - self._opened) / 1e9 < FIRST_CONTACT
         if keeper_unknown and not self.scheduler.drained:  # it has not reported maintenance mode, or its absence
             return POLL
@@ -177,7 +177,7 @@ class Child:
             self._run = name
             self._describe()
         if not running:
-            state = "paused" if paused else "down" if self.scheduler.down else ""
+            state = "paused" if paused else "down" if self.scheduler.flags.down_here else ""
             self._set_title(state or f"with {entries} {'entry' if entries == 1 else 'entries'}")
         elif changed:
             more = f" and {len(running) - 1} more" if running[1:] else ""

@@ -10,20 +10,10 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 
+from qd import events
 from qd.dispatch.route import Message
 from qd.drivers.keyspace import keys
 from qd.errors import ServerBusy, ServerRefused
-from qd.events import (
-    Event,
-    JobQueued,
-    JobQueueing,
-    Listeners,
-    ScheduledTaskFailed,
-    ScheduledTaskFinished,
-    ScheduledTaskSkipped,
-    ScheduledTaskStarting,
-    UniqueJobSkipped,
-)
 from qd.log import Log
 from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import MOST
@@ -40,7 +30,7 @@ moment = lru_cache(maxsize=16)(format_moment)  # many entries share a tick
 class TickReport:
     """now: unix seconds by the server's clock."""
 
-    def __init__(self, listeners: Listeners, log: Log, host: str, guard: Guard) -> None:
+    def __init__(self, listeners: events.Listeners, log: Log, host: str, guard: Guard) -> None:
         self._listeners, self.log, self._host, self._guard = listeners, log, host, guard
         self._ran, self._skipped = History(log, keys.SCHEDULE_LAST), History(log, keys.SCHEDULE_SKIPPED)
 
@@ -49,11 +39,11 @@ class TickReport:
     def sent(self, claim: TickClaim) -> None:
         name, at, now, message = claim.entry.name, claim.tick, claim.taken_at, claim.message
         assert message is not None
-        self.emit(ScheduledTaskStarting, name, at)
-        self.emit_each(JobQueued, [message])
+        self.emit(events.ScheduledTaskStarting, name, at)
+        self.emit_each(events.JobQueued, [message])
         late = max(0.0, now - at)
         self.log.info("schedule.sent", entry=name, job=message.name, id=message.id, at=moment(at), late=late)
-        self.emit(ScheduledTaskFinished, name, at, claim.took)
+        self.emit(events.ScheduledTaskFinished, name, at, claim.took)
         self._ran.lasts[name] = Last(at, now, now, "sent", self._host, message.id)
 
     def held(self, claim: TickClaim) -> None:
@@ -61,13 +51,13 @@ class TickReport:
         message = claim.message
         assert message is not None
         name = (message.relations and message.relations.unique) or ""
-        self.emit(UniqueJobSkipped, message.connection, message.queue, message.name, name)
+        self.emit(events.UniqueJobSkipped, message.connection, message.queue, message.name, name)
         self.skipped(claim, f"its job is still waiting or running (id {claim.holder})", claim.taken_at)
 
     def skipped(self, claim: TickClaim, reason: str, now: float) -> None:
         name, at = claim.entry.name, claim.tick
         self.log.info("schedule.skipped", entry=name, at=moment(at), reason=reason)
-        self.emit(ScheduledTaskSkipped, name, at, reason)
+        self.emit(events.ScheduledTaskSkipped, name, at, reason)
         self._skipped.lasts[name] = Last(at, now, now, "skipped", self._host, reason)
 
     def missed(self, claim: TickClaim) -> None:
@@ -76,7 +66,7 @@ class TickReport:
         policy = claim.entry.missed
         self.log.warning("schedule.missed", entry=name, count=text, until=moment(at), missed=policy)
         reason = f'missed: {text} {"tick was" if count == 1 else "ticks were"} not taken in time (missed="{policy}")'
-        self.emit(ScheduledTaskSkipped, name, at, reason)
+        self.emit(events.ScheduledTaskSkipped, name, at, reason)
         if not claim.due.runs:
             self._skipped.lasts[name] = Last(at, claim.taken_at, claim.taken_at, "skipped", self._host, reason)
 
@@ -84,7 +74,7 @@ class TickReport:
         """Its job could not be made or sent."""
         name, at, now = claim.entry.name, claim.tick, claim.taken_at
         self.log.error("schedule.failed", entry=name, at=moment(at), error=error)
-        self.emit(ScheduledTaskFailed, name, at, 0.0, error)
+        self.emit(events.ScheduledTaskFailed, name, at, 0.0, error)
         self._ran.lasts[name] = Last(at, now, now, "failed", self._host, error)
 
     def ended(self, ended: Ended, now: float) -> None:
@@ -94,13 +84,13 @@ class TickReport:
 
     # -- events
 
-    def emit_each(self, kind: type[JobQueueing | JobQueued], messages: Sequence[Message]) -> None:
+    def emit_each(self, kind: type[events.JobQueueing | events.JobQueued], messages: Sequence[Message]) -> None:
         if self._listeners.has(kind):
             for each in messages:
                 name, job_id, delay = each.name or None, each.id or None, each.delay or None
                 self.emit(kind, each.connection, each.queue, name, job_id, each.body, delay)
 
-    def emit(self, kind: type[Event], *args: object) -> None:
+    def emit(self, kind: type[events.Event], *args: object) -> None:
         if not self._listeners.has(kind):
             return
         try:

@@ -100,7 +100,9 @@ def read_from(start: int) -> bytes:
 
 def forward_stderr(process: subprocess.Popen[bytes], pipe: int) -> bytes:
     """Forward the stderr of the process until it has ended. Returns the end of it."""
-    last, ended = b"", pid_descriptor(process.pid)
+    last, ended = b"", None
+    with suppress(AttributeError, OSError):  # the kernel has no pidfd
+        ended = os.pidfd_open(process.pid)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if ended is not None:
@@ -116,14 +118,6 @@ def forward_stderr(process: subprocess.Popen[bytes], pipe: int) -> bytes:
         elif process.poll() is not None:
             forward_rest(pipe)
             return last
-
-
-def pid_descriptor(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended. None if the kernel has no pidfd."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def forward_rest(pipe: int) -> None:
@@ -371,25 +365,13 @@ def call(function: Act) -> None:
     try:
         result = function()
         if inspect.isawaitable(result):
-            run_async(result)
+            import asyncio  # slow; only needed for async functions
+
+            asyncio.run(awaited(result))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-
-
-def run_async(result: Awaitable[object]) -> None:
-    """The traceback of an exception begins with the user's code, without the frames of the event loop."""
-    import asyncio  # slow; only needed for async functions
-
-    try:
-        asyncio.run(awaited(result))
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code is not awaited.__code__:
-            trace = trace.tb_next
-        error.__traceback__ = trace and trace.tb_next
-        raise
 
 
 async def awaited(result: Awaitable[object]) -> None:

@@ -48,7 +48,7 @@ class Scheduler:
     owner: the master's token. force: ignore maintenance mode. since: unix seconds from which an entry without a field is
     due, None: from now on. until: take no later ticks.
 
-    The owner sets `paused` (nothing is taken here, but other hosts continue) and `down` (maintenance mode).
+    The owner sets `paused` (nothing is taken here, but other hosts continue) and `flags.down_here` (maintenance mode).
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Scheduler:
         self._since = None if since is None else round(since * 1000)
         self._entries = tuple(entries)
         self._connections: dict[str, ScheduleConnection] = {}
-        self._flags = ControlFlags(force)
+        self.flags = ControlFlags(force)
+        if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
+            self.flags.reason = "Laravel's maintenance mode"
         self._control = self._connection(settings.control)
         guard = guard or Guard()
         guard.before, self._beat = self._before_user_code, no_beat
         self._report = TickReport(app._listeners, log, host, guard)
-        self._taker = TickTaker(self._flags, self._report, guard)
-        if settings.laravel is not None and (settings.laravel.down or settings.laravel.down_file):
-            self._taker.maintenance_reason = "Laravel's maintenance mode"
+        self._taker = TickTaker(self.flags, self._report, guard)
         self.runs = Runs(app, settings, log, self._control.store, host=host, owner=owner, forked=self.close)
         self._filters = FilterProcess(app, settings, log, owner=owner, forked=self.close, seconds=guard.seconds)
         self._run_queue = RunQueue(self.runs, self._taker)
@@ -96,7 +96,7 @@ class Scheduler:
             queue = open_queue(self._settings, name, title=title, own=self._own)
             _ = queue.ticks  # raises ConfigError if the connection can only send
             late = self._settings.schedule.late
-            flags = None if self._connections else self._flags  # the first is the control connection
+            flags = None if self._connections else self.flags  # the first is the control connection
             self._connections[name] = ScheduleConnection(queue, self._log, late, flags)
         return self._connections[name]
 
@@ -134,14 +134,6 @@ class Scheduler:
         self._filters.drop()
         self._run_queue.drain()
 
-    @property
-    def down(self) -> bool:
-        return self._taker.down
-
-    @down.setter
-    def down(self, down: bool) -> None:
-        self._taker.down = down
-
     def beats(self, beat: Callable[..., None]) -> None:
         """Call `beat(seconds)` before each step of a long turn: the next call may come that much later. A second argument is
         the name of the current entry, or ""."""
@@ -162,7 +154,7 @@ class Scheduler:
 
     def close(self) -> None:
         for connection in self._connections.values():
-            connection.close()
+            connection.queue.close()
 
     def end(self) -> None:
         """Kill the remaining runs, and write the history."""
@@ -208,7 +200,7 @@ class Scheduler:
     def _behind(self, connection: ScheduleConnection, until: float) -> list[TickClaim]:
         """The next few from the backlog, at least one."""
         claims: list[TickClaim] = []
-        while (state := connection.backlog.next(order_of)) is not None:
+        while (state := connection.backlog.take(order_of)) is not None:
             if (claim := self._claim_or_queue(state, connection.line)) is not None:
                 claims.append(claim)
             if not connection.backlog.together:  # the tick is complete

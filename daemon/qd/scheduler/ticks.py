@@ -57,14 +57,10 @@ class ClaimRequest(NamedTuple):
 
 
 class TickTaker:
-    """down: maintenance mode as the owner of the scheduler knows it. maintenance_reason: used if no note explains it.
-
-    beat: called with the seconds that the next step may take and, if it changes, the name of the current entry or "".
-    """
+    """beat: called with the seconds that the next step may take and, if it changes, the name of the current entry or ""."""
 
     def __init__(self, flags: ControlFlags, report: TickReport, guard: Guard) -> None:
-        self.report, self.flags, self.down = report, flags, False
-        self.maintenance_reason = "maintenance mode"
+        self.report, self.flags = report, flags
         self.beat: Callable[..., None] = no_beat
         base = secrets.token_hex(3)
         self._guard, self._tokens = guard, (f"{base}.{number:x}" for number in count(1))  # one per claim
@@ -141,8 +137,8 @@ class TickTaker:
         entry, flags = claim.entry, self.flags
         if flags.pauses and (note := pause_of(flags.pauses, entry.name)):
             return f"paused{by_and_why(note)}"
-        if (flags.down or self.down) and not entry.in_maintenance:
-            return flags.down or self.maintenance_reason
+        if (flags.down or flags.down_here) and not entry.in_maintenance:
+            return flags.down or flags.reason
         if not entry.filters:
             return ""
         return refusal([each for each in entry.filters if not each.foreign], claim.tick, self._guard)
@@ -363,5 +359,5 @@ class RunQueue:
 
 def leaves_at(run: TickClaim) -> float:
     """When the run leaves its line, unix ms; infinite if its entry has no further tick."""
-    found = run.state.connection.next_after(run.state, run.due.at)
+    found = run.state.next_after(run.due.at)
     return math.inf if found is None else found

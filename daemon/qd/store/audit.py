@@ -1,6 +1,6 @@
 """Audit events: what operators did, and what happened to masters. The list qd:events of the control connection.
 
-    commands (cli/context.py), keepers (keeper/events.py)  --record-->  qd:events  --read-->  `qd events`
+    commands (cli/context.py), keepers (keeper/report.py)  --record-->  qd:events  --read-->  `qd events`
 
 An entry is text: `number first last count`, then JSON (scripts/audit.lua). The number grows with each entry; a follower
 reads the entries with a number above the last one it has seen. Equal events within a minute are one entry, which gets a

@@ -23,9 +23,9 @@ ROLLING = " rolling"
 LARAVEL = "_"  # before the value of Laravel's key
 
 # names and values of Laravel
-RESTART = "illuminate:queue:restart"
+RESTART = "illuminate:queue:restart"  # if it changes, every PHP worker exits after its current job
 DOWN = "illuminate:foundation:down"  # 9 and later, with the cache as the driver of maintenance mode
-PAUSED_ALL = "illuminate:queues:paused"
+PAUSED_ALL = "illuminate:queues:paused"  # all queues of all connections; as laravel_paused
 TRUE = b"b:1;"
 
 
@@ -183,44 +183,16 @@ def _time(note: dict[str, Any], key: str) -> float | None:
 
 
 def laravel_paused(connection: str, queue: str) -> str:
+    """Laravel 13 and later skip the queue while it is TRUE; older releases have no pause."""
     return f"illuminate:queue:paused:{connection}:{queue}"
 
 
 def next_restart(store: Store) -> int:
-    """The value for `restart` to write: whole seconds, and never the current value, since workers only detect a change."""
+    """The value to write into RESTART: whole seconds, and never the current value, since workers only detect a change."""
     before, now = store.get(RESTART)[0], int(store.now())
     if before is not None and before.isdigit() and len(before) < 12:
         now = max(now, int(before) + 1)
     return now
-
-
-def laravel_restart(store: Store, value: int) -> None:
-    """Every PHP worker exits after its current job."""
-    store.put(RESTART, b"%d" % value)
-
-
-def laravel_pause(store: Store, connection: str, queue: str, seconds: float | None = None) -> None:
-    """Laravel 13 and later skip the queue; older releases have no pause."""
-    store.put(laravel_paused(connection, queue), TRUE, seconds)
-
-
-def pause_all(store: Store, seconds: float | None = None) -> None:
-    """All queues of all connections."""
-    store.put(PAUSED_ALL, TRUE, seconds)
-
-
-def laravel_resume(store: Store, connection: str, queue: str) -> bool:
-    """Returns whether this queue was paused; the pause of all queues is separate."""
-    return store.take(laravel_paused(connection, queue)) is not None
-
-
-def resume_all(store: Store) -> bool:
-    return store.take(PAUSED_ALL) is not None
-
-
-def laravel_down(store: Store) -> bool:
-    """Whether `php artisan down` is on, if Laravel keeps it in the cache."""
-    return truthy(store.get(DOWN)[0])
 
 
 def truthy(value: bytes | None) -> bool:
@@ -236,7 +208,3 @@ def down_file(path: str) -> tuple[bool, str]:
     except (OSError, ValueError) as error:
         return False, str(getattr(error, "strerror", None) or error)
     return True, ""
-
-
-def all_paused(store: Store) -> bool:
-    return store.get(PAUSED_ALL)[0] is not None

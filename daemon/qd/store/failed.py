@@ -3,7 +3,7 @@
     queues:NAME:failed       id -> record              retry     moves the payload to ready, atomically
     queues:NAME:failed_at    id -> when it failed      forget    deletes the record
 
-A record is one line of JSON, a newline, and the payload's own bytes (drivers/keyspace/keys.py). Its score in the index is
+A record is one line of JSON, a newline, and the payload's own bytes (docs/monitor.md). Its score in the index is
 the time it failed, by the server's clock. Bytes that another program wrote count as a record, too.
 """
 
@@ -21,8 +21,8 @@ import msgspec
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, checked, chunked, chunked_by_size, script
 from qd.errors import Malformed
+from qd.payload.build import sent_again
 from qd.payload.format import HOLD, Payload, Relations, read
-from qd.payload.rewrite import sent_again
 from qd.store import masters
 from qd.store.base import KeyspaceStore, decoded
 

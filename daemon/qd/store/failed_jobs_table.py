@@ -8,10 +8,9 @@ exception, failed_at (UTC). qd neither reads nor changes rows that PHP wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from qd.drivers.urls import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
@@ -29,8 +28,7 @@ DRIVERS = {
 GONE = "its row in failed_jobs is gone: it was retried or forgotten with artisan (--force sends it anyway)"
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRow:
+class FailedRow(NamedTuple):
     """A row of failed_jobs. failed_at: unix seconds."""
 
     uuid: str
@@ -89,8 +87,7 @@ class FailedJobs:
     def add(self, row: FailedRow) -> None:
         """Write a row, replacing that of the same job."""
         at = datetime.fromtimestamp(row.failed_at, UTC).replace(tzinfo=None, microsecond=0)
-        values = {name: getattr(row, name) for name in ("uuid", "connection", "queue", "payload", "exception")}
-        self._run(self._delete([row.uuid]), self.table.insert().values(**values, failed_at=at))
+        self._run(self._delete([row.uuid]), self.table.insert().values({**row._asdict(), "failed_at": at}))
 
     def delete(self, uuids: Sequence[str]) -> None:
         """Delete the rows of these jobs."""
@@ -125,10 +122,8 @@ class CopiedStore(FailedStore):
 
     def refused(self, records: Sequence[Record], now: float, *, force: bool = False) -> list[str | None]:
         gone = set() if force else self._gone(records)
-        return [
-            GONE if record.id in gone else why
-            for record, why in zip(records, super().refused(records, now), strict=True)
-        ]
+        reasons = zip(records, super().refused(records, now), strict=True)
+        return [GONE if record.id in gone else why for record, why in reasons]
 
     def retry(
         self, queue: str, records: Sequence[Record], now: float, *, force: bool = False, resumes: str | None = None

@@ -17,10 +17,10 @@ from qd.drivers.keyspace.base import checked
 from qd.store.base import KeyspaceStore
 
 Place = Literal["ready", "delayed", "reserved"]
-KEYS: Mapping[Place, tuple[tuple[str, Callable[[str], str]], ...]] = {
-    "ready": (("list", keys.ready), ("list", keys.suspects)),
-    "delayed": (("zset", keys.delayed),),
-    "reserved": (("zset", keys.reserved),),
+KEYS: Mapping[Place, tuple[tuple[str, Callable[[str], str]], ...]] = {  # with the command that counts
+    "ready": (("LLEN", keys.ready), ("LLEN", keys.suspects)),
+    "delayed": (("ZCARD", keys.delayed),),
+    "reserved": (("ZCARD", keys.reserved),),
 }
 EDGE = 5000  # jobs that are read from each end
 SLICE, SLICE_BYTES = 200, 256 << 10  # limits of one read; a single payload may be larger
@@ -35,33 +35,31 @@ class Waiting(NamedTuple):
 
 
 def total(store: KeyspaceStore, queue: str, place: Place) -> int:
-    commands = [("LLEN" if kind == "list" else "ZCARD", store.prefix + key(queue)) for kind, key in KEYS[place]]
-    return sum(checked(store.space.call_many(commands)))
+    return sum(checked(store.space.call_many([(count, store.prefix + key(queue)) for count, key in KEYS[place]])))
 
 
 def waiting(store: KeyspaceStore, queue: str, place: Place) -> Iterator[Waiting]:
     """The first and the last EDGE jobs, or all if there are not more. Raises ConnectionLost, ServerRefused."""
-    for kind, key in KEYS[place]:
+    for command, key in KEYS[place]:
         name = store.prefix + key(queue)
-        count = int(store.space.call("LLEN" if kind == "list" else "ZCARD", name))
-        ends = [(0, count)] if count <= 2 * EDGE else [(0, EDGE), (-EDGE, 0)]
-        for first, end in ends:
-            yield from _between(store, name, kind, first, end)
+        count = int(store.space.call(command, name))
+        for first, end in [(0, count)] if count <= 2 * EDGE else [(0, EDGE), (-EDGE, 0)]:
+            yield from _between(store, name, first, end, scores=command == "ZCARD")
 
 
 def each(store: KeyspaceStore, queue: str, place: Place, act: Callable[[Waiting, int], bool | None]) -> None:
     """Call `act` for each job, the next in line first, with the number of jobs behind it. It returns whether the job is no
     longer there, or None to stop. Reads as many jobs as there were at the beginning."""
-    for kind, key in KEYS[place]:
-        name = store.prefix + key(queue)
-        left = length = int(store.space.call("LLEN" if kind == "list" else "ZCARD", name))
+    for command, key in KEYS[place]:
+        name, scores = store.prefix + key(queue), command == "ZCARD"
+        left = length = int(store.space.call(command, name))
         at, last = 0, b""  # the next position, and the job that was left before it
         while left > 0:
-            if at and [last] != [job.text for job in _between(store, name, kind, at - 1, at)]:
+            if at and [last] != [job.text for job in _between(store, name, at - 1, at, scores=scores)]:
                 first = max(0, at - SLICE)  # workers have taken jobs before this position: find it again
-                before = [job.text for job in _between(store, name, kind, first, at)]
+                before = [job.text for job in _between(store, name, first, at, scores=scores)]
                 at = first + (before.index(last) + 1 if last in before else 0)
-            some, start = list(_between(store, name, kind, at, at + min(left, SLICE))), at
+            some, start = list(_between(store, name, at, at + min(left, SLICE), scores=scores)), at
             for number, job in enumerate(some):
                 gone = act(job, length - start - number - 1)
                 if gone is None:
@@ -72,16 +70,16 @@ def each(store: KeyspaceStore, queue: str, place: Place, act: Callable[[Waiting,
             left = left - len(some) if some else 0
 
 
-def _between(store: KeyspaceStore, name: str, kind: str, at: int, end: int) -> Iterator[Waiting]:
+def _between(store: KeyspaceStore, name: str, at: int, end: int, *, scores: bool) -> Iterator[Waiting]:
     """From position `at` up to, not including, `end`; both count from the end of the queue if `at` is negative."""
     size, largest = FIRST, 1
     while at < end:
         size = max(1, min(size, SLICE, SLICE_BYTES // largest, end - at))
-        if kind == "list":
-            found = [Waiting(text, None) for text in store.space.call("LRANGE", name, at, at + size - 1)]
-        else:
+        if scores:
             flat = store.space.call("ZRANGE", name, at, at + size - 1, "WITHSCORES")
             found = [Waiting(*pair) for pair in zip(flat[::2], map(float, flat[1::2]), strict=True)]
+        else:
+            found = [Waiting(text, None) for text in store.space.call("LRANGE", name, at, at + size - 1)]
         yield from found
         if len(found) < size:
             return  # the queue has become shorter

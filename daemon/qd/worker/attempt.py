@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qd import events
 from qd.app import Qd
@@ -24,26 +24,11 @@ from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
-from qd.options.tables import WorkOptions
-from qd.payload.format import Payload, read
+from qd.payload.format import Payload, read, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
-from qd.payload.size import too_deep
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
-from qd.worker.outcome import (
-    DONE,
-    HOOK_SECONDS,
-    Attempt,
-    Back,
-    Cancelled,
-    Death,
-    Done,
-    Failed,
-    Hooks,
-    Outcome,
-    Outcomes,
-    unknown_job,
-)
+from qd.worker.outcome import DONE, Attempt, Back, Cancelled, Death, Done, Failed, Outcome, Outcomes, unknown_job
 from qd.worker.timeout import Alarm
 
 if TYPE_CHECKING:
@@ -60,11 +45,6 @@ Begin = Callable[[Payload, JobLimits], None]
 def was_interrupted(before: bytes) -> bool:
     """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
     return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
-
-
-class RunsCoroutines(Protocol):
-    def run(self, coroutine: Any, alarm: Alarm) -> object:
-        """Run it until it ends or the alarm cancels it. Tasks that the job left running are cancelled, too."""
 
 
 class Coroutines:
@@ -103,23 +83,22 @@ class Coroutines:
 
 
 class Attempts:
-    """Runs attempts; holds what all jobs of this worker share."""
+    """Runs attempts; holds what all jobs of this worker share. run_coroutine: runs it until it ends or the alarm cancels it;
+    also cancels tasks that the job left running."""
 
     def __init__(
         self,
         app: Qd,
-        work: WorkOptions,
         alarm: Alarm,
-        coroutines: RunsCoroutines,
+        run_coroutine: Callable[[Any, Alarm], object],
         checkpoints: Checkpoints,
         board: Scoreboard,
     ) -> None:
         self._board = board
         self._keep, self._progress = checkpoints.keep, checkpoints.progress
-        self.app, self.work, self.alarm, self.coroutines = app, work, alarm, coroutines
+        self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
-        self.hooks = Hooks(app._listeners, alarm)
-        self.outcomes = Outcomes(self.hooks)
+        self.outcomes = Outcomes(app._listeners, alarm)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has returned; its listeners may still run
@@ -207,7 +186,7 @@ class Attempts:
             return self.outcomes.killed(attempt, death())
         if last is Ending.TIMED_OUT:
             before_it = self._running(payload, reserved, declared, limits.timeout, payload.attempts - 1)
-            self.hooks.notify(limits.timeout, events.JobTimedOut, before_it)
+            self.outcomes.notify(limits.timeout, events.JobTimedOut(before_it))
             if self.alarm.raised:
                 return Back(0.0, "the worker leaves", spends=False, head=True)
         reason = before(limits, payload, now)
@@ -296,7 +275,7 @@ class Attempts:
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
         job, settled = attempt.job, isinstance(error, Settled)
-        self.hooks.exit_if_copy(None if settled else error)
+        self.outcomes.exit_if_copy(None if settled else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
@@ -317,7 +296,7 @@ class Attempts:
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
-        self.hooks.exit_if_copy()
+        self.outcomes.exit_if_copy()
         if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and has(events.JobAttempted):
@@ -326,7 +305,7 @@ class Attempts:
 
     def _finished(self, result: object) -> object:
         """The job's result; for an async job, after running its coroutine."""
-        return self.coroutines.run(result, self.alarm) if isinstance(result, CoroutineType) else result
+        return self._run_coroutine(result, self.alarm) if isinstance(result, CoroutineType) else result
 
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
@@ -335,4 +314,4 @@ class Attempts:
         except Malformed:
             return
         job = self._running(payload, reserved, self.app._registry.get(payload.job))
-        self.hooks.notify(HOOK_SECONDS, events.LeaseLost, job)
+        self.outcomes.notify(0.0, events.LeaseLost(job))

@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from qd.app import Qd
-from qd.config.settings import Settings, cannot_run_several
-from qd.drivers.base import with_lanes
+from qd.config.settings import cannot_run_several
+from qd.drivers.base import KeeperConnector, with_lanes
 from qd.drivers.connections import extras_named, open_memory, open_queue, server_warnings
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, ServerRefused
 from qd.jobs.context import current_job
@@ -40,27 +40,15 @@ from qd.payload.reservation import LIFE
 from qd.process import proc, signals
 from qd.process.channels import Ready
 from qd.process.signals import TAKE_STACK
-from qd.worker.worker import BaseWorker, Worker
-
-if TYPE_CHECKING:
-    from qd.drivers.base import KeeperConnector
-
+from qd.worker.worker import BaseWorker, Between, Worker
 
 MOST_THREADS = 64  # jobs whose threads a fault handler writes: it knows no more than 100, with others of the app
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
 
 
-def serve(
-    app: Qd,
-    settings: Settings,
-    context: ChildContext,
-    assignment: Assignment,
-    between: Callable[[], None] | None = None,
-) -> int:
-    """Become the worker of `assignment` and work until there is a reason to leave. Returns the exit code.
-
-    between: called after each wait for a job, see Worker.
-    """
+def serve(app: Qd, context: ChildContext, assignment: Assignment, between: Between = None) -> int:
+    """Become the worker of `assignment` and work until there is a reason to leave. Returns the exit code."""
+    settings = app.settings
     context, stack_fd = settled(context, assignment, several=settings.work.concurrency)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
@@ -72,9 +60,9 @@ def serve(
     if settings.work.concurrency > 1 and lanes is not None:
         from qd.worker.concurrent import ConcurrentWorker  # loads asyncio
 
-        worker = ConcurrentWorker(app, settings, lanes, opened(), context, assignment, between)
+        worker = ConcurrentWorker(app, lanes, opened(), context, assignment, between)
     else:
-        worker = Worker(app, settings, queue, context, assignment, between)
+        worker = Worker(app, queue, context, assignment, between)
     os.register_at_fork(after_in_child=worker.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return worker.run(lambda: context.sender.send(ready, stack_fd))
@@ -157,7 +145,7 @@ def look(app: Qd) -> list[str]:
         odd = server_warnings(settings, work.connection, work.queues)
         if not work.only_schedule:
             with waited_for():
-                try_queue(cast("KeeperConnector", queue), work.queues)
+                try_queue(cast(KeeperConnector, queue), work.queues)
         if settings.control != work.connection:
             odd += server_warnings(settings, settings.control, ())
             with waited_for():

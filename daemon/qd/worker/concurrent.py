@@ -10,7 +10,7 @@
     finished -> acked with the next turn, 10 ms later at most; with effects at once
 
 If the server is away, jobs continue, and their answers wait in order. An exclusive job waits for the others and then runs in
-the main thread, the loop stopped, as in a worker with one job; so does a suspect (suspects.py).
+the main thread, the loop stopped, as in a worker with one job; so does a suspect.
 """
 
 from __future__ import annotations
@@ -24,37 +24,35 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from math import isqrt
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from qd import events
-from qd.config.settings import Settings
+from qd.app import Qd
 from qd.drivers.base import Connector, LaneConnector
+from qd.drivers.keyspace import keys
 from qd.drivers.types import Reserved
 from qd.jobs.context import current_job
+from qd.master.code import Assignment, ChildContext
+from qd.options.tables import WorkOptions
 from qd.process.exit_codes import Exit, StopReason
-from qd.process.scoreboard import H, LaneState, SlotState, W, now
+from qd.process.scoreboard import ALIVE, H, LaneState, Role, Scoreboard, Slot, SlotState, W, now
 from qd.traces import calling_line
-from qd.worker.connection import AWAY
-from qd.worker.lanes import LaneRun
+from qd.worker.connection import AWAY, LaneTurns
+from qd.worker.lanes import LaneRun, Steps
 from qd.worker.outcome import Attempt, Back
+from qd.worker.queues import Rota
 from qd.worker.settle import log_fields
-from qd.worker.steps import Steps
-from qd.worker.suspects import LOOK_NS, Suspects
 from qd.worker.threads import Deadlines, Inbox, JobPool, TokenWait, started
 from qd.worker.timeout import Alarm
-from qd.worker.turns import LaneTurns
-from qd.worker.worker import DESCRIPTORS_CLOSED, IDLE, BaseWorker, note_sigterm
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.master.code import Assignment, ChildContext
-    from qd.worker.queues import Rota
+from qd.worker.worker import DESCRIPTORS_CLOSED, IDLE, BaseWorker, Between, note_sigterm
 
 ACK_NS = 10_000_000  # until the ack of a finished job is sent, at the latest
+LOOK_NS = 10_000_000_000  # between two looks for suspects; a worker that runs some leaves after as long
+LOOK_SOON_NS = 1_000_000_000  # the same if it has looked for a job in vain
 EXCLUSIVE_NS = 10_000_000_000  # for which an exclusive job waits for the others; then it goes back
 
 
@@ -69,6 +67,7 @@ class MainAlarm(Alarm):
 
 
 class ConcurrentWorker(BaseWorker):
+    alarm_type = MainAlarm
     alarm: MainAlarm
     queue: LaneConnector
     connection: LaneTurns
@@ -77,15 +76,14 @@ class ConcurrentWorker(BaseWorker):
     def __init__(
         self,
         app: Qd,
-        settings: Settings,
         queue: LaneConnector,
         waiting: Connector,
         context: ChildContext,
         assignment: Assignment,
-        between: Callable[[], None] | None = None,
+        between: Between = None,
     ) -> None:
         """waiting: a second connection, for waits."""
-        super().__init__(app, settings, queue, context, assignment, between, MainAlarm)
+        super().__init__(app, queue, context, assignment, between)
         self.alarm.rang = partial(self.mailbox.post, signal.SIGALRM)
         self.settlement.notify = self._notify_lost
         self.steps = Steps(self.slot, self._blocked)
@@ -273,7 +271,7 @@ class ConcurrentWorker(BaseWorker):
         connection = self.connection
         self._looked = now()
         if most:
-            self.events.emit(events.JobPopping, *self.serves)
+            self._emit(events.JobPopping, *self.serves)
         try:
             if connection.unsure:
                 marks = {lane: run.job.mark for lane, run in self._busy.items() if run.job is not None}
@@ -386,7 +384,7 @@ class ConcurrentWorker(BaseWorker):
         if self.tokens.waits or self._more or self._look_at:
             return
         if not self._busy:
-            self.events.emit(events.WorkerIdle, *self.serves)
+            self._emit(events.WorkerIdle, *self.serves)
         queues, seconds = self._to_wait_for()
         if queues:
             self.tokens.start(queues, seconds)
@@ -467,3 +465,55 @@ class ConcurrentWorker(BaseWorker):
             self.board.set_header(H.SUSPECTS_AT, now())
         self.slot[W.STATE] = SlotState.IDLE
         return True
+
+
+class Suspects:
+    """When the worker looks for suspects: jobs that may have killed a worker with several jobs. They run in a worker that
+    takes nothing else and leaves afterwards.
+
+        a worker died     -> its jobs are suspects -> isqrt(concurrency) of them run together
+        it died as well   -> these are suspects for the second time -> each runs alone
+        it died           -> a crash is counted against the job
+
+    A new worker looks for them, one that has found no job, and each now and then; but not if enough others run some. A busy
+    worker leaves, so that a new one takes its place and runs them.
+
+    found_nothing: since the last job that it ran, this worker has looked for one in vain.
+    """
+
+    def __init__(self, board: Scoreboard, slot: Slot, work: WorkOptions) -> None:
+        self.board, self.slot = board, slot
+        self.soon = 0 if work.stop_when_empty or work.stop_when_empty_for else LOOK_SOON_NS
+        self.found_nothing = self.ran = False
+        self._looked_at = 0
+
+    def note_turn(self, found: bool, *, in_vain: bool) -> None:
+        """A turn has found a job, or none. in_vain: the wait before it ended without a token."""
+        new = not self.soon or self.found_nothing or self.ran or not in_vain
+        self.found_nothing = new and not found
+        self.ran = self.ran and not self.found_nothing
+
+    def due(self, *, busy: bool) -> bool:
+        """Whether to look now. busy: this worker runs jobs."""
+        every = self.soon if self.found_nothing and not busy else LOOK_NS
+        if self._looked_at and now() - self._looked_at < every:
+            return False
+        workers = [slot for slot in self.board if slot[W.STATE] in ALIVE and slot[W.ROLE] == Role.WORKER]
+        left_at = self.board.header(H.SUSPECTS_AT)  # after a turn of suspects, a single worker runs other jobs
+        if len(workers) == 1 and left_at and now() - left_at < LOOK_NS and not self.found_nothing:
+            return False
+        others = sum(slot[W.SUSPECTS] or (slot[W.LEAVES] if busy else 0) for slot in workers)
+        return others < max(1, len(workers) // 4)
+
+    def look(self) -> int:
+        """A look begins. Returns the moment."""
+        self._looked_at = now()
+        return self._looked_at
+
+    def wait_in(self, queue: Connector, names: Sequence[str]) -> bool:
+        """Whether one of these queues has suspects."""
+        self.look()
+        space, prefix = queue.kept
+        with suppress(*AWAY):
+            return any(space.call("EXISTS", prefix + keys.suspects(name)) for name in names)
+        return False

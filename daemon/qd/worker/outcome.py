@@ -1,8 +1,8 @@
 """The outcome of an attempt, and the user code that belongs to it.
 
 Outcome    Done, Back, Failed, Lost or Cancelled; settle.py answers it
-Outcomes   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py)
-Hooks      failed() and listeners, under a timeout of their own; errors they raise change nothing
+Outcomes   which outcome follows if an attempt did not simply succeed or must not begin (the rules: jobs/policy.py). It
+           calls failed() and listeners, under a timeout of their own; errors they raise change nothing
 """
 
 from __future__ import annotations
@@ -14,23 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from qd import events
+from qd import errors, events
 from qd.drivers.types import Reserved
-from qd.errors import (
-    AttemptsExceeded,
-    JobCancelled,
-    JobFailure,
-    JobInterrupted,
-    JobTimeout,
-    LeaseLost,
-    ModelGone,
-    Settled,
-    UnknownJob,
-)
 from qd.events import Listeners
 from qd.jobs.context import RunningJob
 from qd.jobs.policy import Fail, JobLimits, Release, after_error
@@ -55,71 +44,6 @@ class Attempt(NamedTuple):
     declared: Declared
     limits: JobLimits
     job: RunningJob
-
-
-class Hooks:
-    def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
-        self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
-        listeners.worker = self._pid
-
-    def notify(self, seconds: float, event: Callable[..., events.Event], *facts: Any) -> None:
-        """Emit `event` if it has listeners. seconds: the timeout of the job."""
-        if self.listeners.has(event):  # type: ignore[arg-type]
-            self.run(seconds, lambda: self.emit(event, *facts))
-
-    def emit(self, event: Callable[..., events.Event], *facts: Any) -> None:
-        """The same, from code that runs inside `alarm.guard` already."""
-        if self.listeners.has(event):  # type: ignore[arg-type]
-            self.listeners.emit(event(*facts))
-
-    def ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
-        """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
-        for event in (*ending, events.JobAttempted(attempt.job, error)):
-            if self.listeners.has(type(event)):
-                self.run(attempt.limits.timeout, partial(self.listeners.emit, event))
-
-    def fail(self, attempt: Attempt, error: BaseException, *, crashed: bool, killed: bool, begins: bool) -> None:
-        """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
-        one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
-        job, timed_out = attempt.job, killed or isinstance(error, JobTimeout)
-
-        def hooks() -> None:
-            if begins:
-                with suppress(Settled):  # the outcome is decided already
-                    self.emit(events.JobPopped, job)
-                    self.emit(events.JobProcessing, job)
-            try:
-                if crashed:
-                    self.emit(events.JobCrashed, job, attempt.payload.crashes)
-                attempt.declared.on_failed(bytes(attempt.payload.data), error)
-            finally:
-                self.emit(events.JobFailed, job, error)
-                if timed_out:
-                    self.emit(events.JobTimedOut, job)
-                else:
-                    self.emit(events.JobExceptionOccurred, job, error)
-                self.emit(events.JobAttempted, job, error)
-
-        self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
-        self.run(attempt.limits.timeout, hooks)
-
-    def run(self, seconds: float, hooks: Callable[[], object]) -> None:
-        try:
-            self.alarm.guard(hooks, seconds or HOOK_SECONDS)
-        except BaseException as raised:
-            self.exit_if_copy(raised)
-            logging.getLogger("qd.worker").exception("failed() or a listener raised")
-        self.exit_if_copy()
-
-    def exit_if_copy(self, error: BaseException | None = None) -> None:
-        """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
-        if os.getpid() == self._pid:
-            return
-        if isinstance(error, SystemExit):
-            fork.leave(fork.code_of(error))
-        if error is not None:
-            sys.stderr.write(shown(error))
-        fork.leave(int(error is not None))
 
 
 class Death(NamedTuple):
@@ -178,72 +102,73 @@ Outcome = Done | Back | Failed | Lost | Cancelled
 DONE = Done()
 
 
-def died(error_class: type[AttemptsExceeded | JobTimeout], reason: str, death: Death) -> AttemptsExceeded | JobTimeout:
+def died(kind: type[BaseException], reason: str, death: Death) -> BaseException:
     """The error of a job whose worker died: the reason, and how the worker died."""
     how, _, stack = death.text.partition("\n")
-    error = error_class(f"{reason}{': ' + how if how else ''}")
+    error = kind(f"{reason}{': ' + how if how else ''}")
     if stack:
         error.add_note(stack)
     return error
 
 
-def unknown_job(registry: Registry, name: str) -> UnknownJob:
+def unknown_job(registry: Registry, name: str) -> errors.UnknownJob:
     near = registry.near(name)
     names = f"{len(registry.names())} declared; `qd restart` loads new code"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else names
-    return UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
+    return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
 
 
 BY_THE_JOB = "released by the job"
 
 
 class Outcomes:
-    def __init__(self, hooks: Hooks) -> None:
-        self.hooks = hooks
+    def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
+        self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
+        listeners.worker = self._pid
 
     def by_job(self, attempt: Attempt) -> Outcome:
         """The job, or middleware around it, has called release() or fail()."""
         requested, job = attempt.job.outcome, attempt.job
         if isinstance(requested, Release):
             reason = requested.reason or BY_THE_JOB
-            self.hooks.ended(attempt, None, events.JobReleased(job, requested.delay, reason))
+            self._ended(attempt, None, events.JobReleased(job, requested.delay, reason))
             return Back(requested.delay, reason, spends=requested.counts)
         assert isinstance(requested, Fail)
-        return self.fail(attempt, requested.error or JobFailure(requested.reason))
+        return self.fail(attempt, requested.error or errors.JobFailure(requested.reason))
 
     def after(self, attempt: Attempt, error: BaseException) -> Outcome:
         """The job has raised an error, or was ended from outside."""
         payload, limits, job = attempt.payload, attempt.limits, attempt.job
-        if isinstance(error, LeaseLost):
-            self.hooks.ended(attempt, error, events.LeaseLost(job))
+        if isinstance(error, errors.LeaseLost):
+            self._ended(attempt, error, events.LeaseLost(job))
             return Lost(error)
-        if isinstance(error, JobCancelled):
+        if isinstance(error, errors.JobCancelled):
             return self.cancelled(attempt, error)
-        if isinstance(error, ModelGone):
+        if isinstance(error, errors.ModelGone):
             delete = attempt.payload.deleteWhenMissingModels
             if not (attempt.declared.options.delete_when_missing if delete is None else delete):
                 return self.fail(attempt, error)  # trying again would not bring the row back
-            self.hooks.ended(attempt, error)
+            self._ended(attempt, error)
             return Missing(why=str(error))
-        if isinstance(error, JobInterrupted):
-            self.hooks.ended(attempt, error, events.JobHandedBack(job))
+        if isinstance(error, errors.JobInterrupted):
+            self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
-        timed_out = isinstance(error, JobTimeout)
+        timed_out = isinstance(error, errors.JobTimeout)
         exceptions = payload.exceptions + 1
         decision = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
         if isinstance(decision, Fail):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
-        self.hooks.ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
+        self._ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
         return Back(decision.delay, "will be retried", exceptions=exceptions, error=error)
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
-        self.hooks.ended(attempt, error, events.JobCancelled(attempt.job))
+        self._ended(attempt, error, events.JobCancelled(attempt.job))
         return Cancelled(error)
 
     def exceeded(self, attempt: Attempt, reason: str, death: Death) -> Outcome:
         """Too many attempts or crashes, or too late: the job fails without running."""
-        error, payload = died(AttemptsExceeded, reason, death), attempt.payload
+        error, payload = died(errors.AttemptsExceeded, reason, death), attempt.payload
         if 0 < attempt.limits.max_crashes < payload.crashes:  # its hooks, too, have crashed a worker or a host
             return Failed(error, payload.attempts, death)
         return self.fail(attempt, error, death=death, begins=True)
@@ -254,10 +179,11 @@ class Outcomes:
         payload = msgspec.structs.replace(attempt.payload, attempts=attempt.payload.attempts - 1)
         attempt.job.attempt = payload.attempts
         if ending_of(attempt.reserved.before) is Ending.DIED_IN_HOOKS:
-            error = died(AttemptsExceeded, "it had failed, and its worker died in failed() or in a listener", death)
+            reason = "it had failed, and its worker died in failed() or in a listener"
+            error = died(errors.AttemptsExceeded, reason, death)
             return Failed(error, payload.attempts, death)
         known = death._replace(text=death.text.removeprefix(OVER_TIMEOUT))
-        error = died(JobTimeout, "it ran longer than its timeout and was killed", known)
+        error = died(errors.JobTimeout, "it ran longer than its timeout and was killed", known)
         return self.fail(attempt._replace(payload=payload), error, death=death, killed=True)
 
     def fail(
@@ -265,11 +191,57 @@ class Outcomes:
         attempt: Attempt,
         error: BaseException,
         death: Death | None = None,
-        *,
         killed: bool = False,
         begins: bool = False,
     ) -> Failed:
-        """killed: the previous attempt was killed for its timeout. begins: no event of this attempt was emitted yet."""
-        crashed = death is not None and attempt.payload.crashes > 0
-        self.hooks.fail(attempt, error, crashed=crashed, killed=killed, begins=begins)
+        """The job has failed permanently: failed(), then the listeners. killed: this attempt did not begin, the previous
+        one was killed for its timeout. begins: the job's code did not run, and no event was emitted yet."""
+        job, timed_out, emit = attempt.job, killed or isinstance(error, errors.JobTimeout), self.listeners.emit
+
+        def hooks() -> None:
+            if begins:
+                with suppress(errors.Settled):  # the outcome is decided already
+                    emit(events.JobPopped(job))
+                    emit(events.JobProcessing(job))
+            try:
+                if death is not None and attempt.payload.crashes > 0:
+                    emit(events.JobCrashed(job, attempt.payload.crashes))
+                attempt.declared.on_failed(bytes(attempt.payload.data), error)
+            finally:
+                emit(events.JobFailed(job, error))
+                emit(events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error))
+                emit(events.JobAttempted(job, error))
+
+        self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
+        self._run(attempt.limits.timeout, hooks)
         return Failed(error, attempt.payload.attempts, death)
+
+    # -- user code
+
+    def _ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
+        """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
+        for event in (*ending, events.JobAttempted(attempt.job, error)):
+            self.notify(attempt.limits.timeout, event)
+
+    def notify(self, seconds: float, event: events.Event) -> None:
+        """Emit `event` if it has listeners. seconds: the timeout of the job; 0: none of its own."""
+        if self.listeners.has(type(event)):
+            self._run(seconds, partial(self.listeners.emit, event))
+
+    def _run(self, seconds: float, hooks: Callable[[], object]) -> None:
+        try:
+            self.alarm.guard(hooks, seconds or HOOK_SECONDS)
+        except BaseException as raised:
+            self.exit_if_copy(raised)
+            logging.getLogger("qd.worker").exception("failed() or a listener raised")
+        self.exit_if_copy()
+
+    def exit_if_copy(self, error: BaseException | None = None) -> None:
+        """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
+        if os.getpid() == self._pid:
+            return
+        if isinstance(error, SystemExit):
+            fork.leave(fork.code_of(error))
+        if error is not None:
+            sys.stderr.write(shown(error))
+        fork.leave(int(error is not None))

@@ -20,15 +20,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qd.drivers.types import LaneReply, LaneTurn, Reserved
 from qd.options.tables import PREFETCHED
+from qd.process.channels import Waker
 from qd.process.scoreboard import W, batch_of
 from qd.worker.connection import AWAY, HeldJob, LaneConnection
-
-if TYPE_CHECKING:
-    from qd.process.channels import Waker
 
 SHORT = 0.005  # seconds that the jobs of a batch may take together; a longer job is not fetched ahead
 MOST = 64  # jobs of a batch

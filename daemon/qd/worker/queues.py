@@ -1,4 +1,4 @@
-"""Which queues a `qd work` serves, and in which order a turn checks them.
+"""Which queues a `qd work` serves, in which order a turn checks them (Rota), and which maintenance mode shuts (ShutQueues).
 
     named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order, the first one first
     not named  the connection's own queue and every other that the app declares, without those that a pool serves.
@@ -15,18 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from qd.config.settings import sent_to
+from qd.app import Qd
+from qd.config.settings import Settings, sent_to
 from qd.errors import ConfigError, DeclarationError
 from qd.middleware import RateLimited
+from qd.options.tables import JobOptions
+from qd.process.scoreboard import ALL_SHUT, H, Scoreboard, digest, open_queues
 from qd.schedule.entry import JobTask
-
-if TYPE_CHECKING:
-    from qd.app import Qd
-    from qd.config.settings import Settings
-    from qd.options.tables import JobOptions
-
 
 LONG = 1.0  # seconds after which a worker moves to the next queue
 
@@ -54,6 +50,37 @@ class Rota:
             self._count = 0
             queue = self._behind[queue]
         self.order = self._orders[queue]
+
+
+class ShutQueues:
+    """Which queues maintenance mode shuts; checked before each job. shut: the queues from which no job
+    is taken; () without maintenance or with `force`."""
+
+    def __init__(self, board: Scoreboard, queues: tuple[str, ...], force: bool) -> None:
+        self.board, self.queues, self.force = board, queues, force
+        self._digests = [digest(queue) for queue in queues]
+        self._seen = 0
+        self.shut: tuple[str, ...] = ()
+
+    def look(self) -> bool:
+        """Check the scoreboard. Returns whether a queue is open."""
+        down = 0 if self.force else self.board.header(H.DOWN)
+        if down != self._seen:
+            self._read(down)
+        return not self._seen or len(self.shut) < len(self.queues)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all queues were shut at the last check."""
+        return bool(self._seen) and len(self.shut) == len(self.queues)
+
+    def _read(self, down: int) -> None:
+        opened = open_queues(self.board, down)
+        if down and self.board.header(H.DOWN) != down:
+            down = ALL_SHUT  # it is being changed: take nothing, and read it again at the next check
+        pairs = zip(self.queues, self._digests, strict=True)
+        self.shut = tuple([queue for queue, digest in pairs if down and digest not in opened])
+        self._seen = down
 
 
 def resolved(app: Qd, settings: Settings) -> Settings:

@@ -4,8 +4,7 @@
     back      -> released        failed -> buried, with a record and a copy in Laravel's table
     cancelled -> acked at once   lost   -> logged
 
-Settlement drives it, Settler writes answers and log lines, effects_of computes the effects on the job's relations, and
-Copier copies the records.
+effects_of computes the effects on the job's relations, and Copier copies the records of failed jobs.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Effect, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
+from qd.payload.build import as_pushed
 from qd.payload.format import Payload, read, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
-from qd.payload.rewrite import as_pushed
 from qd.process.counters import C, SlotCounters
 from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
@@ -107,91 +106,8 @@ def places_of(queue: Connector, job: Reserved, payload: Payload, holder: str = "
         return ()
 
 
-Unfinished = Back | Failed | Cancelled
 LINE = 250  # characters of an error in a log line
 LONGEST = 16_000  # characters of a stored traceback
-
-
-class Settler:
-    """Writes answers and their log lines. keeps: whether failed jobs are kept. copier: copies their records."""
-
-    def __init__(self, queue: Connector, log: Log, *, keeps: bool = True, copier: Copier | None = None) -> None:
-        self.queue, self.log, self.keeps, self.copier = queue, log, keeps, copier
-        self._buried: tuple[dict[str, object], bytes] | None = None
-
-    def answer(self, job: Reserved, outcome: Unfinished, unsaved: bytes | None, effects: Sequence[Effect]) -> bool:
-        """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
-        if isinstance(outcome, Back):
-            return self.give_back(job, outcome, unsaved, effects)
-        if isinstance(outcome, Failed):
-            return self.bury(job, outcome, unsaved, effects)
-        return self.queue.ack(job, effects)
-
-    def give_back(self, job: Reserved, back: Back, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
-        payload = read(job.member)
-        attempts = payload.attempts if back.spends else payload.attempts - 1
-        text = _saved(job, unsaved)
-        text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
-        return self.queue.release(job, Released(text, back.delay, back.head), effects)
-
-    def bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect] = ()) -> bool:
-        payload = _payload(job)
-        if payload is None or isinstance(failed.error, Malformed):
-            raw, payload = original(job.member, job.start, job.length, job.before), None
-        else:
-            raw = answered(_saved(job, unsaved), job.mark, attempts=max(0, failed.attempts))
-        record: dict[str, object] = {
-            "id": job.mark,
-            "uuid": payload.uuid if payload else None,
-            "queue": job.queue,
-            "job": payload.job if payload else None,
-            "error": type(failed.error).__name__,
-            "reason": words_of(failed.error),
-            "attempts": max(0, failed.attempts) if payload else 0,
-            "crashes": payload.crashes if payload else 0,
-            "failed_at": round(time.time(), 3),
-            "trace": full(failed.error, self.log),
-        }
-        if failed.death is not None and failed.death.facts is not None:
-            record["death"] = failed.death.facts
-        if self.copier is not None:
-            record["copied"] = False  # as copied.lua looks for it
-            self._buried = record, raw
-        return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
-
-    def copy(self) -> None:
-        """Copy the record that was stored last."""
-        if self.copier is not None and self._buried is not None:
-            self.copier.copy(*self._buried)
-            self._buried = None
-
-    def log_outcome(self, job: Reserved, outcome: Unfinished) -> None:
-        fields, error = log_fields(job), outcome.error
-        reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
-        if isinstance(outcome, Back):
-            level = "info" if error is None else "warning"
-            fields |= {"delay": outcome.delay, "reason": cut(outcome.why, LINE)}
-            self.log.line(level, "job.released", {**fields, **reason})
-        elif isinstance(outcome, Failed):
-            if "attempt" in fields:  # as in its record: an attempt that did not begin does not count
-                fields["attempt"] = max(0, outcome.attempts)
-            event = "job.malformed" if isinstance(error, Malformed) else "job.failed"
-            self.log.error(event, **fields, kept=None if self.keeps else "no", **reason)
-        else:
-            self.log.warning("job.cancelled", **fields)
-
-    def death_before(self, job: Reserved) -> Death:
-        """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
-        try:
-            mark = replaced_mark(job.before)
-            note = self.queue.death(job.queue, split_mark(mark).noted) if mark else None
-            found = json.loads(note) if note else {}
-            facts = found.get("death")
-            if facts is not None:  # without nested values: qd writes none, and others may nest too deep to be encoded
-                facts = {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
-            return Death(str(found.get("told", "")), facts)
-        except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
-            return Death()
 
 
 def log_fields(job: Reserved) -> dict[str, object]:
@@ -268,53 +184,130 @@ UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
 class Settlement:
-    """notify: calls the listeners of LeaseLost, and may be replaced."""
+    """keeps: whether failed jobs are kept. notify: calls the listeners of LeaseLost, and may be replaced."""
 
     def __init__(
         self,
-        settler: Settler,
         connection: RetryingConnection,
         attempts: Attempts,
         slot: Slot,
         counters: SlotCounters | None = None,
     ) -> None:
-        self.settler, self.connection, self.attempts, self.slot = settler, connection, attempts, slot
-        self.counters = counters
+        self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
+        self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
+        self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
+        self.copier = Copier(url, connection.queue.settings.name, self.queue, self.log) if url else None
         self.notify: Callable[[Reserved], None] = self._notify
-        self.most = attempts.app.settings.max_payload
+        self._untouched = partial(self._give_back, back=UNTOUCHED)
+        self._buried: tuple[dict[str, object], bytes] | None = None
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
-        job, settler, payload = held.job, self.settler, self.attempts.payload
+        job, payload = held.job, self.attempts.payload
         effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
         ends = isinstance(outcome, ENDS)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
-            effects += self.connection.fetch(lambda: places_of(settler.queue, job, payload, holder))
+            effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
                 # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.
                 self._count(job, outcome, took)
                 self.connection.finish(job)
             if isinstance(outcome, Missing):
-                settler.log.info("job.missing", **log_fields(job), reason=outcome.why)
-            elif settler.log.informs:
-                settler.log.info("job.done", **log_fields(job), took=took)
+                self.log.info("job.missing", **log_fields(job), reason=outcome.why)
+            elif self.log.informs:
+                self.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
                 self._count(job, outcome, took, kept=self._ack(held, effects))
         elif isinstance(outcome, Lost):
             # No reservation is left to ack, but the job may still be listed under this worker.
-            self.connection.until_answered(held, settler.queue.ack)
+            self.connection.until_answered(held, self.queue.ack)
             self._count(job, outcome, took)
             self._lost(job, notified=True)
         else:
             if isinstance(outcome, Back):
                 self.slot[W.HANDED_BACK] += int(outcome.head)
-            answer = partial(settler.answer, outcome=outcome, unsaved=held.unsaved, effects=effects)
-            kept = self.connection.until_answered(held, answer)
-            self._count(job, outcome, took, kept=kept is not False)
-            settler.log_outcome(job, outcome)
-            if self._log_if_lost(job, kept) and isinstance(outcome, Failed):
-                settler.copy()
+            answer = partial(self._answer, outcome=outcome, unsaved=held.unsaved, effects=effects)
+            kept = self.connection.until_answered(held, answer) is not False
+            self._count(job, outcome, took, kept=kept)
+            self._log_outcome(job, outcome)
+            if not kept:
+                self._lost(job)
+            elif isinstance(outcome, Failed) and self.copier is not None and self._buried is not None:
+                self.copier.copy(*self._buried)
+                self._buried = None
+
+    def _answer(
+        self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]
+    ) -> bool:
+        """False: the lease was lost. unsaved: a checkpoint that the server does not have yet."""
+        if isinstance(outcome, Back):
+            return self._give_back(job, outcome, unsaved, effects)
+        if isinstance(outcome, Failed):
+            return self._bury(job, outcome, unsaved, effects)
+        return self.queue.ack(job, effects)
+
+    def _give_back(
+        self, job: Reserved, back: Back, unsaved: bytes | None = None, effects: Sequence[Effect] = ()
+    ) -> bool:
+        payload = read(job.member)
+        attempts = payload.attempts if back.spends else payload.attempts - 1
+        text = _saved(job, unsaved)
+        text = answered(text, job.mark, attempts=max(0, attempts), exceptions=back.exceptions, held=back.held)
+        return self.queue.release(job, Released(text, back.delay, back.head), effects)
+
+    def _bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect]) -> bool:
+        payload = _payload(job)
+        if payload is None or isinstance(failed.error, Malformed):
+            raw, payload = original(job.member, job.start, job.length, job.before), None
+        else:
+            raw = answered(_saved(job, unsaved), job.mark, attempts=max(0, failed.attempts))
+        record: dict[str, object] = {
+            "id": job.mark,
+            "uuid": payload.uuid if payload else None,
+            "queue": job.queue,
+            "job": payload.job if payload else None,
+            "error": type(failed.error).__name__,
+            "reason": words_of(failed.error),
+            "attempts": max(0, failed.attempts) if payload else 0,
+            "crashes": payload.crashes if payload else 0,
+            "failed_at": round(time.time(), 3),
+            "trace": full(failed.error, self.log),
+        }
+        if failed.death is not None and failed.death.facts is not None:
+            record["death"] = failed.death.facts
+        if self.copier is not None:
+            record["copied"] = False  # as copied.lua looks for it
+            self._buried = record, raw
+        return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
+
+    def _log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
+        fields, error = log_fields(job), outcome.error
+        reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
+        if isinstance(outcome, Back):
+            level = "info" if error is None else "warning"
+            fields |= {"delay": outcome.delay, "reason": cut(outcome.why, LINE)}
+            self.log.line(level, "job.released", {**fields, **reason})
+        elif isinstance(outcome, Failed):
+            if "attempt" in fields:  # as in its record: an attempt that did not begin does not count
+                fields["attempt"] = max(0, outcome.attempts)
+            event = "job.malformed" if isinstance(error, Malformed) else "job.failed"
+            self.log.error(event, **fields, kept=None if self.keeps else "no", **reason)
+        else:
+            self.log.warning("job.cancelled", **fields)
+
+    def death_before(self, job: Reserved) -> Death:
+        """How the worker died that held this job before, if the keeper has noted it. Older notes have no facts."""
+        try:
+            mark = replaced_mark(job.before)
+            note = self.queue.death(job.queue, split_mark(mark).noted) if mark else None
+            found = json.loads(note) if note else {}
+            facts = found.get("death")
+            if facts is not None:  # without nested values: qd writes none, and others may nest too deep to be encoded
+                facts = {key: value for key, value in facts.items() if not isinstance(value, list | dict)}
+            return Death(str(found.get("told", "")), facts)
+        except (ValueError, AttributeError, RecursionError, ConnectionLost, ServerRefused):
+            return Death()
 
     def flush(self) -> None:
         """Send the acks that wait for the next turn, and give back jobs that have not started."""
@@ -335,12 +328,11 @@ class Settlement:
         self._lost(done)
         return reserved
 
-    def _untouched(self, job: Reserved) -> bool:
-        return self.settler.give_back(job, UNTOUCHED, None)
-
     def _ack(self, held: HeldJob, effects: Sequence[Effect] = ()) -> bool:
-        kept = self.connection.until_answered(held, lambda job: self.settler.queue.ack(job, effects))
-        return self._log_if_lost(held.job, kept)
+        kept = self.connection.until_answered(held, lambda job: self.queue.ack(job, effects)) is not False
+        if not kept:
+            self._lost(held.job)
+        return kept
 
     def _count(self, job: Reserved, outcome: Outcome, took: float, *, kept: bool = True) -> None:
         """Count how the attempt ended, if it was counted as started. kept: the lease was not lost."""
@@ -353,15 +345,9 @@ class Settlement:
         elif isinstance(outcome, Failed) and kept:  # it cannot run: unreadable, forged, or not declared
             counters.settle(counters.started(job.queue, NOT_RUN), C.FAILED, 1)
 
-    def _log_if_lost(self, job: Reserved, kept: bool | None) -> bool:
-        """kept: the reply to the answer."""
-        if kept is False:
-            self._lost(job)
-        return kept is not False
-
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
-        self.settler.log.error("job.lease_lost", **log_fields(job))
+        self.log.error("job.lease_lost", **log_fields(job))
         if self.slot[W.LOST_TURN] != job.turn:
             self.slot[W.LOST] += 1
         if not notified and self._has_listeners:

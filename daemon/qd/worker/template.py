@@ -32,7 +32,7 @@ from setproctitle import setproctitle
 from qd import config
 from qd.app import Qd
 from qd.config.settings import Settings
-from qd.drivers.connections import check_credentials, check_memory, check_url, driver_of, gaps_of
+from qd.drivers.connections import check_credentials, check_url, driver_of, gaps_of, needs_memory
 from qd.errors import ConfigError, QdError
 from qd.log import Log, carry_job
 from qd.master.code import Assignment, ChildContext
@@ -44,6 +44,7 @@ from qd.process.scoreboard import Role
 from qd.schedule.declare import check_homes
 from qd.worker import boot, queues
 from qd.worker.settle import full, short
+from qd.worker.worker import Between
 
 PYTHONS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -91,8 +92,8 @@ def modules_in(folder: str) -> Iterator[str]:
 
 LOOK = 500  # ms between two checks of --reload
 Complete = Callable[[Qd], Settings]  # completes the settings from the app
-# The body of a worker or scheduler, as boot.serve. The last argument is called while it waits.
-Serve = Callable[[Qd, Settings, ChildContext, Assignment, Callable[[], None] | None], int]
+# The body of a worker or scheduler, as boot.serve.
+Serve = Callable[[Qd, ChildContext, Assignment, Between], int]
 ServeFor = Callable[[Qd], Serve]  # imports only the body that the app needs
 
 
@@ -141,7 +142,7 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
             check_credentials(app.settings.connection(name))
             driver_of(app.settings.connection(name), app.connections.own)
         config.check_work(app.settings)
-        check_memory(app.settings)
+        needs_memory(app.settings, app.settings.control)
         if app.settings.work.runs_schedule:
             check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
         return app
@@ -234,7 +235,7 @@ def fork_on_request(context: ChildContext, orders: OrderReader, app: Qd, serve: 
 def fork_one(context: ChildContext, orders: OrderReader, app: Qd, serve: Serve, assignment: Assignment) -> None:
     def body() -> int:
         orders.sock.close()
-        return serve(app, app.settings, replace(context, log=context.log.of(assignment.role.word)), assignment, None)
+        return serve(app, replace(context, log=context.log.of(assignment.role.word)), assignment, None)
 
     def born(pid: int) -> None:
         context.sender.send(Born(slot=assignment.slot, generation=assignment.generation, pid=pid))
@@ -259,4 +260,4 @@ def run_fresh(
     report(context, app, context.code, [])
     watch = Watch(began, app.settings.file) if app.settings.work.reload else None
     serve = serve_for(app)
-    return serve(app, app.settings, context, assignment, partial(watch.report, context) if watch else None)
+    return serve(app, context, assignment, partial(watch.report, context) if watch else None)

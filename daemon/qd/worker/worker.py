@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from setproctitle import setproctitle
+
 from qd import events
 from qd.app import Qd
-from qd.config.settings import Settings
 from qd.drivers.base import Connector, with_lanes
 from qd.drivers.types import LaneReply, Reserved, Turn
 from qd.jobs.context import set_stopping
@@ -35,54 +36,45 @@ from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
 from qd.worker.prefetch import PrefetchConnection
-from qd.worker.queues import Rota
-from qd.worker.settle import Copier, Settlement, Settler, short
-from qd.worker.status import ShutQueues, Titles, WorkerEvents
+from qd.worker.queues import Rota, ShutQueues
+from qd.worker.settle import Settlement, short
 from qd.worker.timeout import Alarm
 
 HEARD = (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 IDLE = 0.5  # seconds between two checks of what keeps this worker from taking jobs
+LISTENERS = 60.0  # seconds that listeners may take between two jobs before the master counts this worker as silent
 BOOTING = 2_000_000_000  # ns after the start in which it checks more often
 DESCRIPTORS_CLOSED = "a job closed this worker's file descriptors; the worker is being replaced"
 LOOKING, BUSY = SlotState.LOOKING, SlotState.BUSY  # read once: see W
 CANCELLED = Ending.CANCELLED
 MONTH = 30 * 86400.0
+Between = Callable[[], None] | None  # called after each wait for a job, which then lasts IDLE seconds at most
 
 
 class BaseWorker:
     """What a worker does whether it runs one job at a time or several."""
 
+    alarm_type = Alarm
+
     def __init__(
-        self,
-        app: Qd,
-        settings: Settings,
-        queue: Connector,
-        context: ChildContext,
-        assignment: Assignment,
-        between: Callable[[], None] | None = None,
-        alarm: type[Alarm] = Alarm,
+        self, app: Qd, queue: Connector, context: ChildContext, assignment: Assignment, between: Between = None
     ) -> None:
-        """between: called after each wait for a job, which then lasts IDLE seconds at most."""
+        settings = app.settings
         self.app, self.work, self.queue, self.context = app, settings.work, queue, context
         self.board, self.slot = context.board, context.board.slot(assignment.slot)
         self.log = context.log
         self.mailbox = Mailbox()
-        self.alarm = alarm(self.slot)
+        self.alarm = self.alarm_type(self.slot)
         self.coroutines = Coroutines()
         self.checkpoints = Checkpoints(queue, self.alarm, self.log)
-        self.attempts = Attempts(app, self.work, self.alarm, self.coroutines, self.checkpoints, self.board)
+        self.attempts = Attempts(app, self.alarm, self.coroutines.run, self.checkpoints, self.board)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
         self.ahead: PrefetchConnection | None = None
         self.connection = self._connect(rota)
-        self.keeps = settings.failed.enabled
-        url, place = settings.failed.database, settings.connection(self.work.connection).name
-        copier = Copier(url, place, queue, self.log) if url else None
-        settler = Settler(queue, self.log, keeps=self.keeps, copier=copier)
         self.counters = self.board.counters.slot(assignment.slot)
-        self.settlement = Settlement(settler, self.connection, self.attempts, self.slot, self.counters)
-        self.events = WorkerEvents(app._listeners, self._beat)
+        self.settlement = Settlement(self.connection, self.attempts, self.slot, self.counters)
         self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)
@@ -110,7 +102,7 @@ class BaseWorker:
         self.alarm.open()
         self.exit_conditions.open()
         self.queue.beats(self._beat)
-        self.events.emit(events.WorkerStarting, *self.serves)
+        self._emit(events.WorkerStarting, *self.serves)
 
     def _close(self) -> None:
         if not self.descriptors_lost:  # else its descriptors' numbers may belong to other files now
@@ -121,6 +113,15 @@ class BaseWorker:
     def _beat(self, seconds: float = 0.0) -> None:
         """Write a heartbeat for the master; the next one may take `seconds`."""
         self.slot.words[W.BEAT] = now() + int(seconds * 1e9)
+
+    def _emit(self, event: Callable[..., events.Event], *facts: object) -> bool:
+        """Emit `event` if it has listeners. Returns False if one of them vetoed."""
+        if not self.hears(event):  # type: ignore[arg-type]
+            return True
+        self._beat(LISTENERS)
+        agreed = self.app._listeners.emit(event(*facts))
+        self._beat(0.0)
+        return agreed
 
     def _reason_to_stop(self) -> StopReason | None:
         self.slot.words[W.BEAT] = at = now()
@@ -140,7 +141,7 @@ class BaseWorker:
     def _handle(self, came: set[int]) -> None:
         if signal.SIGTERM in came and not self.stop_requested:
             self.stop_requested = True
-            self.events.emit(events.WorkerInterrupted)
+            self._emit(events.WorkerInterrupted)
         paused = self.paused
         if came >= {signal.SIGUSR2, signal.SIGCONT}:
             paused = bool(self.board.header(H.PAUSED))  # their order is unknown: the master's state counts
@@ -148,13 +149,13 @@ class BaseWorker:
             paused = signal.SIGUSR2 in came
         if paused != self.paused:
             self.paused = paused
-            self.events.emit(events.WorkerPausing if paused else events.WorkerResuming)
+            self._emit(events.WorkerPausing if paused else events.WorkerResuming)
 
     def _note_leaving(self, reason: StopReason) -> None:
         if reason is StopReason.RECYCLE and self.attempts.recycle is not None:
             self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
         memory = proc.rss_of(os.getpid()) or 0
-        self.events.emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
+        self._emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
         self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
 
     # -- check whether it may take a job
@@ -169,12 +170,15 @@ class BaseWorker:
             return False
         if not self.hears(events.Looping):
             return True
-        return self.events.emit(events.Looping, *self.serves, before=self.settlement.flush)
+        self.settlement.flush()  # listeners may be slow
+        return self._emit(events.Looping, *self.serves)
 
     def _took(self, turn: Turn | LaneReply) -> None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
         if turn.malformed:
-            self.log.error("job.malformed", count=turn.malformed, kept="failed store" if self.keeps else "no")
+            self.log.error(
+                "job.malformed", count=turn.malformed, kept="failed store" if self.settlement.keeps else "no"
+            )
 
     # -- run it
 
@@ -186,7 +190,7 @@ class BaseWorker:
     def _do(self, job: Reserved) -> None:
         self._job, self._turn = job, job.turn if self.ahead is None else self.ahead.started
         self.checkpoints.begin(job)
-        outcome = self.attempts.run(job, self._begin, lambda: self.settlement.settler.death_before(job))
+        outcome = self.attempts.run(job, self._begin, lambda: self.settlement.death_before(job))
         held = self.checkpoints.end()
         words = self.slot.words
         words[W.STATE], words[W.JOB_AT] = LOOKING, 0
@@ -348,7 +352,8 @@ class Worker(BaseWorker):
         """A turn begins."""
         self.slot.words[W.STATE], self._looked = LOOKING, now()
         if self.hears(events.JobPopping):
-            self.events.emit(events.JobPopping, *self.serves, before=self.settlement.flush)
+            self.settlement.flush()
+            self._emit(events.JobPopping, *self.serves)
 
     def _most(self) -> int:
         """Jobs that a turn may fetch."""
@@ -369,7 +374,7 @@ class Worker(BaseWorker):
         if self.connection.away:
             self.connection.pause()
             return
-        self.events.emit(events.WorkerIdle, *self.serves)
+        self._emit(events.WorkerIdle, *self.serves)
         queues, seconds = self._to_wait_for()
         self.slot[W.LOOKED], self.slot[W.STATE] = self._looked, SlotState.WAITING
         self.titles.idle("waiting on " + ",".join(queues if self.shut_queues.shut else self.work.queues))
@@ -385,11 +390,47 @@ class Worker(BaseWorker):
         self._after_wait()
 
 
+class Titles:
+    """`qd: worker 3 [mail] mail.welcome since 12:00:01` for `ps`, and the same on the scoreboard."""
+
+    def __init__(self, number: int, pool: str) -> None:
+        self._head = f"qd: worker {number}" + (f" [{pool}]" if pool else "")
+        self._shown = self._queue = ""
+        self._second, self._clock = 0, ""
+        self._names: dict[str, str] = {}
+
+    def idle(self, what: str) -> None:
+        if what != self._shown:
+            self._shown = what
+            setproctitle(f"{self._head} {what}")
+
+    def job(self, slot: Slot, name: str, queue: str) -> None:
+        second = int(time.time())
+        if second == self._second and name == self._shown and queue == self._queue:
+            return
+        self._queue = queue
+        if second != self._second:
+            self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
+        if name not in self._names:
+            if len(self._names) > 1000:  # names come from payloads
+                self._names.clear()
+            self._names[name] = "".join(c if c.isprintable() else "?" for c in name)
+        shown = self._names[name]
+        slot.describe(shown.encode("utf-8", "replace"), queue.encode())
+        self._shown = name
+        setproctitle(f"{self._head} {shown} since {self._clock}")
+
+
 def waited_us(payload: Payload) -> int | None:
-    """How long the job has waited, in whole seconds, because that is what `createdAt` has. None: unknown, or it has been
-    started before."""
+    """How long the job has waited since it was due. A payload of PHP has only `createdAt`: then in whole seconds, with its
+    delay. None: unknown, or it has been started before."""
+    if payload.attempts > 1 or payload.failures is not NOTHING:
+        return None
+    due = payload.due_ms
+    if isinstance(due, int):
+        return int(min(max(time.time() - due / 1000, 0.0), MONTH) * 1_000_000)
     created = payload.createdAt
-    if created is None or payload.attempts > 1 or payload.failures is not NOTHING:
+    if created is None:
         return None
     waited = time.time() - created
     return 0 if waited < 1.0 else int(min(waited, MONTH)) * 1_000_000

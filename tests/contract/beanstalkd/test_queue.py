@@ -13,12 +13,13 @@ from qd.config.load import load
 from qd.drivers.beanstalkd.broker import Beanstalkd as Backend
 from qd.drivers.beanstalkd.client import BeanstalkdConnection
 from qd.drivers.broker import queue as broker_queue
-from qd.drivers.broker.keeper import BrokerKeeperQueue
+from qd.drivers.broker.queue import BrokerQueue
 from qd.drivers.connections import open_queue
 from qd.drivers.types import Released, Reserved
 from qd.errors import ConnectionLost
 from qd.payload.build import make
 from qd.payload.format import read
+from tests.support.payloads import push_many
 from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.redis import Server
@@ -26,22 +27,22 @@ from tests.support.waiting import eventually
 
 TOKEN = "Tok3nTok3n"
 ENDED = "qd:at:tubes:queues:mail:qd-ended"
-Open = Callable[[int], BrokerKeeperQueue]
+Open = Callable[[int], BrokerQueue]
 pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("qd:at:tubes:qd:outbox")]
 
 
 @pytest.fixture
 def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[Open]:
     """connect(slot): a new connection; closed at the end."""
-    path, opened = tmp_path / "qd.toml", list[BrokerKeeperQueue]()
+    path, opened = tmp_path / "qd.toml", list[BrokerQueue]()
     path.write_text(
         f'[qd]\ndefault = "tubes"\ncontrol = "redis"\n[connections.redis]\nurl = "{server.url}"\n'
         f'[connections.tubes]\nurl = "{beanstalkd.url}"\n'
     )
 
-    def one(slot: int) -> BrokerKeeperQueue:
+    def one(slot: int) -> BrokerQueue:
         found = open_queue(load(path, environ={}), "tubes", token=TOKEN, slot=slot)
-        assert isinstance(found, BrokerKeeperQueue)
+        assert isinstance(found, BrokerQueue)
         opened.append(found)
         return found
 
@@ -51,10 +52,10 @@ def connect(beanstalkd: Beanstalkd, server: Server, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def queue(connect: Open) -> BrokerKeeperQueue:
+def queue(connect: Open) -> BrokerQueue:
     """A connection with jobs 1 to 3 in `mail`."""
     found = connect(1)
-    found.push_many([("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
+    push_many(found, [("mail", make("quick", b'{"n":%d}' % n, created_at=1), None) for n in (1, 2, 3)])
     return found
 
 
@@ -62,7 +63,7 @@ def number(held: Reserved | None) -> int | None:
     return None if held is None else int(json.loads(bytes(read(held.member).data))["n"])
 
 
-def connection_of(queue: BrokerKeeperQueue) -> BeanstalkdConnection:
+def connection_of(queue: BrokerQueue) -> BeanstalkdConnection:
     assert isinstance(queue.backend, Backend)
     return queue.backend.connection
 
@@ -71,7 +72,7 @@ def broken(*_: Any) -> Any:
     raise ConnectionLost("broken")
 
 
-def rest(queue: BrokerKeeperQueue, done: Reserved | None) -> list[int | None]:
+def rest(queue: BrokerQueue, done: Reserved | None) -> list[int | None]:
     """The numbers of the remaining jobs; each is acked with the next turn."""
     found = list[int | None]()
     while (done := queue.turn(done, ("mail",)).reserved) is not None:
@@ -80,7 +81,7 @@ def rest(queue: BrokerKeeperQueue, done: Reserved | None) -> list[int | None]:
 
 
 def test_a_turn_writes_once_to_beanstalkd_and_leaves_no_note(
-    queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, written = queue.turn(None, ("mail",)).reserved, list[bytes]()
     connection = connection_of(queue)
@@ -100,7 +101,7 @@ def test_a_turn_writes_once_to_beanstalkd_and_leaves_no_note(
 
 
 def test_a_job_deleted_and_not_acked_by_a_killed_worker_runs_again(
-    queue: BrokerKeeperQueue, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerQueue, connect: Open, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper restores it from its lease, as any job that ended without an ack."""
     first = queue.turn(None, ("mail",)).reserved
@@ -118,7 +119,7 @@ def test_a_job_deleted_and_not_acked_by_a_killed_worker_runs_again(
 
 
 def test_a_step_that_was_not_executed_is_repeated(
-    queue: BrokerKeeperQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerQueue, redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queue.turn(None, ("mail",)).reserved
     with monkeypatch.context() as patched:
@@ -133,9 +134,7 @@ def test_a_step_that_was_not_executed_is_repeated(
     assert redis.call("EXISTS", ENDED) == 0
 
 
-def test_a_step_with_a_lost_reply_has_acked_the_right_job(
-    queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_with_a_lost_reply_has_acked_the_right_job(queue: BrokerQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     first, run = queue.turn(None, ("mail",)).reserved, queue.space.run
 
     def lost(*words: Any) -> Any:
@@ -152,7 +151,7 @@ def test_a_step_with_a_lost_reply_has_acked_the_right_job(
 
 
 def test_a_job_put_back_by_a_broken_connection_is_acked_and_deleted(
-    queue: BrokerKeeperQueue, connect: Open, beanstalkd: Beanstalkd
+    queue: BrokerQueue, connect: Open, beanstalkd: Beanstalkd
 ) -> None:
     """The connection broke while the job ran, so beanstalkd offers the job to another worker."""
     other, first = connect(2), queue.turn(None, ("mail",)).reserved
@@ -168,7 +167,7 @@ def test_a_job_put_back_by_a_broken_connection_is_acked_and_deleted(
         assert "mail" not in client.tubes() or client.stats_tube("mail")["current-jobs-delayed"] == 0
 
 
-def left_with_a_delivery(queue: BrokerKeeperQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def left_with_a_delivery(queue: BrokerQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """beanstalkd has delivered job 1, and the control connection breaks before the worker has leased it."""
     with monkeypatch.context() as patched:
         patched.setattr(queue.space, "run", broken)
@@ -203,7 +202,7 @@ def test_a_delivery_past_its_time_to_run_is_not_run_twice(
 
 
 def test_a_delivery_on_a_broken_connection_is_not_run_twice(
-    queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = connect(2)
     queue.turn(None, ("other",))
@@ -216,7 +215,7 @@ def test_a_delivery_on_a_broken_connection_is_not_run_twice(
 
 
 def test_a_reserved_delivery_is_kept_while_the_control_connection_is_unreachable(
-    queue: BrokerKeeperQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
+    queue: BrokerQueue, connect: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Releasing it would count as an attempt in beanstalkd."""
     queue.turn(None, ("other",))

@@ -53,8 +53,9 @@ from qd.store.masters import MasterReport
 from qd.worker.connection import HeldJob, WorkerConnection
 from qd.worker.outcome import Back, Failed
 from qd.worker.queues import Rota
-from qd.worker.settle import Settlement, Settler
+from qd.worker.settle import Settlement
 from tests.contract.keyspace.test_queue import job
+from tests.support.payloads import push_many
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
@@ -357,7 +358,7 @@ def test_a_wait_ends_with_a_job_on_any_node_and_leaves_other_tokens(
         pushing.join()
         assert time.monotonic() - began < 40
         assert queue.ack(take(queue, *three))
-    queue.push_many([(name, job(1), None) for name in three])
+    push_many(queue, [(name, job(1), None) for name in three])
     queue.wait(three, 10.0, -1)
     tokens = [call(queue, "LLEN", f"queues:{name}:notify") for name in three]
     assert sum(tokens) >= 2
@@ -365,7 +366,7 @@ def test_a_wait_ends_with_a_job_on_any_node_and_leaves_other_tokens(
 
 def test_a_job_is_acked_before_the_next_one_is_reserved(queue: ClusterQueue, three: list[str]) -> None:
     a, b, c = three
-    queue.push_many([(name, job(n), None) for n, name in enumerate((c, b, a, b, c))])
+    push_many(queue, [(name, job(n), None) for n, name in enumerate((c, b, a, b, c))])
     done, seen = None, []
     while True:
         turn = queue.turn(done, three)
@@ -412,7 +413,7 @@ def test_an_unreachable_node_affects_only_its_own_queues(
     cluster: Cluster, connect: Connect, queue: ClusterQueue, three: list[str]
 ) -> None:
     a, b, c = three
-    queue.push_many([(name, job(n), None) for n, name in enumerate(three)])
+    push_many(queue, [(name, job(n), None) for n, name in enumerate(three)])
     with node_down(cluster, a):
         found = [worked(queue, a, b, c).queue]
         done = take(connect(2), a, b, c)
@@ -436,7 +437,7 @@ def test_a_hung_node_is_waited_for_once_and_its_late_reservation_is_returned(
     take_nothing(queue, a, b)
     stopped = psutil.Process(process_of(cluster, a))
     producer = connect(0, "")
-    producer.push_many([(name, job(n), None) for n, name in enumerate((a, b, b))])
+    push_many(producer, [(name, job(n), None) for n, name in enumerate((a, b, b))])
     stopped.suspend()
     try:
         queue.patience(1.0, 1.0)
@@ -504,7 +505,7 @@ def left(cluster: Cluster, connect: Connect, three: list[str]) -> list[tuple[Clu
     workers = [connect(slot) for slot in range(3)]
     for worker in workers:
         take_nothing(worker, a, b)
-    workers[0].push_many([(a, job(n), None) for n in range(3)])
+    push_many(workers[0], [(a, job(n), None) for n in range(3)])
     held = [take(worker, a, b) for worker in workers]
     with node_down(cluster, a):
         for worker, one, way in zip(workers, held, WAYS, strict=True):
@@ -644,10 +645,11 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     assert later.take(store, owner, "a later attempt") == 0
     log = Log("worker", write=lambda _: None)
     connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
+    settings = SimpleNamespace(max_payload=0, failed=SimpleNamespace(enabled=True, database=""))
     attempts: Any = SimpleNamespace(
-        app=SimpleNamespace(settings=SimpleNamespace(max_payload=0)), payload=read(held.member), unfreed=True, row=None
+        app=SimpleNamespace(settings=settings), payload=read(held.member), unfreed=True, row=None
     )
-    ending = Settlement(Settler(queue, log, keeps=True, copier=None), connection, attempts, Scoreboard().slot(1))
+    ending = Settlement(connection, attempts, Scoreboard().slot(1))
     context: Any = None
     keeper: Any = connect(9, "K33p3rK33p3r")
     with node_down(cluster, a):
@@ -810,7 +812,7 @@ def test_names_are_found_on_all_nodes(connect: Connect, three: list[str]) -> Non
     from qd.store.masters import queues_found
 
     queue = connect(prefix="app_")
-    queue.push_many([(name, job(1), None) for name in (*three, "{shop}:mail")])
+    push_many(queue, [(name, job(1), None) for name in (*three, "{shop}:mail")])
     assert queues_found(keyspace_store(queue)) == sorted([*three, "{shop}:mail"])
     assert isinstance(queue.connection.nodes.primaries()[0].connection, RedisConnection)
     assert keyspace.TICKED
@@ -822,7 +824,7 @@ LANES = (1, 2, 3, 4)
 
 
 def fill(queue: ClusterQueue, names: list[str], count: int = 100) -> None:
-    queue.push_many([(name, job(n), None) for name in names for n in range(count)])
+    push_many(queue, [(name, job(n), None) for name in names for n in range(count)])
 
 
 def lanes(queue: ClusterQueue, names: list[str], **more: object) -> LaneReply:

@@ -18,7 +18,7 @@ import pytest
 from qd.drivers.database import connection
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.keyspace import DatabaseKeyspace
-from qd.drivers.database.migrations import migrate
+from qd.drivers.database.schema import migrate
 from qd.drivers.keyspace.base import Script
 from qd.drivers.keyspace.queue import beat
 from qd.drivers.types import BeatRequest

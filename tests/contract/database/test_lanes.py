@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from qd.drivers.base import with_lanes
-from qd.drivers.database.lanes import BULK
 from qd.drivers.database.queue import DatabaseQueue
+from qd.drivers.database.reserve import BULK
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Outgoing, Released, Reserved
 from qd.errors import ConnectionLost, ServerBusy
 from qd.payload.format import read
 from qd.payload.reservation import saving, split_mark, taken_alone, unstarted
 from tests.contract.database import test_queue as rows
 from tests.contract.database.test_queue import SERVERS, TOKEN, Table, beat, during, from_php, job
+from tests.support.payloads import push_many
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("databases")
@@ -37,7 +38,7 @@ def ids(held: Sequence[Reserved]) -> list[str | None]:
 
 
 def fill(queue: DatabaseQueue, count: int = MANY, start: int = 0) -> None:
-    queue.push_many([("a", job(n), None) for n in range(start, start + count)])
+    push_many(queue, [("a", job(n), None) for n in range(start, start + count)])
 
 
 def many(queue: DatabaseQueue, lanes: Sequence[int] = LANES) -> tuple[Reserved, ...]:
@@ -54,7 +55,7 @@ def warm(queue: DatabaseQueue) -> DatabaseQueue:
     fill(queue, 600, 1000)
     assert turn(queue, lanes=(), done=many(queue)).lost == ()
     queue.clear("a")
-    queue.lanes.most = len(LANES)
+    queue.reserver.most = len(LANES)
     return queue
 
 
@@ -183,7 +184,7 @@ def test_an_object_job_of_php_between_others_stays_and_ends_nothing(queue, table
 
 def test_identical_payloads_are_separate_jobs(queue):
     warm(queue)
-    queue.push_many([("a", job(1), None)] * 300)
+    push_many(queue, [("a", job(1), None)] * 300)
     reply, count = turn(queue), 0
     while reply.jobs:
         assert len({held.mark for held in reply.jobs}) == len(reply.jobs)
@@ -203,7 +204,7 @@ def test_a_turn_leaves_others_their_share(queue, ready, taken):
 def test_a_turn_takes_256_kb_at_most_and_the_first_job_whatever_its_size(queue):
     warm(queue)
     sizes = [BULK + 1, 100_000, 100_000, 100_000, BULK + 1]
-    queue.push_many([("a", job(n, data="x" * size), None) for n, size in enumerate(sizes)])
+    push_many(queue, [("a", job(n, data="x" * size), None) for n, size in enumerate(sizes)])
     fill(queue, 300, 5)
     assert all_of(queue, turn(queue))[:4] == [["id0"], ["id1", "id2"], ["id3"], ["id4"]]
 
@@ -351,7 +352,7 @@ def test_a_job_that_php_has_taken_over_is_lost_and_the_others_are_acked(queue, t
 
 def lost_reply(queue: DatabaseQueue, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """The database executes the call, and the reply of its last round trip is lost."""
-    run = queue.lanes.run
+    run = queue.reserver.run
 
     def broken(statements: Sequence[Any]) -> Any:
         results = run(statements)
@@ -361,7 +362,7 @@ def lost_reply(queue: DatabaseQueue, monkeypatch: pytest.MonkeyPatch, act: Calla
         return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue.lanes, "run", broken)
+        patch.setattr(queue.reserver, "run", broken)
         with pytest.raises(ConnectionLost, match="no reply"):
             act()
 
@@ -388,8 +389,8 @@ def late(queue: DatabaseQueue, connect: rows.Connect) -> DatabaseQueue:
     """The same worker on a connection that it gives up."""
     other = connect()
     other.turns, other.calls = queue.turns, queue.calls
-    other.lanes.known, other.lanes.fence = queue.lanes.known, queue.lanes.fence
-    other.lanes.most = queue.lanes.most
+    other.reserver.known, other.reserver.fence = queue.reserver.known, queue.reserver.fence
+    other.reserver.most = queue.reserver.most
     return other
 
 
@@ -426,7 +427,7 @@ def test_a_late_turn_and_the_question_for_lanes_are_one_after_the_other(connect,
     warm(queue)
     fill(queue)
     other = late(turn_once(queue), connect)
-    waits, run, held = f"SELECT count(*) FROM {rows.WAITS[table.connection.kind]}", other.lanes.run, list[Any]()
+    waits, run, held = f"SELECT count(*) FROM {rows.WAITS[table.connection.kind]}", other.reserver.run, list[Any]()
 
     def paused(statements: Sequence[Any]) -> Any:
         if first == "the late turn" and str(statements[0][0]).startswith("UPDATE qd_items"):
@@ -438,7 +439,7 @@ def test_a_late_turn_and_the_question_for_lanes_are_one_after_the_other(connect,
             held[0].result()
         return found
 
-    monkeypatch.setattr(other.lanes, "run", paused)
+    monkeypatch.setattr(other.reserver, "run", paused)
     with ThreadPoolExecutor(1) as pool:
         if first == "the late turn":
             jobs = turn(other).jobs
@@ -458,7 +459,7 @@ def turn_once(queue: DatabaseQueue) -> DatabaseQueue:
 def test_a_busy_database_leaves_the_number_as_it_was(queue, monkeypatch):
     warm(queue)
     fill(queue)
-    jobs, run = turn(queue).jobs, queue.lanes.run
+    jobs, run = turn(queue).jobs, queue.reserver.run
 
     def busy(statements: Sequence[Any]) -> Any:
         if str(statements[0][0]).startswith("UPDATE qd_items"):
@@ -466,7 +467,7 @@ def test_a_busy_database_leaves_the_number_as_it_was(queue, monkeypatch):
         return run(statements)
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue.lanes, "run", busy)
+        patch.setattr(queue.reserver, "run", busy)
         with pytest.raises(ServerBusy):
             turn(queue, done=jobs)
     assert turn(queue, lanes=(), done=jobs).lost == ()
@@ -524,7 +525,7 @@ def test_a_keeper_settles_500_jobs_in_order(connect):
     lanes = range(1, 501)
     worker, keeper = connect(1), connect(9)
     fill(worker, 8500)
-    worker.lanes.most = 500
+    worker.reserver.most = 500
     jobs = turn(worker, lanes=lanes).jobs
     assert len(jobs) == 500
     answers = [LaneAnswer(held.owner, held.member, unstarted(held.member, held.mark)) for held in jobs]
@@ -553,7 +554,7 @@ def test_a_job_that_was_reserved_with_others_costs_nothing_if_its_host_dies(conn
 
 
 def test_workers_with_and_without_lanes_share_a_queue(connect, table):
-    connect(9).push_many([("a", job(n), None) for n in range(600)])
+    push_many(connect(9), [("a", job(n), None) for n in range(600)])
     done: list[list[str | None]] = [[] for _ in range(4)]
 
     def ahead(slot: int) -> None:

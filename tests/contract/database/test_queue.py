@@ -24,14 +24,15 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.database import connection as listening
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.joined import inside
-from qd.drivers.database.migrations import migrate
 from qd.drivers.database.queue import DatabaseQueue, open_space, start_warnings
+from qd.drivers.database.schema import migrate
 from qd.drivers.types import BeatRequest, Outgoing, Released, Reserved
 from qd.drivers.urls import check, with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost, ServerBusy, ServerRefused
 from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving
 from qd.store.failed_jobs_table import FailedJobs
+from tests.support.payloads import push_many
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import NAME, Postgres
 from tests.support.waiting import eventually
@@ -180,13 +181,13 @@ def test_a_reservation_counts_in_the_row_and_does_not_change_the_payload(queue, 
 
 def test_jobs_are_taken_in_order_and_acked_with_the_next(queue):
     queue.push("a", job(1))
-    queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
+    push_many(queue, [("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
     assert ids(queue, "b", "a") == ["id3", "id1", "id2", "id4"]
     assert queue.sizes("a").reserved == 0
 
 
 def test_a_job_that_is_handed_back_is_next_and_costs_no_attempt(queue, table):
-    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    push_many(queue, [("a", job(n), None) for n in (1, 2)])
     held = take(queue)
     assert queue.release(held, Released(answered(held.member, held.mark, attempts=0), head=True))
     assert table.rows("id, attempts, reserved_at")[0][1:] == (0, None)
@@ -194,7 +195,7 @@ def test_a_job_that_is_handed_back_is_next_and_costs_no_attempt(queue, table):
 
 
 def test_a_released_job_goes_to_the_tail_with_its_counts(queue, table):
-    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    push_many(queue, [("a", job(n), None) for n in (1, 2)])
     held = take(queue)
     assert queue.release(held, Released(answered(held.member, held.mark, exceptions=1)))
     assert [row.attempts for row in table.rows()] == [0, 1]
@@ -283,7 +284,7 @@ def test_an_expired_reservation_of_php_costs_an_attempt(queue, table):
 def test_an_object_job_of_php_stays_and_blocks_nothing(queue, table):
     php = json.dumps({"displayName": "App\\Jobs\\X", "job": "Illuminate\\Queue\\CallQueuedHandler@call", "data": {}})
     inside = job(2, data={"job": "Illuminate\\Queue\\CallQueuedHandler@call"})
-    queue.push_many([("a", php.replace(": ", ":").encode(), None), ("a", inside, None)])
+    push_many(queue, [("a", php.replace(": ", ":").encode(), None), ("a", inside, None)])
     assert ids(queue) == ["id2"]
     assert len(table.rows()) == 1
 
@@ -399,7 +400,7 @@ def test_a_checkpoint_changes_the_payload_and_the_old_one_answers_nothing(queue)
 
 
 def test_a_worker_has_one_job_at_a_time(queue):
-    queue.push_many([("a", job(n), None) for n in (1, 2)])
+    push_many(queue, [("a", job(n), None) for n in (1, 2)])
     held = take(queue)
     with pytest.raises(ConnectionLost, match="already abandoned"):
         queue.turn(None, ["a"])
@@ -409,7 +410,7 @@ def test_a_worker_has_one_job_at_a_time(queue):
 
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_a_turn_with_an_answer_and_a_reservation_is_two_round_trips(queue, monkeypatch):
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     held, sent, raw = take(queue), list[str](), queue.connection.raw
     send = raw._execute_command
 
@@ -434,7 +435,7 @@ def test_reservations_of_php_are_found_in_index_order(queue):
 
 
 def test_malformed_payloads_are_stored_as_failed_and_block_nothing(queue, table):
-    queue.push_many([("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
+    push_many(queue, [("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
     turn = queue.turn(None, ["a"])
     assert turn.malformed == 3
     assert turn.reserved is not None
@@ -449,7 +450,7 @@ STRANGE = {  # text that only another program can write
 
 
 def test_an_invalid_text_in_a_reserved_row_is_stored_as_failed_when_its_lease_expires(queue, table):
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     take(queue)
     table.do(f"UPDATE jobs SET payload = {STRANGE[table.connection.kind]} WHERE reserved_at IS NOT NULL")
     if table.connection.kind == "sqlite":  # its columns take anything
@@ -492,7 +493,7 @@ def test_a_missing_or_read_only_database_is_a_configuration_error(url, tmp_path)
 
 
 def test_payloads_are_compared_case_sensitively(queue):
-    queue.push_many([("a", job(1, id=name), None) for name in ("ann", "Ann", "ANN")])
+    push_many(queue, [("a", job(1, id=name), None) for name in ("ann", "Ann", "ANN")])
     assert queue.space.call("LREM", "queues:a", 0, job(1, id="Ann")) == 1
     assert ids(queue) == ["ann", "ANN"]
 
@@ -521,7 +522,7 @@ def test_a_moved_keyed_job_runs_once_and_is_marked_as_taken(queue):
 
 
 def test_a_paused_queue_is_skipped_and_reported(queue):
-    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("b", job(2), None)])
     queue.space.call("SET", "queues:a:paused", "{}")
     turn = queue.turn(None, ["a", "b"])
     assert (turn.paused, turn.reserved.queue) == (("a",), "b")
@@ -800,7 +801,7 @@ def test_a_connection_without_a_database_and_a_wrong_session_are_rejected():
 
 def test_four_concurrent_workers_reserve_each_job_once(connect, table):
     """Each has its own connection; some jobs are released once."""
-    connect(9).push_many([("a", job(n), None) for n in range(200)])
+    push_many(connect(9), [("a", job(n), None) for n in range(200)])
     done: list[list[str]] = [[] for _ in range(4)]
 
     def work(slot: int) -> None:

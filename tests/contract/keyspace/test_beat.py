@@ -10,6 +10,7 @@ import pytest
 from qd.payload.format import read
 from tests.contract.keyspace.test_queue import drain, job, one_place, steal, take
 from tests.support.keeper import beat
+from tests.support.payloads import push_many
 
 
 def expire(seen, held) -> None:
@@ -24,7 +25,7 @@ def test_a_beat_with_nothing_to_do_leaves_no_key(queue, seen):
 
 def test_only_the_leases_of_live_workers_are_renewed(connect, seen):
     queues = [connect(1), connect(2), connect(1, token="Other0ther")]
-    queues[0].push_many([("a", job(n), None) for n in range(3)])
+    push_many(queues[0], [("a", job(n), None) for n in range(3)])
     held = [take(queue) for queue in queues]
     for one in held:
         seen.call("ZADD", "a", "reserved", "XX", seen.now() + 15, one.member)
@@ -65,7 +66,7 @@ def test_a_lost_lease_names_its_turn_even_if_arguments_contain_a_mark(queue, see
 
 def test_an_expired_reservation_is_requeued_and_its_owner_removed(connect, seen):
     dead, alive = connect(1), connect(2)
-    dead.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(dead, [("a", job(1), None), ("a", job(2), None)])
     lost, held = take(dead), take(alive)
     expire(seen, lost)
     done = beat(alive, "a", slots=[2])
@@ -117,7 +118,7 @@ def test_a_beat_reclaims_at_most_a_hundred_and_reports_more(queue, seen):
 
 
 def test_due_jobs_are_moved_with_one_token_each(queue, seen):
-    queue.push_many([("a", job(n), 60.0) for n in range(3)] + [("b", job(9), 90.0)])
+    push_many(queue, [("a", job(n), 60.0) for n in range(3)] + [("b", job(9), 90.0)])
     for n in range(3):
         seen.call("ZADD", "a", "delayed", seen.now() - 3 + n, job(n))
     done = beat(queue, "a", "b")
@@ -137,7 +138,7 @@ def test_a_beat_moves_a_limited_number_of_due_jobs_and_reports_more(queue, seen)
 
 def test_queues_with_untaken_jobs_are_reported(connect, seen):
     queue = connect(1)
-    queue.push_many([(name, job(n), None) for name in "abc" for n in range(2)] + [("d", job(4), 60.0)])
+    push_many(queue, [(name, job(n), None) for name in "abc" for n in range(2)] + [("d", job(4), 60.0)])
     held = queue.turn(None, ["b"]).reserved
     seen.client.call("SET", queue.settings.prefix + "queues:c:paused", "{}")
     assert beat(queue, "b", "c", "d", "a", slots=[1]).waiting == ["a"]

@@ -8,6 +8,7 @@ from qd.drivers.types import Free, Keep, Released, Reserved
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import drain, job, one_place, steal, take
 from tests.support.keeper import beat
+from tests.support.payloads import push_many
 
 KEPT = ("queues:*:failed", "queues:*:failed_at")
 
@@ -49,7 +50,7 @@ def test_an_id_in_the_arguments_of_another_job_is_not_found(queue, seen):
 @pytest.mark.parametrize("place_of", ["ready", "delayed"])
 def test_a_long_queue_is_searched_in_short_calls(queue, seen, place_of):
     delay = 60 if place_of == "delayed" else None
-    queue.push_many([("a", job(n), delay) for n in range(5003)])
+    push_many(queue, [("a", job(n), delay) for n in range(5003)])
     for n in (0, 1, 999, 1000, 2500, 5001, 5002):
         assert queue.jobs.find("a", f"id{n}").spot == place_of
     assert queue.jobs.find("a", "id5003") is None
@@ -57,7 +58,7 @@ def test_a_long_queue_is_searched_in_short_calls(queue, seen, place_of):
 
 @one_place
 def test_a_search_misses_nothing_while_workers_reserve_jobs(queue, connect, seen, monkeypatch):
-    queue.push_many([("a", job(n), None) for n in range(3000)])
+    push_many(queue, [("a", job(n), None) for n in range(3000)])
     worker, producer, jobs = connect(2), connect(3), queue.jobs
     call, held = jobs.space.receive, list[Reserved | None]()
 
@@ -77,7 +78,7 @@ def test_a_search_misses_nothing_while_workers_reserve_jobs(queue, connect, seen
 @pytest.mark.leaves("qd:job:*")
 def test_a_waiting_job_is_deleted_with_its_effects(queue, seen):
     seen.client.call("SET", seen.prefix + "qd:unique:n", "u1")
-    queue.push_many([("a", job(1), None), ("a", job(2), None), ("a", job(3), 60)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None), ("a", job(3), 60)])
     for n in (2, 3):
         found = queue.jobs.find("a", f"id{n}")
         effects = (Free("n", "u1"), Keep(f"id{n}", "failed", b"null", 60))
@@ -99,7 +100,7 @@ def test_a_reserved_job_is_not_deleted(queue, seen):
 
 
 def test_a_cancelled_running_job_is_reported_with_each_beat_until_it_ends(queue, connect, seen):
-    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("b", job(2), None)])
     held, other = take(queue, "a", "b"), take(connect(2), "b")
     assert queue.jobs.stop(queue.jobs.find("a", "id1")) is True
     assert queue.jobs.stop(queue.jobs.find("b", "id2")) is True
@@ -139,7 +140,7 @@ def test_a_cancelled_job_that_is_released_is_marked(queue, connect, seen, delay)
 
 @one_place
 def test_a_cancelled_job_whose_lease_expires_is_marked(queue, connect, seen):
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     lost, also = take(queue), take(connect(2))
     assert queue.jobs.stop(queue.jobs.find("a", "id1"))
     for held in (lost, also):

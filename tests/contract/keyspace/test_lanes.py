@@ -14,6 +14,7 @@ from qd.payload.reservation import Ending, ending_of, original, split_mark, take
 from tests.contract.keyspace.test_queue import job, one_place, steal, take
 from tests.contract.machine import lanes_command
 from tests.support.keeper import beat
+from tests.support.payloads import push_many
 from tests.support.redis import Seen
 
 LANES = tuple(range(1, 9))
@@ -25,7 +26,7 @@ def lanes(queue: RedisQueue, *queues: str, **more: object) -> LaneReply:
 
 
 def fill(queue: RedisQueue, count: int, name: str = "a") -> None:
-    queue.push_many([(name, job(n), None) for n in range(count)])
+    push_many(queue, [(name, job(n), None) for n in range(count)])
 
 
 def ids(jobs: tuple[Reserved, ...] | list[Reserved]) -> list[str | None]:
@@ -133,7 +134,7 @@ SPECIAL = {
 @one_place
 @pytest.mark.parametrize("payload", SPECIAL.values(), ids=SPECIAL)
 def test_a_turn_ends_before_a_payload_that_needs_a_closer_look(queue, seen, payload):
-    queue.push_many([("a", each, None) for each in (job(1), job(2), payload, *[job(n) for n in range(100, 200)])])
+    push_many(queue, [("a", each, None) for each in (job(1), job(2), payload, *[job(n) for n in range(100, 200)])])
     got = lanes(queue)
     assert ids(got.jobs) == ["id1", "id2"]
     assert seen.ready("a")[0] == payload
@@ -142,7 +143,7 @@ def test_a_turn_ends_before_a_payload_that_needs_a_closer_look(queue, seen, payl
 
 @one_place
 def test_a_payload_that_needs_a_closer_look_is_taken_by_itself(queue, seen):
-    queue.push_many([("a", SPECIAL["reserved before"], None), *[("a", job(n), None) for n in range(100)]])
+    push_many(queue, [("a", SPECIAL["reserved before"], None), *[("a", job(n), None) for n in range(100)]])
     (held,) = lanes(queue, single=3).jobs
     assert (split_mark(held.mark).lane, split_mark(held.mark).turn) == (3, 1)
     assert original(held.member, held.start, held.length, held.before) == SPECIAL["reserved before"]
@@ -152,7 +153,7 @@ def test_a_payload_that_needs_a_closer_look_is_taken_by_itself(queue, seen):
 @one_place
 def test_a_turn_takes_256_kb_at_most_and_the_first_job_whatever_its_size(queue, seen):
     large = [job(n, data="x" * 100_000) for n in range(40)]
-    queue.push_many([("a", each, None) for each in (job(99, data="x" * 400_000), *large, *large)])
+    push_many(queue, [("a", each, None) for each in (job(99, data="x" * 400_000), *large, *large)])
     first, second = lanes(queue).jobs, lanes(queue, lanes=range(9, 17)).jobs
     assert (len(first), len(second)) == (1, 2)
     leave(queue, *first, *second)
@@ -171,7 +172,7 @@ def test_all_jobs_of_a_turn_are_of_the_first_queue_that_has_one(queue, seen):
 
 
 def test_due_jobs_are_taken_together(queue, seen):
-    queue.push_many([("a", job(n), 60) for n in range(100)])
+    push_many(queue, [("a", job(n), 60) for n in range(100)])
     seen.call("ZADD", "a", "delayed", "XX", *[word for n in range(100) for word in (n, job(n))])
     got = lanes(queue)
     assert ids(got.jobs) == [f"id{n}" for n in range(7)]
@@ -179,7 +180,7 @@ def test_due_jobs_are_taken_together(queue, seen):
 
 
 def test_equal_payloads_are_different_jobs(queue, seen):
-    queue.push_many([("a", job(1), None)] * 100)
+    push_many(queue, [("a", job(1), None)] * 100)
     got = lanes(queue)
     assert len({held.member for held in got.jobs}) == 7
     assert len(seen.reserved("a")) == 7
@@ -408,7 +409,7 @@ def test_leases_of_all_lanes_are_renewed_and_lost_ones_named(queue, seen):
 @one_place
 def test_a_renewal_of_500_places_is_two_commands_for_each_queue(queue, seen):
     """One of them looks up the owners, the other one renews; an empty queue needs only the first."""
-    queue.push_many([(name, job(n), None) for name in ("a", "b") for n in range(8000)])
+    push_many(queue, [(name, job(n), None) for name in ("a", "b") for n in range(8000)])
     held = [*lanes(queue, lanes=range(1, 251)).jobs, *lanes(queue, "b", "a", lanes=range(251, 501)).jobs]
     assert len(held) == 500
     for each in held:
@@ -463,7 +464,7 @@ def test_a_keeper_reads_the_jobs_of_many_owners(queue, seen):
 
 def test_the_jobs_of_a_dead_worker_are_settled_in_order(connect, seen):
     queue, keeper = connect(1), connect(9)
-    queue.push_many([("a", job(n), None) for n in range(20000)])
+    push_many(queue, [("a", job(n), None) for n in range(20000)])
     held = lanes(queue, lanes=range(1, 251)).jobs
     answers = [LaneAnswer(each.owner, each.member, unstarted(each.member, each.mark)) for each in held]
     answers[0] = LaneAnswer(held[0].owner, held[0].member)

@@ -16,6 +16,7 @@ from qd.payload.reservation import answered, original
 from qd.store.base import keyspace_store
 from qd.store.failed import FailedStore
 from tests.contract.conftest import ONE
+from tests.support.payloads import push_many
 from tests.support.redis import Seen
 from tests.support.waiting import eventually
 
@@ -64,7 +65,7 @@ def steal(seen: Seen, held: Reserved) -> None:
 
 def test_jobs_are_reserved_in_the_order_of_pushing(queue, seen):
     queue.push("a", job(1))
-    queue.push_many([("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
+    push_many(queue, [("a", job(2), None), ("b", job(3), None), ("a", job(4), 0)])
     queue.push("a", job(5))
     assert drain(queue) == ["id1", "id2", "id4", "id5"]
     assert drain(queue, "b") == ["id3"]
@@ -72,26 +73,26 @@ def test_jobs_are_reserved_in_the_order_of_pushing(queue, seen):
 
 def test_a_pushed_payload_is_stored_unchanged_with_one_token(queue, seen):
     queue.push("a", job(1))
-    queue.push_many([("a", job(n), None) for n in range(2, 5)])
+    push_many(queue, [("a", job(n), None) for n in range(2, 5)])
     assert seen.ready("a") == [job(n) for n in range(1, 5)]
     assert seen.tokens("a") == 4
 
 
 def test_a_push_that_needs_several_calls_keeps_the_order(queue, seen):
-    queue.push_many([("a", job(n), None) for n in range(2500)] + [("b", job(n), 60) for n in range(2500)])
+    push_many(queue, [("a", job(n), None) for n in range(2500)] + [("b", job(n), 60) for n in range(2500)])
     assert seen.ready("a") == [job(n) for n in range(2500)]
     assert len(seen.delayed("b")) == 2500
 
 
 def test_pushing_no_jobs_does_nothing(queue, seen):
-    queue.push_many([])
+    push_many(queue, [])
     assert seen.every_key() == []
 
 
 def test_a_delayed_job_is_due_after_its_delay_by_the_servers_clock(queue, seen):
     before = seen.now()
     queue.later("a", job(1), 1.5)
-    queue.push_many([("a", job(2), 0.25)])
+    push_many(queue, [("a", job(2), 0.25)])
     after, due = seen.now(), seen.delayed("a")
     for payload, delay in ((job(1), 1.5), (job(2), 0.25)):
         assert before + delay <= due[payload] <= after + delay + 0.001
@@ -138,7 +139,7 @@ def test_a_turn_moves_a_hundred_due_jobs_at_most(queue, seen):
 
 
 def test_a_turn_acks_the_previous_job_and_reserves_the_next(queue, seen):
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     first = queue.turn(None, ["a"])
     assert (first.acked, first.malformed, first.paused, first.next_due) == (None, 0, (), None)
     assert first.reserved is not None
@@ -154,7 +155,7 @@ def test_a_turn_acks_the_previous_job_and_reserves_the_next(queue, seen):
 
 
 def test_a_turn_acks_a_job_of_a_different_queue(queue, seen):
-    queue.push_many([("b", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("b", job(1), None), ("a", job(2), None)])
     first = take(queue, "b")
     turn = queue.turn(first, ["a", "b"])
     assert turn.acked is True
@@ -165,7 +166,7 @@ def test_a_turn_acks_a_job_of_a_different_queue(queue, seen):
 
 
 def test_a_turn_reserves_nothing_from_a_shut_queue_and_still_acks_its_job(queue, seen):
-    queue.push_many([("a", job(1), None), ("a", job(2), None), ("b", job(3), None), ("c", job(4), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None), ("b", job(3), None), ("c", job(4), None)])
     first = take(queue, "a", "b", "c")
     turn = queue.turn(first, ["a", "b", "c"], shut=("a", "c"))
     assert (turn.acked, turn.reserved and turn.reserved.queue, turn.paused) == (True, "b", ("a",))
@@ -200,7 +201,7 @@ def test_a_reserve_changes_only_the_count_of_attempts(queue, seen):
 @one_place
 def test_ten_thousand_identical_payloads_are_ten_thousand_jobs(queue, seen):
     bare = b'{"job":"t","data":[],"attempts":0}'
-    queue.push_many([("a", bare, None)] * 10_000)
+    push_many(queue, [("a", bare, None)] * 10_000)
     marks, done = set(), None
     while (turn := queue.turn(done, ["a"])).reserved is not None:
         assert turn.acked is not False
@@ -213,7 +214,7 @@ def test_ten_thousand_identical_payloads_are_ten_thousand_jobs(queue, seen):
 def test_a_thousand_identical_delayed_payloads_are_a_thousand_jobs(queue, seen):
     bare = b'{"job":"t","data":[],"attempts":0}'
     for _ in range(2):
-        queue.push_many([("a", bare, 60.0)] * 500)
+        push_many(queue, [("a", bare, 60.0)] * 500)
     members = set(seen.delayed("a"))
     assert len(members) == 1000
     assert {member.rstrip() for member in members} == {bare}
@@ -222,7 +223,7 @@ def test_a_thousand_identical_delayed_payloads_are_a_thousand_jobs(queue, seen):
 
 def test_identical_payloads_can_be_reserved_at_the_same_time(connect, seen):
     one, two = connect(1), connect(2)
-    one.push_many([("a", job(1), None)] * 2)
+    push_many(one, [("a", job(1), None)] * 2)
     held = [take(one), take(two)]
     assert len(seen.reserved("a")) == 2
     assert [one.ack(held[0]), two.ack(held[1])] == [True, True]
@@ -231,7 +232,7 @@ def test_identical_payloads_can_be_reserved_at_the_same_time(connect, seen):
 @one_place
 def test_identical_released_payloads_are_separate_jobs(connect, seen):
     one, two = connect(1), connect(2)
-    one.push_many([("a", b'{"job":"t","data":[],"attempts":0}', None)] * 2)
+    push_many(one, [("a", b'{"job":"t","data":[],"attempts":0}', None)] * 2)
     for queue in (one, two):
         held = take(queue)
         assert queue.release(held, Released(answered(held.member, held.mark), 60.0))
@@ -282,13 +283,13 @@ def test_a_crash_is_counted_after_another_program_rewrote_the_payload(queue, see
 
 
 def test_queues_are_served_in_the_order_given(queue, seen):
-    queue.push_many([("a", job(1), None), ("b", job(2), None), ("c", job(3), None), ("b", job(4), None)])
+    push_many(queue, [("a", job(1), None), ("b", job(2), None), ("c", job(3), None), ("b", job(4), None)])
     assert drain(queue, "b", "c", "a") == ["id2", "id4", "id3", "id1"]
 
 
 @pytest.mark.leaves("queues:a:paused")
 def test_a_paused_queue_is_skipped_and_named(queue, seen):
-    queue.push_many([("a", job(1), None), ("b", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("b", job(2), None)])
     seen.call("SET", "a", "paused", "{}")
     turn = queue.turn(None, ["a", "b"])
     assert (turn.paused, turn.reserved and turn.reserved.queue) == (("a",), "b")
@@ -307,7 +308,7 @@ def test_an_ack_removes_the_job(queue, seen):
 
 
 def test_an_ack_of_a_lost_lease_fails(queue, seen):
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     lost = take(queue)
     steal(seen, lost)
     assert queue.ack(lost) is False
@@ -320,7 +321,7 @@ def test_an_ack_of_a_lost_lease_fails(queue, seen):
 
 @pytest.mark.parametrize(("head", "order"), [(False, [2, 3, 1]), (True, [1, 2, 3])])
 def test_a_released_job_goes_to_the_tail_or_to_the_head(queue, seen, head, order):
-    queue.push_many([("a", job(n), None) for n in (1, 2, 3)])
+    push_many(queue, [("a", job(n), None) for n in (1, 2, 3)])
     assert queue.release(take(queue), Released(job(1), head=head))
     assert seen.ready("a") == [job(n) for n in order]
     assert (seen.reserved("a"), seen.owners("a"), seen.tokens("a")) == ({}, {}, 3)
@@ -436,7 +437,7 @@ def test_the_counter_of_dropped_records_expires_after_the_retention_period(conne
 def test_a_failed_store_has_no_max_count_by_default(connect, seen):
     queue = connect()
     assert queue.keep == Bounds(None, 30 * 86400.0, 64 << 20)
-    queue.push_many([("a", b"no payload", None)] * 10_001)
+    push_many(queue, [("a", b"no payload", None)] * 10_001)
     while queue.turn(None, ["a"]).malformed:
         pass
     assert len(seen.failed("a")) == 10_001
@@ -461,7 +462,7 @@ def test_an_uncounted_failed_store_is_counted_once(connect, seen):
 @pytest.mark.leaves(*FAILED)
 def test_a_disabled_failed_store_keeps_nothing(connect, seen):
     queue = connect(keep=Bounds(0, 3600.0))
-    queue.push_many([("a", b"no payload", None), ("a", job(1), None)])
+    push_many(queue, [("a", b"no payload", None), ("a", job(1), None)])
     held = queue.turn(None, ["a"])
     assert held.malformed == 1
     assert queue.bury(held.reserved, b"{}", b"raw")
@@ -521,7 +522,7 @@ def test_notes_of_deaths_are_bounded_and_the_newest_stays(queue, seen):
 @pytest.mark.leaves(*FAILED)
 def test_sizes_count_jobs_by_state(queue, seen):
     assert queue.sizes("a") == Sizes(0, 0, 0, 0, None)
-    queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0)])
+    push_many(queue, [("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0)])
     assert queue.bury(take(queue), b"{}", job(0))
     held = take(queue)
     sizes = queue.sizes("a")
@@ -532,7 +533,7 @@ def test_sizes_count_jobs_by_state(queue, seen):
 
 @pytest.mark.leaves(*FAILED)
 def test_clear_deletes_waiting_jobs_and_no_running_ones(queue, seen):
-    queue.push_many([("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0), ("b", job(1), None)])
+    push_many(queue, [("a", job(n), None) for n in range(5)] + [("a", job(9), 60.0), ("b", job(1), None)])
     assert queue.bury(take(queue), b"{}", job(0))
     held = take(queue)
     assert queue.clear("a") == 4

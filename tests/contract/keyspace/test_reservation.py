@@ -22,7 +22,7 @@ from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark
 from qd.payload.splice import OURS, reserved_text
 from tests.contract.conftest import ONE
-from tests.support.payloads import VALID, malformed, odd
+from tests.support.payloads import VALID, malformed, odd, push_many
 from tests.support.redis import Client, Seen
 
 SCRIPTS = [next(Path(qd.__file__).parent.rglob(f"{name}.lua")) for name in ("fresh", "reservation")]
@@ -206,7 +206,7 @@ def test_each_malformed_payload_is_stored_raw_exactly_once(place, queue: RedisQu
 @pytest.mark.leaves("queues:a:failed", "queues:a:failed_at")
 def test_a_malformed_payload_does_not_block_the_next_job(place, queue: RedisQueue, seen: Seen):
     bad = [b"", b"hello", b'{"attempts":"3","job":"x"}', VALID[:100]]
-    queue.push_many([("a", raw, None) for raw in [*bad, VALID]])
+    push_many(queue, [("a", raw, None) for raw in [*bad, VALID]])
     turn = queue.turn(None, ["a"])
     assert turn.malformed == len(bad)
     assert turn.reserved is not None
@@ -219,7 +219,7 @@ def test_a_malformed_payload_does_not_block_the_next_job(place, queue: RedisQueu
 @pytest.mark.parametrize("place", ONE, indirect=True)
 @pytest.mark.leaves("queues:a:failed", "queues:a:failed_at")
 def test_a_turn_buries_at_most_a_hundred_malformed_payloads(place, queue: RedisQueue, seen: Seen):
-    queue.push_many([("a", b"bad %d" % n, None) for n in range(150)] + [("a", VALID, None)])
+    push_many(queue, [("a", b"bad %d" % n, None) for n in range(150)] + [("a", VALID, None)])
     first, second = queue.turn(None, ["a"]), queue.turn(None, ["a"])
     assert (first.malformed, second.malformed) == (100, 50)
     assert first.reserved is None

@@ -12,6 +12,7 @@ from qd.drivers.types import Free, Hold, Outgoing, Released
 from qd.errors import QdError
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
+from tests.support.payloads import push_many
 
 LOCK = "shop.charge:order:42"
 one_place = pytest.mark.parametrize("place", ONE, indirect=True)
@@ -108,7 +109,7 @@ def test_clearing_a_queue_leaves_other_locks(queue, seen):
 
 
 def test_a_long_queue_is_cleared_in_steps(queue, seen):
-    queue.push_many([("a", job(n), None) for n in range(2500)] + [("a", job(n), 60.0) for n in range(1500)])
+    push_many(queue, [("a", job(n), None) for n in range(2500)] + [("a", job(n), 60.0) for n in range(1500)])
     assert queue.clear("a") == 4000
     assert queue.sizes("a").ready == queue.sizes("a").delayed == 0
 
@@ -157,7 +158,7 @@ def test_many_queues_and_delays_are_one_write_and_one_read(queue, seen, monkeypa
 
 @one_place
 def test_scripts_are_loaded_once_after_a_flush(queue, seen):
-    queue.push_many([("a", job(n), None) for n in range(10)])
+    push_many(queue, [("a", job(n), None) for n in range(10)])
     seen.client.call("SCRIPT", "FLUSH")
     assert (
         queue.post([Outgoing("a", job(n)) for n in range(2500)] + [unique(1), Outgoing("b", job(1), 9.0)])

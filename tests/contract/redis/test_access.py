@@ -19,6 +19,7 @@ from qd.payload.reservation import answered, saving
 from tests.contract.keyspace.test_queue import job, take
 from tests.support.keeper import beat
 from tests.support.network import Certificates
+from tests.support.payloads import push_many
 from tests.support.programs import missing
 from tests.support.redis import Client, Seen
 from tests.support.servers.redis import Server, free_port
@@ -127,7 +128,7 @@ def test_a_producer_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(PRODUCER))
     queue.push("a", job(1))
     queue.later("a", job(2), 0.5)
-    queue.push_many([("a", job(3), None), ("a", job(4), 9.0)])
+    push_many(queue, [("a", job(3), None), ("a", job(4), 9.0)])
     assert seen.everywhere("a").total() == 4
     for call in (lambda: queue.clear("a"), lambda: queue.turn(None, ["a"]), lambda: queue.connection.call("FLUSHALL")):
         with pytest.raises((ServerRefused, WrongPassword), match=r"NOPERM|can't run this command|has no permissions"):
@@ -142,7 +143,7 @@ def test_a_producer_needs_only_the_listed_commands(users, connect, seen):
 )
 def test_a_worker_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(WORKER))
-    queue.push_many([("a", job(n), None) for n in range(6)] + [("a", b"not JSON", None)])
+    push_many(queue, [("a", job(n), None) for n in range(6)] + [("a", b"not JSON", None)])
     assert queue.ack(take(queue))
     held = take(queue)
     assert queue.held(["a"]) == held
@@ -166,7 +167,7 @@ def test_a_worker_needs_only_the_listed_commands(users, connect, seen):
     queue.wait(["a"], 5, read)  # a token is put back
     queue.death("a", "Tok3nTok3n.1.1")
     assert queue.sizes("a").ready == 2
-    queue.push_many([("a", job(n), None) for n in range(20, 40)])
+    push_many(queue, [("a", job(n), None) for n in range(20, 40)])
     held_lanes = queue.turn_lanes(LaneTurn(("a",), lanes=(1, 2))).jobs
     assert queue.held_lanes(("a",), (1, 2)) == list(held_lanes)
     assert queue.turn_lanes(LaneTurn(("a",), done=held_lanes[:1], back=held_lanes[1:])).lost == ()
@@ -220,7 +221,7 @@ def test_a_reservation_without_a_needed_right_changes_nothing(users, connect, se
 
 def test_a_keeper_needs_only_the_listed_commands(users, connect, seen):
     queue = connect(users(KEEPER))
-    queue.push_many([("a", job(1), None), ("a", job(2), None)])
+    push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     held = take(queue)
     seen.call("ZADD", "a", "delayed", 1, job(3))
     seen.call("ZADD", "a", "reserved", 1, job(4))
@@ -291,7 +292,7 @@ def tls_url(port: int, certificates: Certificates, clients: str, *, ca: str = "c
 def test_jobs_are_pushed_and_worked_off_over_tls(tls, certificates, connect):
     queue = connect(tls_url(tls[0], certificates, tls[1]))
     queue.wait(["a"], 0.05, -1)
-    queue.push_many([("a", job(n), None) for n in range(2000)])
+    push_many(queue, [("a", job(n), None) for n in range(2000)])
     queue.push("a", b'{"job":"t","data":"%b","attempts":0}' % (b"x" * 1_000_000))
     done, lengths = None, []
     while (turn := queue.turn(done, ["a"])).reserved is not None:

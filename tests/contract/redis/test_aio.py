@@ -74,7 +74,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forbid() -> None:
         monkeypatch.setattr(asyncio, "to_thread", refused)
         monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "run_in_executor", refused)
-        monkeypatch.setattr("qd.locks.waiting.WaiterLimit.threads", property(refused))
+        monkeypatch.setattr("qd.locks.lock.WaiterLimit.threads", property(refused))
 
     return forbid
 

@@ -18,6 +18,7 @@ from qd.payload.format import read
 from qd.payload.reservation import answered, original, saving
 from tests.contract.keyspace.test_queue import job, take
 from tests.support.network import Proxy
+from tests.support.payloads import push_many
 from tests.support.redis import Seen
 from tests.support.servers.redis import Server
 
@@ -74,7 +75,7 @@ def test_a_turn_whose_reply_is_lost_is_found_again_by_its_owner(queue, proxy, se
         queue.clear("a")
         for held in seen.reserved("a"):
             seen.call("ZREM", "a", "reserved", held)
-        queue.push_many([("a", job(1), None), ("a", job(2), None)])
+        push_many(queue, [("a", job(1), None), ("a", job(2), None)])
         return take(queue)
 
     for done in cuts(proxy, one_in_hand_and_one_ready, lambda done: queue.turn(done, ["a"])):
@@ -174,7 +175,7 @@ def test_a_push_with_a_lost_reply_raises_and_is_not_repeated(queue, proxy, seen,
 
 
 def test_the_reply_after_a_cut_belongs_to_the_next_command(queue, proxy, seen):
-    queue.push_many([("a", job(n), None) for n in range(5)])
+    push_many(queue, [("a", job(n), None) for n in range(5)])
     for _ in cuts(proxy, lambda: None, lambda _: queue.sizes("a")):
         sizes = queue.sizes("a")
         assert (sizes.ready, sizes.delayed, sizes.failed) == (5, 0, 0)

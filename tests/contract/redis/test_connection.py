@@ -15,6 +15,7 @@ from qd.errors import ConnectionLost, ServerBusy
 from tests.contract.conftest import ONE
 from tests.contract.keyspace.test_queue import job, take
 from tests.support.network import FakeServer, in_parts
+from tests.support.payloads import push_many
 from tests.support.waiting import eventually
 
 # --- waiting for a job
@@ -61,7 +62,7 @@ def test_a_wait_ends_when_a_job_is_pushed(connect, seen, wake, delay):
     worker, producer = connect(), connect()
     waiting = Waiting(worker, ["a", "b"], LONG, wake[0])
     eventually(lambda: blocked(seen))
-    producer.push_many([("b", job(1), delay)])
+    push_many(producer, [("b", job(1), delay)])
     waiting.done()
     if delay is None:
         assert worker.ack(take(worker, "a", "b"))
@@ -148,7 +149,7 @@ def test_a_producer_is_not_notified_that_an_idle_connection_was_closed(queue, se
 @pytest.mark.parametrize("send", [lambda q: q.push("a", job(1)), lambda q: q.post_one("a")], ids=["push", "post"])
 def test_a_connection_to_a_replica_is_closed_after_readonly(queue, seen, server, send):
     """After any call: a connection is not used again after READONLY."""
-    queue.post_one = lambda name: queue.push_many([(name, job(1), None), (name, job(2), None)])
+    queue.post_one = lambda name: push_many(queue, [(name, job(1), None), (name, job(2), None)])
     queue.sizes("a")
     with server.client() as client:
         client.call("REPLICAOF", "127.0.0.1", "1")

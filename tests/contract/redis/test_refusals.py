@@ -22,6 +22,7 @@ from qd.store.base import KeyspaceStore
 from qd.store.locks import Places, Rate, Strikes
 from tests.contract.keyspace.test_queue import job, take
 from tests.support.keeper import beat
+from tests.support.payloads import push_many
 from tests.support.redis import Client, Seen
 from tests.support.servers.redis import Server, free_port
 from tests.support.waiting import eventually
@@ -58,7 +59,7 @@ def queue(own: Server) -> Iterator[RedisQueue]:
 @pytest.fixture
 def held(queue: RedisQueue, admin: Client, seen: Seen) -> Reserved:
     """A reserved job; the queue also has a ready, a due, a delayed and an expired one."""
-    queue.push_many([("a", job(n), None) for n in (1, 2)] + [("a", job(3), 60.0), ("a", job(4), 60.0)])
+    push_many(queue, [("a", job(n), None) for n in (1, 2)] + [("a", job(3), 60.0), ("a", job(4), 60.0)])
     seen.call("ZADD", "a", "delayed", 1, job(3))
     seen.call("ZADD", "a", "reserved", 1, job(5))
     job_in_hand = take(queue)
@@ -89,7 +90,7 @@ def count(store: KeyspaceStore) -> None:
 Operation = Callable[[RedisQueue, Reserved], object]
 PUSHES: dict[str, Operation] = {
     "push": lambda queue, held: queue.push("a", job(9)),
-    "push_many": lambda queue, held: queue.push_many([("a", job(9), None), ("a", job(10), 5)]),
+    "push_many": lambda queue, held: push_many(queue, [("a", job(9), None), ("a", job(10), 5)]),
     "later": lambda queue, held: queue.later("a", job(9), 5),
 }
 OTHERS: dict[str, Operation] = {
@@ -276,7 +277,7 @@ def test_scripts_can_be_flushed_at_any_time(queue, admin, own):
     thread = threading.Thread(target=flush)
     thread.start()
     try:
-        queue.push_many([("a", job(n), None) for n in range(300)])
+        push_many(queue, [("a", job(n), None) for n in range(300)])
         done, count = None, 0
         while (turn := queue.turn(done, ["a"])).reserved is not None:
             assert turn.acked is not False

@@ -151,7 +151,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unreachable_sentinel_is_tried_last_from_then_on(sentinel: Sentinel) -> None:
     found = Primary(sentinel.url.replace("://", "://127.0.0.1:1,"))
     for _ in range(2):
-        found.connection(60.0).disconnect()
+        found.locate(60.0)
         assert found.port == sentinel.primary.port
         assert found.sentinels[-1] == ("127.0.0.1", 1)
 
@@ -159,7 +159,7 @@ def test_an_unreachable_sentinel_is_tried_last_from_then_on(sentinel: Sentinel) 
 def test_a_silent_sentinel_is_tried_last(sentinel: Sentinel) -> None:
     with FakeServer(never_reply) as silent:
         found = Primary(before(sentinel, silent))
-        found.connection(60.0).disconnect()
+        found.locate(60.0)
         assert shown(found.sentinels[0]) != address(silent)
 
 

@@ -171,7 +171,7 @@ def test_a_pause_after_the_job_was_made_is_obeyed(app: Qd, report: Any, redis: C
     elif by == "a note in Redis":
         redis.call("SET", "qd:down", '{"by": "ann", "reason": "new disks"}')
     else:
-        one.scheduler.down = True
+        one.scheduler.flags.down_here = True
     one.turn()
     assert len(one.host.logged("schedule.skipped")) == 1
     assert (ready_payloads(redis), events) == ([], [])

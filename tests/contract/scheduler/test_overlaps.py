@@ -12,8 +12,8 @@ import pytest
 from qd.errors import ConnectionLost
 from qd.schedule.entry import Entry, ShellTask
 from qd.schedule.timing import Every
-from qd.scheduler import overlaps
-from qd.scheduler.overlaps import Overlaps
+from qd.scheduler import runs
+from qd.scheduler.runs import Overlaps
 from qd.store.base import KeyspaceStore
 from tests.support.waiting import eventually
 
@@ -85,12 +85,12 @@ def test_a_lease_is_freed_once_the_server_is_reachable_again(store: KeyspaceStor
     assert 0 < one.overlaps.due_in <= 10
     one.overlaps.end(run)
     assert one.overlaps.due_in == 0
-    monkeypatch.setattr(overlaps, "AGAIN", 60.0)
+    monkeypatch.setattr(runs, "AGAIN", 60.0)
     with monkeypatch.context() as patched:
         patched.setattr(store, "step", lost)
         with pytest.raises(ConnectionLost):
             one.overlaps.renew()
-    assert 0 < one.overlaps.due_in <= overlaps.AGAIN  # not immediately again, to avoid a busy loop
+    assert 0 < one.overlaps.due_in <= runs.AGAIN  # not immediately again, to avoid a busy loop
     assert owner(store)
     one.overlaps.renew()
     assert not owner(store)
@@ -135,10 +135,10 @@ def test_a_rejected_lease_is_reported_once_and_the_others_are_renewed(
 ):
     one, passed = Host(store, "web1"), [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + passed[0])
-    monkeypatch.setattr(overlaps, "time", clock)
+    monkeypatch.setattr(runs, "time", clock)
     assert one.overlaps.take(ENTRY) is None
     assert one.overlaps.take(OTHER) is None
-    runs = [one.overlaps.begun(name, 412) for name in ("nightly", "hourly")]
+    both = [one.overlaps.begun(name, 412) for name in ("nightly", "hourly")]
     store.take(KEY)
     store.token(KEY)  # a list
     for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_rejected_lease_is_reported_once_and_the_others_are_renewed(
     (why,) = one.refused
     assert KEY in why
     assert "WRONGTYPE" in why
-    for run in runs:
+    for run in both:
         one.overlaps.end(run)
     one.overlaps.renew()
     assert one.overlaps.due_in == float("inf")
@@ -159,12 +159,12 @@ def test_a_rejected_lease_is_reported_once_and_the_others_are_renewed(
 
 def test_a_postponed_renewal_is_not_due_immediately(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch):
     one = Host(store, "web1")
-    monkeypatch.setattr(overlaps, "AGAIN", 60.0)
+    monkeypatch.setattr(runs, "AGAIN", 60.0)
     assert one.overlaps.take(ENTRY) is None
     one.overlaps.end(one.overlaps.begun("nightly", 412))
     assert one.overlaps.due_in == 0
     one.overlaps.postpone()
-    assert 0 < one.overlaps.due_in <= overlaps.AGAIN
+    assert 0 < one.overlaps.due_in <= runs.AGAIN
     one.overlaps.renew()
 
 

@@ -38,7 +38,7 @@ def test_pauses_are_read_once_a_second(app: Qd, report: Any, open_host: Open, mo
     notes.pause(host.scheduler._control.store, ["report(7)"], by="ann", reason="stocktaking")
     ahead = 1.0
     host.scheduler.turn()
-    assert list(host.scheduler._flags.pauses) == ["report(7)"]
+    assert list(host.scheduler.flags.pauses) == ["report(7)"]
 
 
 def test_ticks_of_a_paused_entry_are_skipped(app: Qd, report: Any, redis: Client, open_host: Open) -> None:

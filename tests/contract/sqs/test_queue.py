@@ -22,6 +22,7 @@ from qd.errors import ConnectionLost, QdError, ServerRefused, TooLarge
 from qd.payload.build import make, with_relations
 from qd.payload.format import Relations, read
 from qd.payload.reservation import answered
+from tests.support.payloads import push_many
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
 from tests.support.servers.sqs import Sqs
@@ -80,7 +81,7 @@ def nothing(queue: SqsQueue, name: str = FIFO) -> bool:
 
 def test_a_retried_job_stays_ahead_of_its_group(connect: Open, redis: Client) -> None:
     queue = connect()
-    queue.push_many([(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
+    push_many(queue, [(FIFO, job(1, "a"), None), (FIFO, job(2, "a"), None), (FIFO, job(3, "b"), None)])
     first, hand = take(queue), queue._current
     assert hand is not None
     assert queue.release(first, Released(answered(first.member, first.mark), 600.0))
@@ -103,7 +104,7 @@ def test_a_retried_job_stays_ahead_of_its_group(connect: Open, redis: Client) ->
 
 def test_the_job_of_a_dead_worker_stays_ahead_of_its_group(connect: Open) -> None:
     queue, keeper = connect(), connect(0)
-    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    push_many(queue, [(FIFO, job(1), None), (FIFO, job(2), None)])
     held = take(queue)
     assert keeper.owned(FIFO, "Tok3nTok3n/1") == held.member
     assert keeper.give_back(FIFO, "Tok3nTok3n/1", held.member, Released(held.member))
@@ -114,7 +115,7 @@ def test_the_job_of_a_dead_worker_stays_ahead_of_its_group(connect: Open) -> Non
 
 def test_a_fifo_job_with_an_expired_lease_keeps_its_position(connect: Open) -> None:
     queue, keeper = connect(lease=1), connect(0, lease=1)
-    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    push_many(queue, [(FIFO, job(1), None), (FIFO, job(2), None)])
     take(queue)
     beaten = eventually(lambda: beat(keeper, reclaims=True).reclaimed)
     assert beaten == 1
@@ -129,7 +130,7 @@ def beat(keeper: SqsQueue, *slots: int, reclaims: bool = False):
 
 def test_a_job_received_from_a_just_paused_queue_stays_there(connect: Open) -> None:
     queue, other = connect(), connect(2)
-    queue.push_many([(FIFO, job(1), None), (FIFO, job(2), None)])
+    push_many(queue, [(FIFO, job(1), None), (FIFO, job(2), None)])
     assert nothing(queue, "mail")
     queue.space.call("SET", *queue._keys(f"queues:{FIFO}:paused"), "{}")
     turn = queue.turn(None, (FIFO,))
@@ -153,7 +154,7 @@ def test_each_rejected_job_is_reported_and_the_others_are_sent(connect: Open) ->
     queue, large = connect(token="", slot=0), make("large", b'"%s"' % (b"x" * 1_100_000), id="l1", created_at=1)
     jobs = [("mail", each, None) for each in (job(1), large, b"\xff", *[job(n) for n in range(2, 12)])]
     with pytest.raises(TooLarge) as error:
-        queue.push_many(jobs)
+        push_many(queue, jobs)
     assert "did not accept 2 of 13 jobs for queue 'mail', the others were sent: large l1 (1100" in str(error.value)
     assert "a payload of 1 bytes: SQS accepts only text" in str(error.value)
     assert queue.backend.messages.counts("mail").ready == 11

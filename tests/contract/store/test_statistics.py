@@ -1,7 +1,9 @@
-"""Statistics on each kind of keyspace: every write is added once, whatever happens to the keeper or its connection."""
+"""Statistics on each kind of keyspace: every write is added once, whatever happens to the keeper or its connection.
+Rates are computed from the minutes that keepers write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,19 +13,20 @@ from qd.drivers.base import KeeperConnector
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, ServerRefused
-from qd.keeper.control_connection import ControlConnection
-from qd.keeper.statistics import Statistics
+from qd.keeper.report import Statistics
+from qd.keeper.servers import ControlConnection
 from qd.log import Log
 from qd.master.code import ChildContext
 from qd.process.counters import C
 from qd.process.scoreboard import Scoreboard
 from qd.store import statistics
 from qd.store.base import KeyspaceStore
-from qd.store.statistics import BOUNDS, Name, quantile
+from qd.store.statistics import BOUNDS, Depth, History, Name, Rate, quantile, text_of_depth, text_of_numbers
 from tests.contract.spaces import Observer
 
 pytestmark = pytest.mark.leaves("app_qd:{stats}:*")
 MAIL = Name("main", "mail", "welcome")
+WAITED, RAN = 9 + 11, 33 + 7  # about 2 s and 128 ms
 
 
 class Host:
@@ -84,7 +87,7 @@ def test_writes_add_up_to_totals_and_minutes(host: Host, store: KeyspaceStore) -
     assert (total[MAIL].started, total[MAIL].done, total[MAIL].failed) == (2, 1, 1)
     assert (total[MAIL].wait_ms, total[MAIL].run_ms) == (6000, 3)
     assert (quantile(total[MAIL].wait, 0.5), quantile(total[MAIL].run, 0.99)) == (BOUNDS[12], BOUNDS[1])
-    minutes = statistics.minutes(store, began, store.now()).values()
+    minutes = statistics.periods(store, began, store.now()).values()
     assert sum(added[MAIL].started for added, _ in minutes if MAIL in added) == 2
     (depth, *_) = [depths[Name("main", "mail", "")] for _, depths in minutes]
     assert depth == (7, 2, 1, 3, 4.5)
@@ -126,7 +129,7 @@ def test_masters_are_added(store: KeyspaceStore) -> None:
 
 
 def test_names_beyond_the_limit_are_added_to_other(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qd.keeper.statistics.MOST", 3)
+    monkeypatch.setattr("qd.keeper.report.MOST", 3)
     for number in range(6):
         host.count(job=f"job{number}")
         host.write()
@@ -156,3 +159,89 @@ def test_formats_that_are_not_known_are_skipped(host: Host, observer: Observer) 
 @pytest.mark.parametrize(("buckets", "q", "bound"), [([0, 0], 0.5, None), ([1, 1], 0.5, 0.001), ([0, 3], 0.0, 0.002)])
 def test_a_quantile_is_the_upper_bound_of_its_bucket(buckets: list[int], q: float, bound: float | None) -> None:
     assert quantile(buckets, q) == bound
+
+
+# -- rates
+
+
+def minute(store: KeyspaceStore, number: int, done: int, ready: int, job: str = "welcome") -> None:
+    words = [0] * 60
+    words[0] = words[1] = words[WAITED] = words[RAN] = done
+    set_field(store, keys.stats_minute(number), keys.OF.join(("main", "mail", job)), text_of_numbers(words))
+    set_field(
+        store, keys.stats_depths(number), keys.OF.join(("main", "mail")), text_of_depth(Depth(ready, 0, 0, 0, 1.0))
+    )
+
+
+def set_field(store: KeyspaceStore, name: str, field: str, value: str) -> None:
+    store.space.call("HSET", store.prefix + name, field, value)
+
+
+def rate_of(store: KeyspaceStore) -> Rate:
+    return History(store, 400).refresh().rates()["main", "mail"]
+
+
+def test_a_queue_that_shrinks_says_when_it_is_empty(store: KeyspaceStore) -> None:
+    this = int(store.now() // 60)
+    for back in range(1, 6):
+        minute(store, this - back, 600, 1000 + 100 * back)
+    rate = rate_of(store)
+    assert rate.growth == -100
+    assert 500 <= rate.leaves <= 600  # the current minute has begun
+    assert rate.enters == pytest.approx(rate.leaves - 100)
+    assert rate.eta == pytest.approx(60 * 1100 / 100)
+    assert (rate.wait_p95, rate.run_p95) == (2.048, 0.128)
+
+
+def test_a_queue_that_grows_is_never_empty(store: KeyspaceStore) -> None:
+    this = int(store.now() // 60)
+    for back in range(1, 6):
+        minute(store, this - back, 10, 1000 - 100 * back)
+    rate = rate_of(store)
+    assert (rate.growth, rate.eta) == (100, None)
+    assert rate.enters == pytest.approx(rate.leaves + 100)
+
+
+def test_a_queue_without_statistics_has_no_rate(store: KeyspaceStore) -> None:
+    assert History(store, 400).refresh().rates() == {}
+
+
+def test_points_have_every_minute_that_is_over(store: KeyspaceStore) -> None:
+    this = int(store.now() // 60)
+    minute(store, this - 4, 5, 9)
+    minute(store, this - 4, 7, 9, job="bye")
+    history = History(store).refresh()
+    points = history.points((this - 6) * 60)
+    assert [point.at // 60 for point in points] == [*range(this - 5, int(history.now // 60))]
+    assert [(point.done, point.depth) for point in points][:3] == [(0, None), (12, 9), (0, None)]
+    only = history.points((this - 6) * 60, lambda name: name == Name("main", "mail", "bye"))
+    assert [point.done for point in only][:3] == [0, 7, 0]
+    assert history.total((this - 6) * 60).done == 12
+
+
+def test_hours_are_added_up_and_compared_with_those_before(store: KeyspaceStore) -> None:
+    this = int(store.now() // 3600)
+    for back in range(6):
+        words = [10 * (back + 1)] * 2 + [0] * 58
+        set_field(
+            store, keys.stats_hour(this - back), keys.OF.join(("main", "mail", "welcome")), text_of_numbers(words)
+        )
+    history = History(store, 5 * 3600, 3600).refresh()
+    welcome = Name("main", "mail", "welcome")
+    assert history.by_name((this - 1) * 3600)[welcome].done == 10 + 20
+    assert history.by_name((this - 4) * 3600, (this - 2) * 3600)[welcome].done == 40 + 50
+    assert [point.done for point in history.points((this - 4) * 3600)] == [40, 30, 20]
+    assert history.total((this - 4) * 3600).done == 150
+
+
+def test_minutes_that_are_over_are_read_once(store: KeyspaceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    history, read = History(store, 3600).refresh(), list[str]()
+    fields = store.fields
+
+    def counted(name: str) -> Mapping[str, bytes]:
+        read.append(name)
+        return fields(name)
+
+    monkeypatch.setattr(store, "fields", counted)
+    history.refresh()
+    assert 0 < len(read) <= 6

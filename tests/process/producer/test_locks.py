@@ -13,7 +13,7 @@ import pytest
 
 from qd import Lock, LockError, LockTaken, Qd
 from qd.drivers.connections import open_queue
-from qd.locks.waiting import MOST
+from qd.locks.lock import MOST
 from tests.support.payloads import push
 from tests.support.project import GENTLE, MakeProject
 from tests.support.redis import WAIT_LIST, Client, in_thread, wait_for_waiters
@@ -48,7 +48,7 @@ for _ in range(25):
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter asks again after twenty seconds and counts as present for a minute, even if this process is suspended."""
-    monkeypatch.setattr("qd.locks.waiting.THERE", 60.0)
+    monkeypatch.setattr("qd.locks.lock.THERE", 60.0)
     monkeypatch.setattr("qd.store.locks.THERE", 60.0)
 
 

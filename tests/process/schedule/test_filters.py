@@ -18,7 +18,7 @@ from qd import Qd
 from qd.config.load import load
 from qd.events import ScheduledTaskStarting
 from qd.process import fork
-from qd.scheduler import filters, overlaps
+from qd.scheduler import filters, runs
 from qd.scheduler.entry_job import Guard, UserCodeFailed
 from tests.support.processes import QD, Procs
 from tests.support.project import MakeProject
@@ -247,7 +247,7 @@ def test_no_lease_runs_out_while_listeners_take_their_time(
     leases: list[int] = []
     clock = SimpleNamespace(**vars(time))
     clock.monotonic = lambda: time.monotonic() + 15 * len(leases)
-    monkeypatch.setattr(overlaps, "time", clock)
+    monkeypatch.setattr(runs, "time", clock)
 
     @app.on(ScheduledTaskStarting)
     def slow(event: ScheduledTaskStarting) -> None:

@@ -557,7 +557,7 @@ def test_a_busy_worker_leaves_for_a_suspect(shop: Project, witness: Witness, red
     shop.program = (
         sys.executable,
         "-c",
-        "from qd.worker import concurrent; concurrent.SUSPECTS_NS = 10**9\nfrom qd.cli.main import main; main()",
+        "from qd.worker import concurrent; concurrent.LOOK_NS = 10**9\nfrom qd.cli.main import main; main()",
     )
     work = concurrent(shop, 10)
     push(redis, "asleep", count=5)

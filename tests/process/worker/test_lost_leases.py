@@ -130,7 +130,7 @@ def test_a_lease_that_a_renewal_misses_cancels_an_async_job(project: MakeProject
 
 @pytest.mark.leaves("queues:*:deaths")
 def test_a_listener_of_a_lost_lease_that_hangs_costs_the_next_job_nothing(project: MakeProject, redis: Client) -> None:
-    shop = project(jobs=LISTENING + "\nfrom qd.worker import attempt\nattempt.HOOK_SECONDS = 0.5\n")
+    shop = project(jobs=LISTENING + "\nfrom qd.worker import outcome\noutcome.HOOK_SECONDS = 0.5\n")
     witness = Witness(shop)
     work = ready(shop)
     push(redis, "ends", how="ack")

@@ -150,7 +150,7 @@ NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = cra
 
 # Mechanism -> patches of modules.
 SWITCHES: dict[str, list[tuple[str, Patch]]] = {
-    "renewal": [("qd.keeper.keeper", replaced("Keeper._renews", never(False)))],
+    "renewal": [("qd.keeper.keeper", replaced("Keeper._to_renew", never([])))],
     "owner mark": [
         (SCRIPTS, script_without("turn", OWNED, "0")),
         (SCRIPTS, script_without("lanes", OWNED_TOO, "redis.pcall('HSET', owners, unpack(also))")),
@@ -165,11 +165,11 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of the group": [
         ("qd.process.fork", replaced("kill_group", one_process)),
         ("qd.process.fork", replaced("reap", reap_alone)),
-        ("qd.process.leftovers", replaced("kill_all", never(0))),  # it would come shortly after
+        ("qd.process.fork", replaced("kill_all", never(0))),  # it would come shortly after
     ],
-    "end of what left the group": [("qd.process.leftovers", replaced("kill_all", never(0)))],
+    "end of what left the group": [("qd.process.fork", replaced("kill_all", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
-    "signs of life": [("qd.master.watchdog", replaced("HeartbeatMonitor.of", never(0.0)))],
+    "signs of life": [("qd.master.watchdog", replaced("silence_of", never(0.0)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
     "one job a worker": [

@@ -34,7 +34,7 @@ FIRST = [
     "data",
     "createdAt",
 ]
-KEYS = [*FIRST, "id", "attempts", "delay"]
+KEYS = ["due_ms", *FIRST, "id", "attempts", "delay"]
 
 
 def welcome(to: str, subject: str = "Hello") -> str:
@@ -54,7 +54,7 @@ def test_a_payload_has_laravels_keys_in_laravels_order(app: FakeQd):
     assert (app.last["job"], app.last["displayName"]) == ("mail.welcome", "mail.welcome")
     assert app.last["data"] == {"to": "a@b.c"}
     assert (app.last["attempts"], app.last["delay"], app.last["backoff"]) == (0, None, None)
-    assert began <= app.last["createdAt"] <= time.time()
+    assert began <= app.last["createdAt"] <= app.last["due_ms"] / 1000 <= time.time()
 
 
 def test_two_payloads_differ_only_in_ids_and_times(app: FakeQd):
@@ -62,9 +62,9 @@ def test_two_payloads_differ_only_in_ids_and_times(app: FakeQd):
     for _ in range(3):
         job.dispatch("a@b.c")
     first, second, third = [sent.read for sent in app.sent]
-    for own in ("uuid", "id", "createdAt", "retryUntil"):
+    for own in ("due_ms", "uuid", "id", "createdAt", "retryUntil"):
         values = [payload.pop(own) for payload in (first, second, third)]
-        assert own in ("createdAt", "retryUntil") or len(set(values)) == 3
+        assert own in ("due_ms", "createdAt", "retryUntil") or len(set(values)) == 3
     assert first == second == third
     assert list(first) == [*FIRST[1:-1], "tags", "attempts", "delay"]
 
@@ -372,7 +372,7 @@ def test_adispatch_sends_in_another_thread(app: FakeQd):
 def test_a_php_string_job_can_be_sent(app: FakeQd):
     handle = app.queue("reports").push(r"App\Jobs\Report@fire", {"month": 7})
     payload = app.last
-    assert list(payload) == KEYS
+    assert list(payload) == KEYS[1:]
     assert (payload["job"], payload["displayName"]) == (r"App\Jobs\Report@fire", r"App\Jobs\Report")
     assert (payload["data"], payload["id"], app.sent[-1].queue) == ({"month": 7}, handle.id, "reports")
 

@@ -12,6 +12,7 @@ import pytest
 from qd import ArgumentError, Call, DeclarationError, Job, Qd
 from qd.config.settings import SigningSettings
 from qd.dispatch.route import Message, name_of
+from qd.payload.build import without_due
 from qd.payload.format import ChainedJob, Relations, read
 from qd.payload.signing import Signing
 from tests.support.fakes import FakeQd
@@ -36,11 +37,13 @@ def test_a_message_is_prepared_without_sending_it(app: FakeQd):
     assert json.loads(parcel.body)["uuid"] == parcel.uuid
     assert app._send.submit([parcel]) == [parcel.id]
     assert (app.sent[0].payload, app.sent[0].delay) == (parcel.body, 5.0)
+    assert 4.0 <= json.loads(parcel.body)["due_ms"] / 1000 - json.loads(parcel.body)["createdAt"] <= 6.0
 
 
-def test_a_message_as_a_chained_job_has_the_same_payload(app: FakeQd):
+def test_a_message_as_a_chained_job_has_the_same_payload_but_is_not_due_yet(app: FakeQd):
     parcel = made(app, app.job("shop.charge")(charge).bind(42, note="é"))
-    assert parcel.link == ChainedJob("default", 0.0, parcel.body.decode())
+    assert parcel.link == ChainedJob("default", 0.0, without_due(parcel.body).decode())
+    assert "due_ms" not in parcel.link.payload
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from qd.errors import ConnectionLost, QdError, ServerRefused
-from qd.keeper import events
-from qd.keeper.control_connection import ControlConnection
-from qd.keeper.events import MasterEvents, code_of
+from qd.keeper import report
+from qd.keeper.report import MasterEvents, code_of
+from qd.keeper.servers import ControlConnection
 from qd.process.scoreboard import H, Scoreboard
 from qd.store.audit import Event
 
@@ -81,16 +81,16 @@ def test_a_refusal_is_logged_once_and_tried_again_later(
     board: Scoreboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: clock.now))
     control = Control()
     control.error, one = ServerRefused("OOM"), keeper(board, control, tmp_path)
     one.record()
     one.record()
     assert (control.tries, control.lines) == (1, ["events.refused"])
-    clock.now += events.AGAIN
+    clock.now += report.AGAIN
     one.record()
     assert (control.tries, control.lines) == (2, ["events.refused"])
-    control.error, clock.now = None, clock.now + events.AGAIN
+    control.error, clock.now = None, clock.now + report.AGAIN
     one.record()
     assert control.found == [("master started", 1)]
 

@@ -1,10 +1,13 @@
-"""An alarm at every line of the code that takes, waits for and releases a lock leaves no holder and no waiter behind.
+"""An alarm at every line of the code that takes, waits for and releases a lock leaves no holder and no waiter behind; how
+many coroutines wait at once.
 
 The connection stays usable. The alarm works like the worker's: a shield defers it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +20,7 @@ import pytest
 import qd
 from qd import Qd
 from qd.errors import JobTimeout
+from qd.locks.lock import MOST, _limits, waiter_limit
 from qd.process.shield import shield
 from tests.support.redis import Client
 from tests.support.servers.redis import Server
@@ -121,3 +125,35 @@ def test_an_alarm_at_any_line_of_a_wait_leaves_no_waiter_behind(server: Server, 
     assert left == []
     holder.release()
     app.connections.close_all()
+
+
+def test_a_limited_number_of_coroutines_wait_and_the_others_follow_in_order():
+    async def main() -> None:
+        door, entered = waiter_limit("report"), list[int]()
+        assert waiter_limit("report") is door is not waiter_limit("other")
+
+        async def come(number: int) -> None:
+            assert await door.enter(None)
+            entered.append(number)
+
+        tasks = [asyncio.create_task(come(number)) for number in range(MOST + 4)]
+        while len(entered) < MOST:
+            await asyncio.sleep(0)
+        assert not await door.enter(0.001)
+        tasks[MOST].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[MOST]
+        tasks[MOST + 1].cancel()
+        door.room.release()  # also wakes one that is cancelled
+        while len(entered) < MOST + 1:
+            await asyncio.sleep(0)
+        assert entered[MOST:] == [MOST + 2]
+        assert door.room.locked()
+        for _ in range(MOST + 1):
+            door.room.release()
+        await tasks[-1]
+        assert (door.room._value, entered[-1]) == (MOST, MOST + 3)
+
+    asyncio.run(main())
+    gc.collect()
+    assert len(_limits) == 0

@@ -9,7 +9,7 @@ import pytest
 from qd.log import Log
 from qd.master import watchdog
 from qd.master.children import Children, Worker
-from qd.master.lane_watch import BLOCKED, OTHERS, STUCK, LaneWatch
+from qd.master.watchdog import BLOCKED, OTHERS, STUCK, LaneWatch
 from qd.options.tables import WorkOptions
 from qd.process.scoreboard import L, LaneState, Scoreboard, SlotState, Verdict, W, Why, now
 

@@ -9,7 +9,7 @@ from qd.master import children as children_module
 from qd.master import watchdog
 from qd.master.children import Children, Worker
 from qd.master.postmortem import job_stack
-from qd.master.watchdog import GRACE, STACK, HeartbeatMonitor, Watchdog
+from qd.master.watchdog import GRACE, STACK, Watchdog, silence_of
 from qd.process.scoreboard import Scoreboard, SlotState, Verdict, W
 
 
@@ -92,26 +92,30 @@ def worker(clock: Clock) -> Worker:
     return Worker(slot, 1, 1, 0.0, pid=1, ready=True, quiet_since=clock.at)
 
 
-def looks(quiet: HeartbeatMonitor, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
+def new_watchdog() -> Watchdog:
+    return Watchdog(Children(Scoreboard()), Log("master", write=lambda line: None))
+
+
+def looks(quiet: Watchdog, one: Worker, clock: Clock, seconds: float, each: float = 0.3) -> float:
     until = clock.at + int(seconds * 1e9)
     while clock.at < until:
         clock.pass_(each)
         quiet.look([one])
-    return quiet.of(one)
+    return silence_of(one)
 
 
 def test_only_time_during_which_the_master_ran_counts_as_silence(clock: Clock) -> None:
-    quiet, one = HeartbeatMonitor(), worker(clock)
+    quiet, one = new_watchdog(), worker(clock)
     assert looks(quiet, one, clock, 6) == pytest.approx(6, abs=0.7)
     clock.pass_(3600)  # the whole process tree was suspended
     quiet.look([one])
-    assert quiet.of(one) == pytest.approx(6, abs=0.7)
+    assert silence_of(one) == pytest.approx(6, abs=0.7)
     one.slot[W.BEAT] = clock.at
     assert looks(quiet, one, clock, 0.3) < 1
 
 
 def test_a_job_or_an_announced_wait_does_not_count_as_silence(clock: Clock) -> None:
-    quiet, one = HeartbeatMonitor(), worker(clock)
+    quiet, one = new_watchdog(), worker(clock)
     one.slot[W.STATE] = SlotState.BUSY
     assert looks(quiet, one, clock, 60) < 1
     one.slot[W.STATE] = SlotState.LOOKING

@@ -6,7 +6,7 @@ from typing import Any
 
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard
-from qd.worker.status import ShutQueues
+from qd.worker.queues import ShutQueues
 
 
 def looking(board: Scoreboard, *queues: str, force: bool = False) -> ShutQueues:

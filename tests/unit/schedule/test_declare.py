@@ -12,7 +12,7 @@ import pytest
 
 from qd import DeclarationError, Job
 from qd.cli.main import command
-from qd.schedule import tasks
+from qd.schedule import declare
 from qd.schedule.entry import CallTask, JobTask, QdTask, ShellTask
 from tests.support.fakes import FakeQd
 
@@ -329,9 +329,9 @@ def test_a_duration_is_shown_as_written(app):
 def test_the_known_commands_match_the_command_line():
     context = click.Context(command)
     found = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    assert set(tasks.COMMANDS) == set(found)
+    assert set(declare.COMMANDS) == set(found)
     groups = {name: set(one.list_commands(context)) for name, one in found.items() if isinstance(one, click.Group)}
-    assert {name: set(inner) for name, inner in tasks.GROUPS.items()} == groups
+    assert {name: set(inner) for name, inner in declare.GROUPS.items()} == groups
 
 
 def test_two_entries_of_one_job_need_a_name_and_both_places_are_named(app, report):

@@ -86,12 +86,12 @@ def test_a_backlog_is_taken_one_by_one_earliest_first():
     backlog: Backlog[int] = Backlog()
     for at, what in ((30, 5), (10, 2), (10, 1)):
         backlog.add(at, what)
-    assert [backlog.next(int), backlog.together] == [1, True]
+    assert [backlog.take(int), backlog.together] == [1, True]
     backlog.add(5, 9)
-    assert (backlog.next(int), backlog.together, len(backlog)) == (2, False, 2)
-    assert backlog.next(int) == 9
+    assert (backlog.take(int), backlog.together, len(backlog)) == (2, False, 2)
+    assert backlog.take(int) == 9
     assert backlog.clear() == [5]
-    assert (backlog.next(int), len(backlog)) == (None, 0)
+    assert (backlog.take(int), len(backlog)) == (None, 0)
 
 
 def test_a_small_backlog_is_not_counted_again():

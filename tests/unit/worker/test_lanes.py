@@ -14,8 +14,8 @@ from qd.errors import JobTimeout
 from qd.process import shield as shields
 from qd.process.scoreboard import L, LaneState, Scoreboard, W, Why, now
 from qd.process.shield import shield
-from qd.worker.lane_alarm import LaneAlarm
-from qd.worker.steps import Owner, Steps, context_of, ended
+from qd.worker.lanes import Owner, Steps, context_of, ended
+from qd.worker.timeout import LaneAlarm
 from tests.support.waiting import eventually
 
 
@@ -252,6 +252,6 @@ def test_an_exception_that_is_on_its_way_is_taken_back_when_the_job_ends(
     alarm: LaneAlarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[object] = []
-    monkeypatch.setattr("qd.worker.lane_alarm.raise_in", lambda thread, kind: raised.append(kind and kind.__name__))
+    monkeypatch.setattr("qd.worker.timeout.raise_in", lambda thread, kind: raised.append(kind and kind.__name__))
     alarm.guard(lambda: alarm.end(Why.CANCEL), 0.0)
     assert raised == ["JobCancelled", None]

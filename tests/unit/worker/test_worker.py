@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from qd.payload.format import read
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.worker.queues import Rota
-from qd.worker.status import ShutQueues
-from qd.worker.worker import Worker
+from qd.worker.queues import Rota, ShutQueues
+from qd.worker.worker import MONTH, Worker, waited_us
 
 
 class BoardOfANewKeeper(Scoreboard):
@@ -87,3 +90,23 @@ def test_every_order_contains_every_queue_once() -> None:
     for queue in "abcdddcba":
         rota.took(queue, 0.0)
         assert sorted(rota.order) == [*QUEUES]
+
+
+@pytest.mark.parametrize(
+    ("text", "waited"),
+    [
+        ('{"job":"t","due_ms":999750,"createdAt":900}', 250_000),
+        ('{"job":"t","due_ms":1000750,"createdAt":900}', 0),  # the clock of the producer is fast
+        ('{"job":"t","due_ms":"soon","createdAt":988}', 12_000_000),
+        ('{"job":"t","createdAt":988}', 12_000_000),  # from PHP
+        (f'{{"job":"t","due_ms":{-(10**18)}}}', int(MONTH) * 1_000_000),
+        ('{"job":"t"}', None),
+        ('{"job":"t","due_ms":999750,"attempts":2}', None),
+        ('{"job":"t","due_ms":999750,"failures":"1 900.000"}', None),
+    ],
+)
+def test_a_wait_counts_from_the_moment_at_which_a_job_is_due(
+    text: str, waited: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert waited_us(read(text.encode())) == waited

@@ -29,8 +29,8 @@ from qd.payload.format import read as read_payload
 from qd.payload.signing import Signing
 from qd.process import proc
 from qd.process.exit_codes import Exit
+from qd.schedule.builder import shown
 from qd.schedule.entry import Entry, closed, meant_for, next_of
-from qd.schedule.frequencies import shown
 from qd.store import controls, masters, schedule
 from qd.store.base import KeyspaceStore
 from qd.store.controls import Restart

@@ -264,7 +264,7 @@ GRANTS = {
 
 def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]:
     """Nothing if it does not answer, which is reported elsewhere. After a fail do not query it."""
-    from qd.drivers.database.migrations import check, check_rights  # loaded with the connection
+    from qd.drivers.database.schema import check, check_rights  # loaded with the connection
 
     try:
         check(space.connection, at.table)

@@ -144,7 +144,7 @@ def run(reason: bool) -> int:
         log, host, owner = TickLog(report.read, "warning"), socket.gethostname(), f"run-{uuid.uuid4().hex}"
         span = (start, report.end - 0.001)
         scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
-        scheduler.down = bool(laravels(found))  # it reads `qd down` itself
+        scheduler.flags.down_here = bool(laravels(found))  # it reads `qd down` itself
         with stdout_to_stderr() if context.given().json else contextlib.nullcontext():
             complete(scheduler, report, report.end - now)
     if sys.stdin.isatty():  # by hand: a crontab would fill the list, and the entries have notes of their runs

@@ -32,8 +32,7 @@ from qd.payload.reservation import split_mark
 from qd.store import audit
 from qd.store.failed import FailedStore
 from qd.store.masters import MasterReport, WorkerReport
-from qd.store.rates import NOTHING, History, Place, Point, Rate
-from qd.store.statistics import Name, Numbers
+from qd.store.statistics import NOTHING, History, Name, Numbers, Place, Point, Rate
 
 T = TypeVar("T")
 SPAN = 3 * 3600  # seconds of the charts

@@ -21,8 +21,7 @@ from qd.cli.state import stale
 from qd.cli.top import RECENT, View, size
 from qd.payload.format import Payload
 from qd.redaction import redact
-from qd.store.rates import Rate
-from qd.store.statistics import quantile
+from qd.store.statistics import Rate, quantile
 
 Span = tuple[str, str]
 Line = list[Span]

@@ -60,6 +60,7 @@ if (state) {
   live.addEventListener("pointerleave", () => { pointer = false; });
 }
 localTimes(document);
+document.querySelector("form[data-send]")?.requestSubmit(); // of a one-time link
 
 // -- theme
 

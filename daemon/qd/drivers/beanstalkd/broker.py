@@ -29,7 +29,7 @@ import greenstalk
 from qd.drivers.base import ClientIdentity
 from qd.drivers.beanstalkd.client import BeanstalkdConnection, Client, ReservedJob
 from qd.drivers.broker.base import Delivery, QueueCounts
-from qd.drivers.broker.keeper import BrokerKeeperQueue, open_broker_queue
+from qd.drivers.broker.queue import BrokerQueue, open_broker_queue
 from qd.drivers.types import Gaps
 from qd.drivers.urls import BeanstalkdUrl, refused_name
 from qd.errors import ConfigError, ConnectionLost, QdError, ServerRefused, TooLarge
@@ -78,7 +78,7 @@ class Beanstalkd:
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        with self._lock, self.connection.session() as client:
+        with self._lock, self.connection as client:
             self._deletes.settle()
             yield client
 
@@ -121,9 +121,9 @@ class Beanstalkd:
         if seconds:
             with self._client() as client:
                 self.connection.watch(client, tuple(queues))
-                job = self.connection.reserve(client, seconds, wake)
+                job = self.connection.reserve(seconds, wake)
                 return self._delivery(client, job, queues[0] if len(queues) == 1 else "") if job else None
-        with self._lock, self.connection.session() as client:
+        with self._lock, self.connection as client:
             for queue in queues:
                 job = self._first_of(client, queue, queues)
                 if job is not None:
@@ -202,7 +202,7 @@ class Beanstalkd:
                 return
             self._deletes.add(queue, id, ours)
             if not soon:
-                with self.connection.session():
+                with self.connection:
                     self._deletes.send()
 
     def _delete(self, number: int) -> bool:
@@ -398,7 +398,7 @@ def number_of(id: str) -> int:
 # -- how a connection is opened, and what is checked about its tubes at the start
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerKeeperQueue:
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerQueue:
     try:
         backend = Beanstalkd(at.url or "", at.retry_after)
     except ConfigError as error:
@@ -411,7 +411,7 @@ def start_warnings(at: ConnectionSettings, queues: Sequence[str], tries: int) ->
     connection = BeanstalkdConnection(at.url or "")
     connection.patience(PATIENCE, PATIENCE)
     try:
-        with connection.session() as client:
+        with connection as client:
             warnings = [buried(client, connection.target, queue) for queue in queues if not refused_name(queue)]
             if not client.stats()["binlog-current-index"]:
                 lost = "jobs are lost when it stops; start it with -b and a folder"

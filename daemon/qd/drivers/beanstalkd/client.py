@@ -1,4 +1,4 @@
-"""One connection to a beanstalkd, over greenstalk, on a socket whose reads are bounded and end when a descriptor wakes.
+"""One connection to a beanstalkd: greenstalk, and commands whose reply is read later or whose wait a descriptor ends.
 
 Errors of greenstalk and of the socket are raised as qd's. A connection that broke is closed; beanstalkd makes the jobs that
 it had reserved ready again.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 import greenstalk
 
@@ -23,12 +21,6 @@ from qd.process.descriptors import Identity, identity, ready_of
 Client = greenstalk.Client[bytes]
 ReservedJob = tuple[int, bytes]  # number and body
 RESOLVE = 10.0  # seconds that resolving the host name may take
-REFUSALS: dict[bytes, type[greenstalk.BeanstalkdError]] = {
-    b"JOB_TOO_BIG": greenstalk.JobTooBigError,
-    b"DRAINING": greenstalk.DrainingError,
-    b"OUT_OF_MEMORY": greenstalk.OutOfMemoryError,
-    b"BURIED": greenstalk.BuriedError,
-}
 MEANINGS: dict[type[greenstalk.BeanstalkdError], tuple[type[QdError], str]] = {
     greenstalk.JobTooBigError: (
         TooLarge,
@@ -39,102 +31,52 @@ MEANINGS: dict[type[greenstalk.BeanstalkdError], tuple[type[QdError], str]] = {
     greenstalk.OutOfMemoryError: (ServerBusy, "is out of memory and accepts no new jobs"),
     greenstalk.BuriedError: (ServerBusy, "is out of memory and has buried the job"),
 }
+ANSWERS = (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError)
 LINE = 1 << 12  # bytes of the first line of a reply, at most
 
 
-class Woken(Exception):
-    """The wake descriptor became readable before a reply came."""
-
-
-class BoundedSocket(socket.socket):
-    """seconds: how long a read waits; None: the timeout of the socket. wake: a descriptor that ends a wait of `seconds`; -1:
-    none."""
-
-    seconds: float | None = None
-    wake = -1
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        if self.seconds is None:
-            return super().recv_into(buffer, nbytes, flags)
-        until = time.monotonic() + self.seconds
-        while True:
-            ready = ready_of((self.fileno(), self.wake), until - time.monotonic())
-            if self.fileno() in ready:
-                return super().recv_into(buffer, nbytes, flags)
-            if ready:
-                raise Woken
-            if time.monotonic() >= until:
-                raise TimeoutError("no answer in time")
-
-
-class Session:
-    """See BeanstalkdConnection.session. It has no state of its own, so one serves every `with`."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: BeanstalkdConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> Client:
-        return self._connection.client()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            ours = self._connection.translated(error)
-            if ours is not error:
-                raise ours from None
-        else:
-            self._connection.report_progress()
-
-
 class BeanstalkdConnection(Patience):
-    """Connects on first use. After ConnectionLost it is closed, and the next call connects again. life: counts connections;
-    jobs that an earlier one had reserved are no longer reserved."""
+    """`with connection as client:` connects on first use, and raises errors as ours. NotFoundError, TimedOutError and
+    DeadlineSoonError are answers and stay as they are. After ConnectionLost the connection is closed, and the next block
+    connects again. life: counts connections; jobs that an earlier one had reserved are no longer reserved."""
 
     def __init__(self, url: str) -> None:
         self.target = BeanstalkdUrl(url)
+        self.place = self.target.place
         self.connect_timeout = self.timeout = 5.0
         self.life = 0
         self._client: Client | None = None
-        self._sock: BoundedSocket | None = None
+        self._sock: socket.socket | None = None
         self._unread = b""  # bytes of replies; greenstalk, too, buffers nothing between two replies
         self._file: Identity | None = None  # of the socket, to detect that a job has closed it
         self._using = "default"
         self.watched: tuple[str, ...] = ("default",)  # tubes
-        self._session = Session(self)
 
-    @property
-    def place(self) -> str:
-        return self.target.place
-
-    def client(self) -> Client:
+    def __enter__(self) -> Client:
         if self._client is None:
             self.report_progress(RESOLVE)
             try:
-                plain = socket.create_connection((self.target.host, self.target.port), self.connect_timeout)
+                sock = socket.create_connection((self.target.host, self.target.port), self.connect_timeout)
             except OSError as error:
                 raise Unreachable(f"beanstalkd at {self.place} does not answer: {reason(error)}") from None
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._sock = BoundedSocket(plain.family, plain.type, plain.proto, plain.detach())
-            self._sock.settimeout(self.timeout)  # for writes
-            self._file = identity(self._sock.fileno())
-            self._client = greenstalk.Client(self._sock, encoding=None)
-            self._unread = b""
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.settimeout(self.timeout)
+            self._sock, self._file, self._unread = sock, identity(sock.fileno()), b""
+            self._client = greenstalk.Client(sock, encoding=None)
             self._using, self.watched = "default", ("default",)
             self.life += 1
         return self._client
 
-    def session(self) -> Session:
-        """A context: the client, with errors raised as ours. NotFoundError, TimedOutError and DeadlineSoonError are answers
-        and stay as they are."""
-        return self._session
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.report_progress()
+        elif (ours := self.translated(error)) is not error:
+            raise ours from None
 
     def translated(self, error: BaseException) -> BaseException:
         """The error to raise instead."""
-        if isinstance(
-            error, (greenstalk.NotFoundError, greenstalk.TimedOutError, greenstalk.DeadlineSoonError, QdError)
-        ):
+        if isinstance(error, (*ANSWERS, QdError)):
             return error
         if isinstance(error, greenstalk.BeanstalkdError):
             return self.refused(error)
@@ -205,58 +147,49 @@ class BeanstalkdConnection(Patience):
             raise ConnectionResetError("the server closed the connection")
         return received
 
+    def reply(self, expected: bytes) -> list[bytes]:
+        """The words of the next reply after `expected`. Raises greenstalk's errors."""
+        word, *words = self.line().split()
+        if word == expected:
+            return words
+        refusal = greenstalk.ERROR_RESPONSES.get(word)
+        raise refusal() if refusal is not None else greenstalk.UnknownResponseError(word, words)
+
     def inserted(self) -> QdError | None:
         """Read the reply to "put": None, or why the job was not accepted."""
-        word, *numbers = self.line().split()
-        if word == b"INSERTED":
-            return None
-        if word not in REFUSALS:
-            raise greenstalk.UnknownResponseError(word, numbers)
-        return self.refused(REFUSALS[word](numbers))
+        try:
+            self.reply(b"INSERTED")
+        except tuple(MEANINGS) as error:
+            return self.refused(error)
+        return None
 
     def reserved(self) -> ReservedJob | None:
-        """Read the reply to "reserve-with-timeout 0": a job of a watched tube, or None if there is none."""
-        word, *numbers = self.line().split()
-        if word == b"RESERVED":
-            number, size = numbers
-            return int(number), self.body(int(size))
-        if word in (b"TIMED_OUT", b"DEADLINE_SOON"):
+        """Read the reply to "reserve-with-timeout": a job of a watched tube, or None if there is none."""
+        try:
+            number, size = self.reply(b"RESERVED")
+        except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
             return None
-        raise greenstalk.UnknownResponseError(word, numbers)
+        return int(number), self.body(int(size))
 
     def stats_of(self, number: int) -> bytes:
         """The text of stats-job. Raises NotFoundError."""
         self.write(b"stats-job %d\r\n" % number)
-        word, *numbers = self.line().split()
-        if word == b"NOT_FOUND":
-            raise greenstalk.NotFoundError
-        if word != b"OK":
-            raise greenstalk.UnknownResponseError(word, numbers)
-        return self.body(int(numbers[0]))
+        return self.body(int(self.reply(b"OK")[0]))
 
-    def reserve(self, client: Client, seconds: float, wake: int) -> ReservedJob | None:
+    def reserve(self, seconds: float, wake: int) -> ReservedJob | None:
         """A job of a watched tube. None if none came in time or `wake` became readable; in the second case the connection is
         closed, since a job may be on its way."""
         assert self._sock is not None
-        sock = self._sock
-        whole = math.ceil(seconds)
+        whole, fd = math.ceil(seconds), self._sock.fileno()
+        self.write(b"reserve-with-timeout %d\r\n" % whole)
         # The server ends a wait of whole seconds, and its answer may take `timeout` more; any other wait is ended here.
-        sock.seconds, sock.wake = (self.timeout if whole == seconds else 0.0) + seconds, wake
-        try:
-            job = client.reserve(timeout=whole)
-            return job.id, job.body
-        except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
-            return None
-        except Woken:
-            self.close()
-            return None
-        except TimeoutError:
-            if whole == seconds:
-                raise
-            self.close()
-            return None
-        finally:
-            sock.seconds, sock.wake = None, -1
+        ready = ready_of((fd, wake), seconds + (self.timeout if whole == seconds else 0.0))
+        if fd in ready:
+            return self.reserved()
+        if not ready and whole == seconds:
+            raise TimeoutError("no answer in time")
+        self.close()
+        return None
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)

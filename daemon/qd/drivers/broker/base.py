@@ -7,7 +7,6 @@ LazyKeyspace   the borrowed keyspace, opened on first use: a producer of plain j
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from qd.drivers.base import Patience
@@ -97,34 +96,12 @@ class Broker(Protocol):
         """The next call connects again. Reserved jobs that were not answered become available again."""
 
 
-class Named:
-    """Sets the server of errors raised inside."""
-
-    def __init__(self, server: str) -> None:
-        self.server = server
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, QdError):
-            error.server = self.server
-
-
-def forwarded(name: str) -> Callable[..., Any]:
-    """A method that calls that of the borrowed keyspace."""
-
-    def method(self: LazyKeyspace, *args: Any) -> Any:
-        with self.named:
-            return getattr(self.space, name)(*args)
-
-    return method
-
-
 class LazyKeyspace:
-    """A Keyspace. open: raises ConfigError if there is none to borrow. server: the driver that its errors name."""
+    """Stands for a Keyspace that is opened on first use. open: raises ConfigError if there is none to borrow. server: the
+    driver that its errors name."""
 
     def __init__(self, open: Callable[[], Keyspace], server: str) -> None:
-        self._open, self.named = open, Named(server)
+        self._open, self._server = open, server
         self._space: Keyspace | None = None
         self._patience = (5.0, 5.0)  # seconds to connect, and for each reply
         self._progress: Callable[[float], None] | None = None
@@ -139,6 +116,21 @@ class LazyKeyspace:
             self._space = space
         return self._space
 
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.space, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any) -> Any:
+            try:
+                return found(*args)
+            except QdError as error:
+                error.server = self._server
+                raise
+
+        setattr(self, name, call)  # the next call finds it there
+        return call
+
     def patience(self, connect: float, answer: float) -> None:
         self._patience = connect, answer
         if self._space is not None:
@@ -148,21 +140,6 @@ class LazyKeyspace:
         self._progress = call
         if self._space is not None:
             self._space.on_progress(call)
-
-    @property
-    def place(self) -> str:
-        return self.space.place
-
-    @property
-    def stranger(self) -> str:
-        return self.space.stranger
-
-    call, call_many, run, run_many, begin_many, pop = map(
-        forwarded, ("call", "call_many", "run", "run_many", "begin_many", "pop")
-    )
-
-    def within(self, seconds: float) -> AbstractContextManager[None]:
-        return self.space.within(seconds)
 
     def close(self) -> None:
         if self._space is not None:

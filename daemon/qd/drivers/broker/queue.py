@@ -7,6 +7,10 @@
     ack, release, bury        the step of every connection, with the job's effects; it also notes that the delivery has
                               ended. Then the delivery is deleted. A released job is a new job in the outbox, with its counts
     wait                      at the broker
+    beat  beat.lua            renews leases, promotes due jobs in the outbox, reports cancelled jobs and stamps
+          delivery_reclaim    moves jobs whose lease ran out to the outbox; their deliveries end and are deleted
+          outbox              sends every outbox that is known
+          ended               checks deliveries whose worker was killed before it had deleted them
 
 Only the keyspace says which worker has a job: as long as a keeper renews the lease, no other worker runs it, even if the
 broker delivers it again (a connection broke, the server restarted). A worker that is given such a delivery releases it, and
@@ -33,21 +37,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
-from qd.drivers.broker.base import Broker, Delivery
+from qd.drivers.broker.base import Broker, Delivery, LazyKeyspace
 from qd.drivers.broker.outbox import Outbox, OutboxBatches, OutboxTicks, digest
+from qd.drivers.connections import borrowed_prefix, needs_memory, open_memory
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
-from qd.drivers.keyspace.queue import ANSWER_KEYS, DEFAULT, Bounds, KeyspaceQueue, release_args
+from qd.drivers.keyspace.queue import ANSWER_KEYS, DEFAULT, Bounds, KeyspaceQueue, beat, bounds_of, release_args
 from qd.drivers.keyspace.sending import effect_args
-from qd.drivers.types import Count, Effect, Gaps, Outgoing, Push, Released, Reserved, Sizes, Turn
-from qd.errors import ConnectionLost, Malformed, ServerRefused
+from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn
+from qd.errors import ConfigError, ConnectionLost, Malformed, QdError, ServerRefused
 from qd.payload.format import read
 
 if TYPE_CHECKING:
-    from qd.config.settings import ConnectionSettings
+    from qd.config.settings import ConnectionSettings, Settings
+    from qd.drivers.types import BeatReply, BeatRequest
 
 
 TURN_KEYS = (
@@ -67,6 +73,11 @@ YIELD_SECONDS = 5  # seconds an expiry of `elsewhere` is later than the due time
 CHECKS, PAUSE = 10, 0.02  # checks, and seconds between two, while an outbox is being sent
 SURELY = 0.5  # seconds for which a delivery is certainly still reserved: the shortest lease of any broker is one second
 SOON = 0.05  # seconds a worker waits at least if something in an outbox is due
+RECLAIMED = (keys.ready, keys.reserved, keys.notify, keys.owners, keys.taken, keys.holding, keys.ended)
+CHECK_ENDED = 10.0  # seconds between two checks of ended deliveries; a worker deletes its own sooner
+ENDED = 100  # ended deliveries that one check queries
+LONGEST = 15 * 86400.0  # seconds for which a broker that cannot be queried may still deliver an ended job
+Refused = Callable[[str, QdError], None]  # called with a queue that the broker refused
 
 
 class TurnReply(NamedTuple):
@@ -86,7 +97,7 @@ class TurnReply(NamedTuple):
 
 
 class BrokerQueue(KeyspaceQueue):
-    """space: the borrowed keyspace. prefix: of every name in it."""
+    """A KeeperConnector. borrowed: the keyspace. prefix: of every name in it."""
 
     answers = (*KeyspaceQueue.answers, *SCRIPTS)
     stays = STAYS
@@ -96,28 +107,25 @@ class BrokerQueue(KeyspaceQueue):
     _current_mark = ""
     _outbox_waits = False  # whether the last step saw something to send in an outbox
     _paused: frozenset[str] | None = None  # queues that the last step saw paused; None before the first step
+    _ended_checked_at = 0.0
 
     def __init__(
         self,
         settings: ConnectionSettings,
         backend: Broker,
-        space: Keyspace,
+        borrowed: LazyKeyspace,
         prefix: str,
         who: ClientIdentity = PRODUCER,
-        *,
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
+        space = cast(Keyspace, borrowed)
         super().__init__(replace(settings, prefix=prefix), space, who, keep=keep, max_payload=max_payload)
-        self.backend = backend
+        self.backend, self._borrowed, self.limits = backend, borrowed, backend.limits
         self.outbox = Outbox(space, prefix, backend)
         self.batches = OutboxBatches(self.outbox)
         self.ticks = OutboxTicks(self.outbox)
         self._turn_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # queues -> keys of a turn
-
-    @property
-    def limits(self) -> Gaps:
-        return self.backend.limits
 
     def patience(self, connect: float, answer: float) -> None:
         super().patience(connect, answer)
@@ -445,6 +453,101 @@ class BrokerQueue(KeyspaceQueue):
         if gone:
             self.space.call_many([("ZREM", *self._keys(keys.ended(queue)), id) for queue, id in gone])
 
+    # -- the keeper
+
+    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
+        """The part in the keyspace is done and reported even if the broker is unreachable (`broke`)."""
+        reply = beat(self.space, self.settings.prefix, queues, request._replace(reclaims_until=0))
+        try:
+            return self._beat_broker(queues, request, reply)
+        except (ConnectionLost, ServerRefused) as error:
+            return reply._replace(waiting=[], broke=error)
+
+    def _beat_broker(self, queues: Sequence[str], request: BeatRequest, reply: BeatReply) -> BeatReply:
+        errors = dict[str, str]()
+
+        def refused(queue: str, error: QdError) -> None:
+            errors.setdefault(queue, str(error))
+
+        if request.renew:
+            self._renew(queues, request, refused)
+        reclaimed = self._reclaim(queues, request.reclaims_until) if request.reclaims_until else 0
+        self.outbox.note(queues)
+        more = self.outbox.forward_all(self.outbox.known(), refused)
+        if time.monotonic() - self._ended_checked_at > CHECK_ENDED:
+            self._ended_checked_at = time.monotonic()
+            for queue in queues:
+                self._check_ended(queue, reply.now)
+        self._forget_deleted(wait=True)
+        waiting = self._waiting(queues, refused)
+        more = more or reply.more
+        return reply._replace(reclaimed=reclaimed, more=more, waiting=waiting, away=tuple(errors.items()))
+
+    def _renew(self, queues: Sequence[str], request: BeatRequest, refused: Refused) -> None:
+        fields = [f"{request.token}/{slot}" for slot in request.slots]
+        if not fields:
+            return
+        replies = self.space.call_many([("HMGET", *self._keys(keys.holding(queue)), *fields) for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            found = [raw.decode().split(" ", 1) for raw in (reply if isinstance(reply, list) else ()) if raw]
+            try:
+                self.backend.renew([(queue, id, handle) for id, handle in found])
+            except ServerRefused as error:
+                refused(queue, error)
+
+    def _reclaim(self, queues: Sequence[str], until: float) -> int:
+        names = self._keys(keys.CANCEL, *[kind(queue) for queue in queues for kind in RECLAIMED])
+        count, *found = script("delivery_reclaim").call(self.space, names, until)
+        for place, ended in zip(found[::2], found[1::2], strict=True):
+            self._delete(queues[int(place) - 1], ended)
+        return int(count)
+
+    def _waiting(self, queues: Sequence[str], refused: Refused) -> list[int]:
+        """Places of queues that have ready jobs, are not paused, and of which no worker has a job."""
+        paused = self.space.call_many([("EXISTS", *self._keys(keys.paused(queue))) for queue in queues])
+        found = list[int]()
+        for place, (queue, is_paused) in enumerate(zip(queues, paused, strict=True)):
+            try:
+                counts = self.backend.counts(queue) if is_paused == 0 else None
+            except ServerRefused as error:
+                refused(queue, error)
+                continue
+            if counts is not None and counts.ready and not counts.reserved:
+                found.append(place)
+        return found
+
+    def _check_ended(self, queue: str, now: float) -> None:
+        """Forget ended deliveries that the broker no longer has: their worker was killed before it could."""
+        (name,) = self._keys(keys.ended(queue))
+        flat = self.space.call("ZRANGEBYSCORE", name, "-inf", now - CHECK_ENDED, "WITHSCORES", "LIMIT", 0, ENDED)
+        for raw, at in zip(flat[::2], flat[1::2], strict=True):
+            exists = self.backend.exists(queue, raw.decode())
+            if exists is False or (exists is None and float(at) < now - LONGEST):
+                self.space.call("ZREM", name, raw)
+
+    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+        ended = self._requeue(queue, owner, member, back, effects)
+        if ended is None:
+            return False
+        with suppress(ConnectionLost, ServerRefused):  # a worker that is given the delivery again deletes it
+            self._delete(queue, ended)
+            self._forget_deleted(wait=True)
+        self.outbox.try_to_forward([queue])
+        return True
+
+    def missing_rights(self, queue: str) -> set[str]:
+        """Of a borrowed Redis; other permissions show with each call."""
+        from qd.drivers.redis import acl, connection  # a producer does not need them
+
+        is_redis = isinstance(self._borrowed.space, connection.RedisConnection)
+        return acl.missing(cast(Any, self.space), self.settings.prefix, queue) if is_redis else set()
+
+    def user(self) -> str:
+        from qd.drivers.redis import acl, connection
+
+        space = self._borrowed.space
+        return acl.name_of(space) if isinstance(space, connection.RedisConnection) else ""
+
 
 def counted(delivery: Delivery) -> bytes:
     """The payload as it is leased: with the broker's counts at its end, if it has none of its own."""
@@ -461,3 +564,28 @@ def counted(delivery: Delivery) -> bytes:
 def uncounted(job: Reserved) -> Reserved:
     """For a payload that `counted` has changed: without the reservation it is again what was pushed, without counts."""
     return job._replace(start=job.start - 1, length=job.length + 1, before=b"")
+
+
+def open_broker_queue(
+    settings: Settings,
+    at: ConnectionSettings,
+    who: ClientIdentity,
+    backend: Broker,
+    kind: type[BrokerQueue] = BrokerQueue,
+) -> BrokerQueue:
+    """Raises ConfigError for a worker or keeper if there is no keyspace to borrow; producers can still push."""
+    if who.token:
+        needs_memory(settings, at.name)
+        for name in settings.work.queues if at.name == settings.work.connection else ():
+            try:
+                backend.check(name)
+            except ServerRefused as error:
+                raise ConfigError(f"connection '{at.name}': {error}") from None
+    borrowed = LazyKeyspace(
+        lambda: open_memory(settings, at.name, title=who.title, patience=who.patience)[0],
+        settings.connection(settings.control).driver if settings.control else "",
+    )
+    prefix, keep = borrowed_prefix(settings, at.name), bounds_of(settings.failed)
+    queue = kind(at, backend, borrowed, prefix, who, keep, settings.max_payload)
+    queue.patience(who.patience, who.patience)
+    return queue

@@ -3,8 +3,6 @@
 client      ClusterClient: commands to many servers at once; follows redirections.
 deferred    Effects of a step in other slots: noted, done once, finished by a keeper.
 keyspace    ClusterKeyspace: converts each script to calls per slot.
-nodes       The cluster's URL, key names, slots and the servers that have them.
+nodes       Key names, slots and the servers that have them.
 queue       ClusterQueue: turn and wait over several slots.
 """
-
-from __future__ import annotations

@@ -62,7 +62,7 @@ class BeatState:
         self.now = 0.0  # the shared clock at the last beat
         self.control: tuple[Any, Any] = (b"", b"")  # restart and down, as last read
         self.cursors: dict[str, str] = {}
-        self.late_answers: list[LateAnswer] = []  # answers left by workers and delivered since the last beat
+        self.late_answers: list[LateAnswer] = []  # see taken_late_answers
         self.away: dict[str, str] = {}  # servers that did not answer the last beat -> error
 
     def until(self, place: str, until: float, lease: float) -> float:
@@ -71,6 +71,11 @@ class BeatState:
         if not until or since is None or time.monotonic() - since < lease / 3 + 2:
             return 0.0
         return self.stamps[place] + until - self.now
+
+    def taken_late_answers(self) -> tuple[LateAnswer, ...]:
+        """Answers left by workers that this connection has executed since the last call."""
+        late_answers, self.late_answers = tuple(self.late_answers), []
+        return late_answers
 
     def note_reply(self, place: str, stamp: float | None, gap: float) -> None:
         """stamp: server time, None if it did not answer. gap: a longer pause between two beats is an interruption (0:

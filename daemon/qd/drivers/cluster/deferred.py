@@ -35,12 +35,17 @@ import msgspec
 from qd.drivers.cluster.client import Called, ClusterClient, Item, text_of
 from qd.drivers.cluster.nodes import ready_name, slot_of, split
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Script, chunked, script
+from qd.drivers.keyspace.base import Arg, Script, chunked, grouped, script
 from qd.drivers.keyspace.sending import leaves
-from qd.drivers.types import LateAnswer, reserved_of
+from qd.drivers.types import Gaps, LateAnswer, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 from qd.payload.reservation import marks_of
 
+LIMITS: Gaps = {
+    "ends": "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step "
+    "with it: they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died "
+    "in between"
+}
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
 CHUNK = 500  # maximum number of jobs in a call
 
@@ -56,11 +61,7 @@ class Errand(NamedTuple):
 def send_once(client: ClusterClient, errands: Sequence[Errand]) -> list[Any]:
     """Send jobs with one call per queue. Returns for each 1, 0 if it had been sent before, or the error."""
     replies: list[Any] = [None] * len(errands)
-    groups: dict[str, list[int]] = {}
-    for place, errand in enumerate(errands):
-        groups.setdefault(errand.ready, []).append(place)
-    chunks = [(ready, some) for ready, places in groups.items() for some in chunked(places, CHUNK)]
-    items = []
+    chunks, items = grouped([errand.ready for errand in errands], CHUNK), []
     for ready, places in chunks:
         real = client.names.real(ready)
         names = [real, *[real + ending for ending in (":delayed", ":notify", ":keyed")], keys.seen_ids(real)]
@@ -177,9 +178,8 @@ def finish(client: ClusterClient, notes: Sequence[Note]) -> dict[str, str]:
     pushed = [action for action in actions if action.is_sent]
     for action, reply in zip(pushed, send_once(client, [action.errand for action in pushed]), strict=True):
         action.locked, action.reply = action.reply, reply
-    _extend_locks(
-        client, [action for action in pushed if action.part.kind == "single" and isinstance(action.reply, int)]
-    )
+    singles = [action for action in pushed if action.part.kind == "single" and isinstance(action.reply, int)]
+    _extend_locks(client, singles)
     undone = {action.note.id for action in actions if is_undone(action)}
     _delete_notes(client, [action for action in actions if action.note.id not in undone])
     return {action.note.id: action.holder for action in first if action.holder}

@@ -18,8 +18,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from qd.drivers.cluster import deferred
 from qd.drivers.cluster.client import BeatState, ClusterClient, Item, text_of, whole
@@ -246,63 +247,40 @@ def part_of(how: str, names: Sequence[str], words: Sequence[Arg], locks: Any) ->
 # first, and reclaimed after a third of a lease and two seconds, as on other drivers.
 
 
-class BeatArgs(NamedTuple):
-    """The arguments of beat.lua."""
-
-    token: Arg
-    report: Arg
-    lease: float
-    renew: int
-    until: float
-    rest: tuple[Arg, ...]
-
-
-def beat(client: ClusterClient, its: Script, names: Sequence[str], args: Sequence[Arg]) -> list[Any]:
+def beat(client: ClusterClient, its: Script, names: Names, args: Args) -> list[Any]:
     """As beat.lua. Raises if no server of the queues answers, or if a server refuses."""
-    request = BeatArgs(args[0], args[1], float(args[2]), int(args[3]), float(args[4]), tuple(args[5:]))
-    queues = [names[at : at + 6] for at in range(4, len(names), 6)]
-    shared = shared_items(client, names, request)
-    places = [place_of(client, queue[0]) for queue in queues]
-    own = [queue_item(client, its, queue, place, request) for queue, place in zip(queues, places, strict=True)]
+    token, report, lease, renew, until, *rest = args
+    state, lease, until = client.beat_state, float(lease), float(until)
+    restart, down, masters = real_names(client, names[:3])
+    shared = [Item(client.clock, packed(("TIME",))), client.plain("GET", restart), client.plain("GET", down)]
+    if report:
+        shared.append(client.at(script("report"), [masters], [token, report]))
+    queues = [real_names(client, names[at : at + 6]) for at in range(4, len(names), 6)]
+    places, beats = [place_of(client, real[0]) for real in queues], list[Item]()
+    for real, place in zip(queues, places, strict=True):
+        none = real[0] + ":none"  # the shared keys do not exist there
+        renews = int(renew) or int(place not in state.since)
+        words = [token, "", lease, renews, state.until(place, until, lease), *rest]
+        beats.append(client.at(its, [none, none, none, keys.cancelled(real[0]), *real], words))
     homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
-    homes += [keys.ends(ready_name(client.names, queue[0])) for queue in queues]
-    counts = [client.plain("HLEN", home) for home in homes]
-    replies = client.exchange([*shared, *own, *counts])
-    end = len(shared) + len(own)
-    about, beats, lengths = replies[: len(shared)], replies[len(shared) : end], replies[end:]
-    state = client.beat_state
-    gap = request.until - state.now if request.until else 0.0
-    state.away = {
-        place: str(reply) for place, reply in zip(places, beats, strict=True) if isinstance(reply, ConnectionLost)
-    }
-    for place, reply in zip(places, beats, strict=True):
+    homes += [keys.ends(real[0]) for real in queues]
+    replies = iter(client.exchange([*shared, *beats, *[client.plain("HLEN", home) for home in homes]]))
+    about, came, counts = list(islice(replies, len(shared))), list(islice(replies, len(beats))), list(replies)
+    gap = until - state.now if until else 0.0
+    state.away = {}
+    for place, reply in zip(places, came, strict=True):
+        if isinstance(reply, ConnectionLost):
+            state.away[place] = str(reply)
         state.note_reply(place, float(reply[0]) if isinstance(reply, list) else None, gap)
-    answer = merged(state, about, beats)
-    finish_notes(client, [home for home, count in zip(homes, lengths, strict=True) if isinstance(count, int) and count])
+    answer = merged(state, about, came)
+    finish_notes(client, [home for home, count in zip(homes, counts, strict=True) if isinstance(count, int) and count])
     return answer
 
 
-def shared_items(client: ClusterClient, names: Sequence[str], request: BeatArgs) -> list[Item]:
-    restart, down, masters = (client.names.real(name) for name in names[:3])
-    items = [Item(client.clock, packed(("TIME",))), client.plain("GET", restart), client.plain("GET", down)]
-    if request.report:
-        items.append(client.at(script("report"), [masters], [request.token, request.report]))
-    return items
-
-
-def queue_item(client: ClusterClient, its: Script, names: Sequence[str], place: str, request: BeatArgs) -> Item:
-    """beat.lua on the keys of one queue, with nonexistent keys in place of the shared ones."""
-    real = [client.names.real(name) for name in names]
-    none, cancel = real[0] + ":none", keys.cancelled(real[0])
-    state = client.beat_state
-    renew = request.renew or int(place not in state.since)
-    words = [request.token, "", request.lease, renew, state.until(place, request.until, request.lease), *request.rest]
-    return client.at(its, [none, none, none, cancel, *real], words)
-
-
 def place_of(client: ClusterClient, ready: str) -> str:
+    """The server of the queue with this ready list (its real name), "" if unknown."""
     try:
-        return client.nodes.of(slot_of(client.names.real(ready))).place
+        return client.nodes.of(slot_of(ready)).place
     except (ConnectionLost, ServerRefused):
         return ""
 
@@ -353,15 +331,7 @@ def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:
 
 Plan = Callable[[ClusterClient, Script, Names, Args], Any]
 PLANS: dict[str, Plan] = {
+    **{plan.__name__: plan for plan in (stop, unique, tick, batch_add, retry, clear, hold, unhold, beat)},
     **dict.fromkeys(deferred.OWN, deferred.answer),
-    "stop": stop,
-    "unique": unique,
-    "tick": tick,
-    "batch_add": batch_add,
-    "retry": retry,
-    "clear": clear,
     "settle_lanes": stop,
-    "hold": hold,
-    "unhold": unhold,
-    "beat": beat,
 }

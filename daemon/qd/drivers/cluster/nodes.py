@@ -3,7 +3,6 @@
     Nodes    slot -> server, read with CLUSTER SLOTS at first, after a redirection, and when a server is unreachable
     Node     a server and the connection to it; an unreachable one rests, so that the other servers' queues do not wait
     Names    name -> real name and slot
-    Seeds    a parsed redis+cluster:// URL
 
 All keys of a queue are in one slot: `queues:NAME:delayed` is `queues:{NAME}:delayed` on a cluster, as in Laravel 13
 (Queue/RedisQueue.php), unless NAME itself contains non-empty braces. The same holds for the keys of a batch, of errors and
@@ -20,22 +19,12 @@ import time
 from binascii import crc_hqx
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 from qd.drivers.keyspace.keys import ON_CLUSTER
 from qd.drivers.redis.connection import RedisConnection
-from qd.drivers.redis.url import RedisUrl, host_port
-from qd.errors import (
-    ConfigError,
-    ConnectionLost,
-    NoAnswer,
-    OtherKind,
-    ServerBusy,
-    ServerRefused,
-    Unreachable,
-    WrongPassword,
-)
+from qd.drivers.redis.url import host_port, seeds_of
+from qd.errors import ConnectionLost, NoAnswer, OtherKind, ServerBusy, ServerRefused, Unreachable, WrongPassword
 from qd.options.kinds import QUEUE_SUFFIXES
 
 REST = 0.2  # seconds that an unreachable server rests, at least
@@ -125,8 +114,7 @@ class Nodes:
         raise ServerBusy(f"no server of the cluster at {self.place} has slot {slot} now")
 
     def at(self, place: str, sender: str = "") -> Node:
-        """The server at `host:port`. sender: the address of the server that named it, which
-        supplies a missing host."""
+        """The server at `host:port`. sender: the address of the server that named it, which supplies a missing host."""
         host, _, port = place.rpartition(":")
         if not host:
             place = f"{sender.rpartition(':')[0]}:{port}"
@@ -259,21 +247,14 @@ class Names:
 
 def tagged(name: str) -> str:
     if name.startswith("queues:"):
-        return tagged_queue(name)
+        queue, ending = split(name)
+        if queue.startswith("}"):
+            raise ServerRefused(f"queue '{queue}' cannot be on a cluster: its name begins with a closing brace")
+        return name if _TAGGED.search(queue) else f"queues:{{{queue}}}{ending}"
     for group in _GROUPS:
-        found = group.fullmatch(name)
-        if found is not None:
+        if found := group.fullmatch(name):
             return f"{found['kind']}{{{found['name']}}}{found['ending'] or ''}"
     return name
-
-
-def tagged_queue(name: str) -> str:
-    queue, ending = split(name)
-    if _TAGGED.search(queue):
-        return name
-    if queue.startswith("}"):
-        raise ServerRefused(f"queue '{queue}' cannot be on a cluster: its name begins with a closing brace")
-    return f"queues:{{{queue}}}{ending}"
 
 
 def split(name: str) -> tuple[str, str]:
@@ -286,46 +267,3 @@ def split(name: str) -> tuple[str, str]:
 def ready_name(names: Names, name: str) -> str:
     """The real name of the ready list of the queue that the key `name` belongs to."""
     return names.real(f"{names.prefix}queues:{split(name[len(names.prefix) :])[0]}")
-
-
-SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
-PORT = 6379
-
-
-class Seeds(NamedTuple):
-    """A parsed redis+cluster:// url. places: some of the servers, `host:port`."""
-
-    places: tuple[str, ...]
-    before: str  # scheme, user and password of a server's url
-    behind: str  # its options
-
-    def url(self, place: str) -> str:
-        return f"{self.before}{place}{self.behind}"
-
-
-def seeds_of(url: str) -> Seeds:
-    """Raises ConfigError."""
-    scheme, _, rest = url.partition("://")
-    if scheme not in SCHEMES:
-        raise ConfigError(f"unknown kind of url '{scheme}:' of a cluster (known: {', '.join(SCHEMES)})")
-    netloc, query, options = rest.partition("?")
-    netloc, _, path = netloc.partition("/")
-    if path.strip("/") not in ("", "0"):
-        raise ConfigError(f"a cluster has database 0 only: remove /{path} from the url")
-    user, at, hosts = netloc.rpartition("@")
-    places = tuple(with_port(part.strip()) for part in hosts.split(",") if part.strip())
-    if not places:
-        raise ConfigError("the url of a cluster names no server (written redis+cluster://host:6379,host:6379)")
-    found = Seeds(places, f"{SCHEMES[scheme]}://{user}{at}", f"{query}{options}")
-    for place in places:
-        if RedisUrl(found.url(place)).db:
-            raise ConfigError("a cluster has database 0 only: remove db= from the url")
-    return found
-
-
-def with_port(place: str) -> str:
-    try:
-        parts = urlsplit(f"//{place}")
-        return place if parts.port else f"{place.rstrip(':')}:{PORT}"
-    except ValueError as error:
-        raise ConfigError(f"'{place}' in the url of a cluster is not host:port ({error})") from None

@@ -27,22 +27,9 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
-from qd.drivers.redis.lanes import TURNED, LaneQueue, Run, run_of
 from qd.drivers.redis.protocol import packed
-from qd.drivers.redis.queue import turn_of, turn_tail
-from qd.drivers.types import (
-    BeatReply,
-    BeatRequest,
-    Effect,
-    Gaps,
-    LaneReply,
-    LaneTurn,
-    LateAnswer,
-    Released,
-    Reserved,
-    Turn,
-    reserved_of,
-)
+from qd.drivers.redis.queue import TURNED, LaneQueue, Run, run_of, turn_of, turn_tail
+from qd.drivers.types import BeatReply, BeatRequest, Effect, LaneReply, LaneTurn, Released, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
 from qd.payload.reservation import answered, marks_of
@@ -54,14 +41,10 @@ if TYPE_CHECKING:
 
 MOST_LEFT = 64  # maximum number of queues for which a worker has left an answer
 AGAIN = 1.0  # seconds until an unreachable server is tried again
-ENDS = (
-    "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step with it: "
-    "they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died in between"
-)
 
 
 class ClusterQueue(LaneQueue):
-    stays = STAYS
+    limits, stays = deferred.LIMITS, STAYS
     fetches_ahead = False
 
     def __init__(self, settings: ConnectionSettings, who: ClientIdentity = PRODUCER, **limits: Any) -> None:
@@ -71,14 +54,11 @@ class ClusterQueue(LaneQueue):
         self._runs: dict[tuple[str, ...], list[Run]] = {}
         self._known = {}
         self._waits = SlotWaits(self.connection)
+        self.late_answers = self.connection.beat_state.taken_late_answers
         self._unacked: Reserved | None = None  # job of an ack whose outcome is unknown
         self._served: dict[str, None] = {}  # queues next to which an answer may be left, in order
         self._mine = set[tuple[str, str]]()  # queue and owner of the jobs that turn_lanes has reserved
         self._left: dict[str, Note] = {}  # queue -> the last answer that this worker has left for it
-
-    @property
-    def limits(self) -> Gaps:
-        return {"ends": ENDS}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         runs = self._runs.get(tuple(queues)) or self._planned(tuple(queues))
@@ -149,16 +129,14 @@ class ClusterQueue(LaneQueue):
 
     def _renew_lock(self, job: Reserved | None) -> None:
         """Renew the lock of a unique job that was taken. On a single server the turn does that (tied.lua)."""
-        if job is not None and b'"unique":"' in job.member:
-            try:
-                payload = read(job.member)
-                relations = payload.qd
-                if relations is not None and relations.unique is not None:
-                    names = [self.connection.names.real(name) for name in self._keys(keys.unique(relations.unique))]
-                    words: list[Arg] = ["hold", payload.uuid or "", round(relations.hold or HOLD)]
-                    self.connection.exchange([self.connection.at(script("apart"), names, words)])
-            except Malformed:
-                pass  # the worker reports it
+        if job is None or b'"unique":"' not in job.member:
+            return
+        with suppress(Malformed):  # the worker reports it
+            relations = (payload := read(job.member)).qd
+            if relations is not None and relations.unique is not None:
+                names = [self.connection.names.real(name) for name in self._keys(keys.unique(relations.unique))]
+                words: list[Arg] = ["hold", payload.uuid or "", round(relations.hold or HOLD)]
+                self.connection.exchange([self.connection.at(script("apart"), names, words)])
 
     def held(self, queues: Sequence[str]) -> Reserved | None:
         if self._unacked is not None:
@@ -175,7 +153,7 @@ class ClusterQueue(LaneQueue):
             raise away[0]
         return None
 
-    # -- several jobs per worker: redis/lanes.py
+    # -- several jobs per worker
 
     def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
         return self.connection.evaluate(run.slot, command, script(name))
@@ -266,12 +244,6 @@ class ClusterQueue(LaneQueue):
                 return member
             self.connection.beat_state.late_answers.append(deferred.give(self.connection, note))
         return None
-
-    def late_answers(self) -> tuple[LateAnswer, ...]:
-        """Answers left by workers that this connection has executed since the last call."""
-        state = self.connection.beat_state
-        late_answers, state.late_answers = tuple(state.late_answers), []
-        return late_answers
 
     def owners(self, queue: str) -> list[str]:
         self._served[queue] = None

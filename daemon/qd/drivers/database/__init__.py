@@ -3,19 +3,17 @@
 commands       The Redis commands of the keyspace, by name.
 connection     One connection: calls, transactions, errors; LISTEN.
 dialects       What each kind of database does in its own way; what its errors mean.
-items          The items of a name; Redis's notations.
 joined         app.transaction(session): jobs in the caller's transaction.
 keyspace       DatabaseKeyspace: one step is one transaction; scripts.
-leases         Renewing and reclaiming reservations, for keepers.
-migrations     qd migrate, version and rights.
+names          A name and its items; Redis's notations.
 psycopg        psycopg with a deadline for every wait.
 queue          DatabaseQueue, and how it is opened.
 queue_keys     Names of queues as rows of the table of jobs.
-reserve        A worker's turn: the next job reserved.
+reserve        A worker's turn: the next job reserved, or several.
 rows           Rows of the table of jobs as payloads.
-schema         Tables and indexes: qd's own and Laravel's.
+schema         Tables and indexes: qd's own and Laravel's; qd migrate, version and rights.
 sql            The statements on the table of jobs.
-table          JobTable: transactions on the table of jobs, and answers.
+table          JobTable: transactions on the table of jobs, answers, and leases for keepers.
 transaction    One step: names locked, read once, written once.
 """
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sql
 
-from qd.drivers.database import items, queue_keys, schema
-from qd.drivers.database.items import (
+from qd.drivers.database import queue_keys, schema
+from qd.drivers.database.names import (
+    MOST,
     OK,
     SYNTAX,
-    Commands,
-    RedisCommand,
-    Run,
+    Item,
     StatusReply,
     Words,
     bound,
@@ -22,7 +21,6 @@ from qd.drivers.database.items import (
     cursor_text,
     options,
     pairs,
-    real,
     score_text,
     whole,
     with_scores,
@@ -31,13 +29,23 @@ from qd.drivers.database.transaction import Step
 from qd.errors import ServerRefused
 
 HASH, SET, LIST, ZSET = "hash", "set", "list", "zset"
+Run = Callable[[Step, Words], Any]
+
+
+class RedisCommand(NamedTuple):
+    """names: how many of the first words are names; -1: all. least: the fewest words it accepts."""
+
+    run: Run
+    writes: bool
+    names: int = 1
+    least: int = 1
+
+    def names_in(self, words: Words) -> Words:
+        """words: they start with the command."""
+        return words[1:] if self.names < 0 else words[1 : 1 + self.names]
 
 
 # -- strings, and names of any kind
-
-
-def get(step: Step, words: Words) -> bytes | None:
-    return step.get(words[0], "string").value
 
 
 def mget(step: Step, words: Words) -> list[bytes | None]:
@@ -60,10 +68,11 @@ def set_(step: Step, words: Words) -> StatusReply | None:
             expires_at = step.now_us + span * (1_000_000 if option == b"EX" else 1000)
         else:
             raise ServerRefused(SYNTAX)
-    if only_new and step.get(name).kind:
+    found = step.get(name)
+    if only_new and found.kind:
         return None
-    if step.get(name).kind != "string":
-        step.remove(name)
+    if found.kind != "string":
+        found.clear()
     found = step.change(name, "string")
     found.value, found.size, found.expires_at = value, 1, expires_at
     return OK
@@ -71,16 +80,17 @@ def set_(step: Step, words: Words) -> StatusReply | None:
 
 def exists(step: Step, words: Words) -> int:
     step.open(words)
-    return sum(bool(step.get(name).kind) for name in words)
+    return sum(bool(step.get(name).count()) for name in words)
 
 
 def delete(step: Step, words: Words) -> int:
     step.open(words)
-    return sum([step.remove(name) for name in words])
+    return sum([step.get(name).clear() for name in words])
 
 
-def expire(step: Step, words: Words) -> int:
-    return pexpire(step, [words[0], b"%d" % (1000 * whole(words[1]))])
+def type_(step: Step, words: Words) -> StatusReply:
+    found = step.get(words[0])
+    return StatusReply(found.kind.encode() if found.count() else b"none")
 
 
 def pexpire(step: Step, words: Words) -> int:
@@ -88,7 +98,7 @@ def pexpire(step: Step, words: Words) -> int:
     if not found.kind:
         return 0
     if span <= 0:
-        step.remove(words[0])
+        found.clear()
     else:
         found.expires_at = step.now_us + 1000 * span
     return 1
@@ -146,15 +156,20 @@ def glob(pattern: bytes) -> re.Pattern[bytes]:
 
 
 def size_of(kind: str) -> Run:
-    return lambda step, words: step.get(words[0], kind).size
+    return lambda step, words: step.get(words[0], kind).count()
+
+
+def flat(found: Iterable[Item]) -> list[bytes | None]:
+    """Fields, each followed by its value."""
+    return [part for each in found for part in (each.item, each.value)]
 
 
 def removal(kind: str) -> Run:
-    return lambda step, words: items.take(step, step.get(words[0], kind), words[1:])
+    return lambda step, words: step.get(words[0], kind).take(words[1:])
 
 
 def members(kind: str) -> Run:
-    return lambda step, words: [each.item for each in items.every(step, step.get(words[0], kind))]
+    return lambda step, words: [each.item for each in step.get(words[0], kind).every()]
 
 
 def scan_items(kind: str) -> Run:
@@ -162,11 +177,9 @@ def scan_items(kind: str) -> Run:
 
     def run(step: Step, words: Words) -> list[Any]:
         name, most = step.get(words[0], kind), whole(options(words[2:]).get(b"COUNT", b"10"))
-        found = items.after(step, name, cursor_of(words[1]), most)
-        following = cursor_text(found[-1][0]) if len(found) == most else b"0"
-        if kind == ZSET:
-            return [following, with_scores(each for _, each in found)]
-        return [following, [part for _, each in found for part in (each.item, each.value)]]
+        key, found = name.after(cursor_of(words[1]), most)
+        following = b"0" if key is None else cursor_text(key)
+        return [following, with_scores(found) if kind == ZSET else flat(found)]
 
     return run
 
@@ -176,86 +189,62 @@ def scan_items(kind: str) -> Run:
 
 def hset(step: Step, words: Words) -> int:
     fields = dict(pairs(words[1:]))
-    return items.put(step, step.change(words[0], HASH), {field: (0.0, value) for field, value in fields.items()})
+    return step.change(words[0], HASH).put({field: (0.0, value) for field, value in fields.items()})
 
 
 def hmget(step: Step, words: Words) -> list[bytes | None]:
-    found = items.some(step, step.get(words[0], HASH), words[1:])
+    found = step.get(words[0], HASH).some(words[1:])
     return [found[field].value if field in found else None for field in words[1:]]
-
-
-def hgetall(step: Step, words: Words) -> list[bytes | None]:
-    return [part for each in items.every(step, step.get(words[0], HASH)) for part in (each.item, each.value)]
 
 
 def hincrby(step: Step, words: Words) -> int:
     name = step.change(words[0], HASH)
-    found = items.some(step, name, words[1:2]).get(words[1])
+    found = name.some(words[1:2]).get(words[1])
     try:
         number = (whole(found.value or b"") if found else 0) + whole(words[2])
     except ServerRefused:
         raise ServerRefused("ERR hash value is not an integer") from None
-    items.put(step, name, {words[1]: (0.0, b"%d" % number)})
+    name.put({words[1]: (0.0, b"%d" % number)})
     return number
 
 
 def sadd(step: Step, words: Words) -> int:
     name = step.change(words[0], SET)
-    new = [member for member in dict.fromkeys(words[1:]) if member not in items.some(step, name, words[1:])]
-    return items.put(step, name, dict.fromkeys(new, (0.0, None)))
+    new = [member for member in dict.fromkeys(words[1:]) if member not in name.some(words[1:])]
+    return name.put(dict.fromkeys(new, (0.0, None)))
 
 
 # -- lists
 
 
 def push(*, head: bool) -> Run:
-    def run(step: Step, words: Words) -> int:
-        name = step.change(words[0], LIST)
-        first, last = items.ends(step, name)
-        places = [first - number if head else last + number for number in range(1, len(words))]
-        pairs = zip(places, words[1:], strict=True)
-        items.add(step, name, {b"%.0f" % place: (place, value) for place, value in pairs})
-        step.notify(name.name)
-        return name.size
-
-    return run
+    return lambda step, words: step.change(words[0], LIST).push(words[1:], head=head)
 
 
 def lpop(step: Step, words: Words) -> bytes | None:
     name = step.get(words[0], LIST)
-    first = items.by_rank(step, name, 0, 0)
-    items.take(step, name, [each.item for each in first])
+    first = name.by_rank(0, 0)
+    name.take([each.item for each in first])
     return first[0].value if first else None
 
 
 def lindex(step: Step, words: Words) -> bytes | None:
-    name, at = step.get(words[0], LIST), whole(words[1])
-    if not -name.size <= at < name.size:
-        return None
-    return items.by_rank(step, name, at, at)[0].value
+    found = step.get(words[0], LIST).by_rank(whole(words[1]), whole(words[1]))
+    return found[0].value if found else None
 
 
 def lrange(step: Step, words: Words) -> list[bytes | None]:
-    found = items.by_rank(step, step.get(words[0], LIST), whole(words[1]), whole(words[2]))
+    found = step.get(words[0], LIST).by_rank(whole(words[1]), whole(words[2]))
     return [each.value for each in found]
 
 
 def lrem(step: Step, words: Words) -> int:
     name, count = step.get(words[0], LIST), whole(words[1])
-    found = items.equal(step, name, words[2], abs(count), down=count < 0)
-    return items.take(step, name, [each.item for each in found])
+    return name.remove(words[2], abs(count) or MOST, down=count < 0)
 
 
 def ltrim(step: Step, words: Words) -> StatusReply:
-    """LTRIM name first last"""
-    name = step.get(words[0], LIST)
-    first, most = items.ranks(whole(words[1]), whole(words[2]), name.size)
-    if not most:
-        step.remove(words[0])
-    elif most < name.size:
-        low, high = (items.by_rank(step, name, at, at)[0].score for at in (first, first + most - 1))
-        items.take_by_score(step, name, items.LOWEST, items.Bound(low, True))
-        items.take_by_score(step, name, items.Bound(high, True), items.HIGHEST)
+    step.get(words[0], LIST).trim(whole(words[1]), whole(words[2]))
     return OK
 
 
@@ -268,26 +257,20 @@ def zadd(step: Step, words: Words) -> int:
     only_old, only_new = (rest[0].upper() == word for word in (b"XX", b"NX"))
     rest = rest[1:] if only_old or only_new else rest
     changed = rest[0].upper() == b"CH"
-    added = pairs(rest[1:] if changed else rest)
-    # If a member is given twice, the last score counts; with NX the first, since the member is not new any more.
-    scores = {member: real(score) for score, member in (reversed(added) if only_new else added)}
     found = step.get(name, ZSET) if only_old else step.change(name, ZSET)
-    old = items.some(step, found, scores)
-    new = {each: score for each, score in scores.items() if not (only_new if each in old else only_old)}
-    new = {each: score for each, score in new.items() if each not in old or old[each].score != score}
-    count = items.put(step, found, {each: (score, None) for each, score in new.items()})
-    return len(new) if changed else count
+    count, all_ = found.rescore(pairs(rest[1:] if changed else rest), only_old=only_old, only_new=only_new)
+    return all_ if changed else count
 
 
 def zscore(step: Step, words: Words) -> bytes | None:
-    found = items.some(step, step.get(words[0], ZSET), words[1:2])
+    found = step.get(words[0], ZSET).some(words[1:2])
     return score_text(found[words[1]].score) if found else None
 
 
 def zrank(step: Step, words: Words) -> int | None:
     name = step.get(words[0], ZSET)
-    found = items.some(step, name, words[1:2])
-    return items.rank_of(step, name, found[words[1]]) if found else None
+    found = name.some(words[1:2])
+    return name.rank_of(found[words[1]]) if found else None
 
 
 def zrange(step: Step, words: Words) -> list[bytes]:
@@ -295,7 +278,7 @@ def zrange(step: Step, words: Words) -> list[bytes]:
     rest = [each.upper() for each in words[3:]]
     if rest not in ([], [b"WITHSCORES"]):
         raise ServerRefused(SYNTAX)
-    found = items.by_rank(step, step.get(words[0], ZSET), whole(words[1]), whole(words[2]))
+    found = step.get(words[0], ZSET).by_rank(whole(words[1]), whole(words[2]))
     return with_scores(found) if rest else [each.item for each in found]
 
 
@@ -305,41 +288,35 @@ def by_score(*, down: bool) -> Run:
     def run(step: Step, words: Words) -> list[bytes]:
         name, *bounds = words[:3]
         low, high = map(bound, reversed(bounds) if down else bounds)
-        rest, scores, first, most = list(words[3:]), False, 0, None
+        rest, scores, first, most = list(words[3:]), False, 0, MOST
         while rest:
             option = rest.pop(0).upper()
             if option == b"WITHSCORES":
                 scores = True
             elif option == b"LIMIT" and len(rest) > 1:
                 first, count = whole(rest.pop(0)), whole(rest.pop(0))
-                most = None if count < 0 else count
+                most = MOST if count < 0 else count
             else:
                 raise ServerRefused(SYNTAX)
-        found = items.by_score(step, step.get(name, ZSET), low, high, first, most, down=down)
+        found = step.get(name, ZSET).by_score(low, high, first, most, down=down)
         return with_scores(found) if scores else [each.item for each in found]
 
     return run
 
 
-def zremrangebyscore(step: Step, words: Words) -> int:
-    return items.take_by_score(step, step.get(words[0], ZSET), bound(words[1]), bound(words[2]))
-
-
 def zremrangebyrank(step: Step, words: Words) -> int:
-    name = step.get(words[0], ZSET)
-    found = items.by_rank(step, name, whole(words[1]), whole(words[2]))
-    return items.take(step, name, [each.item for each in found])
+    return step.get(words[0], ZSET).cut(whole(words[1]), whole(words[2]))
 
 
-COMMANDS: Commands = {
-    "GET": RedisCommand(get, False),
+COMMANDS: Mapping[str, RedisCommand] = {
+    "GET": RedisCommand(lambda step, words: step.get(words[0], "string").value, False),
     "MGET": RedisCommand(mget, False, -1),
     "SET": RedisCommand(set_, True, 1, 2),
     "EXISTS": RedisCommand(exists, False, -1),
     "DEL": RedisCommand(delete, True, -1),
     "UNLINK": RedisCommand(delete, True, -1),
-    "TYPE": RedisCommand(lambda step, words: StatusReply(step.get(words[0]).kind.encode() or b"none"), False),
-    "EXPIRE": RedisCommand(expire, True, 1, 2),
+    "TYPE": RedisCommand(type_, False),
+    "EXPIRE": RedisCommand(lambda step, words: pexpire(step, [words[0], b"%d" % (1000 * whole(words[1]))]), True, 1, 2),
     "PEXPIRE": RedisCommand(pexpire, True, 1, 2),
     "PTTL": RedisCommand(pttl, False),
     "TIME": RedisCommand(time, False, 0, 0),
@@ -348,12 +325,10 @@ COMMANDS: Commands = {
     "HSET": RedisCommand(hset, True, 1, 3),
     "HGET": RedisCommand(lambda step, words: hmget(step, words[:2])[0], False, 1, 2),
     "HMGET": RedisCommand(hmget, False, 1, 2),
-    "HEXISTS": RedisCommand(
-        lambda step, words: len(items.some(step, step.get(words[0], HASH), words[1:2])), False, 1, 2
-    ),
-    "HSTRLEN": RedisCommand(lambda step, words: items.length(step, step.get(words[0], HASH), words[1]), False, 1, 2),
+    "HEXISTS": RedisCommand(lambda step, words: len(step.get(words[0], HASH).some(words[1:2])), False, 1, 2),
+    "HSTRLEN": RedisCommand(lambda step, words: step.get(words[0], HASH).length(words[1]), False, 1, 2),
     "HDEL": RedisCommand(removal(HASH), True, 1, 2),
-    "HGETALL": RedisCommand(hgetall, False),
+    "HGETALL": RedisCommand(lambda step, words: flat(step.get(words[0], HASH).every()), False),
     "HKEYS": RedisCommand(members(HASH), False),
     "HLEN": RedisCommand(size_of(HASH), False),
     "HINCRBY": RedisCommand(hincrby, True, 1, 3),
@@ -378,56 +353,47 @@ COMMANDS: Commands = {
     "ZRANGE": RedisCommand(zrange, False, 1, 3),
     "ZRANGEBYSCORE": RedisCommand(by_score(down=False), False, 1, 3),
     "ZREVRANGEBYSCORE": RedisCommand(by_score(down=True), False, 1, 3),
-    "ZREMRANGEBYSCORE": RedisCommand(zremrangebyscore, True, 1, 3),
-    "ZREMRANGEBYRANK": RedisCommand(zremrangebyrank, True, 1, 3),
+    "ZREMRANGEBYSCORE": RedisCommand(
+        lambda step, words: step.get(words[0], ZSET).take_by_score(bound(words[1]), bound(words[2])), True, 1, 3
+    ),
+    "ZREMRANGEBYRANK": RedisCommand(
+        lambda step, words: step.get(words[0], ZSET).cut(whole(words[1]), whole(words[2])), True, 1, 3
+    ),
     "ZSCAN": RedisCommand(scan_items(ZSET), False, 1, 2),
 }
 
 
 def command_of(words: Words) -> RedisCommand:
-    """Raises ServerRefused for a command that qd does not use, or with too few words."""
+    """A command that qd does not use, or that has too few words, is refused when it runs."""
     name = words[0].decode("ascii", "replace").upper()
     found = COMMANDS.get(name)
     if found is None:
-        raise ServerRefused(f"ERR unknown command '{name}' (known in a database: {', '.join(COMMANDS)})")
+        return refusal(f"ERR unknown command '{name}' (known in a database: {', '.join(COMMANDS)})")
     if len(words) - 1 < found.least:
-        raise ServerRefused(f"ERR wrong number of arguments for '{name.lower()}' command")
+        return refusal(f"ERR wrong number of arguments for '{name.lower()}' command")
     return found
 
 
-def names_of(command: RedisCommand, words: Words) -> Words:
-    """The names among its words, which start with the command."""
-    return words[1:] if command.names < 0 else words[1 : 1 + command.names]
+def refusal(text: str) -> RedisCommand:
+    def run(_step: Step, _words: Words) -> None:
+        raise ServerRefused(text)
+
+    return RedisCommand(run, False, 0, 0)
 
 
 def run(step: Step, words: Words) -> Any:
     """Run one command in this step. Raises ServerRefused, and ConnectionLost as the step's calls do."""
-    command, name = command_of(words), words[0].decode().upper()
-    if command.names and (place := queue_keys.place_of(step, words[1])) is not None:
-        if command.names < 0:
-            return sum(queue_keys.run(queue_keys.place_of(step, each) or place, name, ()) for each in words[1:])
-        return queue_keys.run(place, name, words[2:])
-    return command.run(step, words[1:])
-
-
-def known(words: Words) -> RedisCommand | None:
-    """None if it will be refused."""
-    try:
-        return command_of(words)
-    except ServerRefused:
-        return None
+    return command_of(words).run(step, words[1:])
 
 
 def run_many(step: Step, lines: Sequence[Words]) -> list[Any]:
     """One reply per line. A refused command has its error as reply, and nothing of it was done."""
-    return [reply_of(step, words) for words in lines]
-
-
-def reply_of(step: Step, words: Words) -> Any:
-    """As `run`, but a refusal is the reply."""
-    try:
-        return run(step, words)
-    except ServerRefused as error:
-        if step.broken:
-            raise
-        return error
+    replies = list[Any]()
+    for words in lines:
+        try:
+            replies.append(run(step, words))
+        except ServerRefused as error:
+            if step.broken:
+                raise
+            replies.append(error)
+    return replies

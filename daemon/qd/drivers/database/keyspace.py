@@ -24,8 +24,7 @@ from lupa import lua51
 
 from qd.drivers.database import commands, schema
 from qd.drivers.database.connection import DatabaseConnection, Listening, again, channel_of
-from qd.drivers.database.items import StatusReply, word
-from qd.drivers.database.queue_keys import place_of
+from qd.drivers.database.names import StatusReply, word
 from qd.drivers.database.sql import statements
 from qd.drivers.database.transaction import Step
 from qd.drivers.keyspace.base import Arg, Replies, Script, ScriptCall, chunked_by_size
@@ -62,14 +61,14 @@ class DatabaseKeyspace:
     def call(self, *args: Arg) -> Any:
         words = [word(arg) for arg in args]
         command = commands.command_of(words)
-        return self._run(commands.names_of(command, words), lambda step: commands.run(step, words), command.writes)
+        return self._run(command.names_in(words), lambda step: commands.run(step, words), command.writes)
 
     def call_many(self, given: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """See Keyspace.call_many. All of the commands are one step."""
         lines = [[word(arg) for arg in args] for args in given]
-        known = [(words, command) for words in lines if (command := commands.known(words)) is not None]
-        names = [name for words, command in known for name in commands.names_of(command, words)]
-        writes = any(command.writes for _, command in known)
+        found = [(commands.command_of(words), words) for words in lines]
+        names = [name for command, words in found for name in command.names_in(words)]
+        writes = any(command.writes for command, _ in found)
         return self._run(names, lambda step: commands.run_many(step, lines), writes)
 
     def run(self, script: Script, names: Sequence[str], args: Sequence[Arg]) -> Any:
@@ -119,7 +118,7 @@ class DatabaseKeyspace:
         def attempt() -> T:
             step = Step(self.connection, self.jobs, self.prefix, locks=writes)
             with shield, self.connection.transaction() if writes else nullcontext():
-                step.open([name for name in names if place_of(step, name) is None])
+                step.open(names)
                 result = act(step)
                 step.flush()
             return result
@@ -160,7 +159,7 @@ class DatabaseKeyspace:
             if size > SWEPT:
                 break
         if found:
-            self._run(found, lambda step: step.sweep(found))
+            self._run(found, lambda step: step.sweep_expired(found))
         return len(found)
 
 

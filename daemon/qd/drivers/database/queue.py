@@ -16,20 +16,9 @@ from typing import TYPE_CHECKING, Any
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
-from qd.drivers.database.lanes import LaneReserver
-from qd.drivers.database.leases import beat
-from qd.drivers.database.migrations import check, check_rights
-from qd.drivers.database.rows import (
-    after,
-    bytes_of,
-    member_of,
-    owner_in,
-    owners_mark,
-    row_after,
-    spent,
-    text_of,
-)
-from qd.drivers.database.schema import SECOND
+from qd.drivers.database.reserve import Reserver
+from qd.drivers.database.rows import after, bytes_of, member_of, owner_in, owners_mark, row_after, spent, text_of
+from qd.drivers.database.schema import SECOND, check, check_rights
 from qd.drivers.database.table import JobTable
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
@@ -68,6 +57,7 @@ class DatabaseQueue(KeyspaceQueue):
     """space: the keyspace of the same database; the table of jobs uses its connection."""
 
     space: DatabaseKeyspace
+    limits = LIMITS
     keeps_suspects, fetches_ahead = False, True
 
     def __init__(
@@ -82,13 +72,9 @@ class DatabaseQueue(KeyspaceQueue):
         super().__init__(settings, space, who, keep=keep, max_payload=max_payload)
         self.table = JobTable(settings, space, self.owner, keep, self.longest)
         self.connection, self.sql = self.table.connection, self.table.sql
-        self.lanes = LaneReserver(self.table, who)
+        self.reserver = Reserver(self.table, who)
         self.jobs = SingleJobs(self.table)
         self.listening = Listening(self.connection)
-
-    @property
-    def limits(self) -> Gaps:
-        return LIMITS
 
     @property
     def stays(self) -> int:
@@ -125,7 +111,7 @@ class DatabaseQueue(KeyspaceQueue):
         def insert() -> None:
             us = self.table.now_us()
             rows = [row_after(job.queue, job.payload, us, job.delay) for job in jobs]
-            self.connection.execute(self.sql["insert"], rows).close()
+            self.connection.execute(self.sql["insert"], rows)
             self.table.notify({job.queue for job in jobs if job.delay < 1})
 
         self.table.atomic(insert)
@@ -134,7 +120,7 @@ class DatabaseQueue(KeyspaceQueue):
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
         self.turns += 1
-        turn = self.lanes.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
+        turn = self.reserver.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
         if turn.reserved is not None:
             self.listening.worked()
         return turn
@@ -166,7 +152,7 @@ class DatabaseQueue(KeyspaceQueue):
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:
         first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
-        reply = self.lanes.turn_lanes(turn, first, self.calls)
+        reply = self.reserver.turn_lanes(turn, first, self.calls)
         self.turns = first + max(1, len(reply.jobs)) - 1  # the reply is here: other numbers are not in use
         if reply.jobs:
             self.listening.worked()
@@ -178,13 +164,13 @@ class DatabaseQueue(KeyspaceQueue):
         self.calls += 1
 
         def look() -> list[Reserved]:
-            self.lanes.begin(queues, self.calls)
+            self.reserver.begin(queues, self.calls)
             return self.table.held_by(owners, queues)
 
         return self.table.atomic(look)
 
     def leave_lanes(self) -> None:
-        self.lanes.leave()
+        self.reserver.leave()
 
     def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
         return [
@@ -204,7 +190,7 @@ class DatabaseQueue(KeyspaceQueue):
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
     def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
-        reply = beat(self.table, queues, request)
+        reply = self.table.beat(queues, request)
         self.space.sweep_after(SWEEP)
         return reply
 

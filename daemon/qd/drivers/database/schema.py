@@ -6,18 +6,29 @@
     qd_schema     the version of these tables
     qd_reserved   the reservations of a table of jobs, which also gets indexes to find the next job
 
-migrations.py creates them. Names, fields and members are bytes; `key_of` makes their keys.
+Names, fields and members are bytes; `key_of` makes their keys.
+
+`qd migrate` creates the tables; several may do so at once, and again. The version of the tables, and the rights on them, are
+checked before the first worker and by `qd doctor`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
+from qd.drivers.database.connection import DatabaseConnection
+from qd.drivers.database.dialects import BUCKETS, MissingTable, NoRight
 from qd.drivers.database.sql import reservations_of
+from qd.errors import ConfigError, ServerRefused
+
+if TYPE_CHECKING:
+    from qd.config.settings import ConnectionSettings
 
 VERSION = 1  # of qd's tables; `qd migrate` and the start of `qd work` report another one
 LONGEST = 200  # bytes of a name, field or member that is its own key
@@ -171,3 +182,136 @@ def indexes(kind: str, table: str) -> list[sql.Index]:
         sql.Index(f"{name}_qd_ready", c.queue, c.available_at, c.id, postgresql_where=waits, sqlite_where=waits),
         sql.Index(f"{name}_qd_held", c.queue, c.reserved_at, postgresql_where=held, sqlite_where=held),
     ]
+
+
+# -- qd migrate
+
+PATIENCE = 60.0  # seconds that one statement may take
+LOCK = b"qd migrate"  # locked meanwhile, in PostgreSQL
+NONE = sql.false()
+
+
+def migrated(at: ConnectionSettings, patience: float, *, dry: bool) -> list[str]:
+    """`migrate` for a connection of the settings."""
+    connection = DatabaseConnection(at.url or "", title="qd: migrate", connect_timeout=patience, timeout=PATIENCE)
+    try:
+        return migrate(connection, at.table, dry=dry)
+    finally:
+        connection.close()
+
+
+def migrate(connection: DatabaseConnection, jobs_table: str, *, dry: bool = False) -> list[str]:
+    """What was created, or (dry) the statements for it. Raises ConfigError if a newer qd has created the tables."""
+    check_version(version_of(connection))
+    if dry:
+        return [f"{text};" for text in missing(connection, jobs_table).values()]
+    with connection.transaction():  # in MySQL each statement on tables commits
+        if connection.kind == "postgresql":
+            connection.lock([LOCK])
+        found = missing(connection, jobs_table)
+        for name, text in found.items():
+            create(connection, name, text)
+        fill(connection)
+    return [f"made {name}" for name in found]
+
+
+def missing(connection: DatabaseConnection, jobs_table: str) -> dict[str, str]:
+    """What is missing ("table qd_names") -> the statement that creates it. An existing table of Laravel keeps its own
+    indexes; only qd's are added to it."""
+    own, queue = [*ours.sorted_tables, reservations(jobs_table)], jobs(jobs_table)
+    tables = [*own, queue, failed_jobs(), job_batches()]
+    lacks, found = connection.lacks(tables), dict[str, str]()
+    wanted = [(table, [*table.indexes] if table in lacks or table in own else []) for table in tables]
+    for table, needed in [*wanted, (queue, indexes(connection.kind, jobs_table))]:
+        if table in lacks:
+            found[f"table {table.fullname}"] = written(connection, CreateTable(table, if_not_exists=True))
+        has = connection.indexes(table) if needed and table not in lacks else ()
+        found |= {
+            f"index {each.name}": written(connection, CreateIndex(each)) for each in needed if each.name not in has
+        }
+    return found
+
+
+def written(connection: DatabaseConnection, made_of: ExecutableDDLElement) -> str:
+    lines = str(made_of.compile(dialect=connection.dialect)).strip().splitlines()
+    return " ".join(line.strip() for line in lines)
+
+
+def create(connection: DatabaseConnection, name: str, text: str) -> None:
+    """Another process may create it at the same moment."""
+    try:
+        connection.query(text).close()
+    except ServerRefused as error:
+        if connection.kind != "mysql" or not any(code in str(error) for code in ("(1050,", "(1061,")):
+            raise ServerRefused(f"cannot create {name}: {error}") from None
+
+
+def fill(connection: DatabaseConnection) -> None:
+    """Insert the rows that must exist. Another process may do so at the same moment."""
+    have = set(connection.execute(sql.select(locks.c.bucket)).scalars())
+    new = [{"bucket": number} for number in range(BUCKETS) if number not in have]
+    if new and connection.kind == "mysql":
+        connection.execute(locks.insert().prefix_with("IGNORE"), new)
+    if connection.execute(sql.select(schema.c.version)).first() is None:
+        first = schema.insert().prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+        connection.execute(first, [{"id": 1, "version": VERSION}])
+
+
+def version_of(connection: DatabaseConnection) -> int | None:
+    """The version of qd's tables, or None if there are none."""
+    try:
+        found = connection.execute(sql.select(schema.c.version)).scalar()
+    except MissingTable:
+        return None
+    return None if found is None else int(found)
+
+
+def check_version(found: int | None) -> None:
+    """Raises ConfigError if a newer qd has created the tables."""
+    if found is not None and found > VERSION:
+        raise ConfigError(f"the tables of qd have version {found}, this qd supports {VERSION}: update qd on this host")
+
+
+def check(connection: DatabaseConnection, jobs_table: str) -> None:
+    """Raises ConfigError, with `qd migrate` as the fix, if a table is missing or of an older qd."""
+    found = version_of(connection)
+    check_version(found)
+    needed = (*ours.sorted_tables, jobs(jobs_table), reservations(jobs_table))
+    lacks = [table.fullname for table in connection.lacks(needed)]
+    if lacks:
+        seen = "" if found is None else ", or none that its user may see"
+        raise ConfigError(f"the database at {connection.place} has no table {', '.join(lacks)}{seen}: run `qd migrate`")
+    if found is None or found < VERSION:
+        raise ConfigError(f"the tables of qd at {connection.place} are of version {found or 0}: run `qd migrate`")
+
+
+def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
+    """Raises NoRight for the first missing right, NotWritable for a file of another user. The tables must exist; nothing is
+    changed."""
+    queue = jobs(jobs_table)
+    with connection.transaction():
+        for table in (names, items, queue, reservations(jobs_table)):
+            for statement in touching(table):
+                connection.execute(statement).close()
+        if connection.kind == "mysql":
+            connection.execute(sql.select(locks.c.bucket).where(NONE).with_for_update()).close()
+    if connection.kind == "postgresql":  # an INSERT reads the next id from a sequence, which has rights of its own
+        named = connection.dialect.identifier_preparer.format_table(queue)
+        found = connection.execute(sql.select(sql.func.pg_get_serial_sequence(named, "id"))).scalar()
+        if found and not connection.execute(sql.select(sql.func.has_sequence_privilege(found, "USAGE"))).scalar():
+            raise NoRight(
+                f"the user of the database at {connection.place} may not use the sequence {found}: GRANT USAGE ON it"
+            )
+
+
+def check_writes(connection: DatabaseConnection) -> None:
+    """Raises the server's error if it accepts no writes now (a standby). Nothing is changed."""
+    connection.execute(sql.delete(names).where(NONE)).close()
+
+
+def touching(table: sql.Table) -> Iterator[sql.Executable]:
+    """Every kind of write to its rows, applied to no row."""
+    *_, column = table.columns
+    yield sql.insert(table).from_select([*table.columns.keys()], sql.select(table).where(NONE))
+    yield sql.update(table).values({column.name: column}).where(NONE)
+    yield sql.delete(table).where(NONE)

@@ -6,5 +6,3 @@ queue      KeyspaceQueue: everything except the worker's turn and wait; the keep
 records    Batches, single jobs by id, ticks of the schedule.
 sending    Jobs and effects as arguments of the scripts.
 """
-
-from __future__ import annotations

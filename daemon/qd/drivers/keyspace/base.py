@@ -11,13 +11,14 @@ A keyspace also stores everything besides the queues: failed jobs, locks, batche
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
+Kind = TypeVar("Kind")
 Arg = bytes | str | int | float
 Replies = Callable[[], list[Any]]
 FOLDER = Path(__file__).parent / "scripts"
@@ -30,27 +31,18 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
     "settle_lanes": ("stopped.lua", "settle_lanes.lua"),
     "batch_add": ("due.lua", "batch.lua", "batch_add.lua"),
     **{f"keyed_{each}": ("due.lua", "keyed.lua", f"keyed_{each}.lua") for each in ("send", "cancel", "move", "due")},
-    "later": ("due.lua", "later.lua"),
     "unique": ("due.lua", "single.lua", "unique.lua"),
     "tick": ("due.lua", "keyed.lua", "single.lua", "tick.lua"),
     "once": ("due.lua", "keyed.lua", "batch.lua", "once.lua"),
-    **{each: ("due.lua", f"{each}.lua") for each in ("once_over", "ends_left", "report", "tick_apart")},
+    **{each: ("due.lua", f"{each}.lua") for each in ("later", "once_over", "ends_left", "report", "tick_apart")},
     **{each: ("due.lua", "batch.lua", f"{each}.lua") for each in ("counted", "batch_aside", "send_apart")},
     "retry_apart": ("due.lua", "failed.lua", "retry_apart.lua"),
-    "apart": (*EFFECTS, "apart.lua"),
-    "ack": (*EFFECTS, "ack.lua"),
-    "release": (*EFFECTS, "release.lua"),
-    "drop": (*EFFECTS, "drop.lua"),
-    "ended": (*EFFECTS, "ended.lua"),
-    "buried": (*EFFECTS, "failed.lua", "buried.lua"),
+    **{each: (*EFFECTS, f"{each}.lua") for each in ("apart", "ack", "release", "drop", "ended")},
+    **{each: (*EFFECTS, "failed.lua", f"{each}.lua") for each in ("buried", "bury")},
     "taken": ("tied.lua", "taken.lua"),
-    "bury": (*EFFECTS, "failed.lua", "bury.lua"),
     "retry": ("due.lua", "batch.lua", "failed.lua", "retry.lua"),
-    "aged": ("failed.lua", "aged.lua"),
-    "forget": ("failed.lua", "forget.lua"),
-    "adopt": ("failed.lua", "adopt.lua"),
-    "lock_take": ("line.lua", "lock_take.lua"),
-    "lock_give": ("line.lua", "lock_give.lua"),
+    **{each: ("failed.lua", f"{each}.lua") for each in ("aged", "forget", "adopt")},
+    **{each: ("line.lua", f"{each}.lua") for each in ("lock_take", "lock_give")},
     # For brokers that keep nothing but jobs: the same answers, plus the state of the delivery at the broker.
     "delivery_turn": ("fresh.lua", "reservation.lua", "failed.lua", "tied.lua", "delivery.lua", "delivery_turn.lua"),
     "delivery_ack": ("delivery.lua", *EFFECTS, "delivery_open.lua", "ack.lua", "delivery_close.lua"),
@@ -61,8 +53,7 @@ PARTS = {  # the files of a script, joined in this order; a script that is not l
     "outbox": ("fresh.lua", "tied.lua", "came_through.lua", "outbox.lua"),
     "outbox_leave": ("came_through.lua", "outbox_leave.lua"),
     **{each: ("places.lua", f"{each}.lua") for each in ("hold", "hold_note", "unhold")},
-    "admit": ("window.lua", "admit.lua"),
-    "admit_left": ("window.lua", "admit_left.lua"),
+    **{each: ("window.lua", f"{each}.lua") for each in ("admit", "admit_left")},
 }
 
 
@@ -151,6 +142,14 @@ def checked(replies: list[Any]) -> list[Any]:
 
 def chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def grouped(kinds: Iterable[Kind], most: int) -> list[tuple[Kind, Sequence[int]]]:
+    """The indexes of equal items, at most `most` in each group."""
+    groups: dict[Kind, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        groups.setdefault(kind, []).append(place)
+    return [(kind, some) for kind, places in groups.items() for some in chunked(places, most)]
 
 
 def chunked_by_size(items: Sequence[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:

@@ -22,18 +22,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, checked, script
 from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
 from qd.drivers.keyspace.sending import effect_args, sent
-from qd.drivers.types import (
-    NONE,
-    BeatReply,
-    BeatRequest,
-    Effect,
-    Gaps,
-    Outgoing,
-    Released,
-    Reserved,
-    Sizes,
-    reserved_of,
-)
+from qd.drivers.types import NONE, BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved, Sizes, reserved_of
 from qd.errors import ConnectionLost
 
 if TYPE_CHECKING:
@@ -76,6 +65,7 @@ def bounds_of(kept: FailedSettings) -> Bounds:
 class KeyspaceQueue:
     """keep: limits of the failed store; max_payload: bytes, 0 for no limit."""
 
+    limits = NONE
     answers: tuple[str, ...] = ("turn", "ack", "release", "bury", "checkpoint", "free")
 
     def __init__(
@@ -87,7 +77,7 @@ class KeyspaceQueue:
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.settings, self.space = settings, space
+        self.settings, self.space, self.kept = settings, space, (space, settings.prefix)
         self.batches = KeptBatches(space, settings.prefix)
         self.owner = f"{who.token}/{who.slot}"
         self.base = f"{who.token}.{who.slot}."
@@ -100,14 +90,6 @@ class KeyspaceQueue:
             # Load the scripts now: a job may leave no free descriptor to read a file with.
             for each in self.answers:
                 script(each)
-
-    @property
-    def kept(self) -> tuple[Keyspace, str]:
-        return self.space, self.settings.prefix
-
-    @property
-    def limits(self) -> Gaps:
-        return NONE
 
     def patience(self, connect: float, answer: float) -> None:
         self.space.patience(connect, answer)
@@ -136,12 +118,8 @@ class KeyspaceQueue:
             self.space.close()
             raise ConnectionLost(self.space.stranger)
 
-    def push_many(self, jobs: Sequence[tuple[str, bytes, float | None]]) -> None:
-        """In the given order within a queue; in chunks of 1,000, each all or nothing."""
-        self.post([Outgoing(queue, payload, delay or 0.0) for queue, payload, delay in jobs])
-
     def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
-        """As push_many. A job that needs a lock takes it in the same step."""
+        """In chunks of 1,000, each all or nothing. A job that needs a lock takes it in the same step."""
         return sent(self.space, self._keys, jobs) if jobs else []
 
     def free(self, name: str, owner: str) -> bool:
@@ -212,10 +190,8 @@ class KeyspaceQueue:
         return member
 
     def owners(self, queue: str) -> list[str]:
-        fields = [
-            field.decode("utf-8", "replace") for field in self.space.call("HKEYS", *self._keys(keys.owners(queue)))
-        ]
-        return [field for field in fields if not field.endswith(keys.FENCE)]
+        found = self.space.call("HKEYS", *self._keys(keys.owners(queue)))
+        return [name for name in [raw.decode("utf-8", "replace") for raw in found] if not name.endswith(keys.FENCE)]
 
     def forget_lanes(self, queues: Sequence[str], owners: Sequence[str]) -> None:
         """Of a base.LaneConnector."""
@@ -251,16 +227,14 @@ class KeyspaceQueue:
         return ()
 
     def sizes(self, queue: str) -> Sizes:
-        ready, delayed, reserved, failed = self._keys(
-            keys.ready(queue), keys.delayed(queue), keys.reserved(queue), keys.failed(queue)
-        )
-        counts: list[tuple[Arg, ...]] = [("LLEN", ready), ("ZCARD", delayed), ("ZCARD", reserved), ("HLEN", failed)]
-        (suspects,) = self._keys(keys.suspects(queue))
-        replies = checked(self.space.call_many([*counts, ("LINDEX", ready, 0), ("TIME",), ("LLEN", suspects)]))
-        head, (now, _), suspected = replies[4:]
+        kinds = (keys.ready, keys.suspects, keys.delayed, keys.reserved, keys.failed)
+        names = self._keys(*[kind(queue) for kind in kinds])
+        counts: list[tuple[Arg, ...]] = list(zip(("LLEN", "LLEN", "ZCARD", "ZCARD", "HLEN"), names, strict=True))
+        replies = checked(self.space.call_many([*counts, ("LINDEX", names[0], 0), ("TIME",)]))
+        ready, suspects, delayed, reserved, failed, head, (now, _) = replies
         created = CREATED.search(head) if head else None
         age = float(max(0, int(now) - int(created[1]))) if created else None
-        return Sizes(replies[0] + suspected, replies[1], replies[2], replies[3], age)
+        return Sizes(ready + suspects, delayed, reserved, failed, age)
 
     def clear(self, queue: str) -> int:
         """In short steps. It deletes what was there when it began, and at most what was added meanwhile."""
@@ -303,17 +277,11 @@ def read(reply: list[Any]) -> BeatReply:
     stamp, restart, down, due, more, reclaimed, waiting, cancelled = (
         each if isinstance(each, int) else each.decode("utf-8", "replace") for each in reply[:8]
     )
-    return BeatReply(
-        float(stamp),
-        str(restart),
-        str(down),
-        int(due),
-        bool(int(more)),
-        int(reclaimed),
-        [int(place) - 1 for place in str(waiting).split()],
-        [turn_of(item) for item in str(cancelled).split()],
-        [turn_of(item.decode()) for item in reply[8:]],
-    )
+    places = [int(place) - 1 for place in str(waiting).split()]
+    cancels = [turn_of(item) for item in str(cancelled).split()]
+    lost = [turn_of(item.decode()) for item in reply[8:]]
+    more, count = bool(int(more)), int(reclaimed)
+    return BeatReply(float(stamp), str(restart), str(down), int(due), more, count, places, cancels, lost)
 
 
 def turn_of(item: str) -> tuple[int, int]:

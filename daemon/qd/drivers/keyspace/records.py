@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, Replies, ScriptCall, checked, chunked, chunked_by_size, script
+from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
 from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
@@ -220,10 +220,11 @@ class KeptTicks(Records):
         return self.begin(claims)()
 
     def begin(self, claims: Sequence[Claim]) -> Answers:
-        calls = calls_of(self.prefix, claims)
+        groups = grouped([claim.queue for claim in claims], TICK_CHUNK)
+        calls = [call_of(self.prefix, queue, claims, places) for queue, places in groups]
         return partial(self._taken, len(claims), calls, self.space.begin_many(calls))
 
-    def _taken(self, count: int, calls: Sequence[ScriptCall], replies: Replies) -> list[Claimed]:
+    def _taken(self, count: int, calls: Sequence[ScriptCall], replies: Callable[[], list[Any]]) -> list[Claimed]:
         found = [Claimed()] * count
         for call, reply in zip(calls, replies(), strict=True):
             for place, answer in zip(call.places, self._answers(call, reply), strict=True):
@@ -281,15 +282,6 @@ def answer_of(reply: Any, now: float) -> Claimed:
     if isinstance(reply, list):
         return Claimed(now, found=reply[0] or b"")
     return Claimed(now, taken=True, holder=reply.decode("utf-8", "replace"))
-
-
-def calls_of(prefix: str, claims: Sequence[Claim]) -> list[ScriptCall]:
-    groups: dict[str, list[int]] = {}
-    for place, claim in enumerate(claims):
-        groups.setdefault(claim.queue, []).append(place)
-    return [
-        call_of(prefix, queue, claims, some) for queue, places in groups.items() for some in chunked(places, TICK_CHUNK)
-    ]
 
 
 def call_of(prefix: str, queue: str, claims: Sequence[Claim], places: Sequence[int]) -> ScriptCall:

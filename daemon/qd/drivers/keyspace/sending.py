@@ -26,12 +26,11 @@ jobs without knowing about entries.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import ceil
 
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, script
+from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, grouped, script
 from qd.drivers.types import Count, Effect, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
 from qd.errors import ConnectionLost
 
@@ -59,15 +58,9 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
 
 
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[ScriptCall]:
-    groups = defaultdict[tuple[str, str], list[int]](list)
-    for place, job in enumerate(jobs):
-        kind = "keyed_send" if job.key else "unique" if job.lock else "later" if job.delay else "push"
-        groups[kind, job.queue].append(place)
-    return [
-        call_of(named, kind, queue, jobs, some)
-        for (kind, queue), places in groups.items()
-        for some in chunked(places, CHUNK)
-    ]
+    kinds = ["keyed_send" if job.key else "unique" if job.lock else "later" if job.delay else "push" for job in jobs]
+    groups = grouped(zip(kinds, [job.queue for job in jobs], strict=True), CHUNK)
+    return [call_of(named, kind, queue, jobs, some) for (kind, queue), some in groups]
 
 
 def call_of(named: Keys, kind: str, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:

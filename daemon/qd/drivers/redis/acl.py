@@ -53,26 +53,13 @@ def quiet_tries(prefix: str, queue: str) -> Tries:
     """Commands that write nothing: on a key that does not exist, or with an invalid argument."""
     none = scratch_key(prefix, queue)
     return [
-        ("TIME",),
-        ("EVALSHA", "0" * 40, 0),
-        ("EVAL", "return 1", 0),
-        ("EXPIRE", none, 5),
-        ("PEXPIRE", none, 5000),
-        ("LINDEX", none, 0),
-        ("LRANGE", none, 0, 0),
-        ("LTRIM", none, 0, -1),
-        ("LREM", none, 0, "m"),
-        ("BLPOP", none, "soon"),
-        ("ZADD", none, "XX", 1, "m"),
-        ("ZRANGE", none, 0, 0),
-        ("ZRANGEBYSCORE", none, 0, 1),
-        ("ZREMRANGEBYSCORE", none, 0, 1),
-        ("ZREMRANGEBYRANK", none, 0, 0),
-        ("HINCRBY", none, "f", "one"),
-        ("HSET", none, "f", "1", "g"),
-        *((name, none, "m") for name in OF_A_MEMBER),
-        *((name, none) for name in OF_A_KEY),
-    ]
+        ("TIME",), ("EVALSHA", "0" * 40, 0), ("EVAL", "return 1", 0), ("EXPIRE", none, 5), ("PEXPIRE", none, 5000),
+        ("LINDEX", none, 0), ("LRANGE", none, 0, 0), ("LTRIM", none, 0, -1), ("LREM", none, 0, "m"), ("BLPOP", none, "soon"),
+        ("ZADD", none, "XX", 1, "m"), ("ZRANGE", none, 0, 0), ("ZRANGEBYSCORE", none, 0, 1),
+        ("ZREMRANGEBYSCORE", none, 0, 1), ("ZREMRANGEBYRANK", none, 0, 0),
+        ("HINCRBY", none, "f", "one"), ("HSET", none, "f", "1", "g"),
+        *((name, none, "m") for name in OF_A_MEMBER), *((name, none) for name in OF_A_KEY),
+    ]  # fmt: skip
 
 
 def writing_tries(prefix: str, queue: str) -> Tries:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hiredis
@@ -156,11 +157,7 @@ class Link(asyncio.Protocol):
 async def opened(target: RedisUrl, timeout: float) -> tuple[asyncio.Transport, bytes, object]:
     """A connection opened by redis.asyncio: its transport, what the server has sent already, and what must be kept as long
     as the transport is used. Raises OSError."""
-    where: dict[str, Any] = {"path": target.path} if target.path else {"host": target.host, "port": target.port}
-    kind: Any = Unix if target.path else Tls if target.tls else Connection
-    if target.tls:
-        where["context"] = target.tls
-    made = client.unconnected(kind, timeout, **where)
+    made = client.unconnected((Connection, Tls, Unix), timeout, **target.where)
     try:
         await made.connect()
     except client.FAILURES as error:
@@ -251,7 +248,7 @@ class AsyncConnection:
             if target.must_be_primary:
                 await asyncio.to_thread(target.locate, self.timeout)
             transport, early, streams = await opened(target, self.timeout)
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             target.distrust()
             raise unreached(error)(f"Redis at {target.place} does not answer: {reason(error)}") from None
         link = Link(transport, streams, target.place, self.timeout)
@@ -321,15 +318,12 @@ class AsyncQueue:
     """A queue and its stores for the tasks of one event loop."""
 
     def __init__(self, settings: ConnectionSettings, title: str, patience: float) -> None:
-        self._settings, self._title, self._patience = settings, title, patience
+        self._new = partial(AsyncConnection, settings.url or "", title, patience)
         self._connection = self._new()
         self._space = Replayed(self._connection)
         # All that `do` needs; not sizes, waits and a worker's turn.
         self._queue = cast(Connector, KeyspaceQueue(settings, cast(Keyspace, self._space)))
         self._spares = list[AsyncConnection]()
-
-    def _new(self) -> AsyncConnection:
-        return AsyncConnection(self._settings.url or "", self._title, self._patience)
 
     async def do(self, step: Callable[[Connector], T]) -> T:
         """The result of step(queue). It runs again with each reply that has come, until no call is left without one. So it

@@ -14,8 +14,9 @@ import encodings.idna  # noqa: F401 - resolving the first host name imports it
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
@@ -24,15 +25,6 @@ FAILURES = (RedisError, AttributeError)  # AttributeError: redis-py fails to for
 # Otherwise redis-py reads its package metadata for each connection, for a handshake that qd does not send: 2 ms, and 2 MB of
 # each forked process. Older versions read it once and do not have this argument.
 NO_DRIVER_INFO: dict[str, Any] = {"driver_info": None} if find_spec("redis.driver_info") else {}
-
-
-class Opened(Protocol):
-    """The part of an open redis-py connection that qd uses."""
-
-    _sock: Any
-
-    def connect(self) -> None: ...
-    def disconnect(self) -> None: ...
 
 
 class TlsConnection(SSLConnection):
@@ -46,20 +38,13 @@ class TlsConnection(SSLConnection):
         return self._context.wrap_socket(sock, server_hostname=self.host)
 
 
-def tcp(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Opened:
-    """timeout: seconds to connect, and for each step of the TLS handshake. Raises OSError."""
-    if tls:
-        return _connected(TlsConnection, timeout, host=host, port=port, context=tls)
-    return _connected(Connection, timeout, host=host, port=port)
+KINDS = (Connection, TlsConnection, UnixDomainSocketConnection)
 
 
-def unix(path: str, timeout: float) -> Opened:
-    """Raises OSError."""
-    return _connected(UnixDomainSocketConnection, timeout, path=path)
-
-
-def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
-    connection: Opened = unconnected(kind, timeout, **where)
+def opened(timeout: float, **where: Any) -> Any:
+    """An open connection of redis-py. timeout: seconds to connect, and for each step of the TLS handshake. where: see
+    unconnected. Raises OSError."""
+    connection = unconnected(KINDS, timeout, **where)
     try:
         connection.connect()
     except FAILURES as error:
@@ -68,7 +53,15 @@ def _connected(kind: Any, timeout: float, **where: Any) -> Opened:
     return connection
 
 
-def unconnected(kind: Any, timeout: float, **where: Any) -> Any:
+def unconnected(
+    kinds: Sequence[Any], timeout: float, *, host: str = "", port: int = 0, path: str | None = None, tls: object = None
+) -> Any:
+    """kinds: the classes for TCP, TLS and unix sockets. tls: an SSLContext."""
+    tcp, secure, unix = kinds
+    kind = unix if path else secure if tls else tcp
+    where: dict[str, Any] = (
+        {"path": path} if path else {"host": host, "port": port, **({"context": tls} if tls else {})}
+    )
     # redis-py's default is no retry. It would deepcopy a `retry` argument, which costs each process 0.3 MB.
     times = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     # redis_connect_func: in place of redis-py's handshake; qd sends the greeting

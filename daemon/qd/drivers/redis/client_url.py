@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import redis
+from redis.connection import Connection, SSLConnection
+
 from qd.drivers.redis import credentials
 from qd.drivers.redis.url import TLS_OPTIONS, host_port
 from qd.errors import ConfigError
@@ -26,8 +29,6 @@ def url_of(client: Any) -> str:
     """Does not connect. Raises ConfigError: not a client of redis-py, or one with parameters that qd does not support."""
     if any(base.__module__.startswith("redis.asyncio") for base in type(client).__mro__):
         raise ConfigError(f"Qd(redis=...) {TAKEN}; this one is of redis.asyncio: qd connects without an event loop")
-    import redis  # already loaded by the caller
-
     if isinstance(client, redis.RedisCluster):
         return _of_cluster(client)
     if not isinstance(client, redis.Redis):
@@ -47,8 +48,6 @@ def url_of(client: Any) -> str:
 
 
 def _of_sentinel(pool: Any) -> str:
-    from redis.connection import SSLConnection
-
     if not pool.is_master:
         raise ConfigError("Qd(redis=...): slave_for() gives a replica, and queues need the primary: use master_for()")
     kind, given = pool.connection_class, pool.connection_kwargs
@@ -62,9 +61,8 @@ def _of_sentinel(pool: Any) -> str:
     if theirs.get("credential_provider") is not None:
         raise ConfigError("Qd(redis=...): qd supports a user and password for sentinels, not a credential_provider")
     if is_tls and are_tls and tls != sentinel_tls:
-        raise ConfigError(
-            "Qd(redis=...): the TLS options of servers and sentinels differ, and qd uses one set for both"
-        )
+        why = "the TLS options of servers and sentinels differ, and qd uses one set for both"
+        raise ConfigError(f"Qd(redis=...): {why}")
     options = {
         "sentinel_username": theirs.get("username"),
         "sentinel_password": _text(theirs.get("password"), "password"),
@@ -78,8 +76,6 @@ def _of_sentinel(pool: Any) -> str:
 
 
 def _of_cluster(client: Any) -> str:
-    from redis.connection import Connection, SSLConnection
-
     nodes = client.nodes_manager
     given = nodes.connection_kwargs
     kind = given.get("connection_class") or (SSLConnection if given.get("ssl") else Connection)
@@ -91,9 +87,8 @@ def _of_cluster(client: Any) -> str:
 
 def _check_class(kind: type) -> None:
     if not kind.__module__.startswith("redis."):
-        raise ConfigError(
-            f"Qd(redis=...): qd does not support {kind.__name__}, a connection class of {kind.__module__}"
-        )
+        what = f"{kind.__name__}, a connection class of {kind.__module__}"
+        raise ConfigError(f"Qd(redis=...): qd does not support {what}")
 
 
 def _url(scheme: str, given: Parameters, place: str, options: Mapping[str, Any]) -> str:
@@ -102,11 +97,9 @@ def _url(scheme: str, given: Parameters, place: str, options: Mapping[str, Any])
     if (provider := given.get("credential_provider")) is not None:
         query["credentials"] = credentials.add(provider)
         user = password = ""
-    login = (
-        f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else f"{quote(user, safe='')}@" * bool(user)
-    )
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     written = urlencode({key: value for key, value in query.items() if value not in (None, "")})
-    return f"{scheme}://{login}{place}{'?' if written else ''}{written}"
+    return f"{scheme}://{login}{'@' if login else ''}{place}{'?' if written else ''}{written}"
 
 
 def _text(value: object, what: str) -> str:
@@ -121,8 +114,6 @@ def _text(value: object, what: str) -> str:
 
 def _tls(kind: type, given: Parameters) -> dict[str, Any]:
     """The TLS options that differ from redis-py's defaults. Raises ConfigError for unsupported ones."""
-    from redis.connection import SSLConnection
-
     if not issubclass(kind, SSLConnection):
         return {}
     if refused := ", ".join(name for name in REFUSED if given.get(name)):
@@ -132,6 +123,6 @@ def _tls(kind: type, given: Parameters) -> dict[str, Any]:
     options = {name: given.get(name) for name in TLS_OPTIONS} | {"ssl_cert_reqs": checked}
     options["ssl_check_hostname"] = None if made.check_hostname or checked else "false"
     options["ssl_password"] = _text(given.get("ssl_password"), "ssl_password")
-    version = given.get("ssl_min_version")
-    options["ssl_min_version"] = None if version is None else int(version)
+    if (version := given.get("ssl_min_version")) is not None:
+        options["ssl_min_version"] = int(version)
     return {name: value for name, value in options.items() if value not in (None, "")}

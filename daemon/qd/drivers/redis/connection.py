@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hiredis
 
@@ -25,9 +25,6 @@ from qd.drivers.redis.url import reason, unreached
 from qd.errors import ConnectionLost, NoAnswer, QdError, ServerBusy, ServerRefused, Unreachable
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.process.shield import shield
-
-if TYPE_CHECKING:
-    from qd.drivers.redis.client import Opened
 
 
 class PendingReplies:
@@ -71,7 +68,7 @@ class RedisConnection(Patience):
     def __init__(self, url: str, *, name: str = "", connect_timeout: float = 5.0, timeout: float = 5.0) -> None:
         self.target, self.name = target_of(url), name
         self.connect_timeout, self.timeout = connect_timeout, timeout
-        self._connection: Opened | None = None  # redis-py's
+        self._connection: Any = None  # redis-py's
         self._sock: socket.socket | None = None  # of _connection
         self._file: Identity | None = None  # of the socket: a job may close it and reuse its descriptor
         self._reader: Any = None
@@ -85,16 +82,20 @@ class RedisConnection(Patience):
 
     def connect(self) -> None:
         """Open and greet. Raises Unreachable, Unusable, ConnectionLost, ServerBusy or WrongPassword."""
+        from qd.drivers.redis import client  # it loads redis-py
+
         self.close()
         self.report_progress(NAMED)
         user, password = self.target.login.ask(self.target.place)
         try:
-            self._connection = self.target.connection(self.connect_timeout)
+            self.target.locate(self.connect_timeout)
+            self._connection = client.opened(self.connect_timeout, **self.target.where)
             sock: socket.socket = self._connection._sock
             self._sock, self._file = sock, identity(sock.fileno())
             sock.settimeout(self.timeout)
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             self.close()
+            self.target.distrust()
             raise unreached(error)(f"Redis at {self.target.place} does not answer: {reason(error)}") from None
         self._reader = hiredis.Reader()
         self._used = time.monotonic()
@@ -117,21 +118,16 @@ class RedisConnection(Patience):
         return protocol.stranger(self.target)
 
     def call(self, *args: Arg) -> Any:
-        """One command, one reply."""
         self.send(protocol.packed(args))
         return self.receive()
 
     def call_many(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """A pipeline. Errors of single commands are exceptions in the list; raises ConnectionLost only."""
-        return self.exchange([b"".join([protocol.packed(c) for c in commands])], len(commands))
-
-    def exchange(self, commands: Sequence[bytes], count: int | None = None) -> list[Any]:
-        """As call_many, with packed commands."""
-        self.write_all(commands)
-        return self.read_all(len(commands) if count is None else count)
+        self.send(b"".join([protocol.packed(command) for command in commands]))
+        return self.read_all(len(commands))
 
     def write_all(self, commands: Sequence[bytes]) -> None:
-        """Write one by one, so that each command has its own time limit."""
+        """Write packed commands one by one, so that each has its own time limit."""
         self.send(commands[0])
         for command in commands[1:]:
             self._write(command)
@@ -191,7 +187,8 @@ class RedisConnection(Patience):
                 script, command = calls[place].script, protocol.evalsha(*calls[place][:3])
                 texts.append(command if script.sha in sent else protocol.with_text(script, command))
                 sent.add(script.sha)
-            for place, reply in zip(again, self.exchange(texts), strict=True):
+            self.write_all(texts)
+            for place, reply in zip(again, self.read_all(len(texts)), strict=True):
                 replies[place] = reply
         return [protocol.with_refusals(reply) for reply in replies]
 
@@ -241,7 +238,7 @@ class RedisConnection(Patience):
             sent = 0 if isinstance(sock, ssl.SSLSocket) else write_some(sock.fileno(), command)
             if sent < len(command):
                 sock.sendall(memoryview(command)[sent:])
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             self.lost(error)
 
     def receive(self) -> Any:
@@ -271,7 +268,7 @@ class RedisConnection(Patience):
                         raise TimeoutError
             if came > LARGE and not reader.has_data():
                 self._reader = hiredis.Reader()  # the old one keeps a copy until the next reply
-        except (OSError, ssl.SSLError, hiredis.ProtocolError) as error:
+        except (OSError, hiredis.ProtocolError) as error:
             self.lost(error)
         if not self.target.must_be_primary:  # else send() checks once a second that it still is
             self._used = time.monotonic()
@@ -304,7 +301,7 @@ class RedisConnection(Patience):
             self._reader.feed(sock.recv(65536))
         except ssl.SSLWantReadError:
             return False
-        except (OSError, ssl.SSLError):
+        except OSError:
             return True  # the next read raises it
         finally:
             sock.settimeout(self.timeout)

@@ -83,9 +83,8 @@ def classified(text: str) -> Exception:
     if word in ("MOVED", "CROSSSLOT"):
         return OtherKind(f"{text} (this server is a node of a cluster: write redis+cluster:// in the url)")
     if word == "OOM" or "-OOM " in text:
-        return ServerBusy(
-            f"Redis is full and takes no new jobs until workers have made room or maxmemory is raised: {text}"
-        )
+        until = "until workers have made room or maxmemory is raised"
+        return ServerBusy(f"Redis is full and takes no new jobs {until}: {text}")
     if word in BUSY or any(mark in text for mark in HIDDEN):
         return ServerBusy(f"Redis cannot serve now: {text}")
     return ServerRefused(text)

@@ -17,17 +17,13 @@ import re
 import ssl
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import hiredis
 
 from qd.drivers.redis.url import OPTIONS, RedisUrl, host_port, login_of, parsed, reason, switch, tls_context, unreached
-from qd.errors import ConfigError, ConnectionLost, NeedsMending, Unreachable, Unusable, WrongPassword
-
-if TYPE_CHECKING:
-    from qd.drivers.redis.client import Opened
-
+from qd.errors import ConfigError, ConnectionLost, Unreachable, Unusable, WrongPassword
 
 KINDS = ("redis+sentinel", "rediss+sentinel")
 WRITTEN = "redis+sentinel://host:26379,host:26379/SERVICE/DB"
@@ -78,17 +74,8 @@ class Primary(RedisUrl):
             return f"{self.host}:{self.port}/{self.db} (the primary of '{self.service}')"
         return f"'{self.service}' by the sentinels {', '.join([shown(each) for each in self.sentinels])}"
 
-    def connection(self, timeout: float) -> Opened:
-        """A connection to the named server; RedisConnection checks its role. Raises OSError, ConnectionLost."""
-        self.locate(timeout)
-        try:
-            return super().connection(timeout)
-        except OSError:
-            self.distrust()
-            raise
-
     def locate(self, timeout: float) -> None:
-        """Raises OSError, ConnectionLost."""
+        """RedisConnection checks the role of the named server. Raises ConnectionLost."""
         self.host, self.port = self.find_primary(timeout)
 
     def distrust(self) -> None:
@@ -139,33 +126,22 @@ class Primary(RedisUrl):
             if not isinstance(found, list):
                 masters = query.call("SENTINEL", "MASTERS")
                 names = sorted(each[each.index(b"name") + 1].decode() for each in masters)
-                raise UnknownService(self.service, shown(sentinel), names)
+                known = f"known: {', '.join(names)}" if names else "it knows none"
+                why = f"sentinel {shown(sentinel)} knows no primary called '{self.service}' ({known})"
+                raise Unusable(f"{why}: correct the name in the url")
             return found[0].decode(), int(found[1])
-
-
-class UnknownService(NeedsMending, Unreachable):
-    """A sentinel knows no primary of this name."""
-
-    def __init__(self, service: str, sentinel: str, names: list[str]) -> None:
-        known = f"(known: {', '.join(names)})" if names else "(it knows none)"
-        super().__init__(
-            f"sentinel {sentinel} knows no primary called '{service}' {known}: correct the name in the url"
-        )
 
 
 class SentinelQuery:
     """One short connection to a sentinel. `seconds` is the time for connecting and all replies."""
 
     def __init__(self, sentinel: Address, seconds: float, tls: ssl.SSLContext | None) -> None:
-        self.sentinel, self._until = sentinel, time.monotonic() + seconds
-        self._reader = hiredis.Reader()
         from qd.drivers.redis import client
 
-        self._connection = client.tcp(*sentinel, seconds, tls)
-        self._sock = self._connection._sock
-
-    def close(self) -> None:
-        self._connection.disconnect()
+        self.sentinel, self._until = sentinel, time.monotonic() + seconds
+        connection = client.opened(seconds, host=sentinel[0], port=sentinel[1], tls=tls)
+        self._sock, self.close = connection._sock, connection.disconnect
+        self._reader = hiredis.Reader()
 
     def call(self, *words: str) -> Any:
         """Raises OSError, WrongPassword, Unusable, and Unreachable for any other error reply."""
@@ -187,9 +163,8 @@ def error_of(text: str, sentinel: str) -> ConnectionLost:
         hint = "set sentinel_username and sentinel_password in the url"
         return WrongPassword(f"sentinel {sentinel} refuses this user or password ({hint}): {text}")
     if text.startswith("ERR unknown command"):
-        return Unusable(
-            f"the server at {sentinel} is not a sentinel: write redis:// in the url, or the sentinels' addresses"
-        )
+        hint = "write redis:// in the url, or the sentinels' addresses"
+        return Unusable(f"the server at {sentinel} is not a sentinel: {hint}")
     return Unreachable(f"sentinel {sentinel}: {text}")
 
 

@@ -1,7 +1,9 @@
-"""The parsed URL of a Redis or Valkey server, and a redis-py connection to it.
+"""The parsed URL of a Redis or Valkey server, or of a cluster.
 
 redis://[user:password@]host[:port][/db], rediss://..., unix://[user:password@]/path?db=N. The options are db, credentials
 (MODULE:ATTRIBUTE, see credentials.py), and those of redis-py's ssl_ options that TLS_OPTIONS lists.
+
+redis+cluster://[user:password@]host[:port],host[:port]..., rediss+cluster://...: Seeds, some servers of the cluster.
 
 sentinel.py parses redis+sentinel://. Parsing a URL does not load redis-py; redis-py's parse_url would also ignore unknown
 options.
@@ -11,21 +13,18 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from qd.drivers.redis import credentials
 from qd.drivers.urls import options_of
 from qd.errors import ConfigError, Unreachable, Unusable
 
-if TYPE_CHECKING:
-    from qd.drivers.redis.client import Opened
-
-
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 TLS_OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers")
 OPTIONS = ("db", "credentials", *TLS_OPTIONS)
 KINDS = ("redis", "rediss", "unix")
+PORT = 6379
 SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -41,7 +40,7 @@ class RedisUrl:
         if self.path == "":
             raise ConfigError("a unix:// url names the server's socket: unix:///run/redis/redis.sock")
         try:
-            self.host, self.port = parts.hostname or "localhost", parts.port or 6379
+            self.host, self.port = parts.hostname or "localhost", parts.port or PORT
             self.db = int(query.get("db") or ("" if self.path else parts.path.strip("/")) or 0)
         except ValueError as error:
             raise ConfigError(f"a Redis url needs a number as port and as database ({error})") from None
@@ -51,13 +50,10 @@ class RedisUrl:
     def place(self) -> str:
         return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}/{self.db}"
 
-    def connection(self, timeout: float) -> Opened:
-        """Raises OSError."""
-        from qd.drivers.redis import client
-
-        if self.path:
-            return client.unix(self.path, timeout)
-        return client.tcp(self.host, self.port, timeout, self.tls)
+    @property
+    def where(self) -> dict[str, Any]:
+        """The arguments of client.opened()."""
+        return {"host": self.host, "port": self.port, "path": self.path, "tls": self.tls}
 
     def locate(self, timeout: float) -> None:
         """Set host and port. Primary overrides it."""
@@ -113,9 +109,8 @@ def tls_context(query: Mapping[str, str]) -> ssl.SSLContext:
         if ciphers := query.get("ssl_ciphers"):
             context.set_ciphers(ciphers)
     except (ValueError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"this system does not support ssl_min_version or ssl_ciphers of a Redis url: {error}"
-        ) from None
+        options = "ssl_min_version or ssl_ciphers"
+        raise ConfigError(f"this system does not support {options} of a Redis url: {error}") from None
     checks = query.get("ssl_cert_reqs", "required")
     if checks not in ("required", "none"):
         raise ConfigError(f"ssl_cert_reqs={checks} in a Redis url is neither required nor none")
@@ -138,9 +133,50 @@ def reason(why: object) -> str:
     if isinstance(why, TimeoutError):
         return "no answer to TLS in time: does this port use TLS?" if "handshake" in str(why) else "no answer in time"
     if isinstance(why, ssl.SSLCertVerificationError):
-        return (
-            f"its certificate is refused: {why.verify_message} (set ssl_ca_certs to its authority, the url to its host)"
-        )
+        hint = "set ssl_ca_certs to its authority, the url to its host"
+        return f"its certificate is refused: {why.verify_message} ({hint})"
     if isinstance(why, ssl.SSLError) and (isinstance(why, ssl.SSLEOFError) or "CERTIFICATE_REQUIRED" in str(why)):
         return "it ended TLS: if it requires a client certificate, set ssl_certfile and ssl_keyfile"
     return (getattr(why, "strerror", None) or str(why) or type(why).__name__).lower()
+
+
+SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+
+
+class Seeds(NamedTuple):
+    """A parsed redis+cluster:// url. places: some of the servers, `host:port`."""
+
+    places: tuple[str, ...]
+    before: str  # scheme, user and password of a server's url
+    behind: str  # its options
+
+    def url(self, place: str) -> str:
+        return f"{self.before}{place}{self.behind}"
+
+
+def seeds_of(url: str) -> Seeds:
+    """Raises ConfigError."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"unknown kind of url '{scheme}:' of a cluster (known: {', '.join(SCHEMES)})")
+    netloc, query, options = rest.partition("?")
+    netloc, _, path = netloc.partition("/")
+    if path.strip("/") not in ("", "0"):
+        raise ConfigError(f"a cluster has database 0 only: remove /{path} from the url")
+    user, at, hosts = netloc.rpartition("@")
+    places = tuple(with_port(part.strip()) for part in hosts.split(",") if part.strip())
+    if not places:
+        raise ConfigError("the url of a cluster names no server (written redis+cluster://host:6379,host:6379)")
+    found = Seeds(places, f"{SCHEMES[scheme]}://{user}{at}", f"{query}{options}")
+    for place in places:
+        if RedisUrl(found.url(place)).db:
+            raise ConfigError("a cluster has database 0 only: remove db= from the url")
+    return found
+
+
+def with_port(place: str) -> str:
+    try:
+        parts = urlsplit(f"//{place}")
+        return place if parts.port else f"{place.rstrip(':')}:{PORT}"
+    except ValueError as error:
+        raise ConfigError(f"'{place}' in the url of a cluster is not host:port ({error})") from None

@@ -16,7 +16,7 @@ import os
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -126,16 +126,21 @@ class Service:
         missing = refusals.NoCredentialsError | refusals.PartialCredentialsError | refusals.TokenRetrievalError
         if isinstance(error, missing):
             return WrongPassword(f"no credentials for SQS at {place}: {WAYS}")
+        if isinstance(error, refusals.ParamValidationError):
+            return ServerRefused(f"boto3 does not send this: {str(error).splitlines()[-1].strip()}")
+        if isinstance(error, refusals.CredentialRetrievalError | refusals.UnauthorizedSSOTokenError):
+            return WrongPassword(f"no credentials for SQS at {place}: {type(error).__name__}")
         if not isinstance(error, refusals.ClientError):
-            return unsent(error, place)
+            line = str(error).splitlines()[0] if str(error) else ""
+            return ConnectionLost(f"SQS at {place}: {type(error).__name__}: {line}")
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         text = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
-        if any(word in code for word in UNKNOWN):
+        if has(code, UNKNOWN):
             return NoSuchQueue(f"SQS at {place} has no such queue ({text})")
-        if any(word in code for word in DENIED):
+        if has(code, DENIED):
             return WrongPassword(f"SQS at {place} refuses these credentials: {text}")
-        if status >= 500 or status == 429 or any(word in code for word in BUSY):
+        if status >= 500 or status == 429 or has(code, BUSY):
             return ServerBusy(f"SQS at {place} cannot serve now: {text or status}")
         return ServerRefused(text)
 
@@ -143,13 +148,8 @@ class Service:
         self.http.close()
 
 
-def unsent(error: Exception, place: str) -> Exception:
-    """An error of boto3 itself as ours."""
-    if isinstance(error, refusals.ParamValidationError):
-        return ServerRefused(f"boto3 does not send this: {str(error).splitlines()[-1].strip()}")
-    if isinstance(error, refusals.CredentialRetrievalError | refusals.UnauthorizedSSOTokenError):
-        return WrongPassword(f"no credentials for SQS at {place}: {type(error).__name__}")
-    return ConnectionLost(f"SQS at {place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+def has(text: str, words: Sequence[str]) -> bool:
+    return any(word in text for word in words)
 
 
 def is_object(text: bytes) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.broker.base import QueueCounts
 from qd.drivers.keyspace.base import chunked, chunked_by_size
-from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service
+from qd.drivers.sqs.client import BUSY, NoSuchQueue, Service, has
 from qd.drivers.urls import is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerBusy, ServerRefused, TooLarge
 from qd.payload.format import Payload, read, tags_of
@@ -21,7 +21,13 @@ WAIT = 20  # seconds that SQS waits for a message at most
 TRIES = 3  # sends of messages that SQS itself failed to accept
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessagesNotVisible")
 TOO_LARGE = ("BatchRequestTooLong", "must be shorter than", "cannot be longer than")
-UNFIT = ("InvalidMessageContents", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter")
+UNFIT = (
+    *TOO_LARGE,
+    "InvalidMessageContents",
+    "InvalidParameterValue",
+    "InvalidParameterCombination",
+    "MissingParameter",
+)
 GROUP = "group:"  # prefix of the tag that names a job's group
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_PRINTABLE = re.compile(r"[^!-~]")
@@ -104,10 +110,12 @@ class SqsMessages:
         try:
             reply = self._call("send_message_batch", queue, Entries=entries)
         except ServerRefused as error:
-            if not is_unfit(str(error)):
+            if not has(str(error), UNFIT):
                 raise
             if len(places) == 1:
-                found[places[0]] = unfit(jobs[places[0]][0], str(error))
+                size, large = len(jobs[places[0]][0]), has(str(error), TOO_LARGE)
+                why = f"{size} bytes are more than SQS accepts" if large else "SQS does not accept its content"
+                found[places[0]] = (TooLarge if large else NeverTaken)(f"{why}: {error}")
                 return
             for half in (places[: len(places) // 2], places[len(places) // 2 :]):
                 self._batch(queue, jobs, half, found)
@@ -153,17 +161,12 @@ class SqsMessages:
         params = {"ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
         return self._answered("change_message_visibility", queue, **params)
 
-    def hide_many(self, queue: str, handles: Sequence[str], seconds: float) -> list[str]:
-        """As `hide`. Returns the handles that are no longer valid."""
-        lost = list[str]()
+    def hide_many(self, queue: str, handles: Sequence[str], seconds: float) -> None:
+        """As `hide`."""
         for some in chunked(handles, BATCH):
-            entries = [
-                {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": whole(seconds)}
-                for place, handle in enumerate(some)
-            ]
-            reply = self._call("change_message_visibility_batch", queue, Entries=entries)
-            lost += [some[int(each["Id"])] for each in reply.get("Failed", ()) if each.get("SenderFault", True)]
-        return lost
+            hidden = {"VisibilityTimeout": whole(seconds)}
+            entries = [{"Id": str(n), "ReceiptHandle": handle, **hidden} for n, handle in enumerate(some)]
+            self._call("change_message_visibility_batch", queue, Entries=entries)
 
     def _answered(self, operation: str, queue: str, **params: Any) -> bool:
         try:
@@ -171,7 +174,7 @@ class SqsMessages:
         except NoSuchQueue:
             raise
         except ServerRefused as error:
-            if not any(word in str(error) for word in ("ReceiptHandle", "MessageNotInflight", "InvalidParameterValue")):
+            if not has(str(error), ("ReceiptHandle", "MessageNotInflight", "InvalidParameterValue")):
                 raise
             return False
         return True
@@ -249,23 +252,8 @@ def whole(seconds: float) -> int:
 
 def error_of(failed: dict[str, Any]) -> QdError:
     text = f"{failed.get('Code', 'unknown')}: {failed.get('Message', '')}".rstrip(": ")
-    if is_too_large(text):
+    if has(text, TOO_LARGE):
         return TooLarge(text)
-    if not failed.get("SenderFault", True) or any(word in text for word in BUSY):
+    if not failed.get("SenderFault", True) or has(text, BUSY):
         return ServerBusy(f"SQS cannot accept it now: {text}")
-    return NeverTaken(text) if is_unfit(text) else ServerRefused(text)
-
-
-def unfit(payload: bytes, text: str) -> NeverTaken:
-    if is_too_large(text):
-        return TooLarge(f"{len(payload)} bytes are more than SQS accepts: {text}")
-    return NeverTaken(f"SQS does not accept its content: {text}")
-
-
-def is_unfit(text: str) -> bool:
-    """Whether SQS refused because of a message itself, not because of the sender or the time."""
-    return is_too_large(text) or any(word in text for word in UNFIT)
-
-
-def is_too_large(text: str) -> bool:
-    return any(word in text for word in TOO_LARGE)
+    return NeverTaken(text) if has(text, UNFIT) else ServerRefused(text)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qd.drivers.broker.base import Delivery
-from qd.drivers.broker.keeper import BrokerKeeperQueue, Refused, open_broker_queue
+from qd.drivers.broker.queue import BrokerQueue, Refused, open_broker_queue
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked, script
 from qd.drivers.keyspace.sending import effect_args
@@ -36,7 +36,7 @@ RARELY, OFTEN = 30.0, 3.0  # seconds between two counts of waiting jobs by a kee
 RECLAIM = 100  # leases a beat ends per queue, at most
 
 
-class SqsQueue(BrokerKeeperQueue):
+class SqsQueue(BrokerQueue):
     backend: SqsBroker
     _counted_at = float("-inf")
     _found_waiting: Sequence[int] = ()  # by the last count
@@ -203,6 +203,6 @@ def name_of(payload: bytes) -> str:
     return f"{cut(known.job)} {cut(known.id or known.uuid or '')} ({len(payload)} bytes)"
 
 
-def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerKeeperQueue:
+def open_queue(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> BrokerQueue:
     backend = SqsBroker(SqsUrl(at.url or ""), lease=at.retry_after, prefix=at.prefix)
     return open_broker_queue(settings, at, who, backend, SqsQueue)

@@ -7,9 +7,12 @@ from typing import Any
 from qd.config.settings import ConnectionSettings
 from qd.drivers.broker.base import Delivery
 from qd.drivers.broker.queue import BrokerQueue
+from qd.drivers.types import NONE, Gaps
 
 
 class Standin:
+    limits: Gaps = NONE
+
     def __init__(self) -> None:
         self.back = list[float]()
 

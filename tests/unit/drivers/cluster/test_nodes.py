@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qd.drivers.cluster.nodes import Names, ready_name, seeds_of, slot_of
+from qd.drivers.cluster.nodes import Names, ready_name, slot_of
+from qd.drivers.redis.url import seeds_of
 from qd.errors import ConfigError, ServerRefused
 
 QUEUE_KEYS = (

@@ -14,7 +14,7 @@ def test_redis_py_repeats_nothing_and_checks_nothing(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
         unix.bind(path)
         unix.listen()
-        for opened in (client.unix(path, 5.0), client.tcp("127.0.0.1", tcp.getsockname()[1], 5.0)):
+        for opened in (client.opened(5.0, path=path), client.opened(5.0, host="127.0.0.1", port=tcp.getsockname()[1])):
             connection = cast(Any, opened)
             assert (connection.retry.get_retries(), connection.health_check_interval) == (0, 0)
             connection.disconnect()

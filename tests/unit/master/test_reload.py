@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qd import __version__
-from qd.master.own_code import OwnCode, release_in
+from qd.master.reload import OwnCode, release_in
 from tests.support.project import SOURCE
 
 

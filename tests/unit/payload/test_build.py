@@ -1,4 +1,4 @@
-"""qd.payload.rewrite: payloads of chained jobs, payloads changed by an outcome, and failed payloads sent again."""
+"""qd.payload.build: payloads of chained jobs, payloads changed by an outcome, and failed payloads sent again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from qd.drivers.types import Count, Effect, Free, Hold, Push, Reserved
 from qd.errors import JobFailure, Malformed
-from qd.payload.build import make
-from qd.payload.format import ChainedJob, Relations, read, relations_text
+from qd.payload.build import as_pushed, chained_payload, make, relations_text, sent_again, without_due
+from qd.payload.format import ChainedJob, Relations, read
 from qd.payload.reservation import answered, saving
-from qd.payload.rewrite import as_pushed, chained_payload, sent_again
 from qd.worker.outcome import DONE, Back, Cancelled, Done, Failed, Lost, Outcome
 from qd.worker.settle import effects_of
 
@@ -39,7 +38,7 @@ def test_the_remaining_chain_is_written_into_the_next_payload():
     payload = read(raw)
     assert payload.qd == Relations(chain=rest, catch=catch)
     assert (bytes(payload.data), payload.uuid, payload.id) == (TRAP.encode(), "u1", "i1")
-    assert raw.replace(relations_text(payload.qd), b"") == link().payload.encode()
+    assert without_due(raw.replace(relations_text(payload.qd), b"")) == link().payload.encode()
     assert json.loads(raw)["qd"]["chain"][0][2] == link(2).payload
 
 
@@ -49,11 +48,10 @@ def test_the_relations_of_a_chained_job_itself_stay():
     assert payload.qd == msgspec.structs.replace(own, chain=(link(2),))
 
 
-def test_the_last_chained_job_stays_unchanged():
-    assert (
-        chained_payload(link(relations=Relations(unique="n")), 1_795_000_000)
-        == link(relations=Relations(unique="n")).payload.encode()
-    )
+def test_the_last_chained_job_only_gets_the_moment_at_which_it_is_due():
+    last = msgspec.structs.replace(link(relations=Relations(unique="n")), delay=1.5)
+    raw = chained_payload(last, 1_795_000_000.25)
+    assert (without_due(raw), read(raw).due_ms) == (last.payload.encode(), 1_795_000_001_750)
 
 
 @pytest.mark.parametrize("extra", [None, {"hook": {"createdAt": 1, "id": 2, "qd": {}}}])
@@ -62,7 +60,8 @@ def test_times_of_a_chained_job_count_from_when_it_is_sent(extra):
     raw = chained_payload(made, 1_795_001_000)
     assert (read(raw).createdAt, read(raw).retryUntil) == (1_795_001_000, 1_795_001_060)
     before, after = json.loads(made.payload), json.loads(raw)
-    assert after | {"createdAt": 0, "retryUntil": 0} == before | {"createdAt": 0, "retryUntil": 0}
+    own = {"createdAt": 0, "retryUntil": 0, "due_ms": 0}
+    assert after | own == before | own
 
 
 JOB = Reserved("q", b"", "T.1.7.1", 0, 0, b"")

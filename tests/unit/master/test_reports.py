@@ -1,4 +1,4 @@
-"""qd.process.channels and qd.master.messages: what children report, how the master hears it, and what it rejects."""
+"""qd.process.channels and qd.master.reports: what children report, how the master hears it, and what it rejects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from qd.log import Log
 from qd.master.children import Children
-from qd.master.messages import Messages
+from qd.master.reports import Reports
 from qd.process import fork
 from qd.process.channels import (
     AnyMessage,
@@ -57,7 +57,7 @@ def receiver() -> Iterator[MessageReceiver]:
 
 
 class Master:
-    """Messages with their own state; `lines`: what was logged."""
+    """Reports with their own state; `lines`: what was logged."""
 
     def __init__(self, receiver: MessageReceiver) -> None:
         self.lines = list[str]()
@@ -66,7 +66,7 @@ class Master:
         state: Any = SimpleNamespace(receiver=receiver, log=log, children=self.children, stopping=None, paused=False)
         spawner: Any = SimpleNamespace(born=lambda worker: None)
         reload: Any = SimpleNamespace()
-        self.messages = Messages(state, spawner, reload, lambda *_: None, lambda _: None, lambda _: None)
+        self.reports = Reports(state, spawner, reload, lambda _: None)
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_read(
     worker = master.children.take(0, 1, 0.0)
     receiver.sender.sock.send(data)
     receiver.sender.send(Ready(slot=0, generation=worker.generation))
-    master.messages.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
-    master.messages.handle()
+    master.reports.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
+    master.reports.handle()
     assert worker.ready
     (line,) = master.lines
     assert "master.message_rejected" in line
@@ -107,7 +107,7 @@ def test_an_error_of_the_master_itself_is_raised(
     monkeypatch.setattr(master.children, "found", broken)
     receiver.sender.send(Lost(slot=0, generation=1, turn=1))
     with pytest.raises(TypeError, match="a bug"):
-        master.messages.handle()
+        master.reports.handle()
     assert master.lines == []
 
 
@@ -123,7 +123,7 @@ def test_an_unneeded_descriptor_is_closed(receiver: MessageReceiver, master: Mas
     read, write = os.pipe()
     socket.send_fds(receiver.sender.sock, [data], [write])
     os.close(write)
-    master.messages.handle()
+    master.reports.handle()
     os.set_blocking(read, False)
     assert os.read(read, 1) == b"", "the other end is still open"
     os.close(read)
@@ -139,5 +139,5 @@ def test_a_worker_abandoned_before_its_birth_is_killed(
     later = master.children.take(0, 1, 0.0)
     receiver.sender.send(Born(slot=0, generation=1, pid=77))
     receiver.sender.send(Born(slot=0, generation=2, pid=78))
-    master.messages.handle()
+    master.reports.handle()
     assert (killed, later.slot[W.PID]) == ([77], 78)

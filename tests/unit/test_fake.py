@@ -14,7 +14,7 @@ import pytest
 from qd import ArgumentError, DeclarationError, Job, Qd, Queue
 from qd.errors import ConfigError, JobFailedError, QdError
 from qd.events import JobQueued
-from qd.testing.fake import Dispatched, Fake, Pushed
+from qd.testing import Dispatched, Fake, Pushed
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from qd.master import shutdown
 from qd.master.master import merged
 from qd.process import systemd
 from qd.process.exit_codes import Exit
@@ -101,5 +100,5 @@ def test_a_program_that_ends_before_it_is_ready_has_not_failed_for_systemd(
     monkeypatch.setattr(systemd.Notifier, "_send", lambda _, values: states.append(next(iter(values))))
     rig = make_rig()
     states.clear()
-    shutdown.begin(rig.state, "the queues are empty", Exit.OK, by_signal=by_signal)
+    rig.state.begin_stop("the queues are empty", Exit.OK, by_signal=by_signal)
     assert states == sent
