@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qd.cli import main, top
-from qd.cli.top.reader import View
+from qd.cli.top import View
 from qd.cli.top.screen import Top
 from qd.options.drivers import DRIVERS
 from tests.cli.conftest import Run

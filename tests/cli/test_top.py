@@ -25,8 +25,7 @@ from textual.color import Color
 from textual.pilot import Pilot
 
 from qd.cli import context, main, top
-from qd.cli.top import view
-from qd.cli.top.reader import Reader
+from qd.cli.top import Reader, view
 from qd.cli.top.screen import Canvas, Top
 from tests.cli.conftest import Run, report
 from tests.support import warm

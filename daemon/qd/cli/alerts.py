@@ -202,9 +202,8 @@ def findings_of(state: State, alerts: AlertSettings, rates: Mapping[Place, Rate]
         part = rate.failed / rate.leaves if rate.leaves * 5 >= ENOUGH else 0.0
         if own.failure_rate is not None and part * 100 > own.failure_rate:
             fact = f"{part:.0%} of the jobs of the last 5 minutes failed, more than {own.failure_rate} %"
-            found[f"failure-rate {line.name}"] = (
-                f"queue '{line.name}': {fact}; see `qd failed summary -q {quote(line.name)}`"
-            )
+            text = f"queue '{line.name}': {fact}; see `qd failed summary -q {quote(line.name)}`"
+            found[f"failure-rate {line.name}"] = text
     return found
 
 

@@ -97,8 +97,7 @@ def check() -> None:
         output.document({"ok": True, "file": str(found.file) if found.file else None, **facts, "notes": notes})
     else:
         app = f"; the app {found.app} was not imported, `qd doctor` does that, and checks the entries of its schedule"
-        if _url_of_code(found):
-            app = f", and the app {found.app} imports"
+        app = f", and the app {found.app} imports" if _url_of_code(found) else app
         output.say(f"{found.file or 'no file: variables and defaults'}: ok{app if found.app else '; no app is named'}")
 
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -70,18 +71,15 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.find_root().ensure_object(Given), param.name, value)
 
 
-def _shared(*names: str, **more: Any) -> Callable[[F], F]:
-    return click.option(*names, expose_value=False, callback=_keep, **more)
-
-
 def options(function: F) -> F:
     """Decorator: the options that every command takes. Read them with `given()`."""
+    shared = partial(click.option, expose_value=False, callback=_keep)
     return decorated(
         function,
-        _shared("--app", metavar="MODULE:ATTR", help="The app that declares the jobs.  [QD_APP, `app` of [qd]]"),
-        _shared("--config", metavar="PATH", help="Read this file.  [QD_CONFIG, ./qd.toml, ./pyproject.toml]"),
-        _shared("-c", "--connection", metavar="NAME", help="Use this connection.  [default: `default` of [qd]]"),
-        _shared("--json", "json", is_flag=True, default=False, help="Print one JSON document, for programs."),
+        shared("--app", metavar="MODULE:ATTR", help="The app that declares the jobs.  [QD_APP, `app` of [qd]]"),
+        shared("--config", metavar="PATH", help="Read this file.  [QD_CONFIG, ./qd.toml, ./pyproject.toml]"),
+        shared("-c", "--connection", metavar="NAME", help="Use this connection.  [default: `default` of [qd]]"),
+        shared("--json", "json", is_flag=True, default=False, help="Print one JSON document, for programs."),
     )
 
 
@@ -114,13 +112,8 @@ def watched(function: Callable[..., Any]) -> Callable[..., Any]:
                 return code
             time.sleep(watch)
 
-    option = click.option(
-        "--watch",
-        type=click.FloatRange(min=0.1),
-        metavar="N",
-        help="Run again every N seconds; --json: a document a line.",
-    )
-    return option(again)
+    text = "Run again every N seconds; --json: a document a line."
+    return click.option("--watch", type=click.FloatRange(min=0.1), metavar="N", help=text)(again)
 
 
 def settings() -> Settings:
@@ -205,23 +198,23 @@ def not_running(root: Path) -> str:
     return f"the embedded server of {root} is not running; `qd work` starts it"
 
 
-def kept(kind: str, name: str, make: Callable[[], T]) -> T:
-    """What `make` opens; a command that reads again and again opens it once."""
-    held = given().kept
-    if held is None:
-        return make()
-    if (kind, name) not in held:
-        held[kind, name] = make()
-    found: T = held[kind, name]
-    return found
+def opened_once(opens: Callable[[Settings, str], T]) -> Callable[[Settings, str], T]:
+    """Decorator, for a command that reads again and again."""
+
+    @functools.wraps(opens)
+    def open_or_kept(found: Settings, name: str) -> T:
+        kept = given().kept
+        if kept is None:
+            return opens(found, name)
+        key = opens.__name__, name
+        return cast(T, kept[key] if key in kept else kept.setdefault(key, opens(found, name)))
+
+    return open_or_kept
 
 
+@opened_once
 def store(found: Settings, name: str) -> KeyspaceStore:
     """The store on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
-    return kept("store", name, lambda: _store(found, name))
-
-
-def _store(found: Settings, name: str) -> KeyspaceStore:
     from qd.drivers.connections import open_memory
     from qd.options.drivers import OPENED_WITHOUT_APP
     from qd.store.base import KeyspaceStore
@@ -248,12 +241,9 @@ def store_at(url: str, prefix: str) -> KeyspaceStore:
     return KeyspaceStore(connection, prefix)
 
 
+@opened_once
 def queue(found: Settings, name: str) -> Connector:
     """The queues on the connection `name`, until the command ends. Raises ConfigError; connects on first use."""
-    return kept("queue", name, lambda: _queue(found, name))
-
-
-def _queue(found: Settings, name: str) -> Connector:
     from qd.drivers.connections import open_queue
 
     running(found, name)

@@ -19,19 +19,21 @@ import click
 from qd.cli import context, output
 from qd.cli.output import LONGEST, but, by_whom, local_time
 from qd.config.settings import Settings
-from qd.errors import ConfigError, ConnectionLost, ServerRefused
+from qd.errors import ConnectionLost, ServerRefused
 from qd.options import kinds
 from qd.options.kinds import did_you_mean, queue_name
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.store import controls, fleet, masters
 from qd.store.base import KeyspaceStore, Store
+from qd.store.controls import Restart
 from qd.store.fleet import Kind, Target
+from qd.store.masters import MasterReport
 
 POLL = 0.1  # seconds between two checks of --wait
 FETCHED = 0.1  # seconds after a pause; after 10 ms no worker starts a job that it fetched before (worker/prefetch.py)
 OF_DAY = re.compile(r"[0-2]?\d:\d\d(:\d\d)?")
 MAX_WORKERS = 200  # as in master/state.py, which needs the whole master
-HELP = {
+TARGETS = {
     "job": "This job; repeat for several.",
     "host": "The masters on this host.",
     "pool": "The masters of this pool.",
@@ -43,7 +45,7 @@ HELP = {
 
 def part_options(*kinds: Kind) -> Callable[[Any], Any]:
     """Decorator: an option for each kind of target."""
-    added = [click.option(f"--{kind}", f"{kind}s", multiple=True, metavar="NAME", help=HELP[kind]) for kind in kinds]
+    added = [click.option(f"--{kind}", f"{kind}s", multiple=True, metavar="NAME", help=TARGETS[kind]) for kind in kinds]
     return lambda function: context.decorated(function, *added)
 
 
@@ -55,7 +57,7 @@ def targets(queues: Sequence[str], **named: Sequence[str]) -> list[Target]:
     return found
 
 
-def is_of(master: masters.MasterReport, these: Sequence[Target]) -> bool:
+def is_of(master: MasterReport, these: Sequence[Target]) -> bool:
     """Whether it runs on one of the hosts, or is of one of the pools."""
     return any(each in these for each in (Target("host", master.host), Target("pool", master.pool_title)))
 
@@ -69,7 +71,7 @@ def note_unknown_parts(store: KeyspaceStore, these: Sequence[Target]) -> None:
             output.note(f"no running master is of {kind} '{name}'{did_you_mean(name, known[kind])}")
 
 
-def pause_parts(found: Settings, these: list[Target], reason: str, seconds: float | None) -> None:
+def pause_parts(found: Settings, these: list[Target], reason: str, seconds: float | None) -> list[dict[str, Any]]:
     store = context.store(found, found.control)
     paused = fleet.read(store).pauses.keys() | these
     if sum(target.kind == "job" for target in paused) > fleet.MOST:
@@ -77,22 +79,14 @@ def pause_parts(found: Settings, these: list[Target], reason: str, seconds: floa
     note_unknown_parts(store, these)
     notes = [fleet.pause(store, each, by=context.operator(), reason=reason, seconds=seconds) for each in these]
     context.record(found, "pause", *[{kind: name} | for_(seconds) for kind, name in these], reason=reason)
-    if context.given().json:
-        rows = [{kind: name} | asdict(note) for (kind, name), note in zip(these, notes, strict=True)]
-        return output.document({"paused": rows})
-    for target in these:
-        until = f"until {output.resuming(*target)}" if seconds is None else f"for {output.duration(seconds)}"
-        output.say(f"{target}: paused {until}")
+    return [{str(kind): name} | asdict(note) for (kind, name), note in zip(these, notes, strict=True)]
 
 
-def resume_parts(found: Settings, these: list[Target]) -> None:
+def resume_parts(found: Settings, these: list[Target]) -> list[dict[str, Any]]:
     store = context.store(found, found.control)
     were = {target: fleet.resume(store, target) is not None for target in these}
     context.record(found, "resume", *[{str(kind): name} for (kind, name), was in were.items() if was])
-    if context.given().json:
-        return output.document({"resumed": [{kind: name, "was_paused": was} for (kind, name), was in were.items()]})
-    for target, was in were.items():
-        output.say(f"{target}: {'resumed' if was else 'was not paused'}")
+    return [{str(kind): name, "was_paused": was} for (kind, name), was in were.items()]
 
 
 @click.command()
@@ -126,8 +120,8 @@ def scale(pool: str, number: int) -> None:
 class ControlReply(NamedTuple):
     """What happened to a master: `back` is the one that booted in its place after the stamp."""
 
-    was: masters.MasterReport
-    back: masters.MasterReport | None
+    was: MasterReport
+    back: MasterReport | None
     after: float | None  # seconds
 
 
@@ -165,7 +159,7 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
     return 0 if all(answer.back for answer in answers) else 1
 
 
-def stamp_both(found: Settings, store: Store, rolling: bool) -> controls.Restart:
+def stamp_both(found: Settings, store: Store, rolling: bool) -> Restart:
     """Writes Laravel's restart key, and qd's stamp that names its value. If Laravel's cache does not answer, qd's masters
     restart anyway, and the error is raised."""
     try:
@@ -179,9 +173,7 @@ def stamp_both(found: Settings, store: Store, rolling: bool) -> controls.Restart
     return stamp
 
 
-def wait_for(
-    store: Store, before: list[masters.MasterReport], stamp: controls.Restart, seconds: float
-) -> list[ControlReply]:
+def wait_for(store: Store, before: list[MasterReport], stamp: Restart, seconds: float) -> list[ControlReply]:
     """Poll until every master is back, for at most `seconds`. The server may be unreachable meanwhile."""
     begun = time.monotonic()
     answers = [ControlReply(master, None, None) for master in before]
@@ -197,9 +189,7 @@ def wait_for(
         time.sleep(min(POLL, max(0.0, seconds - passed)))
 
 
-def matched(
-    answers: list[ControlReply], now: list[masters.MasterReport], stamp: controls.Restart, passed: float
-) -> list[ControlReply]:
+def matched(answers: list[ControlReply], now: list[MasterReport], stamp: Restart, passed: float) -> list[ControlReply]:
     """The answers after one more poll: each new master replaces one of the same host and pool."""
     taken = {answer.back.token for answer in answers if answer.back}
     free = [m for m in now if m.booted_at > stamp.at and m.state != "stopping" and m.token not in taken]
@@ -219,45 +209,39 @@ def say_answers(answers: list[ControlReply], seconds: float, rolling: bool) -> N
         output.say("no master reports, so there is none to wait for")
     within = output.duration(seconds)
     for was, back, after in answers:
-        text = f"not back within {within}, pid was {was.pid}"
         if back is not None:
             text = replaced(was, back, output.duration(after))
         elif rolling:
             text = f"not replaced within {within}, pid {was.pid}; see `master.reload_refused` in its log"
+        else:
+            text = f"not back within {within}, pid was {was.pid}"
         output.say(f"{was.title}: {text}")
 
 
-def replaced(was: masters.MasterReport, back: masters.MasterReport, after: str) -> str:
+def replaced(was: MasterReport, back: MasterReport, after: str) -> str:
     """For a new master, or new workers of one that stays."""
     if was.pid != back.pid:
         return f"back after {after}, pid {was.pid} -> {back.pid}"
     gone = workers_gone(was, back)
     text = output.count(gone, "worker")
-    if {each.pid for each in was.schedulers} - {each.pid for each in back.schedulers}:
-        text += " and the scheduler"
+    text += " and the scheduler" if {s.pid for s in was.schedulers} - {s.pid for s in back.schedulers} else ""
     left = len(was.workers) - gone
     more = f"; {output.count(left, 'old worker')} still to finish a job" if left else ""
     return f"{text} replaced after {after}, pid {was.pid} stays{more}"
 
 
-def workers_gone(was: masters.MasterReport, back: masters.MasterReport) -> int:
+def workers_gone(was: MasterReport, back: MasterReport) -> int:
     """Number of workers that have left, or will without another job."""
     return len({each.pid for each in was.workers} - {each.pid for each in back.workers if each.job})
 
 
-def described(before: list[masters.MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
-    if not answers:
-        return [output.fields(master, "host", "pool", "pid") for master in before]
-    return [
-        {
-            **output.fields(was, "host", "pool", "pid"),
-            "back": back is not None,
-            "new_pid": back.pid if back else None,
-            "after_s": None if after is None else round(after, 3),
-            "workers_replaced": workers_gone(was, back) if back else None,
-        }
-        for was, back, after in answers
-    ]
+def described(before: list[MasterReport], answers: list[ControlReply]) -> list[dict[str, Any]]:
+    rows = [output.fields(master, "host", "pool", "pid") for master in before]
+    for row, (was, back, after) in zip(rows, answers, strict=False):
+        row |= {"back": back is not None, "new_pid": back.pid if back else None}
+        row |= {"after_s": None if after is None else round(after, 3)}
+        row |= {"workers_replaced": workers_gone(was, back) if back else None}
+    return rows
 
 
 # -- queues
@@ -283,14 +267,16 @@ def pause(queues: tuple[str, ...], seconds: float | None, reason: str, **parts: 
         raise click.UsageError("--for 0 would end at once; leave it out to pause until `qd resume`")
     found = context.settings()
     if these := targets(queues, **parts):
-        return pause_parts(found, these, reason, seconds)
-    places = context.places(found)
-    notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
+        notes = pause_parts(found, these, reason, seconds)
+        ways = [(str(target), output.resuming(*target)) for target in these]
+    else:
+        places = context.places(found)
+        notes = pause_queues(found, places, queues, seconds=seconds, reason=reason)
+        ways = [(shown(each, places), "`qd resume`") for each in notes]
     if context.given().json:
         return output.document({"paused": notes})
-    until = "until `qd resume`" if seconds is None else f"for {output.duration(seconds)}"
-    for each in notes:
-        output.say(f"{shown(each, places)}: paused {until}")
+    for title, way in ways:
+        output.say(f"{title}: paused {f'until {way}' if seconds is None else f'for {output.duration(seconds)}'}")
 
 
 def pause_queues(
@@ -308,7 +294,7 @@ def pause_queues(
             for key in [controls.laravel_paused(place, name) for name in queues] or [controls.PAUSED_ALL]:
                 there.put(key, controls.TRUE, seconds)
     time.sleep(FETCHED)
-    context.record(found, "pause", *[queue_of(each) | for_(seconds) for each in notes], reason=reason)
+    context.record(found, "pause", *[place_of(each) | for_(seconds) for each in notes], reason=reason)
     return notes
 
 
@@ -323,22 +309,24 @@ def resume(queues: tuple[str, ...], **parts: tuple[str, ...]) -> None:
     """
     found = context.settings()
     if these := targets(queues, **parts):
-        return resume_parts(found, these)
-    places = context.places(found)
-    listed = resume_queues(found, places, queues)
+        listed, titles = resume_parts(found, these), [str(target) for target in these]
+    else:
+        places = context.places(found)
+        listed = resume_queues(found, places, queues)
+        titles = [shown(each, places) for each in listed]
     if context.given().json:
         return output.document({"resumed": listed})
-    for each in listed:
-        if each["was_paused"] or each["queue"] in queues:
-            output.say(f"{shown(each, places)}: {'resumed' if each['was_paused'] else 'was not paused'}")
-    if not queues and not any(each["was_paused"] for each in listed):
+    for title, each in zip(titles, listed, strict=True):
+        if each["was_paused"] or these or each["queue"] in queues:
+            output.say(f"{title}: {'resumed' if each['was_paused'] else 'was not paused'}")
+    if not queues and not these and not any(each["was_paused"] for each in listed):
         output.say("nothing was paused")
 
 
 def resume_queues(found: Settings, places: list[str], queues: tuple[str, ...]) -> list[dict[str, Any]]:
     """Resume these queues (none: all) and record it. Returns each queue with whether it was paused."""
     listed = [each for place in places for each in resumed(found, place, queues)]
-    context.record(found, "resume", *[queue_of(each) for each in listed if each["was_paused"]])
+    context.record(found, "resume", *[place_of(each) for each in listed if each["was_paused"]])
     return listed
 
 
@@ -354,7 +342,7 @@ def resumed(found: Settings, place: str, queues: tuple[str, ...]) -> list[dict[s
     return [{"queue": name, "connection": place, "was_paused": was} for name, was in were.items()]
 
 
-def queue_of(note: dict[str, Any]) -> dict[str, Any]:
+def place_of(note: dict[str, Any]) -> dict[str, Any]:
     return {key: note[key] for key in ("queue", "connection")}
 
 
@@ -399,9 +387,8 @@ def has_laravel(found: Settings) -> bool:
 
 
 def cache(found: Settings) -> Store:
-    """Laravel's cache, where its workers read such notes."""
-    if found.laravel is None:
-        raise ConfigError("[laravel] is not configured")
+    """Laravel's cache, where its workers read such notes; ask `has_laravel` first."""
+    assert found.laravel is not None
     return context.store_at(found.laravel.cache_url, found.laravel.cache_prefix)
 
 
@@ -424,6 +411,9 @@ def until(text: str) -> float:
         raise ValueError(f"{text!r} is more than 100 years away") from None
 
 
+UNTIL = context.Parsed(until)
+
+
 def moment_of(text: str, now: float) -> float:
     try:
         if OF_DAY.fullmatch(text):
@@ -442,13 +432,7 @@ def of_day(text: str, now: float) -> float:
 
 @click.command()
 @click.option("--reason", default="", metavar="TEXT", help="Reason, shown by `qd status`.")
-@click.option(
-    "--until",
-    "seconds",
-    type=context.Parsed(until),
-    metavar="WHEN",
-    help="End automatically: 30m, 18:30 or an ISO time.",
-)
+@click.option("--until", "seconds", type=UNTIL, metavar="WHEN", help="End automatically: 30m, 18:30 or an ISO time.")
 @click.option("--allow", multiple=True, metavar="QUEUE", help="Keep working on this queue; several: a,b or repeat.")
 @context.options
 def down(reason: str, seconds: float | None, allow: tuple[str, ...]) -> None:

@@ -83,13 +83,9 @@ def encoded(data: object) -> bytes:
 @click.option("--data", metavar="JSON", help="The job's data, instead of KEY=VALUE.")
 @click.option("--queue", metavar="QUEUE", help="Send to this queue.  [default: the job's, else the connection's]")
 @click.option("--delay", type=context.SPAN, metavar="TIME", help="Delay before the job becomes due.")
-@click.option(
-    "--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send this many copies."
-)
+@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="Send this many copies.  [default: 1]")
 @context.options
-def dispatch(
-    name: str, words: tuple[str, ...], data: str | None, queue: str | None, delay: float | None, count: int
-) -> int:
+def dispatch(name: str, words: tuple[str, ...], data: str | None, count: int, **sending: Any) -> int:
     """Send a job by its name.
 
     A value is parsed as JSON, or else is text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
@@ -99,8 +95,8 @@ def dispatch(
     Exit 1: nothing was sent, because a unique job like it waits or runs already.
     """
     given = given_data(words, data)
-    options = {"queue": queue, "delay": delay, "connection": context.given().connection}
-    sending = {key: value for key, value in options.items() if value is not None}
+    sending["connection"] = context.given().connection
+    sending = {key: value for key, value in sending.items() if value is not None}
     try:
         if "\\" in name or "@" in name:  # a job of a PHP app: App\\Jobs\\Report@fire
             result = by_name(name, given, sending, count)
@@ -112,7 +108,7 @@ def dispatch(
         output.document({"name": name, **asdict(result)})
     else:
         if ids := result.ids:
-            later = f", due in {output.duration(delay)}" if delay else ""
+            later = f", due in {output.duration(delay)}" if (delay := sending.get("delay")) else ""
             output.say(f"sent {name} {ids[0] if len(ids) == 1 else f'{len(ids)} times'} to {result.queue}{later}")
         if skipped := result.skipped:
             often, there = f" {skipped} times" if skipped > 1 else "", ", ".join(result.held_by)
@@ -239,14 +235,10 @@ def declared() -> None:
         return output.note("the app declares no jobs: are their modules named in imports = of [qd]?")
     rows = list[tuple[str, ...]]()
     for job in jobs:
-        texts = (f"{name}={text_of(name, value)}" for name, value in options_of(job).items() if name != "queue")
+        values = ((name, JOB_KINDS[name], value) for name, value in options_of(job).items() if name != "queue")
+        texts = (f"{name}={', '.join(v) if kind == 'middleware' else shown(kind, v)}" for name, kind, v in values)
         rows.append((job.name, job.options.queue or "-", " ".join(texts), job.where))
     output.table(("job", "queue", "options", "declared at"), rows)
-
-
-def text_of(name: str, value: Any) -> str:
-    kind = JOB_KINDS[name]
-    return ", ".join(value) if kind == "middleware" else shown(kind, value)
 
 
 def options_of(job: Declared) -> dict[str, Any]:

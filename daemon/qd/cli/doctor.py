@@ -114,6 +114,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         yield ok(f"{name}.cannot", f"{what}: {meaning}")
     if settings.connections[name].driver in BARE:
         return  # it has no server
+    borrows = only_keeps_jobs(name, settings)
     store = context.store(settings, name)
     begins = list(begin_of(name, settings, store))
     yield from begins
@@ -122,7 +123,7 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     primaries = list[tuple[str, RedisConnection]]()
     for where, connection in servers.redis_connections(store.space, name):
         facts = servers.facts_of(connection)
-        if not borrows(name, settings):
+        if not borrows:
             yield from servers.check_redis(connection, where, facts, clustered=connection is not store.space)
             yield from servers.check_sentinels(connection, where)
         if facts.get("role", "master") == "master":
@@ -134,19 +135,19 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
     masters = [master for master in state.masters if master.connection == name] if state else []
     served = [each.work.queues for each in found.pools.values() if each.work.connection == name]
     worked = list(dict.fromkeys(chain(*served, *(master.queues for master in masters))))
-    if borrows(name, settings):
+    if borrows:
         try:
             for hint in server_warnings(settings, name, worked):  # about queues that it does not create itself (SQS)
                 way = "raise maxReceiveCount of its redrive policy to 10 or more, or remove it"
                 yield warn(f"{name}.queues", hint, way)
         except ConfigError as error:
             yield fail(f"{name}.queues", error, AT_START, Exit.CONFIG)
-    why = "" if borrows(name, settings) else refusal(store, worked)
+    why = "" if borrows else refusal(store, worked)
     if why and "READONLY" not in why:  # a replica is reported by its role
         yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
     for where, connection in primaries:
         yield from servers.check_rights(connection, where, store.prefix, worked)
-    place = "its outbox" if borrows(name, settings) else "it"
+    place = "its outbox" if borrows else "it"
     yield from fleet.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
     yield from fleet.check_flow(settings, name, worked, state)
     yield from fleet.unworked(name, found, masters)
@@ -159,7 +160,7 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
     """Whether it can be used at all, and how well a database performs. For a server that only keeps jobs, what it borrows
     from the control connection is reported there."""
     at, space = settings.connections[name], cast("DatabaseKeyspace", store.space)
-    if borrows(name, settings):
+    if only_keeps_jobs(name, settings):
         yield servers.takes(context.queue(settings, name), at)
         return
     lacks = list(servers.tables(space, at)) if at.driver == "database" else []
@@ -167,14 +168,13 @@ def begin_of(name: str, settings: Settings, store: KeyspaceStore) -> Iterator[Fi
         yield from lacks
         return
     answer = servers.answers(store.space, name)
-    yield answer
-    yield from lacks
+    yield from (answer, *lacks)
     if at.driver == "database" and answer.sign != "fail":
         yield from servers.check_server(space, name)
 
 
-def borrows(name: str, settings: Settings) -> bool:
-    """Whether it only keeps jobs, and its other data is on the control connection."""
+def only_keeps_jobs(name: str, settings: Settings) -> bool:
+    """Its other data is on the control connection."""
     return settings.connections[name].driver not in WITH_KEYSPACE
 
 
@@ -187,7 +187,5 @@ def say(finding: Finding) -> None:
 def code_of(findings: list[Finding], *, strict: bool) -> int:
     """Configuration first, then servers: unreadable configuration hides the rest."""
     codes = {finding.code for finding in findings if finding.sign == "fail"}
-    for code in (Exit.CONFIG, Exit.UNAVAILABLE):
-        if code in codes:
-            return code
-    return 1 if codes or (strict and any(finding.sign == "warn" for finding in findings)) else 0
+    other = int(bool(codes) or (strict and any(finding.sign == "warn" for finding in findings)))
+    return next((code for code in (Exit.CONFIG, Exit.UNAVAILABLE) if code in codes), other)

@@ -86,21 +86,16 @@ def moment(at: Moment | None, now: float) -> float | None:
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: adds the filter options; the command turns their values into `Filters`."""
+    option = click.option
     return context.decorated(
         function,
-        click.option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
-        click.option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
-        click.option(
-            "--error", metavar="CLASS", help="Only those that failed with this exception; '*Error' is a pattern."
-        ),
-        click.option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
-        click.option(
-            "--since", type=TIME, metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."
-        ),
-        click.option("--until", type=TIME, metavar="TIME", help="Only those that failed before; written as --since."),
-        click.option(
-            "--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."
-        ),
+        option("-q", "--queue", multiple=True, metavar="QUEUE", help="Only of this queue; repeat for several."),
+        option("--job", metavar="NAME", help="Only jobs with this name; 'mail.*' is a pattern."),
+        option("--error", metavar="CLASS", help="Only those that failed with this exception; '*Error' is a pattern."),
+        option("--text", metavar="TEXT", help="Only those with this text in the reason, traceback or payload."),
+        option("--since", type=TIME, metavar="TIME", help="Only those that failed since: 2h (ago), 2026-11-21T10:00."),
+        option("--until", type=TIME, metavar="TIME", help="Only those that failed before; written as --since."),
+        option("--older-than", type=context.SPAN, metavar="TIME", help="Only those that failed longer ago than this."),
     )
 
 
@@ -146,9 +141,7 @@ def single(word: str, found: list[Record]) -> Record:
 
 @failed.command("list")
 @filters
-@click.option(
-    "--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; with --json: all]"
-)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help=f"Show this many, 0: all.  [{SHOWN}; --json: all]")
 @context.options
 def list_(limit: int | None, **given: Any) -> None:
     """List failed jobs, the newest first."""
@@ -229,10 +222,8 @@ def summary(every: bool, **given: Any) -> None:
     if not found:
         output.note("nothing has failed" if not total else "no failed job matches")
     else:
-        rows = [
-            (each.count, each.job or "-", each.error or "-", ",".join(sorted(each.queues)), *times(each, at.now))
-            for each in found
-        ]
+        names = [(each.job or "-", each.error or "-", ",".join(sorted(each.queues))) for each in found]
+        rows = [(each.count, *words, *times(each, at.now)) for each, words in zip(found, names, strict=True)]
         output.table(("count", "job", "error", "queues", "first", "last"), rows, right=("count",))
     if more:
         output.note(f"the newest {looked:,} of {total:,} failed jobs looked at; --all reads all")
@@ -285,16 +276,10 @@ def show(id: str, queue: tuple[str, ...]) -> int:
 def lines_of(record: Record, now: float) -> Iterator[str]:
     count, first = record.failures
     failed = moment_of(record.failed_at, now)
-    facts = {
-        "id": record.job_id,
-        "uuid": record.uuid,
-        "queue": record.queue,
-        "job": record.job,
-        "failed": failed if count == 1 else f"{count} times, first {moment_of(first, now)}, last {failed}",
-        "error": f"{record.error}: {record.reason.partition(chr(10))[0]}" if record.reason else record.error,
-        "attempts": record.attempts,
-        "crashes": record.crashes,
-    }
+    facts = {"id": record.job_id, **output.fields(record, "uuid", "queue", "job")}
+    facts["failed"] = failed if count == 1 else f"{count} times, first {moment_of(first, now)}, last {failed}"
+    facts["error"] = f"{record.error}: {record.reason.partition(chr(10))[0]}" if record.reason else record.error
+    facts |= output.fields(record, "attempts", "crashes")
     died = {key: value for key, value in (record.death or {}).items() if value and key != "stack"}
     facts |= {"peak memory" if key == "peak" else key: value_of(key, value) for key, value in died.items()}
     for name, value in facts.items():
@@ -368,7 +353,7 @@ class Tally:
 @filters
 @click.option("--rate", type=context.Parsed(rate_of), metavar="N", help="Send at most this many per second.")
 @click.option(
-    "--force", is_flag=True, help="Include those whose row in failed_jobs was retried or forgotten with artisan."
+    "--force", is_flag=True, help="Also those whose row in failed_jobs was retried or forgotten with artisan."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @context.options
@@ -378,25 +363,20 @@ def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dr
     Each starts afresh: no attempts, no crashes, and the full time of retry_for. If the command is interrupted, run it again:
     no job is lost or doubled.
     """
+    from qd.dispatch.composite import lost, lost_text
+    from qd.drivers.keyspace.records import KeptBatches
+
     which = Filters(**given)
     check_choice(ids, every, which, "send again")
     at = source(which.queue)
     # locks are only known when a retry is tried
     step: Step = (lambda chunk: at.store.refused(chunk, at.now, force=force)) if dry_run else resend(at, force)
     tally = go(at, ids, which, step, "sent again", "retried", dry_run, rate)
-    tell_batches(at, sorted(tally.batches))
-    return tally.code
-
-
-def tell_batches(at: Source, ids: Sequence[str]) -> None:
-    """Note which of these batches can never succeed, whatever is retried. Checks the first MOST of them."""
-    from qd.dispatch.composite import lost, lost_text
-    from qd.drivers.keyspace.records import KeptBatches
-
     batches = KeptBatches(at.store.store.space, at.store.store.prefix)
-    for id in ids[:MOST]:
+    for id in sorted(tally.batches)[:MOST]:  # note which can never succeed, whatever is retried
         if gone := lost(id, batches, at.store):
             output.note(f"qd: {lost_text(id, gone)}")
+    return tally.code
 
 
 @failed.command("forget")

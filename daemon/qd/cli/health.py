@@ -134,18 +134,12 @@ def well(state: State) -> str:
 
 def document(state: State, why: list[Reason]) -> dict[str, Any]:
     alive = state.living
-    queues = [
-        {
-            **output.fields(line, "connection", "name"),
-            **output.fields(line.sizes, "ready", "failed"),
-            "failed_bytes": line.failed.bytes,
-            **output.fields(line.failed, "dropped", "dropped_at"),
-            "oldest_age_s": line.sizes.oldest_age,
-            "paused": line.paused is not None,
-            "workers": line.workers,
-        }
-        for line in state.queues
-    ]
+    queues = []
+    for line in state.queues:
+        facts = output.fields(line, "connection", "name") | output.fields(line.sizes, "ready", "failed")
+        facts |= {"failed_bytes": line.failed.bytes, **output.fields(line.failed, "dropped", "dropped_at")}
+        facts |= {"oldest_age_s": line.sizes.oldest_age, "paused": line.paused is not None, "workers": line.workers}
+        queues.append(facts)
     facts = {"masters": len(alive), "workers": sum(len(m.workers) for m in alive), "queues": queues}
     listed = [{key: value for key, value in asdict(reason).items() if value} for reason in why]
     # Down: whether maintenance mode holds anything back, qd's or Laravel's.

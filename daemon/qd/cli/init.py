@@ -23,7 +23,7 @@ import click
 from qd import __version__
 from qd.cli import context, output
 from qd.config.file import PYPROJECT, find
-from qd.config.settings import CONNECTION, Settings, environ_name
+from qd.config.settings import CONNECTION, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
 from qd.process.proc import user_name
 
@@ -229,16 +229,20 @@ def project_here() -> Project:
     found = context.loaded()
     if not found.app:
         output.note("qd init: no app is named: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
-    urls = _used(found)
+    pools = {pool: context.loaded(pool=pool).work for pool in context.pool_names() or [""]}
+    used = dict.fromkeys([found.default, found.control, *(work.connection for work in pools.values())])
+    named = [found.connections[name].url for name in used if name in found.connections]
+    urls = [url for url in (*named, found.failed.database) if url]
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
+    program = Path(sys.executable).with_name("qd")  # with its full path, because supervisors have another PATH
     return Project(
         root=_by_name(found.root),
-        program=_program(),
+        program=(str(program),) if os.access(program, os.X_OK) else (sys.executable, "-m", "qd"),
         arguments=app,
         file=_by_name(found.root) / found.file.name if found.file else None,
         user=user_name(),
         home=Path.home(),
-        pools={pool: context.loaded(pool=pool).work.stop_timeout for pool in context.pool_names() or [""]},
+        pools={pool: work.stop_timeout for pool, work in pools.items()},
         url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
@@ -246,14 +250,6 @@ def project_here() -> Project:
         connection=found.default,
         writes=tuple(_written(found.root, urls)),
     )
-
-
-def _used(found: Settings) -> list[str]:
-    """The urls of the connections that workers use, and of the copy of failed jobs."""
-    pools = context.pool_names() or [""]
-    names = [found.default, found.control, *(context.loaded(pool=pool).work.connection for pool in pools)]
-    urls = [found.connections[name].url for name in dict.fromkeys(names) if name in found.connections]
-    return [url for url in (*urls, found.failed.database) if url]
 
 
 def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:
@@ -269,12 +265,6 @@ def _by_name(root: Path) -> Path:
     """The folder as the user entered it: a reload follows a link such as `current` to the next release."""
     here = os.environ.get("PWD", "")
     return Path(here) if root == Path.cwd() and os.path.isabs(here) and os.path.samefile(here, root) else root
-
-
-def _program() -> tuple[str, ...]:
-    """The `qd` of this Python with its full path, because supervisors have another PATH."""
-    program = Path(sys.executable).with_name("qd")
-    return (str(program),) if os.access(program, os.X_OK) else (sys.executable, "-m", "qd")
 
 
 def _packages(root: Path, extras: Sequence[str]) -> str:

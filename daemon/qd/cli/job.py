@@ -1,33 +1,48 @@
-"""`qd job`: where one job is. `qd cancel`: cancel it, by its id or by the key it was sent with. `qd promote`: run it now."""
+"""One job by its id: `qd job` shows where it is, `qd why` what keeps it from running, as far as the server shows it;
+`qd cancel` cancels it (also by the key it was sent with), `qd promote` makes it ready.
+
+found -> findings, the one that has to end first at the top -> the first one is the cause
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
 from qd.cli import context, output, waiting
 from qd.cli.context import app_if_named
 from qd.cli.dispatch import queue_of
+from qd.cli.output import by_whom, count, duration, quote, resuming
 from qd.cli.state import known_queues
 from qd.config.settings import Settings
 from qd.dispatch.results import SentJobs, was_cancelled
 from qd.dispatch.route import name_of
 from qd.drivers.base import Connector
+from qd.drivers.keyspace import keys
 from qd.drivers.types import Found, Kept, Push
 from qd.errors import ConnectionLost
+from qd.payload.format import plain_name
 from qd.payload.reservation import split_mark
-from qd.store import masters
+from qd.store import controls, fleet, masters
+from qd.store.base import KeyspaceStore
+from qd.store.masters import MasterReport
 
 if TYPE_CHECKING:
     from qd.app import Qd
 
 T = TypeVar("T")
 SHORTEST = 6  # characters of the beginning of an id
-Worker = tuple[masters.MasterReport, masters.WorkerReport]
+Worker = tuple[MasterReport, masters.WorkerReport]
+MOST = 10_000  # jobs ahead that are counted; names of limits and locks that are searched
+Cause = Literal[
+    "unknown", "done", "failed", "cancelled", "running", "orphaned", "down", "paused", "no-worker", "php", "unknown-job",
+    "limited", "overlapping", "retry", "delayed", "busy", "queued", "next",
+]  # fmt: skip
 
 
 @click.command()
@@ -48,19 +63,18 @@ def cancel(id: str | None, job: str | None, key: str | None, queue: str | None, 
         waiting.cancel_many(queue, job, **many)
         return 0
     if any(many.values()):
-        raise click.UsageError(
-            "--older-than, --limit, --dry-run and --yes are for many jobs: give --queue, and no ID or --key"
-        )
+        many_only = "--older-than, --limit, --dry-run and --yes are for many jobs"
+        raise click.UsageError(f"{many_only}: give --queue, and no ID or --key")
     if id is None and job is not None and key is not None:
         return by_key(job, key, queue)
     if id is None or job is not None or key is not None:
-        raise click.UsageError(
-            "give the ID of a job, both --job NAME and --key KEY, or for many --queue and --job GLOB"
-        )
-    return by_id(context.settings(), id, queue)
+        ways = "the ID of a job, both --job NAME and --key KEY, or for many --queue and --job GLOB"
+        raise click.UsageError(f"give {ways}")
+    return by_id(id, queue)
 
 
-def by_id(found: Settings, id: str, queue: str | None) -> int:
+def by_id(id: str, queue: str | None) -> int:
+    found = context.settings()
     connection, was = cancel_id(found, id, queue)
     if context.given().json:
         output.document({"id": id, "connection": connection, "was": was, "cancelled": was is not None})
@@ -110,9 +124,8 @@ def by_key(job: str, key: str, queue: str | None) -> int:
 def place_of(app: Qd | None, job: str) -> str:
     """The connection of -c, else the job's own, else the default one."""
     declared = app._registry.get(job) if app else None
-    if declared is None or declared.options.connection is None or context.given().connection:
-        return context.place(context.settings())
-    return declared.options.connection
+    own = declared.options.connection if declared else None
+    return context.place(context.settings()) if own is None or context.given().connection else own
 
 
 @click.command()
@@ -144,9 +157,8 @@ def promote(id: str, queue: str | None) -> int:
         facts = {"id": id, "connection": name, "queue": its_queue, "promoted": its_queue is not None}
         output.document({"schema": 1, **facts})
     elif its_queue is None:
-        output.note(
-            f"nothing to promote: no delayed job has the id {id} (`qd job {output.quote(id)}` shows where it is)"
-        )
+        way = f"`qd job {quote(id)}` shows where it is"
+        output.note(f"nothing to promote: no delayed job has the id {id} ({way})")
     else:
         output.say(f"{id} is ready in {its_queue}")
     return int(its_queue is None)
@@ -203,7 +215,7 @@ def job(id: str) -> int:
     return int(seen.status == "unknown")
 
 
-def look_up(found: Settings, id: str, reports: list[masters.MasterReport]) -> JobView | None:
+def look_up(found: Settings, id: str, reports: list[MasterReport]) -> JobView | None:
     """The job with this id or uuid; else the only one whose id begins so. Raises Refused if there are several."""
     seen = search(found, lambda place: view(found, place, id, reports))
     if seen is not None or not id:
@@ -252,7 +264,7 @@ def places(found: Settings) -> list[str]:
     return list(dict.fromkeys([*context.places(found), *with_url]))
 
 
-def masters_of(found: Settings) -> list[masters.MasterReport]:
+def masters_of(found: Settings) -> list[MasterReport]:
     """The masters that report; [] if that cannot be read, since jobs are found without."""
     try:
         return masters.masters(context.store(found, found.control))
@@ -262,7 +274,7 @@ def masters_of(found: Settings) -> list[masters.MasterReport]:
         return []
 
 
-def view(found: Settings, connection: str, id: str, reports: list[masters.MasterReport]) -> JobView | None:
+def view(found: Settings, connection: str, id: str, reports: list[MasterReport]) -> JobView | None:
     """The job on this connection, None if it is unknown there."""
     store, queue = context.store(found, connection), context.queue(found, connection)
     spots = (queue.jobs.find(name, id) for name in known_queues(found, connection, reports))
@@ -275,15 +287,14 @@ def view(found: Settings, connection: str, id: str, reports: list[masters.Master
     return None if seen.status == "unknown" else seen
 
 
-def holder(reports: list[masters.MasterReport], spot: Found) -> Worker | None:
+def holder(reports: list[MasterReport], spot: Found) -> Worker | None:
     """The worker that runs it, as its master reports it."""
     try:
         mark = split_mark(spot.payload.rsv or "")
     except ValueError:
         return None
-    if spot.spot != "running":
-        return None
-    return next(((m, w) for m in reports for w in m.workers if m.token == mark.token and w.slot == mark.slot), None)
+    there = ((m, w) for m in reports for w in m.workers if (m.token, w.slot) == (mark.token, mark.slot))
+    return next(there, None) if spot.spot == "running" else None
 
 
 def lines_of(seen: JobView) -> list[tuple[str, object]]:
@@ -304,27 +315,25 @@ def lines_of(seen: JobView) -> list[tuple[str, object]]:
 
 def where(seen: JobView, spot: Found) -> str:
     if spot.spot == "ready":
-        return f"ready, {output.count(seen.ahead or 0, 'job')} ahead of it"
+        return f"ready, {count(seen.ahead or 0, 'job')} ahead of it"
     if spot.spot == "delayed":
-        return f"due in {output.duration(max(0.0, (spot.score or 0) - seen.now))}"
+        return f"due in {duration(max(0.0, (spot.score or 0) - seen.now))}"
     if spot.spot == "failed":
         facts = record(spot)
-        return (
-            f"in the failed store: {facts.get('error')}: {facts.get('reason')} (qd failed show {output.quote(seen.id)})"
-        )
+        why = f"{facts.get('error')}: {facts.get('reason')}"
+        return f"in the failed store: {why} (qd failed show {quote(seen.id)})"
     if seen.worker is None:
         return "reserved by a worker that does not report: of another program, or of a master that is gone"
     master, worker = seen.worker
-    since = "" if worker.since is None else f" for {output.duration(max(0.0, master.seen_at - worker.since))}"
+    since = "" if worker.since is None else f" for {duration(max(0.0, master.seen_at - worker.since))}"
     return f"runs on {master.title}, pid {worker.pid}{since}"
 
 
 def record(spot: Found) -> dict[str, Any]:
-    try:
+    with suppress(ValueError):
         found = json.loads(spot.text.partition(b"\n")[0])
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def described(seen: JobView) -> dict[str, Any]:
@@ -337,29 +346,192 @@ def described(seen: JobView) -> dict[str, Any]:
     if spot and spot.spot == "failed":  # with the id of the job
         facts = record(spot)
         failed = facts | {"id": seen.id, "record": facts.get("id")}
-    return {
-        "id": seen.id,
-        "status": seen.status,
-        "connection": seen.connection,
-        "queue": spot.queue if spot else None,
-        "job": found.job if found else None,
-        "attempts": found.attempts if found else None,
-        "crashes": found.crashes if found else None,
-        "ahead": seen.ahead,
-        "due_at": spot.score if spot and spot.spot == "delayed" else None,
-        "worker": worker,
-        "failed": failed,
-        "progress": kept.percent if kept else None,
-        "ended_at": kept.at if kept else None,
-        "result": value_of(kept, "done"),
-        "error": value_of(kept, "failed"),
-    }
+    facts = output.fields(seen, "id", "status", "connection") | {"queue": spot.queue if spot else None}
+    facts |= {name: getattr(found, name, None) for name in ("job", "attempts", "crashes")} | {"ahead": seen.ahead}
+    due_at = spot.score if spot and spot.spot == "delayed" else None
+    facts |= {"due_at": due_at, "worker": worker, "failed": failed}
+    facts |= {"progress": kept.percent if kept else None, "ended_at": kept.at if kept else None}
+    return facts | {"result": value_of(kept, "done"), "error": value_of(kept, "failed")}
 
 
 def value_of(kept: Kept | None, status: str) -> Any:
-    if kept is None or kept.status != status:
-        return None
+    with suppress(ValueError):  # not representable in JSON
+        return json.loads(kept.value) if kept is not None and kept.status == status else None
+    return None
+
+
+# -- why
+
+
+class Finding(NamedTuple):
+    cause: Cause
+    text: str
+
+
+UNKNOWN = Finding(
+    "unknown",
+    "not waiting, running or failed: it succeeded (kept only with a result_ttl), was cancelled or cleared, or was never "
+    "sent, as a unique job whose lock another one has",
+)
+
+
+@click.command("why")
+@click.argument("id", metavar="ID")
+@context.options
+def why(id: str) -> int:
+    """Show why a job does not run.
+
+    The first line is what keeps it now, the others are what else does. Exit 1: the job is unknown.
+    """
+    found = context.settings()
+    reports = masters_of(found)
+    seen = look_up(found, id, reports)
+    reasons = [UNKNOWN] if seen is None else list(findings(found, seen, reports))
+    if context.given().json:
+        output.document(explained(seen.id if seen else id, seen, reasons))
+    else:
+        for cause, text in reasons:
+            output.say(f"{cause:<12}{text}")
+    return int(seen is None)
+
+
+def explained(id: str, seen: JobView | None, reasons: list[Finding]) -> dict[str, Any]:
+    spot = seen.found if seen else None
+    facts = {"schema": 1, "read_at": output.iso(seen.now if seen else None), "id": id, **reasons[0]._asdict()}
+    facts |= {"status": seen.status if seen else "unknown", "connection": seen.connection if seen else None}
+    facts |= {"queue": spot.queue if spot else None, "job": spot.payload.job if spot else None}
+    facts["ahead"] = None if seen is None or (seen.ahead or 0) > MOST else seen.ahead
+    facts["due_at"] = output.iso(spot.score) if spot and spot.spot == "delayed" else None
+    return facts | {"findings": [each._asdict() for each in reasons]}
+
+
+def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Iterator[Finding]:
+    spot = seen.found
+    if spot is None or was_cancelled(spot):
+        kept = seen.kept
+        if kept is not None and kept.status is not None:
+            at = output.ago(None if kept.at is None else seen.now - kept.at)
+            well = kept.status == "done"
+            text = f"it {'succeeded' if well else 'failed'} {at}; `qd job {quote(seen.id)}` shows more"
+            yield Finding("done" if well else "failed", text)
+        else:
+            yield Finding("cancelled", "it was cancelled; the next worker deletes it")
+    elif spot.spot == "failed":
+        yield Finding("failed", where(seen, spot))
+    elif spot.spot == "running":
+        yield Finding("running" if seen.worker else "orphaned", where(seen, spot) + lease(seen, spot))
+    else:
+        store = context.store(found, seen.connection)
+        due = spot.spot == "ready" or (spot.score or 0.0) <= seen.now
+        down, pauses = notes(found)
+        pause = pauses.get(fleet.Target("job", spot.payload.job))
+        if pause is not None:
+            way = f"{resuming('job', spot.payload.job)} ends it"
+            yield Finding("paused", f"job {spot.payload.job} is paused{by_whom(pause, seen.now)}; {way}")
+        if not due and not (pause is not None and spot.payload.held):
+            yield from delayed(store, seen, spot)
+        if down is not None and spot.queue not in down.allow:
+            yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
+        closing = [*closed(store, seen, spot, reports, pauses)]
+        yield from closing
+        place = position(seen, spot, serving(seen, spot, reports)) if due else None
+        if place is not None and not (closing and place.cause in ("busy", "next")):
+            yield place
+
+
+def notes(found: Settings) -> tuple[controls.Down | None, Mapping[fleet.Target, controls.Pause]]:
+    """Maintenance mode, and the pauses of jobs, hosts and pools."""
     try:
-        return json.loads(kept.value)
-    except ValueError:
-        return None  # not representable in JSON
+        store = context.store(found, found.control)
+        return controls.is_down(store), fleet.read(store).pauses
+    except ConnectionLost as error:
+        output.note(f"qd: maintenance mode is unknown, connection {found.control} is unreachable: {error}")
+        return None, {}
+
+
+def lease(seen: JobView, spot: Found) -> str:
+    if seen.worker is not None or spot.score is None:
+        return ""
+    left = spot.score - seen.now
+    return f"; ready again in {duration(left)}" if left > 0 else f"; its lease ended {output.ago(-left)}"
+
+
+def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Finding]:
+    payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
+    if payload.held:
+        what = f"no worker that took it knew '{payload.job}', or it was paused then; see `job.released`"
+        yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
+    elif limit := limit_of(store, payload.uuid or payload.id or ""):
+        yield Finding("limited", f"it is over the limit '{limit}'; {due}")
+    elif payload.rsv is not None and (lock := held_lock(store, payload.job, seen.now)):
+        yield Finding("overlapping", f"it was put back, and job {lock[1]} holds the lock '{lock[0]}'; {due}")
+    elif payload.rsv is not None and payload.attempts:
+        yield Finding("retry", f"attempt {payload.attempts} was not its last one; {due}")
+    else:
+        yield Finding("delayed", due)
+
+
+def limit_of(store: KeyspaceStore, owner: str) -> str:
+    """The rate limit that has given it a later turn, "" if none has."""
+    start, end = keys.turns("").split("}")
+    names = [name for name in store.names(start, MOST) if name.endswith(f"}}{end}")]
+    scores = store.space.call_many([("ZSCORE", store.prefix + name, owner) for name in names]) if names else []
+    over = (name for name, score in zip(names, scores, strict=True) if isinstance(score, bytes))
+    return next(over, "").removeprefix(start).removesuffix(f"}}{end}")
+
+
+def held_lock(store: KeyspaceStore, job: str, now: float) -> tuple[str, str] | None:
+    """A lock of WithoutOverlapping that has the name of this job, and the uuid of the job that holds it."""
+    first = keys.lock(plain_name(job))
+    for name in store.names(first, MOST):
+        for owner, value in store.fields(name).items() if name[len(first) :][:1] in ("", ":") else ():
+            until, _, _ = value.partition(b" ")
+            if until.isdigit() and int(until) / 1000 > now:
+                return name.removeprefix(keys.lock("")), owner
+    return None
+
+
+def closed(
+    store: KeyspaceStore,
+    seen: JobView,
+    spot: Found,
+    reports: list[MasterReport],
+    pauses: Mapping[fleet.Target, controls.Pause],
+) -> Iterator[Finding]:
+    """What keeps every worker from taking it. pauses: of hosts and pools."""
+    queue = spot.queue
+    if note := controls.paused(store, [queue]).get(queue):
+        yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
+    if spot.payload.is_laravel_object:
+        yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
+    elif not serving(seen, spot, reports):
+        there = masters_there(seen, spot, reports)
+        names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)
+        yield Finding("no-worker", f"no worker takes jobs from {queue}: {names or f'start `qd work {quote(queue)}`'}")
+
+
+def paused_by(master: MasterReport, pauses: Mapping[fleet.Target, controls.Pause], now: float) -> str:
+    places = fleet.Target("host", master.host), fleet.Target("pool", master.pool_title)
+    there = [place for place in places if place in pauses and master.state == "paused"]
+    return f"{by_whom(pauses[there[0]], now)}; {resuming(*there[0])} ends it" if there else ""
+
+
+def masters_there(seen: JobView, spot: Found, reports: list[MasterReport]) -> list[MasterReport]:
+    there = [m for m in reports if m.connection == seen.connection and spot.queue in m.queues]
+    return [master for master in there if not master.silent(seen.now)]
+
+
+def serving(seen: JobView, spot: Found, reports: list[MasterReport]) -> list[MasterReport]:
+    return [m for m in masters_there(seen, spot, reports) if m.state in ("running", "down") and m.workers]
+
+
+def position(seen: JobView, spot: Found, there: list[MasterReport]) -> Finding:
+    ahead, queue = seen.ahead or 0, spot.queue
+    workers = [worker for master in there for worker in master.workers]
+    if ahead > MOST:
+        return Finding("queued", f"behind more than {MOST:,} jobs of {queue}")
+    if ahead:
+        return Finding("queued", f"{ahead:,} {'job' if ahead == 1 else 'jobs'} of {queue} ahead of it")
+    if workers and all(worker.job for worker in workers):
+        return Finding("busy", f"first in {queue}, and its {count(len(workers), 'worker')} run other jobs")
+    return Finding("next", f"first in {queue}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ COMMANDS = {
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
-    "why": CommandRow("why", "why", "Show why a job does not run."),
+    "why": CommandRow("job", "why", "Show why a job does not run."),
     "peek": CommandRow("waiting", "peek", "Show the jobs that wait in a queue."),
     "move": CommandRow("waiting", "move", "Move waiting jobs to another queue."),
     "promote": CommandRow("job", "promote", "Make a delayed job ready now."),
@@ -82,15 +82,11 @@ HELP = {
 INTERRUPTED = 130
 
 # The first class that matches gives the code.
-CODES: Sequence[tuple[type[BaseException], int]] = (
-    (errors.ConfigError, Exit.CONFIG),
-    (errors.DeclarationError, Exit.CONFIG),
-    (errors.ConnectionLost, Exit.UNAVAILABLE),
-    (errors.ArgumentError, Exit.USAGE),
-    (errors.UnknownJob, Exit.USAGE),
-    (errors.UnknownParameters, Exit.USAGE),
-    (errors.WrongType, Exit.USAGE),
-    (errors.QdError, 1),
+CODES: Sequence[tuple[tuple[type[BaseException], ...], int]] = (
+    ((errors.ConfigError, errors.DeclarationError), Exit.CONFIG),
+    ((errors.ConnectionLost,), Exit.UNAVAILABLE),
+    ((errors.ArgumentError, errors.UnknownJob, errors.UnknownParameters, errors.WrongType), Exit.USAGE),
+    ((errors.QdError,), 1),
 )
 
 
@@ -102,9 +98,8 @@ def imported(module: str) -> Any:
         if "." not in module or (error.name or "").startswith("qd"):
             raise
         extra = module.partition(".")[0]
-        raise errors.ConfigError(
-            f"the package {error.name} is not installed: pip install 'qd-worker[{extra}]'"
-        ) from None
+        way = f"pip install 'qd-worker[{extra}]'"
+        raise errors.ConfigError(f"the package {error.name} is not installed: {way}") from None
 
 
 class Family(click.Group):
@@ -126,12 +121,9 @@ class Family(click.Group):
         others = [name for name in COMMANDS if not any(name in names for names in HELP.values())]
         for title, names in HELP.items():
             with formatter.section(title):
-                listed = {name: click.Command(name, help=COMMANDS[name].summary) for name in names or others}
-                shown = [
-                    (name.ljust(wide), each.get_short_help_str(formatter.width - 6 - wide))
-                    for name, each in listed.items()
-                ]
-                formatter.write_dl(shown)
+                listed = [click.Command(name, help=COMMANDS[name].summary) for name in names or others]
+                room = formatter.width - 6 - wide
+                formatter.write_dl([(f"{each.name:<{wide}}", each.get_short_help_str(room)) for each in listed])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -145,17 +137,16 @@ class Family(click.Group):
         """As click's, but each error is one line and a code of the table above; with --json the line is a document."""
         more["standalone_mode"] = False
         given = sys.argv[1:] if args is None else args
-        tell = in_json if "--json" in given and "work" not in given else in_words
+        as_json = "--json" in given and "work" not in given
         try:
             code = super().main(args, *others, **more)
         except click.ClickException as error:
-            sys.exit(usage(error, tell))
+            sys.exit(usage(error, as_json))
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         except errors.QdError as error:
-            code = next(code for kind, code in CODES if isinstance(error, kind))
-            tell("qd", str(error), "", code)
-            sys.exit(code)
+            code = next(code for kinds, code in CODES if isinstance(error, kinds))
+            sys.exit(report("qd", str(error), "", code, as_json))
         except OSError:
             if not context.folder_is_gone():
                 raise
@@ -164,16 +155,17 @@ class Family(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def in_words(command: str, text: str, hint: str, code: int) -> None:
-    note(f"{command}: {text}; {hint}" if hint else f"{command}: {text}")
+def report(command: str, text: str, hint: str, code: int, as_json: bool) -> int:
+    """Print the error: a line, or with --json a document. Returns the exit code."""
+    if as_json:
+        facts = {"schema": 1, "error": output.clean(text), "command": command, "hint": hint or None, "exit": code}
+        click.echo(json.dumps(facts), err=True)
+    else:
+        note(f"{command}: {text}; {hint}" if hint else f"{command}: {text}")
+    return code
 
 
-def in_json(command: str, text: str, hint: str, code: int) -> None:
-    facts = {"schema": 1, "error": output.clean(text), "command": command, "hint": hint or None, "exit": code}
-    click.echo(json.dumps(facts), err=True)
-
-
-def usage(error: click.ClickException, tell: Callable[[str, str, str, int], None]) -> int:
+def usage(error: click.ClickException, as_json: bool) -> int:
     """Print the error in one line, with the command whose --help explains more. Returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -182,8 +174,8 @@ def usage(error: click.ClickException, tell: Callable[[str, str, str, int], None
     path = ctx.command_path if ctx else "qd"
     words = " ".join(error.format_message().split())
     words = words[:1].lower() + words[1:].rstrip(".")
-    tell(path, words, f"see `{path} --help`" if isinstance(error, click.UsageError) else "", error.exit_code)
-    return error.exit_code
+    hint = f"see `{path} --help`" if isinstance(error, click.UsageError) else ""
+    return report(path, words, hint, error.exit_code, as_json)
 
 
 @click.group(

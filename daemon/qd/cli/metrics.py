@@ -156,9 +156,8 @@ def of_fleet(state: State) -> Iterator[str]:
         rows = [({"pool": pool, "state": word}, counts[pool, word]) for pool in sorted(crashes) for word in states]
         yield from metric(name, text, rows)
     recent = [({"pool": pool}, count) for pool, count in sorted(crashes.items())]
-    yield from metric(
-        "qd_worker_recent_crashes", "Workers that crashed in the last 60 s, at most 8 of a master.", recent
-    )
+    text = "Workers that crashed in the last 60 s, at most 8 of a master."
+    yield from metric("qd_worker_recent_crashes", text, recent)
     yield from metric("qd_maintenance", "1 during maintenance mode.", [({}, state.down is not None)])
 
 

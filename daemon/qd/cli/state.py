@@ -149,7 +149,9 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
         try:
             of_place = store if place == found.control else context.store(found, place)
             own = lines(found, place, of_place, partly, search=search, also=also)
-            if place != found.control and any(waits(line) for line in own):
+            if place != found.control and any(
+                line.sizes.ready and (line.sizes.oldest_age or OLD) >= OLD for line in own
+            ):
                 names = [line.name for line in own]
                 refused[place] = partly.read(of_place.space, "", "", refusal, of_place, names)
             queues += own
@@ -196,18 +198,13 @@ def lines(
     serve = Counter[str]()
     for master in alive:
         serve.update(dict.fromkeys(master.queues, len(master.workers)))
-    unserved = [name for name in names if (sizes[name].delayed or sizes[name].reserved) and not serve[name]]
-    overdue = {name: overdue_of(store, name, now) for name in unserved}
-    php = {name: of_php(store, name, now) for name in names if sizes[name].ready or overdue.get(name)}
-    fills = dict(zip(names, FailedStore(store).fills(names), strict=True))
-    return [
-        QueueLine(
-            *(place, name, sizes[name], paused.get(name), serve[name], *php.get(name, (False, False)), fills[name]),
-            full=full(found.failed, sizes[name].failed, fills[name]),
-            overdue=overdue.get(name, 0.0),
-        )
-        for name in names
-    ]
+    queues = list[QueueLine]()
+    for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
+        overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
+        php = of_php(store, name, now) if each.ready or overdue else (False, False)
+        used = full(found.failed, each.failed, fill)
+        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue))
+    return queues
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:
@@ -273,10 +270,6 @@ def server_memory(space: Any) -> tuple[int, int] | None:
     (raw,) = space.call_many([("INFO", "memory")])
     facts = dict(re.findall(rb"^(used_memory|maxmemory):(\d+)", raw, re.M)) if isinstance(raw, bytes) else {}
     return (int(facts[b"used_memory"]), int(facts.get(b"maxmemory", 0))) if b"used_memory" in facts else None
-
-
-def waits(line: QueueLine) -> bool:
-    return line.sizes.ready > 0 and (line.sizes.oldest_age or OLD) >= OLD
 
 
 def refusal(store: KeyspaceStore, queues: Sequence[str] = ()) -> str:

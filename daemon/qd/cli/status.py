@@ -93,20 +93,14 @@ def recent(found: Settings) -> Mapping[Place, Rate]:
 
 
 def queue_of(line: QueueLine, rate: Rate | None) -> dict[str, Any]:
-    paused = line.paused and {
-        **fields(line.paused, "by", "reason"),
-        "paused_at": output.iso(line.paused.at),
-        "until_at": output.iso(line.paused.until),
-    }
-    rates = rate and {
-        "in_per_min": round(rate.enters, 1),
-        "out_per_min": round(rate.leaves, 1),
-        "failed_per_min": round(rate.failed, 1),
-        "growth_per_min": round(rate.growth, 1),
-        "empty_in_s": rate.eta and round(rate.eta),
-        "wait_p95_s": rate.wait_p95,
-        "run_p95_s": rate.run_p95,
-    }
+    paused = rates = None
+    if line.paused is not None:
+        times = {"paused_at": output.iso(line.paused.at), "until_at": output.iso(line.paused.until)}
+        paused = fields(line.paused, "by", "reason") | times
+    if rate is not None:
+        paces = {"in": rate.enters, "out": rate.leaves, "failed": rate.failed, "growth": rate.growth}
+        seconds = {"empty_in_s": rate.eta and round(rate.eta), "wait_p95_s": rate.wait_p95, "run_p95_s": rate.run_p95}
+        rates = {f"{name}_per_min": round(pace, 1) for name, pace in paces.items()} | seconds
     dropped = output.iso(line.failed.dropped_at)
     return {**queue_document(line), "rates": rates, "paused": paused, "dropped_at": dropped}
 
@@ -137,8 +131,8 @@ def say(state: State) -> None:
 def say_down(state: State) -> None:
     if state.down is not None:
         output.say(f"maintenance mode{by_whom(state.down, state.now)}; `qd up` ends it")
-    heard = [master for master in state.masters if master.laravel_down and not master.silent(state.now)]
-    theirs = sorted({f"{master.host}: {master.laravel_down}" for master in heard})
+    heard = [master for master in state.masters if not master.silent(state.now)]
+    theirs = sorted({f"{master.host}: {master.laravel_down}" for master in heard if master.laravel_down})
     for what in theirs:
         output.say(f"Laravel's maintenance mode on {what}; `php artisan up` ends it")
     if state.down is not None or theirs:
@@ -148,8 +142,7 @@ def say_down(state: State) -> None:
 def say_masters(state: State) -> None:
     if not state.masters:
         unknown = "masters: unknown, the cluster node with their reports is unreachable"
-        output.say("no master reports" if state.knows_masters else unknown)
-        return
+        return output.say("no master reports" if state.knows_masters else unknown)
     head = ("pool", "host", "pid", "up", "workers", "busy", "state", "version")
     rows = [
         (
@@ -218,14 +211,13 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
     """rates: shows them."""
     several = len({line.connection for line in state.queues}) > 1
     head = ["queue", "ready", "delayed", "reserved", "failed", "oldest", "workers", ""]
-    paces = () if rates is None else ("in/min", "out/min", "empty in")
-    head[6:6] = paces
+    head[6:6] = () if rates is None else ("in/min", "out/min", "empty in")
     rows = [
         (
             f"{line.connection}:{line.name}" if several else line.name,
             *(line.sizes.ready, line.sizes.delayed, line.sizes.reserved, line.sizes.failed),
             output.duration(line.sizes.oldest_age),
-            *(() if rates is None else pace(rates.get((line.connection, line.name)))),
+            *(() if rates is None else paces(rates.get((line.connection, line.name)))),
             line.workers,
             f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
         )
@@ -234,7 +226,7 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
     output.table(head, rows, right=("ready", "delayed", "reserved", "failed", "in/min", "out/min", "workers"))
 
 
-def pace(rate: Rate | None) -> tuple[str, str, str]:
+def paces(rate: Rate | None) -> tuple[str, str, str]:
     if rate is None:
         return "-", "-", "-"
     return f"{rate.enters:,.0f}", f"{rate.leaves:,.0f}", output.duration(rate.eta)
@@ -250,8 +242,9 @@ def warnings(state: State) -> Iterable[str]:
             continue
         if master.hangs:
             yield f"{master.title} (pid {master.pid}): {hung(master)}"
-        if master.crashes:
-            yield crashed(master)
+        if number := len(master.crashes):  # within the last minute, as far as a report has room for them
+            crashed = f"{MOST_CRASHES} or more workers" if number >= MOST_CRASHES else output.count(number, "worker")
+            yield f"{crashed} of {master.title} (pid {master.pid}) crashed within the last minute"
     for line in state.queues:
         if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
             yield f"no qd worker serves {line.name}, where {waiting(line)}"
@@ -268,39 +261,23 @@ def waiting(line: QueueLine) -> str:
     return f"{output.count(line.sizes.ready, 'job')} {'waits' if line.sizes.ready == 1 else 'wait'}"
 
 
-def crashed(master: masters.MasterReport) -> str:
-    """The crashes of the last minute, as far as a report has room for them."""
-    count = len(master.crashes)
-    who = f"{MOST_CRASHES} or more workers" if count >= MOST_CRASHES else output.count(count, "worker")
-    return f"{who} of {master.title} (pid {master.pid}) crashed within the last minute"
-
-
 # -- for programs
 
 
 def document(state: State) -> dict[str, Any]:
-    return {
-        "at": state.now,
-        "down": state.down and asdict(state.down),
-        "restart": state.restart and {"at": state.restart.at, "rolling": state.restart.rolling},
-        "masters": [master_document(master, state.now) for master in state.masters],
-        "queues": [queue_document(line) for line in state.queues],
-        "paused": [{kind: name, **asdict(note)} for (kind, name), note in state.fleet.pauses.items()],
-        "schedule": {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}},
-        "away": state.away,
-        "nodes_away": state.nodes,
-        "unknown": list(state.unknown),
-        "refused": state.refused,
-    }
+    restart = state.restart and {"at": state.restart.at, "rolling": state.restart.rolling}
+    facts: dict[str, Any] = {"at": state.now, "down": state.down and asdict(state.down), "restart": restart}
+    facts["masters"] = [master_document(master, state.now) for master in state.masters]
+    facts["queues"] = [queue_document(line) for line in state.queues]
+    facts["paused"] = [{kind: name, **asdict(note)} for (kind, name), note in state.fleet.pauses.items()]
+    facts["schedule"] = {"paused": {name: asdict(note) for name, note in state.paused_entries.items()}}
+    away = {"away": state.away, "nodes_away": state.nodes, "unknown": list(state.unknown), "refused": state.refused}
+    return facts | away
 
 
 def master_document(master: masters.MasterReport, now: float) -> dict[str, Any]:
-    return {
-        **public(master),
-        "silent": master.silent(now),
-        "workers": [public(each) for each in master.workers],
-        "schedulers": [public(each) for each in master.schedulers],
-    }
+    workers, schedulers = ([public(each) for each in those] for those in (master.workers, master.schedulers))
+    return {**public(master), "silent": master.silent(now), "workers": workers, "schedulers": schedulers}
 
 
 def public(report: Struct) -> dict[str, Any]:
@@ -308,13 +285,7 @@ def public(report: Struct) -> dict[str, Any]:
 
 
 def queue_document(line: QueueLine) -> dict[str, Any]:
-    return {
-        **fields(line, "connection", "name"),
-        **fields(line.sizes, "ready", "delayed", "reserved", "failed"),
-        "oldest_age_s": line.sizes.oldest_age,
-        "workers": line.workers,
-        "paused": line.paused and asdict(line.paused),
-        "php": line.php,
-        "failed_bytes": line.failed.bytes,
-        **fields(line.failed, "dropped", "dropped_at"),
-    }
+    facts = fields(line, "connection", "name") | fields(line.sizes, "ready", "delayed", "reserved", "failed")
+    facts |= {"oldest_age_s": line.sizes.oldest_age, "workers": line.workers}
+    facts |= {"paused": line.paused and asdict(line.paused), "php": line.php, "failed_bytes": line.failed.bytes}
+    return facts | fields(line.failed, "dropped", "dropped_at")

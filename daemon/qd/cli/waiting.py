@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ from qd.store.base import KeyspaceStore
 from qd.store.waiting import Place, Waiting, total, waiting
 from qd.store.waiting import each as each_of
 
+STATES = ("ready", "delayed", "reserved")
 SHOWN = 20  # jobs without --limit
 STEP = 0.5  # seconds between two looks of `qd wait`
 LONGEST = 60  # characters of the arguments in a table
@@ -84,10 +85,7 @@ class Search:
 
 @click.command()
 @click.argument("queue", metavar="QUEUE")
-@click.option(
-    "--state", type=click.Choice(["ready", "delayed", "reserved"]), default="ready", show_default=True,
-    help="Which of its jobs.",
-)  # fmt: skip
+@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True, help="Which of its jobs.")
 @click.option("--job", metavar="GLOB", help="Only jobs with this name; 'mail.*' is a pattern.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--count-by", type=click.Choice(["job", "tag"]), help="Count the jobs by name or by tag.")
@@ -193,15 +191,17 @@ class Tally:
     unreadable: int = 0
 
 
+@dataclass
 class Sweep:
     """The ready and delayed jobs of a queue, one by one. step: takes one away; None: a dry run. leaves_keyed: those that
-    wait under a key stay."""
+    wait under a key stay. now: by the server's clock."""
 
-    def __init__(
-        self, store: KeyspaceStore, wanted: Wanted, step: Callable[[Found], bool] | None, *, leaves_keyed: bool
-    ) -> None:
-        self.store, self.wanted, self.step, self.leaves_keyed = store, wanted, step, leaves_keyed
-        self.tally, self.now = Tally(), store.now()
+    store: KeyspaceStore
+    wanted: Wanted
+    step: Callable[[Found], bool] | None
+    now: float
+    leaves_keyed: bool = False
+    tally: Tally = field(default_factory=Tally)
 
     def run(self, queue: str) -> None:
         # The delayed ones first: while this goes on, they become ready and not the other way round. With a limit, which does
@@ -273,9 +273,7 @@ def moved(jobs: Connector, to: str, now: Callable[[], float], found: Found) -> b
 @click.option("--job", metavar="GLOB", help="Only jobs with this name; 'mail.*' is a pattern.")
 @filters
 @context.options
-def move(
-    queue: str, to: str, job: str | None, older_than: float | None, limit: int | None, dry_run: bool, yes: bool
-) -> None:
+def move(queue: str, to: str, job: str | None, dry_run: bool, yes: bool, **which: Any) -> None:
     """Move waiting jobs to another queue.
 
     Ready jobs go to its end in their order, delayed ones are due when they were. Running jobs stay, and those that wait
@@ -289,29 +287,27 @@ def move(
         raise click.UsageError(f"--to {to} is the queue itself")
     found = context.settings()
     name = listable(found)
-    which = f"{f'at most {limit:,} ' if limit else ''}{job or 'all'} jobs that wait in {queue}"
-    context.confirm(yes or dry_run, queue, f"this moves {which} to {to}")
+    wanted = Wanted(job, **which)
+    jobs_of_it = f"{f'at most {wanted.limit:,} ' if wanted.limit else ''}{job or 'all'} jobs that wait in {queue}"
+    context.confirm(yes or dry_run, queue, f"this moves {jobs_of_it} to {to}")
     jobs, store = context.queue(found, name), context.store(found, name)
     began, at = time.monotonic(), store.now()
     step = partial(moved, jobs, to, lambda: at + time.monotonic() - began)
-    sweep = Sweep(store, Wanted(job, older_than, limit), None if dry_run else step, leaves_keyed=True)
+    sweep = Sweep(store, wanted, None if dry_run else step, at, leaves_keyed=True)
     go(found, sweep, "move", {"queue": queue, "to": to, "connection": name}, f"moved from {queue} to {to}")
 
 
-def cancel_many(
-    queue: str, job: str | None, older_than: float | None, limit: int | None, dry_run: bool, yes: bool
-) -> None:
+def cancel_many(queue: str, job: str | None, dry_run: bool, yes: bool, **which: Any) -> None:
     """`qd cancel --queue`: as `qd cancel ID` for each waiting job that fits."""
     found = context.settings()
     name = listable(found)
     context.confirm(yes or dry_run, queue, f"this cancels {job or 'old'} jobs that wait in {queue}")
-    jobs = context.queue(found, name).jobs
+    jobs, store = context.queue(found, name).jobs, context.store(found, name)
 
     def step(job: Found) -> bool:
         return jobs.drop(job, ends(job.payload, "failed", value=CANCELLED))
 
-    wanted = Wanted(job, older_than, limit)
-    sweep = Sweep(context.store(found, name), wanted, None if dry_run else step, leaves_keyed=False)
+    sweep = Sweep(store, Wanted(job, **which), None if dry_run else step, store.now())
     go(found, sweep, "cancel", {"queue": queue, "connection": name}, f"cancelled in {queue}")
 
 

@@ -107,15 +107,13 @@ def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
 
 def _queues(words: Words) -> dict[str, object]:
     queues = tuple(dict.fromkeys(queue for word in words for queue in word))
-    if not queues:
-        return {}
-    known = context.loaded().connections
+    known = context.loaded().connections if queues else {}
     for queue in queues:
         if queue in known:
             name = quote(queue)
             ways = f"for its queues type `qd work -c {name}`, for a queue of that name `qd work --queue={name}`"
             raise click.UsageError(f"'{queue}' names a connection; {ways}")
-    return {"queues": queues}
+    return {"queues": queues} if queues else {}
 
 
 # The options of `qd work` that `qd schedule work` has, with a help text where it differs.

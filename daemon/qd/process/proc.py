@@ -164,21 +164,22 @@ def in_container(root: Path = Path("/"), variables: Mapping[str, str] = os.envir
 
 def _cpu_quota(membership: str, mount: Path) -> float | None:
     """The smallest quota between this process's group and the root, in CPUs. None: no quota."""
-    found: list[float] = []
+    quotas = (_quota_in(group) for group in groups(membership, mount, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def groups(membership: str, mount: Path, controller: str) -> list[Path]:
+    """The folders of this process's cgroups (v1, v2) and of those above them, which may limit it, too. membership: the text
+    of /proc/self/cgroup."""
+    tops = list[tuple[Path, Path]]()
     for line in membership.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
-            found += _quotas(mount, path)
-        elif "cpu" in controllers.split(","):
-            found += _quotas(mount / controllers, path) or _quotas(mount / "cpu", path)
-    return min(found, default=None)
-
-
-def _quotas(top: Path, path: str) -> list[float]:
-    # In a container the path may be the host's and not exist here: check its parents and the root, too.
-    relative = Path(path.lstrip("/"))
-    groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
-    return [quota for group in groups if (quota := _quota_in(group)) is not None]
+            tops += [(mount / each, Path(path.lstrip("/"))) for each in ("", "unified")]
+        elif controller in controllers.split(","):
+            tops += [(mount / each, Path(path.lstrip("/"))) for each in (controllers, controller)]
+    # In a container the path may be the host's and not exist here: its parents and the root count as well.
+    return [top / group for top, path in tops for group in (path, *path.parents) if ".." not in group.parts]
 
 
 def _quota_in(group: Path) -> float | None:

@@ -26,6 +26,8 @@ def test_a_job_is_found_in_every_state(queue, seen):
     assert found[3].payload.id == "id3"
     assert jobs.find("a", "id4") is jobs.find("b", "id1") is None
     assert jobs.find("a", "id3", ("delayed", "running")) is None
+    assert jobs.ids("a", "id") == {"id1", "id2", "id3"}
+    assert jobs.ids("a", "d1") == jobs.ids("b", "id") == set()
     assert queue.ack(held)
 
 

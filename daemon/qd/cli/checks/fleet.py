@@ -295,9 +295,8 @@ def check_flow(settings: Settings, place: str, queues: Sequence[str], state: Sta
                 yield warn(f"work on {name}", value, way)
         dropped = [warn(f"failed {name}", value, way) for value, way in of_failed(line, now)]
         if line.sizes.failed and not dropped:
-            yield ok(
-                f"failed {name}", f"{count(line.sizes.failed, 'failed job')} kept; qd failed list -q {quote(name)}"
-            )
+            kept = count(line.sizes.failed, "failed job")
+            yield ok(f"failed {name}", f"{kept} kept; qd failed list -q {quote(name)}")
         yield from dropped
 
 

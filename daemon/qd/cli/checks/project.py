@@ -161,7 +161,8 @@ def check_host(project: Project) -> Iterator[Finding]:
 def memory(project: Project) -> Iterator[Finding]:
     """app + workers x --memory of each pool, compared with the limit of this container or unit, or with the machine."""
     limit = memory_limit(read(ROOT / "proc/self/cgroup"), ROOT / "sys/fs/cgroup")
-    whole = total()
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read(ROOT / "proc/meminfo"), re.MULTILINE)
+    whole = int(match[1]) << 10 if match else 0
     app = proc.rss_of(os.getpid()) or 0
     for pool, found in project.pools.items():
         work, what = found.work, f"memory {pool}".strip()
@@ -181,28 +182,9 @@ def memory(project: Project) -> Iterator[Finding]:
 
 def memory_limit(membership: str, mount: Path) -> int | None:
     """The smallest memory limit from this process's group up to the root (v1, v2), in bytes. None if there is none."""
-    found: list[int] = []
-    for line in membership.splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0" and not controllers:
-            found += limits(mount, path, "memory.max") + limits(mount / "unified", path, "memory.max")
-        elif "memory" in controllers.split(","):
-            found += limits(mount / "memory", path, "memory.limit_in_bytes")
-    return min(found, default=None)
-
-
-def limits(top: Path, path: str, name: str) -> list[int]:
-    # In a container the path may be the host's and not exist here: its parents and the root are read as well.
-    relative = Path(path.lstrip("/"))
-    groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
-    values = [read(group / name).strip() for group in groups]
-    return [int(each) for each in values if each.isdigit() and int(each) < NO_LIMIT]
-
-
-def total() -> int:
-    """Memory of the machine in bytes, 0 if unknown."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", read(ROOT / "proc/meminfo"), re.MULTILINE)
-    return int(match[1]) << 10 if match else 0
+    groups = proc.groups(membership, mount, "memory")
+    values = [read(group / name).strip() for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
+    return min((int(each) for each in values if each.isdigit() and int(each) < NO_LIMIT), default=None)
 
 
 def read(path: Path) -> str:

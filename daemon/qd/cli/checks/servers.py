@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.config.settings import ConnectionSettings
@@ -123,8 +123,8 @@ def configured(connection: RedisConnection, name: str) -> str | None:
     return reply[1].decode() if isinstance(reply, list) and len(reply) > 1 else None
 
 
-def latency(space: Keyspace, where: str, pings: Callable[[Any], float] | None = None) -> Finding:
-    times = sorted((pings or ping)(space) for _ in range(PINGS))
+def latency(space: Keyspace, where: str) -> Finding:
+    times = sorted(ping(space) for _ in range(PINGS))
     p50, p99 = times[PINGS // 2], times[int(PINGS * 0.99)]
     text = f"{p50 * 1000:.2f} ms p50, {p99 * 1000:.2f} ms p99 of {PINGS} calls"
     if p50 > SLOW or p99 > JERKY:
@@ -153,9 +153,9 @@ def skew(space: Keyspace, where: str) -> Finding:
 def version(where: str, facts: Facts) -> Finding:
     name = "Valkey" if "valkey_version" in facts else "Redis"
     text = facts.get("valkey_version") or facts.get("redis_version", "?")
-    if tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST:
-        return fail(f"{where}.version", f"{name} {text}", "use Redis 6.2 or later, or any Valkey")
-    return ok(f"{where}.version", f"{name} {text}")
+    old = tuple(int(part) for part in text.split(".")[:2] if part.isdigit()) < OLDEST
+    what, value = f"{where}.version", f"{name} {text}"
+    return fail(what, value, "use Redis 6.2 or later, or any Valkey") if old else ok(what, value)
 
 
 def role(where: str, facts: Facts, *, clustered: bool = False) -> Finding:

@@ -66,18 +66,13 @@ class Sent(NamedTuple):
     """Where the job of an entry is sent. lock: the unique lock against overlaps, or ""."""
 
     connection: str
-    queue: str
     lock: str
 
 
-def off(entry: Entry, found: Settings) -> bool:
-    """Whether it is not meant for this environment."""
-    return not entry.runs_in(found.env)
-
-
-def why_off(entry: Entry, found: Settings) -> str:
+def off(entry: Entry, found: Settings) -> str:
+    """Why it is not meant for this environment; "" if it is."""
     here = f"QD_ENV is {found.env}" if found.env else "QD_ENV is not set"
-    return f"off here: only {', '.join(entry.environments)}, {here}"
+    return "" if entry.runs_in(found.env) else f"off here: only {', '.join(entry.environments)}, {here}"
 
 
 def named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
@@ -114,12 +109,12 @@ def sent(app: Qd, entry: Entry) -> Sent | None:
     job = job_of(app, entry, Guard())
     if job is None:
         return None
-    connection, queue = job.home()
+    connection, _ = job.home()
     try:
         relations = job.message().relations if entry.alone else None
     except UserCodeFailed:
         relations = None  # the scheduler reports it at the tick
-    return Sent(connection, queue, (relations and relations.unique) or "")
+    return Sent(connection, (relations and relations.unique) or "")
 
 
 def lock_keys(store: Store, entry: Entry, sent: Sent | None) -> list[str]:
@@ -309,8 +304,8 @@ def went(entry: Entry, seen: EntryView) -> str:
 
 
 def remarks(entry: Entry, seen: EntryView, found: Settings) -> Iterator[str]:
-    if off(entry, found):
-        yield why_off(entry, found)
+    if why := off(entry, found):
+        yield why
     if (note := seen.paused.get(entry.name)) is not None:
         yield f"paused{by_whom(note, seen.now)}"
     yield from (held(lock, seen.now) for lock in seen.locks.get(entry.name, ()))
@@ -339,49 +334,29 @@ def held(lock: Overlap, now: float) -> str:
 
 
 def document(entries: tuple[Entry, ...], seen: EntryView, found: Settings, zone: str | None) -> dict[str, Any]:
-    every = seen.paused.get(schedule.ALL)
-    return {
-        "at": seen.now,
-        "reached": not seen.away,
-        "environment": found.env,
-        "down": seen.down and asdict(seen.down),
-        "paused": every and asdict(every),
-        "entries": [described(entry, seen, found, zone or entry.timing.zone) for entry in entries],
-    }
+    every, down = seen.paused.get(schedule.ALL), seen.down and asdict(seen.down)
+    facts = {"at": seen.now, "reached": not seen.away, "environment": found.env, "down": down}
+    rows = [described(entry, seen, found, zone or entry.timing.zone) for entry in entries]
+    return {**facts, "paused": every and asdict(every), "entries": rows}
 
 
 def described(entry: Entry, seen: EntryView, found: Settings, zone: str) -> dict[str, Any]:
     at = next_of(entry, seen.now)
     note = seen.paused.get(entry.name)
-    return {
-        "name": entry.name,
-        "kind": entry.kind,
-        "what": what(entry),
-        "expression": entry.timing.text,
-        "timezone": zone,
-        "next_at": at,
-        "next": None if at is None else datetime.fromtimestamp(at, zone_of(zone)).isoformat(),
-        "last": run_document(seen.last.get(entry.name)),
-        "skipped": run_document(seen.skipped.get(entry.name)),
-        "unended_at": unended(entry, seen),
-        "overdue_s": overdue(entry, seen, found),
-        "locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())],
-        "paused": note and asdict(note),
-        "off": off(entry, found),
-        "environments": list(entry.environments),
-        "missed": entry.missed,
-        "without_overlapping": entry.alone,
-        "on_every_host": entry.every_host,
-        "in_background": entry.background,
-        "in_maintenance": entry.in_maintenance,
-        "filters": [each.why for each in entry.filters],
-        "declared_at": f"{entry.origin[0]}:{entry.origin[1]}",
-    }
+    local = None if at is None else datetime.fromtimestamp(at, zone_of(zone)).isoformat()
+    facts = output.fields(entry, "name", "kind") | {"what": what(entry), "expression": entry.timing.text}
+    facts |= {"timezone": zone, "next_at": at, "next": local}
+    for key, runs in (("last", seen.last), ("skipped", seen.skipped)):
+        facts[key] = run_document(runs[entry.name]) if entry.name in runs else None
+    facts |= {"unended_at": unended(entry, seen), "overdue_s": overdue(entry, seen, found)}
+    facts |= {"locks": [asdict(lock) for lock in seen.locks.get(entry.name, ())], "paused": note and asdict(note)}
+    facts |= {"off": bool(off(entry, found)), "environments": list(entry.environments), "missed": entry.missed}
+    facts |= {"without_overlapping": entry.alone, "on_every_host": entry.every_host, "in_background": entry.background}
+    facts |= {"in_maintenance": entry.in_maintenance, "filters": [each.why for each in entry.filters]}
+    return facts | {"declared_at": f"{entry.origin[0]}:{entry.origin[1]}"}
 
 
-def run_document(last: schedule.Last | None) -> dict[str, Any] | None:
-    if last is None:
-        return None
+def run_document(last: schedule.Last) -> dict[str, Any]:
     facts = {"tick_at": last.tick, "began_at": last.began, "ended_at": last.ended, "outcome": last.outcome}
     return {**facts, "late_s": round(last.late, 3), "host": last.host, "detail": last.detail}
 
@@ -415,11 +390,11 @@ def pause(names: tuple[str, ...], seconds: float | None, reason: str) -> None:
         output.say(f"{name or 'all entries'}: paused {until}")
 
 
-def checked(names: tuple[str, ...]) -> Settings:
+def checked(names: Sequence[str]) -> Settings:
     """The configuration. Raises Refused for a name that the app does not declare, if there is an app."""
-    found = context.loaded()
     if not names:
         return context.settings()
+    found = context.loaded()
     own = app_if_named(found)
     if own is None:
         output.note("qd: no app is named, so it is unknown whether such entries exist")
@@ -439,9 +414,7 @@ def resume(names: tuple[str, ...]) -> None:
     found = context.settings()
     store = context.store(found, found.control)
     there = {schedule.ALL, *schedule.paused(store)}
-    unknown = [name for name in names if name not in there]  # a paused entry may no longer be declared
-    if unknown:
-        checked(tuple(unknown))
+    checked([name for name in names if name not in there])  # a paused entry may no longer be declared
     were = schedule.resume(store, names or list(schedule.paused(store)))
     context.record(found, "schedule resume", *[{"entry": name} for name in were])
     every = bool(names) and schedule.ALL in schedule.paused(store)
@@ -469,9 +442,8 @@ def clear_locks(names: tuple[str, ...]) -> None:
     after its host has died, that of a job with the job.
     """
     own = app()
-    entries = named(own.schedule.entries(), names)
-    found = own.settings
-    freed = [(entry.name, lock) for entry in entries for lock in free(own, found, entry)]
+    found, entries = own.settings, named(own.schedule.entries(), names)
+    freed = [(entry.name, lock) for entry in entries for lock in free(own, entry)]
     if context.given().json:
         return output.document({"freed": [{"entry": name, **asdict(lock)} for name, lock in freed]})
     now = context.store(found, found.control).now()
@@ -481,10 +453,10 @@ def clear_locks(names: tuple[str, ...]) -> None:
         output.say("no lock was taken")
 
 
-def free(own: Qd, found: Settings, entry: Entry) -> Iterator[Overlap]:
+def free(own: Qd, entry: Entry) -> Iterator[Overlap]:
     """Free its locks. Yields their holders."""
     place = sent(own, entry)
-    store = context.store(found, where(found, place))
+    store = context.store(own.settings, where(own.settings, place))
     for key in lock_keys(store, entry, place):
         if (raw := store.take(key)) is not None:
             yield read_overlap(raw, job=place is not None)

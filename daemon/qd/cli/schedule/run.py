@@ -26,7 +26,7 @@ from qd.app import Qd
 from qd.cli import context, output
 from qd.cli.context import app
 from qd.cli.control import laravels
-from qd.cli.schedule.entries import moment, named, off, what, why_off
+from qd.cli.schedule.entries import moment, named, off, what
 from qd.config.settings import Settings
 from qd.errors import QdError
 from qd.log import LEVELS, Log, Write
@@ -61,10 +61,6 @@ class MinuteReport:
         self.stopped = ""  # why the minute was not completed
         self._settings, self._entries = found, entries
         self._speaks, self._reasons = speaks, reasons
-
-    @property
-    def failed(self) -> bool:
-        return any(one["outcome"] == "failed" for one in self.ran)
 
     def read(self, event: str, fields: Mapping[str, Any]) -> bool:
         """A log line of the scheduler. Returns False if it is not about a tick."""
@@ -101,8 +97,8 @@ class MinuteReport:
                 self._skip(entry.name, self._why(entry, elsewhere))
 
     def _why(self, entry: Entry, elsewhere: Mapping[str, str]) -> str:
-        if off(entry, self._settings):
-            return why_off(entry, self._settings)
+        if why := off(entry, self._settings):
+            return why
         due = entry.timing.next_after(self.start - 0.001)
         if due is None:
             return "it never comes again"
@@ -114,9 +110,6 @@ class MinuteReport:
         if self.stopped:
             return self.stopped
         return f"taken by {elsewhere[entry.name]}" if entry.name in elsewhere else "taken by another scheduler"
-
-    def document(self) -> dict[str, Any]:
-        return {"minute_at": self.start, "stopped": self.stopped, "ran": self.ran, "skipped": self.skipped}
 
 
 def seconds(at: object) -> float | None:
@@ -153,7 +146,7 @@ def run(reason: bool) -> int:
         scheduler = Scheduler(own, found, log, entries=here, host=host, owner=owner, since=span[0], until=span[1])
         scheduler.flags.down_here = bool(laravels(found))  # it reads `qd down` itself
         with stdout_to_stderr() if context.given().json else contextlib.nullcontext():
-            Minute(scheduler, report, report.end - now).work()
+            complete(scheduler, report, report.end - now)
     if sys.stdin.isatty():  # by hand: a crontab would fill the list, and the entries have notes of their runs
         context.record(found, "schedule run", *[{"entry": one["entry"]} for one in report.ran])
     if reason or context.given().json:
@@ -162,8 +155,15 @@ def run(reason: bool) -> int:
             notes = [*schedule.last(store).items(), *schedule.skipped(store).items()]
         report.close({name: one.host for name, one in notes if one.tick >= start and one.host})
     if context.given().json:
-        output.document(report.document())
-    return 1 if report.failed else Exit.UNAVAILABLE if report.stopped == AWAY else 0
+        facts = output.fields(report, "stopped", "ran", "skipped")
+        output.document({"minute_at": report.start, **facts})
+    return (
+        1
+        if any(one["outcome"] == "failed" for one in report.ran)
+        else Exit.UNAVAILABLE
+        if report.stopped == AWAY
+        else 0
+    )
 
 
 def minute_of(now: float) -> float:
@@ -185,46 +185,35 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-class Minute:
-    """Turns the scheduler until the minute is complete. seconds: until then, by the server's clock."""
+def complete(scheduler: Scheduler, report: MinuteReport, seconds: float) -> None:
+    """Turn the scheduler until all is decided and has ended, or a signal stops it. seconds: until the end of the minute, by
+    the server's clock."""
+    mailbox, until, asked = Mailbox(), time.monotonic() + seconds + GRACE, False
 
-    def __init__(self, scheduler: Scheduler, report: MinuteReport, seconds: float) -> None:
-        self.scheduler, self.report = scheduler, report
-        self._mailbox = Mailbox()
-        self._until = time.monotonic() + seconds + GRACE
-        self._stop_requested = False
+    def stop(why: str) -> None:
+        report.stopped = report.stopped or why
+        scheduler.drain()
 
-    def work(self) -> None:
-        """Until all is decided and has ended, or a signal stops it."""
-        self._mailbox.open((*STOPPING, signal.SIGCHLD))
-        try:
-            while not self._over():
-                self._mailbox.peek(self.scheduler.turn())
-                self._mailbox.repair()
-                self._read_signals()
-        finally:
-            self.scheduler.end()
-            self.scheduler.close()
-            self._mailbox.close()
-
-    def _over(self) -> bool:
-        if time.monotonic() > self._until and not self.scheduler.drained:
-            self._stop(AWAY)
-        # Claimed runs whose server is unreachable are not waited for.
-        return self.scheduler.idle or (self.scheduler.drained and not self.scheduler.runs.alive)
-
-    def _read_signals(self) -> None:
-        for number in self._mailbox.read():
-            if number not in STOPPING:
-                continue
-            if self._stop_requested:
-                self.scheduler.end()
-            self._stop_requested = True
-            self._stop(f"this command was stopped ({signal.Signals(number).name})")
-
-    def _stop(self, why: str) -> None:
-        self.report.stopped = self.report.stopped or why
-        self.scheduler.drain()
+    mailbox.open((*STOPPING, signal.SIGCHLD))
+    try:
+        while True:
+            if time.monotonic() > until and not scheduler.drained:
+                stop(AWAY)
+            # Claimed runs whose server is unreachable are not waited for.
+            if scheduler.idle or (scheduler.drained and not scheduler.runs.alive):
+                break
+            mailbox.peek(scheduler.turn())
+            mailbox.repair()
+            for number in mailbox.read():
+                if number in STOPPING:
+                    if asked:
+                        scheduler.end()
+                    asked = True
+                    stop(f"this command was stopped ({signal.Signals(number).name})")
+    finally:
+        scheduler.end()
+        scheduler.close()
+        mailbox.close()
 
 
 class TickLog(Log):
@@ -264,7 +253,7 @@ def test(name: str) -> int:
         else:
             output.say(f"sent {what(entry)} {id}")
         return 0
-    ended = ran(own, entry)
+    ended = run_here(own, entry)
     if context.given().json:
         facts = {"name": name, "kind": entry.kind, "ok": not ended.error, "code": ended.code, "error": ended.error}
         output.document({**facts, "took_s": round(ended.runtime, 3)})
@@ -274,7 +263,7 @@ def test(name: str) -> int:
     return 1 if ended.error else 0
 
 
-def ran(own: Qd, entry: Entry) -> Ended:
+def run_here(own: Qd, entry: Entry) -> Ended:
     """Run it in a separate process, as the scheduler does, but without the store."""
     from qd.scheduler.runs import Runs  # the command line starts without it
 

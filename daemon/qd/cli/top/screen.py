@@ -26,8 +26,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from qd.cli.output import clean
+from qd.cli.top import ERRORS, Reader, View
 from qd.cli.top import view as views
-from qd.cli.top.reader import ERRORS, Reader, View
 from qd.cli.top.view import Line, Row, Table
 
 EVERY = 0.5  # seconds between two reads
@@ -82,13 +82,17 @@ class Panel(Canvas, can_focus=True):
         self.title, self.page = "", list[Line]()
 
     @property
+    def place(self) -> int:
+        return next((at for at, row in enumerate(self.shown) if row.key == self.key), 0)
+
+    @property
     def row(self) -> Row | None:
         return next((row for row in self.shown if row.key == self.key), None)
 
     def order_rows(self, view: View) -> None:
         """Filter and sort; the cursor of a row that is gone stays at its place."""
         assert self.table is not None
-        place = next((at for at, row in enumerate(self.shown) if row.key == self.key), 0)
+        place = self.place
         most = [*self.table.sorts.values()][self.order]
         found = [row for row in self.rows if self.wanted.casefold() in row.words.casefold()]
         self.shown = sorted(found, key=lambda row: most(view, row), reverse=True)
@@ -99,8 +103,7 @@ class Panel(Canvas, can_focus=True):
         if self.table is None:
             self.top = max(0, min(self.top + by, len(self.page) - 1))
         elif self.shown:
-            place = next((at for at, row in enumerate(self.shown) if row.key == self.key), 0)
-            self.key = self.shown[max(0, min(place + by, len(self.shown) - 1))].key
+            self.key = self.shown[max(0, min(self.place + by, len(self.shown) - 1))].key
 
     def draw(self, view: View) -> None:
         height, width = self.size.height, self.size.width
@@ -108,7 +111,7 @@ class Panel(Canvas, can_focus=True):
             line = "─" * (width - len(self.title) - 13)
             rule: Line = [(f"─ {self.title} ", "bold"), (line, "meta"), (" Esc back", "meta")]
             return self.paint([rule, *self.page[self.top : self.top + height - 1]])
-        place = next((at for at, row in enumerate(self.shown) if row.key == self.key), 0)
+        place = self.place
         room = max(1, height - 2)
         self.top = max(0, min(self.top, place, len(self.shown) - room), place - room + 1)
         facts = f" {len(self.shown):,} of {len(self.rows):,} · sort {[*self.table.sorts][self.order]}"
@@ -126,10 +129,9 @@ class Panel(Canvas, can_focus=True):
             cells: Line = [("▌" if chosen else " ", "accent")]
             for column, wide in columns:
                 cell = column.cell(view, row, wide)
-                cells += (
-                    cell if isinstance(cell, list) else [(views.text_in(cell[0], wide, right=column.right), cell[1])]
-                )
-                cells.append((" ", ""))
+                if not isinstance(cell, list):
+                    cell = [(views.text_in(cell[0], wide, right=column.right), cell[1])]
+                cells += [*cell, (" ", "")]
             lines.append(cells)
         self.paint(lines, marked)
 
@@ -243,9 +245,8 @@ class Top(App[None]):
             panel.rows = rows(view)
             panel.order_rows(view)
         self.lay_out()
-        head, metrics, events, keys, side = (
-            self.query_one(f"#{name}", Canvas) for name in ("head", "metrics", "events", "keys", "side")
-        )
+        regions = "head", "metrics", "events", "keys", "side"
+        head, metrics, events, keys, side = (self.query_one(f"#{name}", Canvas) for name in regions)
         width = head.size.width
         health, behind = views.health(view, self.lost, width)
         head.paint([views.header(view, now, self.lost, width), health], {0: "bar", 1: behind})

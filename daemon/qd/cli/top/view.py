@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from qd.cli.diagnosis import is_growing
 from qd.cli.failed import Group, times
 from qd.cli.output import by_whom, clean, count, duration
 from qd.cli.state import stale
-from qd.cli.top.reader import RECENT, View, size
+from qd.cli.top import RECENT, View, size
 from qd.payload.format import Payload
 from qd.redaction import redact
 from qd.store.statistics import Rate, quantile
@@ -171,11 +172,9 @@ def metrics(view: View, width: int, tall: bool) -> list[Line]:
 
 def queue_rows(view: View) -> list[Row]:
     several = len({line.connection for line in view.state.queues}) > 1
-    found = []
-    for line in view.state.queues:
-        title = clean(f"{line.connection}:{line.name}" if several else line.name)
-        found.append(Row((line.connection, line.name), title, title, line))
-    return found
+    titles = [clean(f"{line.connection}:{line.name}" if several else line.name) for line in view.state.queues]
+    keyed = [((line.connection, line.name), line) for line in view.state.queues]
+    return [Row(key, title, title, line) for title, (key, line) in zip(titles, keyed, strict=True)]
 
 
 def rate_of(view: View, row: Row) -> Rate:
@@ -183,17 +182,13 @@ def rate_of(view: View, row: Row) -> Rate:
 
 
 def number(name: str, style: str = "") -> Callable[[View, Row, int], Span]:
-    return lambda view, row, _: (
-        f"{getattr(row.line.sizes, name):,}",
-        style if getattr(row.line.sizes, name) else "meta",
-    )
+    size = attrgetter(f"line.sizes.{name}")
+    return lambda view, row, _: (f"{size(row):,}", style if size(row) else "meta")
 
 
 def pace(name: str) -> Callable[[View, Row, int], Span]:
-    return lambda view, row, _: (
-        f"{getattr(rate_of(view, row), name):,.0f}" if row.key in view.trend.rates else NONE,
-        "",
-    )
+    rate = attrgetter(name)
+    return lambda view, row, _: (f"{rate(rate_of(view, row)):,.0f}" if row.key in view.trend.rates else NONE, "")
 
 
 def empty_in(view: View, row: Row, width: int) -> Span:
