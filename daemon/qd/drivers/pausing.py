@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -76,20 +77,9 @@ async def settled(future: Future[T]) -> T:
 
 
 def sleep(seconds: float) -> Pause:
-    def wait() -> Awaitable[None]:
-        import asyncio  # loaded only by apps that use it
-
-        return asyncio.sleep(seconds)
-
-    return Pause(lambda: time.sleep(seconds), wait)
+    return Pause(lambda: time.sleep(seconds), lambda: import_module("asyncio").sleep(seconds))
 
 
 def threaded(call: Callable[[], Any]) -> Pause:
     """A call that a task makes in a thread."""
-
-    def wait() -> Awaitable[Any]:
-        import asyncio
-
-        return asyncio.to_thread(call)
-
-    return Pause(call, wait)
+    return Pause(call, lambda: import_module("asyncio").to_thread(call))

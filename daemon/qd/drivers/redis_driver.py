@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qd.drivers.keyspace.queue import bounds_of
-from qd.drivers.redis import credentials
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.redis.sentinel import target_of
@@ -57,13 +56,6 @@ def opened(url: str, prefix: str = "", *, name: str = "", patience: float = 5.0)
 
 def is_cluster(url: str | None) -> bool:
     return (url or "").partition(":")[0].endswith("+cluster")
-
-
-def check_provider(url: str) -> None:
-    """Raises ConfigError if its credential provider cannot be imported. Does not call the provider."""
-    provider = parsed(url).login.provider
-    if provider:
-        credentials.check(provider)
 
 
 def parsed(url: str) -> RedisUrl:
