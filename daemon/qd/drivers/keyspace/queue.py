@@ -77,7 +77,7 @@ class KeyspaceQueue:
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.settings, self.space, self.kept = settings, space, (space, settings.prefix)
+        self.settings, self.space = settings, space
         self.batches = KeptBatches(space, settings.prefix)
         self.owner = f"{who.token}/{who.slot}"
         self.base = f"{who.token}.{who.slot}."
@@ -90,6 +90,10 @@ class KeyspaceQueue:
             # Load the scripts now: a job may leave no free descriptor to read a file with.
             for each in self.answers:
                 script(each)
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        return self.space, self.settings.prefix
 
     def patience(self, connect: float, answer: float) -> None:
         self.space.patience(connect, answer)
