@@ -11,7 +11,7 @@ from qd.drivers.keyspace.queue import bounds_of
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.redis.sentinel import target_of
-from qd.drivers.redis.url import RedisUrl, seeds_of
+from qd.drivers.redis.url import SCHEMES, RedisUrl, seeds_of
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -60,7 +60,7 @@ def is_cluster(url: str | None) -> bool:
 
 def parsed(url: str) -> RedisUrl:
     """For a cluster, the URL of its first server. Raises ConfigError."""
-    if is_cluster(url):
+    if url.partition(":")[0] in SCHEMES:
         seeds = seeds_of(url)
         return RedisUrl(seeds.url(seeds.places[0]))
     return target_of(url)
