@@ -115,10 +115,10 @@ class KeyspaceQueue:
         self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
 
     def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
-        """Any reply other than the number of added jobs is an error."""
+        """One job. Any reply other than 1, the number of added jobs, is an error."""
         kept = tuple(self._keys(*names))  # evalsha caches the packed form of a tuple
         added = script(name).call(self.space, kept, *args)
-        if added != len(args) // (2 if name == "later" else 1):
+        if added != 1:
             self.space.close()
             raise ConnectionLost(self.space.stranger)
 
