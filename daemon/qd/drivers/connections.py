@@ -308,10 +308,11 @@ def check_credentials(found: ConnectionSettings) -> None:
     """Raises ConfigError if its credential provider cannot be imported. Call it in a process that has imported the app."""
     if not provider_of(found.url):
         return
-    from qd.drivers.redis_driver import check_provider  # only if there is a provider
+    from qd.drivers.redis import credentials  # only if there is a provider
+    from qd.drivers.redis_driver import parsed
 
     try:
-        check_provider(found.url or "")
+        credentials.check(parsed(found.url or "").login.provider)
     except ConfigError as error:
         raise ConfigError(f"connection '{found.name}': {error}") from None
 

@@ -1,7 +1,8 @@
 """A procedure with pauses, written once for threads and for the tasks of an event loop.
 
 It is a generator and yields each Pause: a call that blocks, and the same as a coroutine. `block_on` runs it with the former,
-`wait_for` with the latter. The result of a pause is returned by its yield, an error is raised there.
+`wait_for` with the latter. The result of a pause is returned by its yield, an error is raised there. Only apps that use
+asyncio load it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -57,14 +59,14 @@ async def wait_for(steps: Pausing[T], until_over: Callable[[Pause], Awaitable[An
 
 async def wait_to_end(steps: Pausing[T]) -> T:
     """As wait_for; the steps go on if the task is cancelled."""
-    import asyncio  # loaded only by apps that use it
+    import asyncio
 
     return await settled(asyncio.get_running_loop().create_task(wait_for(steps)))
 
 
 async def settled(future: Future[T]) -> T:
     """Its result. If the task is cancelled, wait until the call has ended, then raise CancelledError."""
-    import asyncio  # loaded only by apps that use it
+    import asyncio
 
     try:
         return await asyncio.shield(future)
@@ -76,20 +78,9 @@ async def settled(future: Future[T]) -> T:
 
 
 def sleep(seconds: float) -> Pause:
-    def wait() -> Awaitable[None]:
-        import asyncio  # loaded only by apps that use it
-
-        return asyncio.sleep(seconds)
-
-    return Pause(lambda: time.sleep(seconds), wait)
+    return Pause(lambda: time.sleep(seconds), lambda: import_module("asyncio").sleep(seconds))
 
 
 def threaded(call: Callable[[], Any]) -> Pause:
     """A call that a task makes in a thread."""
-
-    def wait() -> Awaitable[Any]:
-        import asyncio
-
-        return asyncio.to_thread(call)
-
-    return Pause(call, wait)
+    return Pause(call, lambda: import_module("asyncio").to_thread(call))

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qd.drivers.keyspace.queue import bounds_of
-from qd.drivers.redis import credentials
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.queue import RedisQueue
 from qd.drivers.redis.sentinel import target_of
-from qd.drivers.redis.url import RedisUrl, seeds_of
+from qd.drivers.redis.url import SCHEMES, RedisUrl, seeds_of
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
@@ -59,16 +58,9 @@ def is_cluster(url: str | None) -> bool:
     return (url or "").partition(":")[0].endswith("+cluster")
 
 
-def check_provider(url: str) -> None:
-    """Raises ConfigError if its credential provider cannot be imported. Does not call the provider."""
-    provider = parsed(url).login.provider
-    if provider:
-        credentials.check(provider)
-
-
 def parsed(url: str) -> RedisUrl:
     """For a cluster, the URL of its first server. Raises ConfigError."""
-    if is_cluster(url):
+    if url.partition(":")[0] in SCHEMES:
         seeds = seeds_of(url)
         return RedisUrl(seeds.url(seeds.places[0]))
     return target_of(url)

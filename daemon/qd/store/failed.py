@@ -3,8 +3,8 @@
     queues:NAME:failed       id -> record              retry     moves the payload to ready, atomically
     queues:NAME:failed_at    id -> when it failed      forget    deletes the record
 
-A record is one line of JSON, a newline, and the payload's own bytes (docs/monitor.md). Its score in the index is
-the time it failed, by the server's clock. Bytes that another program wrote count as a record, too.
+A record is one line of JSON, a newline, and the payload's own bytes. Its score in the index is the time it failed, by the
+server's clock. Bytes that another program wrote count as a record, too.
 """
 
 from __future__ import annotations

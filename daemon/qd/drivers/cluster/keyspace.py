@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from math import ceil
 from typing import Any
 
@@ -264,8 +263,9 @@ def beat(client: ClusterClient, its: Script, names: Names, args: Args) -> list[A
         beats.append(client.at(its, [none, none, none, keys.cancelled(real[0]), *real], words))
     homes = [client.names.real(names[0][: -len("restart")] + "ticks:ends")] if queues else []
     homes += [keys.ends(real[0]) for real in queues]
-    replies = iter(client.exchange([*shared, *beats, *[client.plain("HLEN", home) for home in homes]]))
-    about, came, counts = list(islice(replies, len(shared))), list(islice(replies, len(beats))), list(replies)
+    replies = client.exchange([*shared, *beats, *[client.plain("HLEN", home) for home in homes]])
+    first, last = len(shared), len(shared) + len(beats)
+    about, came, counts = replies[:first], replies[first:last], replies[last:]
     gap = until - state.now if until else 0.0
     state.away = {}
     for place, reply in zip(places, came, strict=True):

@@ -11,6 +11,7 @@ A keyspace also stores everything besides the queues: failed jobs, locks, batche
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -146,9 +147,9 @@ def chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def grouped(kinds: Iterable[Kind], most: int) -> list[tuple[Kind, Sequence[int]]]:
     """The indexes of equal items, at most `most` in each group."""
-    groups: dict[Kind, list[int]] = {}
+    groups: defaultdict[Kind, list[int]] = defaultdict(list)
     for place, kind in enumerate(kinds):
-        groups.setdefault(kind, []).append(place)
+        groups[kind].append(place)
     return [(kind, some) for kind, places in groups.items() for some in chunked(places, most)]
 
 

@@ -77,7 +77,7 @@ class KeyspaceQueue:
         keep: Bounds = DEFAULT,
         max_payload: int = 0,
     ) -> None:
-        self.settings, self.space, self.kept = settings, space, (space, settings.prefix)
+        self.settings, self.space = settings, space
         self.batches = KeptBatches(space, settings.prefix)
         self.owner = f"{who.token}/{who.slot}"
         self.base = f"{who.token}.{who.slot}."
@@ -90,6 +90,10 @@ class KeyspaceQueue:
             # Load the scripts now: a job may leave no free descriptor to read a file with.
             for each in self.answers:
                 script(each)
+
+    @property
+    def kept(self) -> tuple[Keyspace, str]:
+        return self.space, self.settings.prefix
 
     def patience(self, connect: float, answer: float) -> None:
         self.space.patience(connect, answer)
@@ -111,10 +115,10 @@ class KeyspaceQueue:
         self._add("later", (keys.delayed(queue), keys.notify(queue)), [delay, payload])
 
     def _add(self, name: str, names: tuple[str, str], args: Sequence[Arg]) -> None:
-        """Any reply other than the number of added jobs is an error."""
+        """One job. Any reply other than 1, the number of added jobs, is an error."""
         kept = tuple(self._keys(*names))  # evalsha caches the packed form of a tuple
         added = script(name).call(self.space, kept, *args)
-        if added != len(args) // (2 if name == "later" else 1):
+        if added != 1:
             self.space.close()
             raise ConnectionLost(self.space.stranger)
 

@@ -218,10 +218,6 @@ TICK_CHUNK = 500  # maximum number of ticks in a script call
 
 
 class KeptTicks(Records):
-    @property
-    def _key(self) -> str:
-        return self.prefix + keys.TICKS
-
     def take(self, claims: Sequence[Claim]) -> list[Claimed]:
         return self.begin(claims)()
 
@@ -250,7 +246,7 @@ class KeptTicks(Records):
     def read(self, fields: Sequence[str]) -> list[bytes]:
         found = list[bytes]()
         for chunk in encoded_chunks(fields):
-            found += [raw or b"" for raw in self.space.call("HMGET", self._key, *chunk)]
+            found += [raw or b"" for raw in self.space.call("HMGET", *self._keys(keys.TICKS), *chunk)]
         return found
 
     def strange(self, queue: str) -> str:
@@ -265,16 +261,16 @@ class KeptTicks(Records):
         )
 
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
-        following, flat = self.space.call("HSCAN", self._key, at, "COUNT", TICK_CHUNK)
+        following, flat = self.space.call("HSCAN", *self._keys(keys.TICKS), at, "COUNT", TICK_CHUNK)
         names = [name.decode("utf-8", "surrogateescape") for name in flat[::2]]
         return int(following), dict(zip(names, flat[1::2], strict=True))
 
     def put(self, field: str, value: bytes) -> None:
-        self.space.call("HSET", self._key, field, value)
+        self.space.call("HSET", *self._keys(keys.TICKS), field, value)
 
     def forget(self, fields: Sequence[str]) -> None:
         for chunk in encoded_chunks(fields):
-            self.space.call("HDEL", self._key, *chunk)
+            self.space.call("HDEL", *self._keys(keys.TICKS), *chunk)
 
 
 def encoded_chunks(fields: Sequence[str]) -> list[Sequence[bytes]]:

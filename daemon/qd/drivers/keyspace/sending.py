@@ -58,9 +58,11 @@ def sent(space: Keyspace, named: Keys, jobs: Sequence[Outgoing]) -> list[str | N
 
 
 def calls_of(named: Keys, jobs: Sequence[Outgoing]) -> list[ScriptCall]:
-    kinds = ["keyed_send" if job.key else "unique" if job.lock else "later" if job.delay else "push" for job in jobs]
-    groups = grouped(zip(kinds, [job.queue for job in jobs], strict=True), CHUNK)
-    return [call_of(named, kind, queue, jobs, some) for (kind, queue), some in groups]
+    kinds = [
+        ("keyed_send" if job.key else "unique" if job.lock else "later" if job.delay else "push", job.queue)
+        for job in jobs
+    ]
+    return [call_of(named, kind, queue, jobs, some) for (kind, queue), some in grouped(kinds, CHUNK)]
 
 
 def call_of(named: Keys, kind: str, queue: str, jobs: Sequence[Outgoing], places: Sequence[int]) -> ScriptCall:

@@ -59,9 +59,9 @@ def unconnected(
     """kinds: the classes for TCP, TLS and unix sockets. tls: an SSLContext."""
     tcp, secure, unix = kinds
     kind = unix if path else secure if tls else tcp
-    where: dict[str, Any] = (
-        {"path": path} if path else {"host": host, "port": port, **({"context": tls} if tls else {})}
-    )
+    where: dict[str, Any] = {"path": path} if path else {"host": host, "port": port}
+    if kind is secure:
+        where["context"] = tls
     # redis-py's default is no retry. It would deepcopy a `retry` argument, which costs each process 0.3 MB.
     times = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     # redis_connect_func: in place of redis-py's handshake; qd sends the greeting

@@ -13,7 +13,7 @@ from qd import config
 from qd.config.settings import Settings
 from qd.drivers.redis.credentials import Login, check
 from qd.drivers.redis.url import RedisUrl
-from qd.drivers.redis_driver import check_provider
+from qd.drivers.redis_driver import parsed
 from qd.errors import ConfigError, NeedsMending, Unreachable, Unusable
 
 SECRET = "secret-0123"
@@ -94,7 +94,7 @@ def test_a_provider_does_not_swallow_the_end_of_a_job(shop: ModuleType) -> None:
 def test_a_missing_provider_is_named(shop: ModuleType, name: str, message: str) -> None:
     shop.number, shop.Kind = 7, Fixed  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=name) as raised:
-        check_provider(f"redis://h/0?credentials={name}")
+        check(parsed(f"redis://h/0?credentials={name}").login.provider)
     assert message in str(raised.value)
     with pytest.raises(Unusable):
         Login(provider=name).ask("h")
