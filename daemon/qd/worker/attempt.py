@@ -27,6 +27,7 @@ from qd.middleware import query_queue
 from qd.payload.format import Payload, read
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
+from qd.process.counters import Row
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
 from qd.worker.outcome import DONE, Attempt, Back, Cancelled, Death, Done, Failed, Outcome, Outcomes, unknown_job
@@ -107,7 +108,7 @@ class Attempts:
         self._declared_limits: dict[str, JobLimits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: it was not readable, or not trusted
         self.unfreed = False  # the last attempt may still have a place
-        self.row: int | None = None  # where it was counted as started; None: it was not
+        self.row: Row | None = None  # where it was counted as started; None: it was not
 
     def run(self, reserved: Reserved, begin: Begin, death: Callable[[], Death]) -> Outcome:
         """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the

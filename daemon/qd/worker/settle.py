@@ -343,7 +343,7 @@ class Settlement:
             self.attempts.row = None
             counters.ended(row, counted_as(outcome) if kept else C.LEASE_LOST, int(took * 1e6))
         elif isinstance(outcome, Failed) and kept:  # it cannot run: unreadable, forged, or not declared
-            counters.settle(counters.started(job.queue, NOT_RUN), C.FAILED, 1)
+            counters.started(job.queue, NOT_RUN)[C.FAILED] += 1
 
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""
