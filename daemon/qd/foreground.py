@@ -24,7 +24,7 @@ from qd.master.master import Emptiness
 from qd.master.state import AGAIN
 from qd.process import fork, signals
 from qd.process.channels import Imported, MessageReceiver, OrderPipe, Restart
-from qd.process.exit_codes import Exit, StopReason, describe_status, of_program
+from qd.process.exit_codes import Exit, StopReason, ending, of_program
 from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
 from qd.worker import boot, queues, template
 from qd.worker.timeout import Alarm
@@ -100,7 +100,7 @@ class KeeperChild:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            self.context.log.error("keeper.died", how=describe_status(status))
+            self.context.log.error("keeper.died", how=ending(status))
             self._orders.close()
             self._start()
 

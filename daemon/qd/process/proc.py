@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 from typing import Any
@@ -176,18 +177,14 @@ def _cpu_quota(membership: str, mount: Path) -> float | None:
 
 def _quotas(top: Path, path: str) -> list[float]:
     # In a container the path may be the host's and not exist here: check its parents and the root, too.
-    relative = Path(path.lstrip("/"))
-    groups = [top / group for group in (relative, *relative.parents) if ".." not in group.parts]
-    return [quota for group in groups if (quota := _quota_in(group)) is not None]
-
-
-def _quota_in(group: Path) -> float | None:
-    v2, v1 = _text(group / "cpu.max"), [_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    try:
-        quota, period = (int(word) for word in v2.split() or " ".join(v1).split())
-    except ValueError:  # "max 100000", or no such file
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+    relative, found = Path(path.lstrip("/")), list[float]()
+    for group in (top / each for each in (relative, *relative.parents) if ".." not in each.parts):
+        v2, v1 = _text(group / "cpu.max"), [_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        with suppress(ValueError):  # "max 100000", or no such file
+            quota, period = (int(word) for word in v2.split() or " ".join(v1).split())
+            if quota > 0 and period > 0:
+                found.append(quota / period)
+    return found
 
 
 # --- what a fork would share -----------------------------------------------------------------------------------------
@@ -233,29 +230,20 @@ def _socket_of(fd: int) -> tuple[int, int] | None:
 
 def _peer(fd: int) -> str:
     try:
-        blocking, copy = os.get_blocking(fd), os.dup(fd)
-    except OSError:
-        return ""
-    try:
-        with socket.socket(fileno=copy) as peer:
+        blocking = os.get_blocking(fd)
+        with socket.socket(fileno=os.dup(fd)) as peer:
             # socket.setdefaulttimeout() made the copy non-blocking, and the original shares the flag.
             os.set_blocking(fd, blocking)
-            return _described(fd, peer)
+            there: Any = "" if peer.type == socket.SOCK_DGRAM else peer.getpeername()
+            if peer.family == socket.AF_UNIX:
+                name = there if isinstance(there, str) else there.decode(errors="replace").replace("\0", "@")
+                return f"fd {fd}: unix {name}" if name else ""
+            if peer.family not in (socket.AF_INET, socket.AF_INET6) or not there:
+                return ""
+            here: Any = peer.getsockname()
+            return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
     except OSError:
         return ""
-
-
-def _described(fd: int, peer: socket.socket) -> str:
-    if peer.type == socket.SOCK_DGRAM:
-        return ""
-    there: Any = peer.getpeername()
-    if peer.family == socket.AF_UNIX:
-        name = there if isinstance(there, str) else there.decode(errors="replace").replace("\0", "@")
-        return f"fd {fd}: unix {name}" if name else ""
-    if peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return ""
-    here: Any = peer.getsockname()
-    return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
 
 
 # --- requests to the kernel ------------------------------------------------------------------------------------------

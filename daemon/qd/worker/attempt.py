@@ -37,16 +37,8 @@ if TYPE_CHECKING:
     import asyncio
 
 
-# Those of a job that succeeds.
-AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)
-
-
+AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)  # a job that succeeds
 Begin = Callable[[Payload, JobLimits], None]
-
-
-def was_interrupted(before: bytes) -> bool:
-    """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
-    return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
 
 
 class Coroutines:
@@ -219,6 +211,8 @@ class Attempts:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
         ttl = payload.qd is not None and payload.qd.result
+        # The bytes that the reserve replaced have the unanswered mark of an earlier one.
+        interrupted = b'"rsv":' in reserved.before and replaced_mark(reserved.before).rpartition(".")[2].isdecimal()
         return RunningJob(
             known,
             payload.job,
@@ -236,7 +230,7 @@ class Attempts:
             data=payload.data,
             backing=self.app._services,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
-            interrupted=was_interrupted(reserved.before),
+            interrupted=interrupted,
         )
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:

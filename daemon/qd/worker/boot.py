@@ -40,7 +40,7 @@ from qd.payload.reservation import LIFE
 from qd.process import proc, signals
 from qd.process.channels import Ready
 from qd.process.signals import TAKE_STACK
-from qd.worker.worker import BaseWorker, Between, Worker
+from qd.worker.worker import Between, Worker
 
 MOST_THREADS = 64  # jobs whose threads a fault handler writes: it knows no more than 100, with others of the app
 OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its master
@@ -56,7 +56,7 @@ def serve(app: Qd, context: ChildContext, assignment: Assignment, between: Betwe
     # Turns continue over all generations: no mark is used twice.
     queue = opened(token=context.token, slot=assignment.slot, turns=(assignment.generation - 1) * LIFE)
     lanes = with_lanes(queue)
-    worker: BaseWorker
+    worker: Worker | ConcurrentWorker
     if settings.work.concurrency > 1 and lanes is not None:
         from qd.worker.concurrent import ConcurrentWorker  # loads asyncio
 

@@ -125,28 +125,24 @@ def check_limits(app: Qd, settings: Settings) -> None:
     if settings.work.only_schedule:
         return
     found = declared(app, settings)
-    here = {name for queue in settings.work.queues for name in found.get(queue, ())}
     for name, why in without_limit(app):
-        if name in here:
+        if any(name in found.get(queue, ()) for queue in settings.work.queues):
             raise DeclarationError(f"job '{name}' can never run: {why}")
 
 
 def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
     """Each job inside a RateLimited whose limit the app has not declared, and the error."""
-    for name in app._registry.names():
-        job = app._registry.get(name)
-        for stage in app.middleware.around(job) if job is not None else ():
+    for job in app._registry:
+        for stage in app.middleware.around(job):
             try:
                 if isinstance(stage, RateLimited):
                     stage.limit_in(app._services)
             except DeclarationError as error:
-                yield name, str(error)
+                yield job.name, str(error)
 
 
 def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
-    for name in app._registry.names():
-        if (job := app._registry.get(name)) is not None:
-            yield name, job.options
+    yield from ((job.name, job.options) for job in app._registry)
     for entry in app.schedule.here(settings.env):
         if isinstance(entry.task, JobTask):
             yield entry.task.plan.declared.name, entry.task.plan.options

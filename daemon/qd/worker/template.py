@@ -19,7 +19,7 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -73,7 +73,11 @@ class Watch:
     def _look(self) -> dict[str, int]:
         """The modification time of the configuration and of every module in a folder of an imported one."""
         stamps = {}
-        for path in (*self._others, *(path for folder in self._folders for path in modules_in(folder))):
+        paths = list(self._others)
+        for folder in self._folders:
+            with suppress(OSError):
+                paths += [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py")]
+        for path in paths:
             with suppress(OSError):
                 stamps[path] = os.stat(path).st_mtime_ns
         return stamps
@@ -83,11 +87,6 @@ def sources() -> list[str]:
     """The files of all imported modules that do not belong to an installation."""
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return [p for p in paths if p and not p.startswith(PYTHONS) and not any(part in p for part in INSTALLED)]
-
-
-def modules_in(folder: str) -> Iterator[str]:
-    with suppress(OSError):
-        yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))
 
 
 LOOK = 500  # ms between two checks of --reload
@@ -203,14 +202,13 @@ def obstacles() -> list[str]:
 def report(context: ChildContext, app: Qd, code: int, found: list[str]) -> None:
     limits = gaps_of(app.settings, app.settings.work.connection, app.connections.own)
     warnings = [f"{what}; workers import the app by themselves (as with --no-preload)" for what in found]
-    registry = app._registry
-    declared = [registry.get(name) for name in registry.names()]
+    declared = list(app._registry)
     message = Imported(
         code=code,
         jobs=len(declared),
         entries=len(app.schedule.here(app.settings.env)),
         unserved=queues.unserved(app, app.settings),
-        exclusive=[each.name for each in declared if each is not None and each.options.exclusive],
+        exclusive=[each.name for each in declared if each.options.exclusive],
         limits=dict[str, str](limits.items()),
         settings=config.to_json(app.settings).decode(),
         preload=not found,

@@ -91,10 +91,6 @@ class BaseWorker:
     def _connect(self, rota: Rota) -> RetryingConnection:
         raise NotImplementedError
 
-    def run(self, ready: Callable[[], None] = lambda: None) -> int:
-        """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
-        raise NotImplementedError
-
     def _open(self) -> None:
         self._opened = now()
         self.mailbox.heard = note_sigterm
@@ -272,6 +268,7 @@ class Worker(BaseWorker):
         return self.ahead
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
         self._open()
         ready()
         try:
@@ -471,7 +468,9 @@ class ExitConditions:
         """at: this moment."""
         work = self.work
         if work.memory and at - self._measured_at > MEASURE_NS:
-            self._measure(at)
+            self._measured_at = at  # at most every 5 ms: very short jobs leak little in between
+            self.slot[W.GROWN] = grown = max(0, proc.own_anon_bytes() - self._anon)
+            self._over_memory = grown > work.memory
         if self._over_memory:
             return StopReason.MEMORY
         if work.once and (jobs or once_over):
@@ -481,9 +480,3 @@ class ExitConditions:
         if self._max_jobs and jobs >= self._max_jobs:
             return StopReason.MAX_JOBS
         return None
-
-    def _measure(self, at: int) -> None:
-        """At most every 5 ms: very short jobs leak little in between."""
-        self._measured_at = at
-        self.slot[W.GROWN] = grown = max(0, proc.own_anon_bytes() - self._anon)
-        self._over_memory = grown > self.work.memory
