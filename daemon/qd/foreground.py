@@ -47,8 +47,6 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     app = boot.imported(settings, lambda app: load(app._code_settings), log)
     if isinstance(app, Exit):
         return int(app)
-    if not boot.may_start(app, log):
-        return int(Exit.CONFIG)
     limits = dict[str, str](gaps_of(app.settings, app.settings.work.connection, app.connections.own).items())
     unserved, jobs = queues.unserved(app, app.settings), len(app._registry.names())
     announce(log, app.settings, Imported(0, jobs, 0, unserved, [], limits, settings="", preload=False, warnings=[]))

@@ -82,12 +82,10 @@ class CounterTable:
         return SlotCounters(self, number)
 
     def row(self, slot: int, number: int) -> tuple[Row, memoryview]:
-        """A row and its text."""
         at = TABLES + (slot * ROWS + number) * ROW
         return self.words[at // 8 : at // 8 + WORDS], self.memory[at + NUMBERS : at + ROW]
 
     def rows(self, slot: int) -> Iterator[tuple[Row, bytes]]:
-        """The rows in use."""
         for number in range(self.words[slot]):
             row, text = self.row(slot, number)
             yield row, bytes(text) if number else OTHER

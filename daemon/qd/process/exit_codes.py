@@ -12,8 +12,6 @@ OVER_TIMEOUT = "over its timeout, "  # prefix of the text for a worker that was 
 
 
 class Exit(IntEnum):
-    """Exit codes of `qd work` and its children."""
-
     OK = 0  # stopped on request: a signal, `qd restart`, an empty queue, --once
     BUG = 1  # the whole program with --no-respawn, too: a worker crashed or was killed
     USAGE = 2

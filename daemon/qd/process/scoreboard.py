@@ -43,8 +43,6 @@ LANE_BYTES = LANE_WORDS * 8 + NAME + QUEUE
 
 
 class Role(IntEnum):
-    """What the child in a slot does."""
-
     WORKER = 0
     SCHEDULER = 1
 
@@ -201,8 +199,6 @@ class L:
 
 
 class H:
-    """The words of the header."""
-
     KEEPER_ALIVE = 0  # keeper: moment of its last turn
     KEEPER_CONTACT = 1  # keeper: moment of its last reply from the server
     DOWN = 2  # keeper: 0 unless in maintenance mode; see set_open_queues
@@ -248,7 +244,6 @@ class Scoreboard:
         self.words[word] = value & WORD
 
     def count(self, word: int) -> None:
-        """Add one to a counter of the header."""
         self.words[word] = (self.words[word] + 1) & WORD
 
     def keeper_is_alive(self) -> None:
@@ -336,8 +331,6 @@ class Words:
 
 
 class Slot(Words):
-    """The slot of one child."""
-
     def __init__(self, board: Scoreboard, number: int) -> None:
         self.number = number
         super().__init__(board, (number + 1) * SLOT_BYTES, WORDS)
@@ -356,8 +349,6 @@ class Slot(Words):
 
 
 class Lane(Words):
-    """One lane of a slot."""
-
     def __init__(self, board: Scoreboard, slot: int, number: int) -> None:
         self.number = number
         self.seat = slot + SLOTS * number
@@ -365,7 +356,6 @@ class Lane(Words):
 
     @property
     def state(self) -> tuple[int, LaneState]:
-        """Its turn and state."""
         word = self.words[L.STATE]
         return word >> 2, LaneState(word & 3)
 

@@ -24,7 +24,7 @@ from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
-from qd.payload.format import Payload, read
+from qd.payload.format import Payload, read, readable
 from qd.payload.reservation import Ending, ending_of, replaced_mark
 from qd.payload.size import too_deep
 from qd.process.counters import Row
@@ -305,9 +305,6 @@ class Attempts:
 
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
-        try:
-            payload = read(reserved.member)
-        except Malformed:
-            return
-        job = self._running(payload, reserved, self.app._registry.get(payload.job))
-        self.outcomes.notify(0.0, events.LeaseLost(job))
+        if (payload := readable(reserved.member)) is not None:
+            job = self._running(payload, reserved, self.app._registry.get(payload.job))
+            self.outcomes.notify(0.0, events.LeaseLost(job))

@@ -86,7 +86,6 @@ class Watch:
         return next((path for path in {**before, **self._seen} if before.get(path) != self._seen.get(path)), None)
 
     def report(self, context: ChildContext) -> None:
-        """Report a change to the master."""
         if changed := self.changed():
             context.sender.send(Changed(file=changed, code=context.code))
 
@@ -128,8 +127,6 @@ def run_template(
     app = imported(settings, complete, context.log)
     if isinstance(app, Exit):
         return int(app)
-    if not may_start(app, context.log):
-        return int(Exit.CONFIG)
     faulthandler.unregister(signal.SIGUSR1)
     serve, found = serve_for(app), obstacles()
     report(context, app, code, found)
@@ -144,9 +141,9 @@ def run_template(
     return fork_on_request(replace(context, code=code), OrderReader(sock), app, serve, watch)
 
 
-def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
-    """Import the app and check the configuration, without calling a server. Returns an Exit, after logging the reason, if
-    that fails."""
+def imported(settings: Settings, complete: Complete, log: Log, *, first: bool = True) -> Qd | Exit:
+    """Import the app and check the configuration, and first: the servers. Returns an Exit, after logging the reason, if that
+    fails."""
     carry_job(job_fields)
     try:
         app = load_app(settings)
@@ -164,7 +161,6 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         connections.check_memory(app.settings)
         if app.settings.work.runs_schedule:
             check_homes(app.schedule.here(app.settings.env), app.settings, app.connections.own)
-        return app
     except ConfigError as error:
         log.error("app.refused", reason=str(error))
         return Exit.CONFIG
@@ -172,6 +168,8 @@ def imported(settings: Settings, complete: Complete, log: Log) -> Qd | Exit:
         log.error("app.import_failed", app=settings.app, error=f"{error}{user_line(error)}")
     except BaseException as error:
         log.error("app.import_failed", app=settings.app, error=short(error), trace=full(error, log))
+    else:
+        return app if not first or may_start(app, log) else Exit.CONFIG
     return Exit.IMPORT
 
 
@@ -311,11 +309,9 @@ def run_fresh(
     """A worker or scheduler without a template: imports the app itself."""
     own_stdin()
     began = time.time_ns()
-    app = imported(settings, complete, context.log)
+    app = imported(settings, complete, context.log, first=assignment.generation == 1)
     if isinstance(app, Exit):
         return int(app)
-    if assignment.generation == 1 and not may_start(app, context.log):
-        return int(Exit.CONFIG)
     report(context, app, context.code, [])
     watch = Watch(began, app.settings.file) if app.settings.work.reload else None
     serve = serve_for(app)
@@ -361,7 +357,7 @@ def settled(context: ChildContext, assignment: Assignment, *, several: int = 0) 
     os.environ["QD_OWNER"] = f"{context.token}/{assignment.slot}"  # identifies its subprocesses to a later master
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGWINCH):
         signal.signal(number, signals.nothing)
-    signals.ForkedCopies().guard()
+    signals.guard_copies()
     stack_fd = ready_for_stacks()
     if several > 1 and stack_fd is not None:
         # Of more than 100 threads, the main thread would be left out, which has the event loop.

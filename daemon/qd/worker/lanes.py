@@ -251,10 +251,7 @@ class LaneRun:
         if error is None and attempt.job.outcome is None:
             self.finish(self.attempts.ended(attempt, None, result))
             return
-        here, after = (
-            copy_context(),
-            lambda: self.attempts.ended(attempt, error, result),
-        )  # failed() and listeners are sync
+        here, after = copy_context(), lambda: self.attempts.ended(attempt, error, result)  # it may call sync code
         self.worker.pool.submit(lambda: here.run(self._perform, attempt, after))
 
     def _meaning(self, cancelled: asyncio.CancelledError) -> BaseException:
