@@ -165,7 +165,7 @@ class Qd:
             hint = f"did you mean {near}?" if near else "`qd declared` lists them"
             raise UnknownJob(f"no job is called '{name}' ({hint})")
         with suppress(NoProvider):  # only workers need the providers
-            declared.prepare(data)
+            declared.call(declared.decode(data))
         return Call(self._send, Plan(declared, declared.options), data)
 
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qd.app import Qd
     from qd.drivers.base import Factory
     from qd.process.channels import Imported
-    from qd.worker.template import Serve
+    from qd.worker.boot import Serve
 
 NAMED = 5  # jobs that a warning about an unserved queue lists
 Load = Callable[[dict[str, object] | None], Settings]  # reads the configuration; the argument: what Qd(...) was given
@@ -69,7 +69,7 @@ def import_shared(settings: Settings) -> None:
     connects to a server or starts a thread; the app is imported by the template only."""
     from qd.drivers.connections import preload
     from qd.keeper import keeper  # noqa: F401
-    from qd.worker import template  # noqa: F401
+    from qd.worker import boot  # noqa: F401
 
     preload(settings, (settings.work.connection, settings.control))
     gc.freeze()  # else a collection in a child would write to every page
@@ -104,14 +104,14 @@ class Bodies:
         self._variables = VARIABLES.found
 
     def template(self, context: ChildContext, orders: Any) -> int:
-        from qd.worker import template
+        from qd.worker import boot
 
-        return template.run(self._own(context), orders, self.settings, self._complete, self._serve)
+        return boot.run_template(self._own(context), orders, self.settings, self._complete, self._serve)
 
     def fresh(self, context: ChildContext, assignment: Assignment) -> int:
-        from qd.worker import template
+        from qd.worker import boot
 
-        return template.run_fresh(self._own(context), assignment, self.settings, self._complete, self._serve)
+        return boot.run_fresh(self._own(context), assignment, self.settings, self._complete, self._serve)
 
     def keeper(self, context: ChildContext, orders: Any, resolved: str, also: tuple[str, ...]) -> int:
         from qd.keeper import keeper
@@ -152,9 +152,9 @@ def own_drivers_of(settings: Settings) -> Mapping[str, Factory]:
     cache = settings.laravel.cache_url if settings.laravel else ""
     if not has_driver and not any(map(config.provider_of, (*used, cache))):
         return {}
-    from qd.worker import template
+    from qd.worker import boot
 
-    app = template.load_app(settings)
+    app = boot.load_app(settings)
     app.settings = settings
     if has_driver:
         app._load()

@@ -24,9 +24,9 @@ from qd.master.master import Emptiness
 from qd.master.state import AGAIN
 from qd.process import fork, signals
 from qd.process.channels import Imported, MessageReceiver, OrderPipe, Restart
-from qd.process.exit_codes import Exit, StopReason, describe_status, of_program
+from qd.process.exit_codes import Exit, StopReason, ending, of_program
 from qd.process.scoreboard import H, Scoreboard, SlotState, W, Why, now
-from qd.worker import boot, queues, template
+from qd.worker import boot, queues
 from qd.worker.timeout import Alarm
 from qd.worker.worker import Worker, note_sigterm
 
@@ -44,11 +44,9 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
     the exit code."""
     log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
     board, receiver, began = Scoreboard(), MessageReceiver(), now()
-    app = template.imported(settings, lambda app: load(app._code_settings), log)
+    app = boot.imported(settings, lambda app: load(app._code_settings), log)
     if isinstance(app, Exit):
         return int(app)
-    if not template.may_start(app, log):
-        return int(Exit.CONFIG)
     limits = dict[str, str](gaps_of(app.settings, app.settings.work.connection, app.connections.own).items())
     unserved, jobs = queues.unserved(app, app.settings), len(app._registry.names())
     announce(log, app.settings, Imported(0, jobs, 0, unserved, [], limits, settings="", preload=False, warnings=[]))
@@ -100,7 +98,7 @@ class KeeperChild:
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            self.context.log.error("keeper.died", how=describe_status(status))
+            self.context.log.error("keeper.died", how=ending(status))
             self._orders.close()
             self._start()
 

@@ -1,7 +1,7 @@
 """Tracebacks for people: the frames of the app and of its libraries, without those of qd and of importlib.
 
     job raised      worker/attempt.py, jobs/pipeline.py, ... jobs.py, worker/timeout.py   ->  jobs.py
-    app imported    worker/template.py, importlib ... shop/queue.py                    ->  shop/queue.py
+    app imported    worker/boot.py, importlib ... shop/queue.py                           ->  shop/queue.py
 
 With `--log-level debug` all frames are kept.
 """

@@ -309,7 +309,7 @@ def in_forks(file: Path) -> int:
         "qd.cli.context",
         "qd.drivers.redis.connection",
         "qd.store.failed_jobs_table",
-        "qd.worker.template",
+        "qd.worker.boot",
         "sqlalchemy",
     ):
         import_module(name)  # once instead of in each fork

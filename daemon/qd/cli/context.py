@@ -304,7 +304,7 @@ def app_if_named(found: Settings) -> Qd | None:
 
 def app_of(found: Settings) -> Qd:
     """The app without its jobs; the shared options apply to it. Raises ConfigError."""
-    from qd.worker.template import load_app
+    from qd.worker.boot import load_app
 
     with _user_code(f"app '{found.app}' ({found.origins['qd.app']}) does not import"):
         held = load_app(found)
@@ -318,13 +318,13 @@ def _user_code(problem: str) -> Iterator[None]:
     try:
         yield
     except DeclarationError as error:
-        from qd.worker.template import user_line
+        from qd.worker.boot import user_line
 
         raise DeclarationError(f"{error}{user_line(error)}") from error
     except QdError:
         raise
     except (Exception, SystemExit) as error:
-        from qd.worker.template import user_line
+        from qd.worker.boot import user_line
 
         what = f"{error}{user_line(error)}"
         if isinstance(error, SyntaxError) and error.filename:  # its file has no frame yet

@@ -226,8 +226,7 @@ def plain(result: object) -> Any:
 @context.options
 def declared() -> None:
     """List the jobs that the app declares."""
-    registry = app()._registry
-    jobs = [found for name in registry.names() if (found := registry.get(name))]
+    jobs = list(app()._registry)
     if context.given().json:
         facts = ((job, {"name": job.name, "async": job.is_async, "options": options_of(job)}) for job in jobs)
         return output.document({"jobs": [{**own, "declared_at": job.where} for job, own in facts]})

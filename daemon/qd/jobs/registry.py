@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -32,15 +32,12 @@ class Declared:
             return b"{}"
         return self.signature.encode(self.signature.bind(args, kwargs))
 
-    def prepare(self, data: bytes) -> Callable[[], object]:
-        """Convert the arguments now and return the call; that of an async job returns a coroutine. Raises as `decode`."""
-        return self.call(self.decode(data))
-
     def decode(self, data: bytes) -> Any:
         """The argument of `call` and `arguments`. Raises UnknownParameters or WrongType."""
         return self.signature.decode(data)
 
     def call(self, fields: Any) -> Callable[[], object]:
+        """The call of its function; that of an async job returns a coroutine."""
         extras = self.signature.extras
         return partial(self.target, **fields) if extras is None else extras.prepared(self.target, fields)
 
@@ -124,6 +121,10 @@ class Registry:
 
     def get(self, name: str) -> Declared | None:
         return self._declared.get(name)
+
+    def __iter__(self) -> Iterator[Declared]:
+        """In the order of their names."""
+        return iter([self._declared[name] for name in sorted(self._declared)])
 
     def names(self) -> list[str]:
         return sorted(self._declared)

@@ -113,21 +113,21 @@ class DeadWorkers:
         blamed = next((text for lane, text in texts if lane.state[0] == slot[W.BLAME]), b"")
         running = counters.running()
         for lane, text in texts:
-            if row := next((row for row, other in running.items() if other == text), 0):
+            if row := running.get(text):
                 counters.note_run(row, (now() - lane[L.JOB_AT]) // 1000)
-        for row, text in running.items():
+        for text, row in running.items():
             count = counters.count_running(row)
             if slot[W.SEVERAL] and not (slot[W.STARTED] or slot[W.SUSPECTS]):  # else its job ran alone
                 done = max(0, count - unfinished[text])  # finished, and not counted yet
-                counters.settle(row, C.DONE, done)
+                row[C.DONE] += done
                 count -= done
                 all_of_them = not blamed and verdict in (Verdict.CRASH, Verdict.MEMORY)
                 others = 0 if all_of_them else count - int(text == blamed and count > 0)
-                counters.settle(row, C.HANDED_BACK, others)
+                row[C.HANDED_BACK] += others
                 count -= others
             elif slot[W.TOOK_MS]:
                 counters.note_run(row, slot[W.TOOK_MS] * 1000)
-            counters.settle(row, as_verdict, count)
+            row[as_verdict] += count
 
     def _owned(self, queue: str, owner: str) -> Reserved | None:
         member = self.queue.owned(queue, owner)

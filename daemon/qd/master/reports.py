@@ -21,7 +21,7 @@ from qd.master.spawn import Spawner
 from qd.master.state import State
 from qd.master.status import log_death
 from qd.process import channels, fork
-from qd.process.exit_codes import Exit, describe_status, ending, of_program
+from qd.process.exit_codes import Exit, ending, of_program
 from qd.process.scoreboard import H, Role, Verdict, Why
 
 
@@ -152,7 +152,7 @@ class Reports:
         elif not worker.ready and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:
-            state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=describe_status(death.status))
+            state.log.debug(worker.event("left"), slot=slot, pid=worker.pid, how=ending(death.status))
         if state.stopping is None and not worker.draining and worker.ready:
             self._judge_leave(death)
 
@@ -178,7 +178,7 @@ class Reports:
             state.begin_stop("once", Exit.OK)
         elif state.plan.work.no_respawn:
             crashed = death.verdict is not None and death.exit_code != Exit.MEMORY
-            how = f"a {death.worker.role.word} left with {describe_status(death.status)}"
+            how = f"a {death.worker.role.word} left with {ending(death.status)}"
             state.begin_stop(f"no respawn: {how}", Exit.BUG if crashed else Exit(of_program(death.exit_code)))
         if death.jobs:
             boots.worked(death.worker)  # it may have come and gone between two turns
@@ -194,11 +194,11 @@ class Reports:
         code.pid = 0
         exit_code = os.waitstatus_to_exitcode(status)
         if code is state.codes.coming and state.codes.serving is not None:
-            self.reload.refuse(f"its import ended with {describe_status(status)}")
+            self.reload.refuse(f"its import ended with {ending(status)}")
         elif state.stopping is None and not code.imported:
             known = exit_code in (Exit.IMPORT, Exit.CONFIG, Exit.USAGE)
             leaves_with = Exit(exit_code) if known else Exit.IMPORT
             what = "the check before the start" if leaves_with is Exit.CONFIG else "the app's import"
-            state.begin_stop(f"{what} ended with {describe_status(status)}", leaves_with, by_signal=True)
+            state.begin_stop(f"{what} ended with {ending(status)}", leaves_with, by_signal=True)
         elif state.stopping is None:
             state.log.error("template.died", how=ending(status, oom=state.children.oom.killed(status)))

@@ -191,6 +191,14 @@ def read(raw: bytes) -> Payload:
         raise Malformed(_reason(error)) from None
 
 
+def readable(payload: bytes) -> Payload | None:
+    """None: it is malformed."""
+    try:
+        return read(payload)
+    except Malformed:
+        return None
+
+
 def pairs_of(raw: bytes) -> dict[str, bytes]:
     """The top-level keys of a JSON object with the bytes of their values; of equal keys the last one counts. Raises
     Malformed, also if a key is not UTF-8."""

@@ -102,8 +102,6 @@ AnyMessage = Imported | Born | Unborn | Ready | Restart | Resize | Lost | Cancel
 
 
 class MessageSender:
-    """The children's end of the message socket."""
-
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
@@ -118,8 +116,6 @@ class MessageSender:
 
 
 class MessageReceiver:
-    """The master's end of the message socket."""
-
     def __init__(self) -> None:
         self.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.setblocking(False)
@@ -154,8 +150,6 @@ class MessageReceiver:
 
 
 class OrderPipe:
-    """The master's end of a child's order stream."""
-
     def __init__(self) -> None:
         self.sock, self.child_end = socket.socketpair()
         self.sock.setblocking(False)
@@ -197,8 +191,6 @@ class Waker:
 
 
 class OrderReader:
-    """A child's end of its order stream."""
-
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.ended, self.dismissed = sock, False, False
         self._rest = b""

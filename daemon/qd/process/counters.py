@@ -14,6 +14,7 @@ Words have 64 bits and do not overflow, so a whole row is added as one large int
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 
@@ -22,6 +23,7 @@ from qd.process import SLOTS
 JOB, QUEUE = 96, 64  # bytes of text, as on the scoreboard
 TEXT = JOB + QUEUE
 BUCKETS = 24  # upper bounds 1 ms, 2 ms, 4 ms ... 70 min, and one for longer times
+BOUNDS = [1000 << bucket for bucket in range(BUCKETS - 1)]  # in microseconds
 WAIT, RUN = 9, 9 + BUCKETS  # the first word of each histogram; the words before are C
 WAIT_US, RUN_US = RUN + BUCKETS, RUN + BUCKETS + 1  # sums in microseconds
 WORDS = 60  # of a row
@@ -53,11 +55,6 @@ class C(IntEnum):
 OUTCOMES = tuple(C)[1:]
 
 
-def bucket_of(us: int) -> int:
-    """The index of the bucket of a time in microseconds."""
-    return min(((us - 1) // 1000).bit_length(), BUCKETS - 1) if us > 1000 else 0
-
-
 def text_of(queue: str, job: str) -> bytes:
     """The text of a row; long names are cut."""
     name = job.encode("utf-8", "replace")[:JOB].ljust(JOB, b"\0")
@@ -70,31 +67,37 @@ def names_of(text: bytes) -> tuple[str, str]:
     return queue, job
 
 
+Row = memoryview  # the words of a row
+
+
 class CounterTable:
     """Created by the master before it forks. Memory that is not used costs nothing."""
 
     def __init__(self) -> None:
         self.memory = memoryview(mmap.mmap(-1, LEDGER + 8 + NAMES * LEDGER_ROW))
         self.words = self.memory.cast("Q")
-        self._known: list[list[tuple[bytes, slice]]] = [[] for _ in range(SLOTS)]  # rows by slot
+        self._known: list[list[tuple[Row, bytes]]] = [[] for _ in range(SLOTS)]  # rows by slot
 
     def slot(self, number: int) -> SlotCounters:
         return SlotCounters(self, number)
 
-    def rows(self, slot: int) -> Iterator[tuple[int, bytes]]:
-        """The first word and the text of each row in use."""
-        for row in range(self.words[slot]):
-            at = TABLES + (slot * ROWS + row) * ROW
-            yield at // 8, bytes(self.memory[at + NUMBERS : at + ROW]) if row else OTHER
+    def row(self, slot: int, number: int) -> tuple[Row, memoryview]:
+        at = TABLES + (slot * ROWS + number) * ROW
+        return self.words[at // 8 : at // 8 + WORDS], self.memory[at + NUMBERS : at + ROW]
+
+    def rows(self, slot: int) -> Iterator[tuple[Row, bytes]]:
+        for number in range(self.words[slot]):
+            row, text = self.row(slot, number)
+            yield row, bytes(text) if number else OTHER
 
     def totals(self) -> dict[bytes, int]:
         """Text -> its numbers in all slots, packed into one integer."""
-        found, memory = dict[bytes, int](), self.memory
+        found = dict[bytes, int]()
         for slot, known in enumerate(self._known):
             if len(known) < self.words[slot]:  # rows stay, so what is known of them stays true
-                known[:] = [(text, slice(first * 8, first * 8 + NUMBERS)) for first, text in self.rows(slot)]
-            for text, numbers in known:
-                found[text] = found.get(text, 0) + int.from_bytes(memory[numbers], "little")
+                known[:] = self.rows(slot)
+            for row, text in known:
+                found[text] = found.get(text, 0) + int.from_bytes(row, "little")
         return {text: numbers for text, numbers in found.items() if numbers}
 
 
@@ -103,55 +106,48 @@ class SlotCounters:
 
     def __init__(self, table: CounterTable, slot: int) -> None:
         self._table, self._slot = table, slot
-        self._words = table.words
-        self._rows = {text: first for first, text in table.rows(slot)}
-        self._known = dict[tuple[str, str], int]()
+        self._rows = {text: row for row, text in table.rows(slot)}
+        self._known = dict[tuple[str, str], Row]()
 
-    def started(self, queue: str, job: str, wait_us: int | None = None) -> int:
+    def started(self, queue: str, job: str, wait_us: int | None = None) -> Row:
         """Count a start. wait_us: since the job was due; None: unknown. Returns the row, for `ended`."""
         row = self._known.get((queue, job))
         if row is None:
             row = self._row(queue, job)
-        words = self._words
-        words[row] += 1
+        row[0] += 1
         if wait_us is not None:
-            words[row + WAIT + (min(((wait_us - 1) // 1000).bit_length(), 23) if wait_us > 1000 else 0)] += 1
-            words[row + WAIT_US] += wait_us
+            row[WAIT + bisect_left(BOUNDS, wait_us)] += 1
+            row[WAIT_US] += wait_us
         return row
 
-    def ended(self, row: int, outcome: int, run_us: int) -> None:
+    def ended(self, row: Row, outcome: int, run_us: int) -> None:
         """Count an outcome, a C."""
-        words = self._words
-        words[row + RUN + (min(((run_us - 1) // 1000).bit_length(), 23) if run_us > 1000 else 0)] += 1
-        words[row + RUN_US] += run_us
-        words[row + outcome] += 1
+        row[RUN + bisect_left(BOUNDS, run_us)] += 1
+        row[RUN_US] += run_us
+        row[outcome] += 1
 
-    def settle(self, row: int, outcome: int, count: int) -> None:
-        """Count the outcomes of a dead worker's jobs, in one step. note_run counts their times."""
-        self._words[row + outcome] += count
+    def note_run(self, row: Row, run_us: int) -> None:
+        """Count the time of a dead worker's job. Its outcome is counted apart, with those of other jobs, in one step."""
+        row[RUN + bisect_left(BOUNDS, run_us)] += 1
+        row[RUN_US] += run_us
 
-    def note_run(self, row: int, run_us: int) -> None:
-        self._words[row + RUN + bucket_of(run_us)] += 1
-        self._words[row + RUN_US] += run_us
-
-    def running(self) -> dict[int, bytes]:
+    def running(self) -> dict[bytes, Row]:
         """The rows of jobs without an outcome."""
-        return {first: text for first, text in self._table.rows(self._slot) if self.count_running(first)}
+        return {text: row for row, text in self._table.rows(self._slot) if self.count_running(row)}
 
-    def count_running(self, row: int) -> int:
-        started, *ended = self._words[row : row + len(C)].tolist()
+    def count_running(self, row: Row) -> int:
+        started, *ended = row[: len(C)].tolist()
         return int(started) - sum(ended)
 
-    def _row(self, queue: str, job: str) -> int:
-        text, words = text_of(queue, job), self._words
-        row, first = self._rows.get(text), (TABLES + self._slot * ROWS * ROW) // 8
-        used = max(1, words[self._slot])
+    def _row(self, queue: str, job: str) -> Row:
+        text, words = text_of(queue, job), self._table.words
+        row, used = self._rows.get(text), max(1, words[self._slot])
         if row is None and used < ROWS:
-            row = self._rows[text] = first + used * ROW // 8
-            self._table.memory[row * 8 + NUMBERS : row * 8 + ROW] = text
+            row, place = self._table.row(self._slot, used)
+            place[:], self._rows[text] = text, row
             words[self._slot] = used + 1
         if row is None:
-            return first
+            return self._table.row(self._slot, 0)[0]
         if len(self._known) > 10 * ROWS:
             self._known.clear()
         self._known[queue, job] = row

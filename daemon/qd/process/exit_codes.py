@@ -12,8 +12,6 @@ OVER_TIMEOUT = "over its timeout, "  # prefix of the text for a worker that was 
 
 
 class Exit(IntEnum):
-    """Exit codes of `qd work` and its children."""
-
     OK = 0  # stopped on request: a signal, `qd restart`, an empty queue, --once
     BUG = 1  # the whole program with --no-respawn, too: a worker crashed or was killed
     USAGE = 2
@@ -55,15 +53,6 @@ def of_program(code: int) -> int:
     return int(Exit.OK) if code in ORDERLY and code != Exit.MEMORY else code
 
 
-def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
-    """Describe how a child ended. oom: the kernel killed it for lack of memory. in_job: it was running a job."""
-    if oom:
-        return f"{describe_status(status)}, out of memory (the kernel)"
-    if in_job and os.WIFEXITED(status):
-        return f"left with exit code {os.WEXITSTATUS(status)} in the middle of a job (os._exit or sys.exit)"
-    return describe_status(status)
-
-
 def signal_name(number: int) -> str:
     """`SIGKILL`; `SIG40` for a signal without a name (most real-time signals)."""
     import signal
@@ -72,10 +61,15 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if known else f"SIG{number}"
 
 
-def describe_status(status: int) -> str:
-    """Describe a wait status of os.waitpid: `exit 12 (memory)`, `signal 9 (SIGKILL)`."""
+def ending(status: int, *, oom: bool | None = False, in_job: bool = False) -> str:
+    """Describe a wait status of os.waitpid: `exit 12 (memory)`, `signal 9 (SIGKILL)`. oom: the kernel killed the process for
+    lack of memory. in_job: it was running a job."""
+    if oom:
+        return f"{ending(status)}, out of memory (the kernel)"
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)} ({signal_name(os.WTERMSIG(status))})"
-    code = os.waitstatus_to_exitcode(status)
+    code = os.WEXITSTATUS(status)
+    if in_job:
+        return f"left with exit code {code} in the middle of a job (os._exit or sys.exit)"
     named = code == Exit.IMPORT or (code in ORDERLY and code != Exit.OK)
     return f"exit {code}" + (f" ({Exit(code).name.lower()})" if named else "")

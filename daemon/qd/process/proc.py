@@ -234,29 +234,20 @@ def _socket_of(fd: int) -> tuple[int, int] | None:
 
 def _peer(fd: int) -> str:
     try:
-        blocking, copy = os.get_blocking(fd), os.dup(fd)
-    except OSError:
-        return ""
-    try:
-        with socket.socket(fileno=copy) as peer:
+        blocking = os.get_blocking(fd)
+        with socket.socket(fileno=os.dup(fd)) as peer:
             # socket.setdefaulttimeout() made the copy non-blocking, and the original shares the flag.
             os.set_blocking(fd, blocking)
-            return _described(fd, peer)
+            there: Any = "" if peer.type == socket.SOCK_DGRAM else peer.getpeername()
+            if peer.family == socket.AF_UNIX:
+                name = there if isinstance(there, str) else there.decode(errors="replace").replace("\0", "@")
+                return f"fd {fd}: unix {name}" if name else ""
+            if peer.family not in (socket.AF_INET, socket.AF_INET6) or not there:
+                return ""
+            here: Any = peer.getsockname()
+            return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
     except OSError:
         return ""
-
-
-def _described(fd: int, peer: socket.socket) -> str:
-    if peer.type == socket.SOCK_DGRAM:
-        return ""
-    there: Any = peer.getpeername()
-    if peer.family == socket.AF_UNIX:
-        name = there if isinstance(there, str) else there.decode(errors="replace").replace("\0", "@")
-        return f"fd {fd}: unix {name}" if name else ""
-    if peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return ""
-    here: Any = peer.getsockname()
-    return f"fd {fd}: {here[0]}:{here[1]} -> {there[0]}:{there[1]}"
 
 
 # --- requests to the kernel ------------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ LANE_BYTES = LANE_WORDS * 8 + NAME + QUEUE
 
 
 class Role(IntEnum):
-    """What the child in a slot does."""
-
     WORKER = 0
     SCHEDULER = 1
 
@@ -201,8 +199,6 @@ class L:
 
 
 class H:
-    """The words of the header."""
-
     KEEPER_ALIVE = 0  # keeper: moment of its last turn
     KEEPER_CONTACT = 1  # keeper: moment of its last reply from the server
     DOWN = 2  # keeper: 0 unless in maintenance mode; see set_open_queues
@@ -248,7 +244,6 @@ class Scoreboard:
         self.words[word] = value & WORD
 
     def count(self, word: int) -> None:
-        """Add one to a counter of the header."""
         self.words[word] = (self.words[word] + 1) & WORD
 
     def keeper_is_alive(self) -> None:
@@ -303,12 +298,23 @@ class Scoreboard:
         return iter([Slot(self, number) for number, state in enumerate(states) if state != SlotState.FREE])
 
 
-class Described:
-    """The text fields of a slot or lane."""
+class Words:
+    """The numbers and the two text fields of a slot or lane: `slot[W.STATE]`, `slot[W.STATE] = SlotState.BUSY`.
 
-    def __init__(self, board: Scoreboard, at: int) -> None:
-        """at: the byte at which they begin."""
-        self._name, self._queue = board._bytes[at : at + NAME], board._bytes[at + NAME : at + NAME + QUEUE]
+    words: the same without a call, for the worker's loop. Look it up each time: `detach` replaces it.
+    """
+
+    def __init__(self, board: Scoreboard, at: int, count: int) -> None:
+        """at: the byte at which they begin. count: of numbers."""
+        text = at + count * 8
+        self.words = board.words[at // 8 : text // 8]
+        self._name, self._queue = board._bytes[text : text + NAME], board._bytes[text + NAME : text + NAME + QUEUE]
+
+    def __getitem__(self, word: int) -> int:
+        return self.words[word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self.words[word] = value & WORD
 
     def describe(self, name: bytes, queue: bytes) -> None:
         """Set the current job and its queue, cut to the size of the fields."""
@@ -324,23 +330,10 @@ class Described:
         return bytes(self._queue).rstrip(b"\0").decode("utf-8", "replace")
 
 
-class Slot(Described):
-    """The slot of one child: `slot[W.STATE]`, `slot[W.STATE] = SlotState.BUSY`.
-
-    words: the same without a call, for the worker's loop. Look it up each time: `detach` replaces it.
-    """
-
+class Slot(Words):
     def __init__(self, board: Scoreboard, number: int) -> None:
         self.number = number
-        first = (number + 1) * SLOT_BYTES // 8
-        self.words = board.words[first : first + WORDS]
-        super().__init__(board, (number + 1) * SLOT_BYTES + WORDS * 8)
-
-    def __getitem__(self, word: int) -> int:
-        return self.words[word]
-
-    def __setitem__(self, word: int, value: int) -> None:
-        self.words[word] = value & WORD
+        super().__init__(board, (number + 1) * SLOT_BYTES, WORDS)
 
     def detach(self) -> None:
         """Use private memory from now on: for a copy of the worker that a job has forked."""
@@ -355,30 +348,19 @@ class Slot(Described):
         self.describe(b"", b"")
 
 
-class Lane(Described):
-    """One lane of a slot: `lane[L.DEADLINE]`."""
-
+class Lane(Words):
     def __init__(self, board: Scoreboard, slot: int, number: int) -> None:
         self.number = number
         self.seat = slot + SLOTS * number
-        start = (SLOTS + 1) * SLOT_BYTES + (slot * board.lanes + number - 1) * LANE_BYTES
-        self._words, self._first = board.words, start // 8
-        super().__init__(board, start + LANE_WORDS * 8)
-
-    def __getitem__(self, word: int) -> int:
-        return self._words[self._first + word]
-
-    def __setitem__(self, word: int, value: int) -> None:
-        self._words[self._first + word] = value & WORD
+        super().__init__(board, (SLOTS + 1) * SLOT_BYTES + (slot * board.lanes + number - 1) * LANE_BYTES, LANE_WORDS)
 
     @property
     def state(self) -> tuple[int, LaneState]:
-        """Its turn and state."""
-        word = self._words[self._first]
+        word = self.words[L.STATE]
         return word >> 2, LaneState(word & 3)
 
     def set(self, turn: int, state: LaneState) -> None:
-        self._words[self._first] = turn << 2 | state
+        self.words[L.STATE] = turn << 2 | state
 
 
 now = time.monotonic_ns

@@ -151,32 +151,29 @@ def default_all(*quiet: signal.Signals) -> None:
 SOON = 0.001  # seconds until an alarm that arrived during a fork is repeated
 
 
-class ForkedCopies:
-    """Copies of a worker that its jobs fork: no signal reaches one before it has the default handlers.
+def guard_copies() -> None:
+    """For the rest of this process's life, guard the copies of a worker that its jobs fork: no signal reaches one before it
+    has the default handlers.
 
     Otherwise a SIGTERM, such as a multiprocessing pool sends when it ends, would be swallowed by the worker's handler and
     written to the worker's mailbox. Nor does an alarm raise during a fork: Python swallows exceptions raised there.
     """
+    forking = threading.local()
 
-    def __init__(self) -> None:
-        self._forking = threading.local()
-
-    def guard(self) -> None:
-        """Register for the rest of this process's life."""
-        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._copied)
-
-    def _before(self) -> None:
+    def before() -> None:
         shield.__enter__()
-        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
 
-    def _after(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
         if shield.put_down():
             signal.setitimer(signal.ITIMER_REAL, SOON)
 
-    def _copied(self) -> None:
+    def copied() -> None:
         shield.depth, shield.overdue = 0, None
         default_all()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=copied)
 
 
 STEERING = (

@@ -25,7 +25,7 @@ from qd.errors import ConfigError, QdError
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
 from qd.store.masters import queues_found
-from qd.worker.template import load_app
+from qd.worker.boot import load_app
 
 
 def find_app(named: str, root: Path) -> Qd:

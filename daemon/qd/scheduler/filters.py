@@ -18,7 +18,7 @@ from qd.app import Qd
 from qd.config.settings import Settings
 from qd.log import Log, cut
 from qd.process import fork
-from qd.process.exit_codes import describe_status
+from qd.process.exit_codes import ending
 from qd.schedule.entry import Filter
 from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import Due
@@ -141,7 +141,7 @@ class FilterProcess:
             return answer.error
         if question.overdue:
             return f"its filter took longer than {self._seconds:g} s"
-        how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else describe_status(status)
+        how = f"exit code {os.WEXITSTATUS(status)}" if os.WIFEXITED(status) else ending(status)
         return f"its filter ended its process ({how})"
 
     def _answered(self, question: Question, answer: str) -> None:

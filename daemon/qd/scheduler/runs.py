@@ -32,7 +32,7 @@ from qd.errors import QdError, ServerBusy, ServerRefused
 from qd.log import Log
 from qd.master.postmortem import OomKills
 from qd.process import fork
-from qd.process.exit_codes import describe_status
+from qd.process.exit_codes import ending
 from qd.schedule.entry import Entry
 from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_trees, waited
 from qd.store.base import Store
@@ -225,7 +225,7 @@ class Runs:
             fork.kill_left_by_job(run.owner, run.began, lambda: None)  # whatever their parent is now
         ended = None if run.aftermath else self._over(pid, run, status)
         if run.record.stage == Stage.AFTER:
-            how = run.ended_for or describe_status(status)
+            how = run.ended_for or ending(status)
             self.log.warning("schedule.hooks_cut", entry=run.entry.name, at=moment(run.tick), pid=pid, reason=how)
         run.record.close()
         return ended
@@ -251,7 +251,7 @@ class Runs:
         code = os.waitstatus_to_exitcode(status)
         reason = f"left with exit code {code} before it returned (os._exit)"
         if code < 0:
-            reason = describe_status(status) + (", out of memory (the kernel)" if self._oom.killed(status) else "")
+            reason = ending(status, oom=self._oom.killed(status))
         return Outcome(runtime, code, run.ended_for or reason)
 
     def _fork_aftermath(self, run: Run, outcome: Outcome) -> None:

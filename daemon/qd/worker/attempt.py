@@ -24,8 +24,9 @@ from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
 from qd.middleware import query_queue
-from qd.payload.format import Payload, read, too_deep
+from qd.payload.format import Payload, read, readable, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
+from qd.process.counters import Row
 from qd.process.scoreboard import Scoreboard, is_paused_job
 from qd.worker.connection import Checkpoints
 from qd.worker.outcome import DONE, Attempt, Back, Cancelled, Death, Done, Failed, Outcome, Outcomes, unknown_job
@@ -35,16 +36,8 @@ if TYPE_CHECKING:
     import asyncio
 
 
-# Those of a job that succeeds.
-AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)
-
-
+AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)  # a job that succeeds
 Begin = Callable[[Payload, JobLimits], None]
-
-
-def was_interrupted(before: bytes) -> bool:
-    """Whether the bytes that a reserve replaced have the unanswered mark of an earlier one."""
-    return b'"rsv":' in before and replaced_mark(before).rpartition(".")[2].isdecimal()
 
 
 class Coroutines:
@@ -106,7 +99,7 @@ class Attempts:
         self._declared_limits: dict[str, JobLimits] = {}
         self.payload: Payload | None = None  # of the last attempt; None: it was not readable, or not trusted
         self.unfreed = False  # the last attempt may still have a place
-        self.row: int | None = None  # where it was counted as started; None: it was not
+        self.row: Row | None = None  # where it was counted as started; None: it was not
 
     def run(self, reserved: Reserved, begin: Begin, death: Callable[[], Death]) -> Outcome:
         """begin: called before any user code. death: returns how the worker of the last attempt died; called only if the
@@ -217,6 +210,8 @@ class Attempts:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
         ttl = payload.qd is not None and payload.qd.result
+        # The bytes that the reserve replaced have the unanswered mark of an earlier one.
+        interrupted = b'"rsv":' in reserved.before and replaced_mark(reserved.before).rpartition(".")[2].isdecimal()
         return RunningJob(
             known,
             payload.job,
@@ -234,7 +229,7 @@ class Attempts:
             data=payload.data,
             backing=self.app._services,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
-            interrupted=was_interrupted(reserved.before),
+            interrupted=interrupted,
         )
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
@@ -309,9 +304,6 @@ class Attempts:
 
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
-        try:
-            payload = read(reserved.member)
-        except Malformed:
-            return
-        job = self._running(payload, reserved, self.app._registry.get(payload.job))
-        self.outcomes.notify(0.0, events.LeaseLost(job))
+        if (payload := readable(reserved.member)) is not None:
+            job = self._running(payload, reserved, self.app._registry.get(payload.job))
+            self.outcomes.notify(0.0, events.LeaseLost(job))

@@ -85,7 +85,7 @@ class ConcurrentWorker(BaseWorker):
         """waiting: a second connection, for waits."""
         super().__init__(app, queue, context, assignment, between)
         self.alarm.rang = partial(self.mailbox.post, signal.SIGALRM)
-        self.settlement.notify = self._notify_lost
+        self.settlement.notify = lambda job: self.pool.submit(partial(self.settlement.attempts.notify_lost, job))
         self.steps = Steps(self.slot, self._blocked)
         self.suspects = Suspects(self.board, self.slot, self.work)
         self.inbox = Inbox(queue)
@@ -118,7 +118,7 @@ class ConcurrentWorker(BaseWorker):
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.steps.install(self.loop, self.connection.most)
-        os.register_at_fork(after_in_child=self._copied)
+        os.register_at_fork(after_in_child=partial(setattr, self.steps, "copied", True))
         self.app.connections.used = self._warn_blocking
         self._base = copy_context()
         begins = threading.Event()
@@ -155,9 +155,6 @@ class ConcurrentWorker(BaseWorker):
         note_sigterm(number)
         self._signals.append(number)
         self.inbox.wake()
-
-    def _copied(self) -> None:
-        self.steps.copied = True
 
     def _blocked(self, ns: int, turn: int) -> None:
         """A step of this turn has blocked the loop for so long: move the deadlines of the other jobs."""
@@ -198,16 +195,13 @@ class ConcurrentWorker(BaseWorker):
             self._work()
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EBADF:
-                self._leave_without_descriptors()
+                # The keeper answers the jobs, because this worker cannot. Those that were running are suspects.
+                self.log.error("worker.descriptors_closed", reason=DESCRIPTORS_CLOSED)
+                os._exit(int(Exit.RAISED))
             self._broken = error
         finally:
             self._over = True
             self.loop.call_soon_threadsafe(self.loop.stop)
-
-    def _leave_without_descriptors(self) -> None:
-        """The keeper answers the jobs, because this worker cannot. Those that were running are suspects."""
-        self.log.error("worker.descriptors_closed", reason=DESCRIPTORS_CLOSED)
-        os._exit(int(Exit.RAISED))
 
     def _work(self) -> None:
         while True:
@@ -227,7 +221,7 @@ class ConcurrentWorker(BaseWorker):
                 may_look = self._may_look()
                 if may_look and self._turns():
                     continue
-            if self.connection.owes and now() - self.connection.since >= ACK_NS:
+            if self.connection.finished and now() - self.connection.since >= ACK_NS:
                 self._exchange(0)
             self._wait(may_look)
 
@@ -247,7 +241,7 @@ class ConcurrentWorker(BaseWorker):
     def _turns(self) -> bool:
         """Make a turn if jobs may be ready. False: it has nothing to do now."""
         connection, suspects = self.connection, self.suspects
-        if not connection.owes and not connection.unsure and suspects.due(busy=bool(self._busy)):
+        if not connection.finished and not connection.unsure and suspects.due(busy=bool(self._busy)):
             if not self._busy:
                 self._run_suspects()
             elif suspects.wait_in(self.queue, self.work.queues):
@@ -341,9 +335,6 @@ class ConcurrentWorker(BaseWorker):
         if len(self.connection.finished) == acks:  # it is answered
             self.connection.release(run.number)
 
-    def _notify_lost(self, job: Reserved) -> None:
-        self.pool.submit(partial(self.settlement.attempts.notify_lost, job))
-
     # -- wait
 
     def _rest_while_away(self, seconds: float) -> None:
@@ -367,14 +358,14 @@ class ConcurrentWorker(BaseWorker):
             self._wait_for_tokens()
         else:
             self.tokens.stop()
-        ack_at = connection.since + ACK_NS if connection.owes else 0
+        ack_at = connection.since + ACK_NS if connection.finished else 0
         for moment in (ack_at, self._look_at):
             if moment:
                 seconds = min(seconds, max(0.0, (moment - now()) / 1e9))
         if not self._busy:
             self.slot[W.LOOKED] = self._looked if looks else now()
             held = self.shut_queues.holds and self._why_idle() != "paused"
-            if not ((looks and (self._more or self.suspects.found_nothing)) or connection.owes):
+            if not ((looks and (self._more or self.suspects.found_nothing)) or connection.finished):
                 self.slot[W.STATE] = SlotState.WAITING if looks or held else SlotState.IDLE
         self._show(looks)
         self.inbox.sleep(seconds)
@@ -453,7 +444,7 @@ class ConcurrentWorker(BaseWorker):
     def _leave(self, reason: StopReason) -> bool:
         """False: a broken turn had reserved jobs, which have to run first."""
         self.tokens.stop()
-        while self.connection.unsure or self.connection.owes:
+        while self.connection.unsure or self.connection.finished:
             self._exchange(0)
             if self._busy:
                 return False

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from qd.drivers.base import Connector, LaneConnector, with_lanes
 from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, LateAnswer, Reserved, Turn, reserved_of
-from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, Malformed, NeedsMending, NotInJob, ServerRefused
+from qd.errors import NOTHING_DONE, ConnectionLost, LeaseLost, NeedsMending, NotInJob, ServerRefused
 from qd.log import Log, cut
-from qd.payload.format import read
+from qd.payload.format import readable
 from qd.payload.reservation import marks_of, saving, unstarted
 from qd.process.scoreboard import L, LaneState, Scoreboard, Slot, W, now
 from qd.process.shield import in_main_thread, shield
@@ -163,11 +163,6 @@ class RetryingConnection:
     def away(self) -> bool:
         """Whether the last call broke, so that it is unknown whether jobs are ready."""
         return bool(self._away_since)
-
-    @property
-    def owes(self) -> bool:
-        """Whether a finished job is not acked."""
-        return bool(self.finished)
 
     @property
     def settled(self) -> bool:
@@ -360,7 +355,7 @@ class LaneTurns(LaneConnection):
         for lane in lanes:
             self.words[lane].set(0, LaneState.ASKED)
         if lanes:
-            self.slot[W.LANES] = max(self.slot[W.LANES] if busy or self.owes else 0, lanes[-1])
+            self.slot[W.LANES] = max(self.slot[W.LANES] if busy or self.finished else 0, lanes[-1])
         turn = LaneTurn(self.rota.order, lanes=lanes, shut=shut, suspects=suspects, diverts=not suspects)
         if not lanes:
             turn = turn._replace(shut=self.queues)
@@ -430,8 +425,5 @@ class LaneTurns(LaneConnection):
 
 
 def id_of(member: bytes) -> str | None:
-    try:
-        payload = read(member)
-    except Malformed:
-        return None
-    return cut(payload.id or payload.uuid or "") or None
+    payload = readable(member)
+    return cut(payload.id or payload.uuid or "") or None if payload is not None else None

@@ -175,19 +175,16 @@ class LaneRun:
         owner_here.set(self.owner)
         outcome: Outcome
         try:
-            with context.running(attempt.job):
-                outcome = act()
-        except BaseException as error:
-            outcome = self._after_error(attempt, raised_by(error))
+            try:
+                with context.running(attempt.job):
+                    outcome = act()
+            except BaseException as error:
+                outcome = self.attempts.outcomes.after(attempt, raised_by(error))
+        except BaseException as again:
+            outcome = Failed(again, attempt.payload.attempts)
         finally:
             context.leave(attempt.job)
         self.finish(outcome)
-
-    def _after_error(self, attempt: Attempt, error: BaseException) -> Outcome:
-        try:
-            return self.attempts.outcomes.after(attempt, error)
-        except BaseException as again:
-            return Failed(again, attempt.payload.attempts)
 
     def _death(self) -> Death:
         job = self.job
@@ -254,10 +251,7 @@ class LaneRun:
         if error is None and attempt.job.outcome is None:
             self.finish(self.attempts.ended(attempt, None, result))
             return
-        here, after = (
-            copy_context(),
-            lambda: self.attempts.ended(attempt, error, result),
-        )  # failed() and listeners are sync
+        here, after = copy_context(), lambda: self.attempts.ended(attempt, error, result)  # it may call sync code
         self.worker.pool.submit(lambda: here.run(self._perform, attempt, after))
 
     def _meaning(self, cancelled: asyncio.CancelledError) -> BaseException:

@@ -20,7 +20,6 @@ from qd.app import Qd
 from qd.config.settings import Settings, sent_to
 from qd.errors import ConfigError, DeclarationError
 from qd.middleware import RateLimited
-from qd.options.tables import JobOptions
 from qd.process.scoreboard import ALL_SHUT, H, Scoreboard, digest, open_queues
 from qd.schedule.entry import JobTask
 
@@ -111,7 +110,10 @@ def unserved(app: Qd, settings: Settings) -> dict[str, list[str]]:
 def declared(app: Qd, settings: Settings) -> dict[str, list[str]]:
     """The queues of this connection to which the app's jobs and schedule entries go, with the names of the jobs."""
     found: dict[str, list[str]] = {}
-    for name, options in places(app, settings):
+    places = [(job.name, job.options) for job in app._registry]
+    tasks = [entry.task for entry in app.schedule.here(settings.env)]
+    places += [(task.plan.declared.name, task.plan.options) for task in tasks if isinstance(task, JobTask)]
+    for name, options in places:
         place = settings.connections.get(options.connection or settings.default)
         if place is not None and settings.work.connection in sent_to(place.name, settings.connections):
             jobs = found.setdefault(options.queue or place.queue, [])
@@ -125,28 +127,17 @@ def check_limits(app: Qd, settings: Settings) -> None:
     if settings.work.only_schedule:
         return
     found = declared(app, settings)
-    here = {name for queue in settings.work.queues for name in found.get(queue, ())}
     for name, why in without_limit(app):
-        if name in here:
+        if any(name in found.get(queue, ()) for queue in settings.work.queues):
             raise DeclarationError(f"job '{name}' can never run: {why}")
 
 
 def without_limit(app: Qd) -> Iterator[tuple[str, str]]:
     """Each job inside a RateLimited whose limit the app has not declared, and the error."""
-    for name in app._registry.names():
-        job = app._registry.get(name)
-        for stage in app.middleware.around(job) if job is not None else ():
+    for job in app._registry:
+        for stage in app.middleware.around(job):
             try:
                 if isinstance(stage, RateLimited):
                     stage.limit_in(app._services)
             except DeclarationError as error:
-                yield name, str(error)
-
-
-def places(app: Qd, settings: Settings) -> Iterator[tuple[str, JobOptions]]:
-    for name in app._registry.names():
-        if (job := app._registry.get(name)) is not None:
-            yield name, job.options
-    for entry in app.schedule.here(settings.env):
-        if isinstance(entry.task, JobTask):
-            yield entry.task.plan.declared.name, entry.task.plan.options
+                yield job.name, str(error)

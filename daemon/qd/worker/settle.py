@@ -24,7 +24,7 @@ from qd.drivers.types import Effect, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
-from qd.payload.format import Payload, read, tags_of
+from qd.payload.format import Payload, read, readable, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
 from qd.process.counters import C, SlotCounters
 from qd.process.scoreboard import Slot, SlotState, W
@@ -111,7 +111,7 @@ LONGEST = 16_000  # characters of a stored traceback
 
 
 def log_fields(job: Reserved) -> dict[str, object]:
-    payload = _payload(job)
+    payload = readable(job.member)
     if payload is None:
         return {"queue": job.queue, "id": job.mark}
     display = payload.displayName
@@ -125,13 +125,6 @@ def log_fields(job: Reserved) -> dict[str, object]:
         "crashes": payload.crashes or None,
         "tags": cut(",".join(tags_of(job.member))) if b'"tags":' in job.member else None,
     }
-
-
-def _payload(job: Reserved) -> Payload | None:
-    try:
-        return read(job.member)
-    except Malformed:
-        return None
 
 
 def _saved(job: Reserved, unsaved: bytes | None) -> bytes:
@@ -257,7 +250,7 @@ class Settlement:
         return self.queue.release(job, Released(text, back.delay, back.head), effects)
 
     def _bury(self, job: Reserved, failed: Failed, unsaved: bytes | None, effects: Sequence[Effect]) -> bool:
-        payload = _payload(job)
+        payload = readable(job.member)
         if payload is None or isinstance(failed.error, Malformed):
             raw, payload = original(job.member, job.start, job.length, job.before), None
         else:
@@ -343,7 +336,7 @@ class Settlement:
             self.attempts.row = None
             counters.ended(row, counted_as(outcome) if kept else C.LEASE_LOST, int(took * 1e6))
         elif isinstance(outcome, Failed) and kept:  # it cannot run: unreadable, forged, or not declared
-            counters.settle(counters.started(job.queue, NOT_RUN), C.FAILED, 1)
+            counters.started(job.queue, NOT_RUN)[C.FAILED] += 1
 
     def _lost(self, job: Reserved, *, notified: bool = False) -> None:
         """The lease is lost: another worker has the job or has done it. notified: listeners were already called."""

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,7 +84,7 @@ class Inbox:
         self.wake()
         try:
             return future.result(seconds)
-        except FutureTimeout:
+        except TimeoutError:
             if future.done():
                 return future.result()
             future.cancel()

@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 from qd.errors import EndJob, JobCancelled, JobInterrupted, JobTimeout, LeaseLost
 from qd.jobs.context import RunningJob, note_end
 from qd.options.kinds import span_text
-from qd.process.scoreboard import Fails, L, Lane, Slot, W, Why, now
+from qd.process.scoreboard import Fails, L, Lane, W, Why, Words, now
 from qd.process.shield import in_main_thread, shield, threads
 
 T = TypeVar("T")
@@ -42,7 +42,9 @@ def error_for(why: int, seconds: float) -> EndJob:
 class Alarm:
     """raised: an EndJob was raised in this process; it must not take another job."""
 
-    def __init__(self, slot: Slot) -> None:
+    fails = W.FAILS
+
+    def __init__(self, slot: Words) -> None:
         self.raised = False
         self.cancel: Callable[[], object] | None = None  # set while an async job runs
         self.ended_by: EndJob | None = None
@@ -88,7 +90,7 @@ class Alarm:
     def note_hooks(self, fails: Fails = Fails.HOOKS) -> None:
         """The job has failed: if failed() or a listener ends this process, the job is buried without running them again."""
         if os.getpid() == self._pid:
-            self._slot[W.FAILS] = fails
+            self._slot[self.fails] = fails
 
     def lease_lost(self) -> None:
         """Another worker may have the job by now: end it as any alarm does. May be called from any thread of the job."""
@@ -147,22 +149,17 @@ class LaneAlarm(Alarm):
     begun: called with the deadline of what begins. raised: an EndJob was raised in a thread.
     """
 
+    fails = L.FAILS
+
     def __init__(self, words: Lane, begun: Callable[[int], None]) -> None:
+        super().__init__(words)
         self.words, self._begun = words, begun
-        self.raised = False
-        self.cancel: Callable[[], object] | None = None
-        self.ended_by: EndJob | None = None
         self.job: RunningJob | None = None
         self.deadline = 0
-        self._seconds = 0.0
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._inside = self._overdue = False
+        self._overdue = False
         self._flying = False  # Python has the exception and has not raised it yet
         self._thread = self._depth = 0
-
-    def open(self) -> None:
-        """It needs no signal."""
 
     def begins(self, seconds: float) -> None:
         """User code begins, in this thread or on the loop."""
@@ -208,10 +205,6 @@ class LaneAlarm(Alarm):
         finally:
             threads.pop(thread, None)
         return cast(T, result)
-
-    def note_hooks(self, fails: Fails = Fails.HOOKS) -> None:
-        if os.getpid() == self._pid:
-            self.words[L.FAILS] = fails
 
     def lease_lost(self) -> None:
         self.end(Why.LEASE)

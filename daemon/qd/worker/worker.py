@@ -15,6 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 from setproctitle import setproctitle
@@ -89,10 +90,6 @@ class BaseWorker:
         self._paused_queues: tuple[str, ...] = ()
 
     def _connect(self, rota: Rota) -> RetryingConnection:
-        raise NotImplementedError
-
-    def run(self, ready: Callable[[], None] = lambda: None) -> int:
-        """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
         raise NotImplementedError
 
     def _open(self) -> None:
@@ -272,6 +269,7 @@ class Worker(BaseWorker):
         return self.ahead
 
     def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        """Work until there is a reason to leave. `ready` is called once it handles signals. Returns the exit code."""
         self._open()
         ready()
         try:
@@ -362,7 +360,7 @@ class Worker(BaseWorker):
         return self.exit_conditions.jobs_left(self.jobs)
 
     def _rest_while_away(self, seconds: float) -> None:
-        self.slot[W.STATE] = SlotState.BUSY if self.connection.owes else SlotState.IDLE
+        self.slot[W.STATE] = SlotState.BUSY if self.connection.finished else SlotState.IDLE
         self.mailbox.peek(seconds)
         self._after_wait()
 
@@ -390,6 +388,11 @@ class Worker(BaseWorker):
         self._after_wait()
 
 
+@lru_cache(1000)
+def printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
 class Titles:
     """`qd: worker 3 [mail] mail.welcome since 12:00:01` for `ps`, and the same on the scoreboard."""
 
@@ -397,7 +400,6 @@ class Titles:
         self._head = f"qd: worker {number}" + (f" [{pool}]" if pool else "")
         self._shown = self._queue = ""
         self._second, self._clock = 0, ""
-        self._names: dict[str, str] = {}
 
     def idle(self, what: str) -> None:
         if what != self._shown:
@@ -411,11 +413,7 @@ class Titles:
         self._queue = queue
         if second != self._second:
             self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
-        if name not in self._names:
-            if len(self._names) > 1000:  # names come from payloads
-                self._names.clear()
-            self._names[name] = "".join(c if c.isprintable() else "?" for c in name)
-        shown = self._names[name]
+        shown = printable(name)
         slot.describe(shown.encode("utf-8", "replace"), queue.encode())
         self._shown = name
         setproctitle(f"{self._head} {shown} since {self._clock}")
@@ -476,7 +474,9 @@ class ExitConditions:
         """at: this moment."""
         work = self.work
         if work.memory and at - self._measured_at > MEASURE_NS:
-            self._measure(at)
+            self._measured_at = at  # at most every 5 ms: very short jobs leak little in between
+            self.slot[W.GROWN] = grown = max(0, proc.own_anon_bytes() - self._anon)
+            self._over_memory = grown > work.memory
         if self._over_memory:
             return StopReason.MEMORY
         if work.once and (jobs or once_over):
@@ -486,9 +486,3 @@ class ExitConditions:
         if self._max_jobs and jobs >= self._max_jobs:
             return StopReason.MAX_JOBS
         return None
-
-    def _measure(self, at: int) -> None:
-        """At most every 5 ms: very short jobs leak little in between."""
-        self._measured_at = at
-        self.slot[W.GROWN] = grown = max(0, proc.own_anon_bytes() - self._anon)
-        self._over_memory = grown > self.work.memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import field
 from datetime import timedelta
 from functools import partial
@@ -25,6 +25,11 @@ def declared(app: FakeQd, name: str) -> Declared:
     found = app._registry.get(name)
     assert found is not None
     return found
+
+
+def prepared(app: FakeQd, name: str, data: bytes) -> Callable[[], object]:
+    job = declared(app, name)
+    return job.call(job.decode(data))
 
 
 def at_the_top(to: str, subject: str = "Hello") -> str:
@@ -248,7 +253,7 @@ def test_prepare_converts_now_and_calls_later(app: FakeQd):
     def total(parts: tuple[int, ...], wait: timedelta = timedelta(0)) -> Any:
         return parts, wait
 
-    call = declared(app, "sum").prepare(b'{"parts":[1,2],"wait":"PT5S"}')
+    call = prepared(app, "sum", b'{"parts":[1,2],"wait":"PT5S"}')
     assert call() == ((1, 2), timedelta(seconds=5))
 
 
@@ -265,13 +270,13 @@ def test_prepare_reports_arguments_that_do_not_fit(app: FakeQd, data, error, wor
     def total(parts: list[int]) -> None: ...
 
     with pytest.raises(error, match=words):
-        declared(app, "sum").prepare(data)
+        prepared(app, "sum", data)
 
 
 @pytest.mark.parametrize("data", [b"", b'""', b"[]", b"{}", b"null"])
 def test_no_data_is_no_arguments(app: FakeQd, data):
     app.job("at_the_top")(lambda_free)
-    assert declared(app, "at_the_top").prepare(data)() is None
+    assert prepared(app, "at_the_top", data)() is None
 
 
 async def sleeper(seconds: float) -> float:
@@ -282,7 +287,7 @@ def test_an_async_job_is_recognized_and_returns_a_coroutine(app: FakeQd):
     app.job("sleep")(sleeper)
     job = declared(app, "sleep")
     assert job.is_async
-    coroutine = job.prepare(b'{"seconds":1}')()
+    coroutine = job.call(job.decode(b'{"seconds":1}'))()
     assert inspect.iscoroutine(coroutine)
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
@@ -343,7 +348,7 @@ def test_the_constructor_of_a_class_job_runs_when_the_job_runs(app: FakeQd):
 
         def handle(self) -> None: ...
 
-    call = declared(app, "strict").prepare(b'{"number":1}')
+    call = prepared(app, "strict", b'{"number":1}')
     with pytest.raises(RuntimeError, match="not today"):
         call()
 
@@ -353,8 +358,8 @@ def test_a_raw_job_gets_its_whole_data(app: FakeQd):
     def hook(data: Any) -> Any:
         return data
 
-    assert declared(app, "hook").prepare(b'[1,{"a":null}]')() == [1, {"a": None}]
-    assert declared(app, "hook").prepare(b'""')() == ""
+    assert prepared(app, "hook", b'[1,{"a":null}]')() == [1, {"a": None}]
+    assert prepared(app, "hook", b'""')() == ""
     hook.dispatch([1, 2])
     assert app.last["data"] == [1, 2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qd.process.exit_codes import ORDERLY, Exit, StopReason, describe_status, of_program
+from qd.process.exit_codes import ORDERLY, Exit, StopReason, ending, of_program
 
 
 @pytest.mark.parametrize("reason", StopReason)
@@ -23,8 +23,8 @@ def test_the_program_exits_with_0_after_an_orderly_exit_and_with_12_for_memory()
 
 
 def test_a_known_exit_code_is_described() -> None:
-    assert describe_status(12 << 8) == "exit 12 (memory)"
-    assert describe_status(3 << 8) == "exit 3 (import)"
-    assert describe_status(0) == "exit 0"
-    assert describe_status(1 << 8) == "exit 1"
-    assert describe_status(9) == "signal 9 (SIGKILL)"
+    assert ending(12 << 8) == "exit 12 (memory)"
+    assert ending(3 << 8) == "exit 3 (import)"
+    assert ending(0) == "exit 0"
+    assert ending(1 << 8) == "exit 1"
+    assert ending(9) == "signal 9 (SIGKILL)"

@@ -267,14 +267,14 @@ def unworked(connection: str, project: Project, reports: list[MasterReport]) -> 
         return
     worked = {(found.work.connection, queue) for found in project.pools.values() for queue in found.work.queues}
     worked |= {(master.connection, queue) for master in reports for queue in master.queues}
-    for name in project.app._registry.names():
-        declared = project.app._registry.get(name)
-        assert declared is not None
+    for declared in project.app._registry:
         place = project.app.settings.connections.get(declared.options.connection or project.app.settings.default)
         queue = declared.options.queue or (place.queue if place else "")
         if place is not None and place.name == connection and (connection, queue) not in worked:
             way = f'name it in [worker] or in a pool: queues = [..., "{queue}"], or start `qd work {quote(queue)}`'
-            yield warn(f"job {name}", f"goes to the queue '{queue}' of {connection}, which no worker here serves", way)
+            yield warn(
+                f"job {declared.name}", f"goes to the queue '{queue}' of {connection}, which no worker here serves", way
+            )
 
 
 def check_flow(settings: Settings, place: str, queues: Sequence[str], state: State | None) -> Iterator[Finding]:
