@@ -57,7 +57,8 @@ class Reload:
             return
         if (change := self.own.change()) is not None:  # first: what follows may import modules of qd
             return self.log.error("master.reload_refused", **change)
-        enter(self._folder)  # where `current` points now, before the configuration is read
+        with contextlib.suppress(OSError):  # the import will report what is missing
+            os.chdir(self._folder)  # by its name: a `current` link may point to a new release now
         try:
             plan = self._replan()
         except (ConfigError, OSError) as error:  # OSError: the start folder does not exist any more
@@ -193,12 +194,6 @@ def by_name(environ: Mapping[str, str]) -> str:
         return name if os.path.samefile(name, ".") else os.getcwd()
     except OSError:
         return os.getcwd()
-
-
-def enter(folder: str) -> None:
-    """Enter the start folder by its name: a `current` link may point to a new release now."""
-    with contextlib.suppress(OSError):  # the import will report what is missing
-        os.chdir(folder)
 
 
 VERSION = re.compile(rb'^__version__ = "([^"]+)"', re.MULTILINE)

@@ -94,8 +94,14 @@ class Schedule:
     def entries(self) -> tuple[Entry, ...]:
         """All entries, checked. Raises DeclarationError, ConfigError."""
         settings = self._settings()
-        of_file = [scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
-        found: dict[str, Entry] = {}
+        of_file, found = list[Scheduled](), dict[str, Entry]()
+        for table in settings.schedule.entries:
+            check(table, settings)
+            try:
+                task = task_of(table, self._call)
+            except (QdError, ValueError) as error:
+                raise mistake(table, str(error)) from None
+            of_file.append(builder_of(table, task, self._taken))
         for builder in (*self._scheduled, *of_file):
             entry = builder._entry(settings.schedule.timezone)
             if isinstance(entry.task, JobTask):
@@ -116,16 +122,6 @@ class Schedule:
     def __len__(self) -> int:
         """Number of entries declared in code."""
         return len(self._scheduled)
-
-
-def scheduled(table: EntrySettings, settings: Settings, taken: Names, call: MakeCall) -> Scheduled:
-    """Raises DeclarationError."""
-    check(table, settings)
-    try:
-        task = task_of(table, call)
-    except (QdError, ValueError) as error:
-        raise mistake(table, str(error)) from None
-    return builder_of(table, task, taken)
 
 
 def check(table: EntrySettings, settings: Settings) -> Task:

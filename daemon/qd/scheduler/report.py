@@ -6,7 +6,6 @@ tried again with a growing delay.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -15,6 +14,7 @@ from qd.dispatch.route import Message
 from qd.drivers.keyspace import keys
 from qd.errors import ServerBusy, ServerRefused
 from qd.log import Log
+from qd.master.children import Backoff
 from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import MOST
 from qd.scheduler.entry_job import Guard, UserCodeFailed
@@ -112,18 +112,16 @@ class History:
     def __init__(self, log: Log, key: str) -> None:
         self._log, self._key = log, key
         self.lasts: dict[str, Last] = {}
-        self._delay = self._again_at = 0.0
+        self._rest = Backoff(1.0, LONGEST)
 
     def keep(self, store: Store) -> None:
         """Raises ConnectionLost."""
-        at = time.monotonic()
-        if not self.lasts or at < self._again_at:
+        if not self.lasts or self._rest.waits:
             return
         try:
             note_each(store, self.lasts)
-            self.lasts, self._delay = {}, 0.0
+            self.lasts, self._rest.count = {}, 0
         except (ServerBusy, ServerRefused) as error:
-            if not self._delay:
+            if not self._rest.count:
                 self._log.warning("schedule.not_kept", key=self._key, error=str(error))
-            self._delay = min(LONGEST, self._delay * 2 or 1.0)
-            self._again_at = at + self._delay
+            self._rest.step()

@@ -20,12 +20,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 from qd.drivers.types import Answers, Claimed
-from qd.errors import ConnectionLost, ServerBusy
+from qd.errors import ConnectionLost, QdError, ServerBusy
 from qd.events import JobQueueing
 from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection, TickClaim
 from qd.scheduler.due import Due
@@ -181,7 +182,9 @@ class TickTaker:
         if name not in self._refused:
             self._refused.add(name)
             self.beat(HOLDS)  # checks every key, which takes long with ten thousand entries
-            wrong = state.connection.wrong_type(state)
+            wrong = ""
+            with suppress(QdError):
+                wrong = state.connection.queue.ticks.strange(state.queue)
             self.report.log.error("schedule.refused", entry=name, error=wrong or str(error))
 
     # -- after the claim
