@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from qd.app import Qd
@@ -264,6 +265,7 @@ class Runs:
             self._fork(aftermath, lambda: runner.aftermath(outcome))
 
 
+@lru_cache(maxsize=16)  # many entries share a tick
 def moment(tick: float) -> str:
     """As written in log lines: UTC, with milliseconds if the tick has any."""
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(tick))

@@ -30,9 +30,8 @@ from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import EntryJob, Guard, job_of
 from qd.scheduler.filters import FilterProcess
-from qd.scheduler.report import TickReport
 from qd.scheduler.runs import Runs
-from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickTaker, no_beat
+from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickReport, TickTaker, no_beat
 from qd.store.schedule import sweep
 
 AT_ONCE = 500  # ticks in one claim
