@@ -319,24 +319,20 @@ def qd_task(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
 
 
 def words(parameters: Sequence[Parameter]) -> list[str]:
-    """7 -> "7"; {"days": 7, "force": True, "not_this": None} -> "--days=7", "--force"."""
+    """7 -> "7"; {"days": 7, "force": True, "not_this": None} -> "--days=7", "--force". A sequence repeats its option."""
     found: list[str] = []
     for parameter in parameters:
-        if isinstance(parameter, Mapping):
-            for name, value in parameter.items():
-                found.extend(option(name, value))
-        else:
+        if not isinstance(parameter, Mapping):
             found.append(word(parameter))
+            continue
+        for name, value in parameter.items():
+            flag = name if name.startswith("-") else f"--{name}"
+            if value is None or isinstance(value, bool):
+                found += [flag] if value else []
+            else:
+                several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+                found += [f"{flag}={word(each)}" for each in several]
     return found
-
-
-def option(name: str, value: object) -> list[str]:
-    """An option of the command. True: without a value. False, None: left out. A sequence: repeated."""
-    flag = name if name.startswith("-") else f"--{name}"
-    if value is None or isinstance(value, bool):
-        return [flag] if value else []
-    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return [f"{flag}={word(each)}" for each in several]
 
 
 def word(value: object) -> str:
