@@ -61,7 +61,7 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 class DeadWorkers:
     def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
-        self.lanes = with_lanes(queue)
+        self.lanes, self._alive = with_lanes(queue), context.board.keeper_is_alive
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> settled generation, until when it is checked again
         self._dead: list[MasterReport] | None = None  # masters still to be settled; None: not read yet
@@ -226,9 +226,13 @@ class DeadWorkers:
 
     def _note(self, slot: Slot) -> bytes:
         """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
-        stack = self._reported[slot.number].get("stack") or None
-        text = death_text(slot) + (f"\n{stack}" if stack else "")
-        return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
+        stack, verdict = self._reported[slot.number].get("stack") or None, Verdict(slot[W.VERDICT])
+        in_job = verdict is Verdict.CRASH and bool(slot[W.JOB_AT])
+        how = ending(slot[W.STATUS], oom=bool(slot[W.OOM]), in_job=in_job)
+        ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
+        text = f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
+        told = text + (f"\n{stack}" if stack else "")
+        return json.dumps({"told": told, "death": death_of(slot, stack)}).encode()
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
         """Effects that free the places which the dead worker's job still has."""
@@ -299,9 +303,6 @@ class DeadWorkers:
     def _died(self, master: MasterReport) -> bool:
         self._alive()
         return master.token != self.context.token and died_here(master)
-
-    def _alive(self) -> None:
-        self.context.board.keeper_is_alive()
 
     def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
         """False: a job stays until its lease expires, because its worker cannot be checked. Raises ConnectionLost after all
@@ -390,13 +391,6 @@ def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
     except Malformed:
         exceptions = None
     return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
-
-
-def death_text(slot: Slot) -> str:
-    verdict, status = Verdict(slot[W.VERDICT]), slot[W.STATUS]
-    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict is Verdict.CRASH and bool(slot[W.JOB_AT]))
-    ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
-    return f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
 
 
 def death_of(slot: Slot, stack: str | None) -> dict[str, object]:

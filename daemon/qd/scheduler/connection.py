@@ -247,7 +247,6 @@ class ScheduleConnection:
     # -- the entries
 
     def update(self, state: EntryState, raw: bytes) -> None:
-        """Set the field of the entry, and plan its next tick."""
         if warning := state.update(raw, self.now, self.late):
             self._log.warning("schedule.clock_ahead", entry=state.entry.name, reason=warning)
         self.plan(state)
@@ -275,7 +274,6 @@ class ScheduleConnection:
             self.update(state, state.raw)
 
     def move_to_backlog(self) -> None:
-        """Move what is long overdue to the backlog."""
         for at, states in self.moments.pop(self.now - BEHIND):
             for state in states:
                 self.backlog.add(at, state)

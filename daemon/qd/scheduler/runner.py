@@ -295,7 +295,9 @@ class Runner:
         try:
             code, error = self._act()
         except SystemExit as leaving:
-            code = exit_code(leaving)
+            code = 1
+            with suppress(Exception):  # it prints a text as Python does, and stderr may be closed
+                code = fork.code_of(leaving)
             error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_in_copy(raised)
@@ -357,14 +359,6 @@ class Runner:
     def _print_in_copy(self, error: BaseException) -> None:
         if os.getpid() != self._pid and not isinstance(error, SystemExit):
             sys.stderr.write(shown(error))
-
-
-def exit_code(leaving: SystemExit) -> int:
-    """As Python does; a text is printed."""
-    try:
-        return fork.code_of(leaving)
-    except Exception:  # stderr may be closed
-        return 1
 
 
 def call(function: Act) -> None:

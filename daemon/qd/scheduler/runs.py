@@ -72,9 +72,7 @@ class Run:
 class Runs:
     """store: on the scheduler's own control connection. Call `overlaps.renew` after `reap`."""
 
-    def __init__(
-        self, context: RunContext, store: Store, *, host: str = "", hook_seconds: float = HOOK_SECONDS
-    ) -> None:
+    def __init__(self, context: RunContext, store: Store, host: str = "", hook_seconds: float = HOOK_SECONDS) -> None:
         self.context, self.log, self._hook_seconds = context, context.log, hook_seconds
         self.overlaps = Overlaps(store, host or socket.gethostname(), context.settings.schedule.lease, context.log)
         self._runs: dict[int, Run] = {}
@@ -301,7 +299,6 @@ class Overlaps:
         self.end(self._taken.pop(name, None))
 
     def end(self, held: HeldOverlap | None) -> None:
-        """The run has ended."""
         if held is None:
             return
         self._held = [each for each in self._held if each is not held]

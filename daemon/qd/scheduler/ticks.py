@@ -223,8 +223,6 @@ class TickTaker:
 
 
 class EarlyJobs:
-    """For the entries of one connection."""
-
     def __init__(self, connection: ScheduleConnection, taker: TickTaker) -> None:
         self._connection, self._taker = connection, taker
         self._at = self._seen = 0
@@ -313,7 +311,6 @@ class RunQueue:
                 self._lanes.append(Lane(connection, deque([run]), late=run.entry.name))
 
     def start_claimed(self, claim: TickClaim) -> None:
-        """Start a run that is claimed already."""
         self._lanes.append(Lane(claim.state.connection, taken=claim))
 
     def drain(self) -> None:
