@@ -73,7 +73,7 @@ class Rig:
             plan, Log("master", write=lambda line: self.lines.append(line.decode())), systemd.Notifier({})
         )
         self.spawner = Spawner(self.state, cast(Forker, self))
-        self.reload = Reload(self.state, self.spawner, lambda: plan, {})
+        self.reload = Reload(self.state, self.spawner, lambda: plan)
         self.reload.own.remember()
         self.reports = Reports(self.state, self.spawner, self.reload, lambda _: None)
         self.reload.begin(plan)

@@ -117,6 +117,7 @@ from qd import config
 from qd.drivers.connections import open_queue
 from qd.log import Log
 from qd.process import signals
+from qd.scheduler.runner import RunContext
 from qd.scheduler.runs import Runs
 from qd.store.base import keyspace_store
 from qd.worker import boot
@@ -133,7 +134,7 @@ log = Log("scheduler")
 boot.log_job_records(log)
 jobs.app.settings = settings = config.load(code=jobs.app._code_settings)
 store = keyspace_store(open_queue(settings, settings.control))
-runs = Runs(jobs.app, settings, log, store, owner="token", hook_seconds=float(os.environ.get("HOOKS", "60")))
+runs = Runs(RunContext(jobs.app, settings, log, "token"), store, hook_seconds=float(os.environ.get("HOOKS", "60")))
 mailbox = signals.Mailbox()
 mailbox.open([signal.SIGCHLD, signal.SIGTERM])
 for word in sys.argv[1:]:

@@ -39,7 +39,7 @@ from qd.process import SLOTS, fork, proc
 from qd.process.channels import Order
 from qd.process.counters import C, text_of
 from qd.process.exit_codes import ending, signal_name
-from qd.process.scoreboard import Fails, L, Lane, LaneState, Role, Slot, SlotState, Verdict, W, now
+from qd.process.scoreboard import Fails, L, LaneState, Role, Slot, SlotState, Verdict, W, now
 from qd.store.masters import MasterReport
 
 LATE = 3.0  # seconds within which a call of a dead worker may still reach the server
@@ -61,7 +61,7 @@ ENDED = (Verdict.HAND_BACK, Verdict.TIMEOUT, Verdict.CANCELLED)
 class DeadWorkers:
     def __init__(self, queue: KeeperConnector, queues: tuple[str, ...], context: ChildContext, log: Log) -> None:
         self.queue, self.queues, self.context, self.log = queue, queues, context, log
-        self.lanes = with_lanes(queue)
+        self.lanes, self._alive = with_lanes(queue), context.board.keeper_is_alive
         self._reported: dict[int, Order] = {}  # deaths that the master has reported, by slot
         self._late: dict[int, tuple[int, float]] = {}  # slot -> settled generation, until when it is checked again
         self._dead: list[MasterReport] | None = None  # masters still to be settled; None: not read yet
@@ -140,10 +140,11 @@ class DeadWorkers:
         if self.lanes is not None and job.mark and slot[W.PROOF] == self.context.board.proof_of(job.turn):
             self.lanes.settle_lanes(queue, [LaneAnswer(owner, job.member)])  # finished, and not acked
         else:
-            self._answer(job, slot, JobWords.of(slot), owner)
+            self._answer(job, slot, owner)
 
-    def _answer(self, job: Reserved, slot: Slot, words: JobWords, owner: str) -> None:
-        """Answer the job that the worker was running by the master's verdict. owner: who has it."""
+    def _answer(self, job: Reserved, slot: Slot, owner: str, words: JobWords | None = None) -> None:
+        """Answer the job that the worker was running by the master's verdict. owner: who has it. words: else in the slot."""
+        words = words or JobWords(slot[W.TURN], slot[W.FAILS], slot[W.BACKOFF_MS])
         queue, member, mark = job.queue, job.member, job.mark
         verdict = Verdict(slot[W.VERDICT]) if mark else Verdict.CRASH
         back = answer_of(words, member, mark, verdict)
@@ -154,7 +155,7 @@ class DeadWorkers:
             effects += self._left(member, mark)
         moved = self.queue.give_back(queue, owner, member, back, effects)
         if not moved and (held := self._owned(queue, owner)) is not None and held.member != member:
-            return self._answer(held, slot, words, owner)  # a late checkpoint has changed the text of the same job
+            return self._answer(held, slot, owner, words)  # a late checkpoint has changed the text of the same job
         event, reason = "job.requeued" if moved else "job.lease_lost", verdict.words.requeued_for
         self.log.warning(event, queue=queue, **named(member), reason=reason, delay=back.delay or None)
 
@@ -191,13 +192,13 @@ class DeadWorkers:
         if fate is Fate.HELD:
             return LaneAnswer(job.owner, job.member, unstarted(job.member, job.mark))
         if not slot[W.SEVERAL] or job.turn == slot[W.STARTED]:  # it ran alone; the second: an exclusive job
-            self._answer(job, slot, JobWords.of(slot), job.owner)
+            self._answer(job, slot, job.owner)
             return None
         if verdict in (Verdict.CRASH, Verdict.MEMORY) and blamed in (0, job.turn):
             return LaneAnswer(job.owner, job.member, job.member, suspect=True)
         if job.turn == blamed:
             lane = self.context.board.lane(slot.number, split_mark(job.mark).lane)
-            self._answer(job, slot, JobWords.of_lane(lane), job.owner)
+            self._answer(job, slot, job.owner, JobWords(lane.state[0], lane[L.FAILS], lane[L.BACKOFF_MS]))
             return None
         back = Released(answered(job.member, job.mark, attempts=before_this(job.mark)), head=True)
         if effects := self._left(job.member, job.mark):
@@ -225,9 +226,13 @@ class DeadWorkers:
 
     def _note(self, slot: Slot) -> bytes:
         """How the worker died, for the record of the job if it fails: `told` is for people, `death` is for programs."""
-        stack = self._reported[slot.number].get("stack") or None
-        text = death_text(slot) + (f"\n{stack}" if stack else "")
-        return json.dumps({"told": text, "death": death_of(slot, stack)}).encode()
+        stack, verdict = self._reported[slot.number].get("stack") or None, Verdict(slot[W.VERDICT])
+        in_job = verdict is Verdict.CRASH and bool(slot[W.JOB_AT])
+        how = ending(slot[W.STATUS], oom=bool(slot[W.OOM]), in_job=in_job)
+        ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
+        text = f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
+        told = text + (f"\n{stack}" if stack else "")
+        return json.dumps({"told": told, "death": death_of(slot, stack)}).encode()
 
     def _left(self, member: bytes, mark: str) -> tuple[Effect, ...]:
         """Effects that free the places which the dead worker's job still has."""
@@ -299,9 +304,6 @@ class DeadWorkers:
         self._alive()
         return master.token != self.context.token and died_here(master)
 
-    def _alive(self) -> None:
-        self.context.board.keeper_is_alive()
-
     def _give_back_all(self, master: MasterReport, states: Mapping[str, bool | None]) -> bool:
         """False: a job stays until its lease expires, because its worker cannot be checked. Raises ConnectionLost after all
         others are requeued."""
@@ -361,14 +363,6 @@ class JobWords(NamedTuple):
     fails: int
     backoff_ms: int
 
-    @classmethod
-    def of(cls, slot: Slot) -> JobWords:
-        return cls(slot[W.TURN], slot[W.FAILS], slot[W.BACKOFF_MS])
-
-    @classmethod
-    def of_lane(cls, lane: Lane) -> JobWords:
-        return cls(lane.state[0], lane[L.FAILS], lane[L.BACKOFF_MS])
-
 
 def answer_of(words: JobWords, member: bytes, mark: str, verdict: Verdict) -> Released:
     """The answer in place of the dead worker. An unanswered mark of lane 0 is a crash, which the next reserve counts. The
@@ -397,13 +391,6 @@ def timed_out(member: bytes, mark: str, fails: bool) -> bytes:
     except Malformed:
         exceptions = None
     return answered(member, mark, exceptions=exceptions, ended=Ending.FAILS if fails else Ending.TIMED_OUT)
-
-
-def death_text(slot: Slot) -> str:
-    verdict, status = Verdict(slot[W.VERDICT]), slot[W.STATUS]
-    how = ending(status, oom=bool(slot[W.OOM]), in_job=verdict is Verdict.CRASH and bool(slot[W.JOB_AT]))
-    ended = "its worker " + (how if how.startswith("left") else f"ended with {how}")
-    return f"{verdict.words.before}{ended}, peak memory {slot[W.PEAK] // 1_000_000}M"
 
 
 def death_of(slot: Slot, stack: str | None) -> dict[str, object]:

@@ -272,7 +272,6 @@ class Statistics:
             self.log.info("statistics.written_again")
 
     def _depths(self, until: float) -> list[str]:
-        """Pairs of queue and depths."""
         found, connection = list[str](), self.queue.settings.name
         for _ in range(len(self._queues)):
             if time.monotonic() > until:

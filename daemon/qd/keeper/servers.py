@@ -105,7 +105,6 @@ class ServerHealth:
 
     @property
     def is_away(self) -> bool:
-        """Whether the last beat failed."""
         return self._away_since is not None
 
     @property
@@ -160,13 +159,10 @@ class EmbeddedServer:
             return
         if not away:
             self._rest.count = 0
-        elif not self._rest.waits:
-            self._start()
-
-    def _start(self) -> None:
+        if not away or self._rest.waits:
+            return
         from qd.drivers import embedded  # only a project that has one
 
-        assert self.root is not None
         try:
             pid = embedded.revive(self.root)
         except (ConfigError, OSError, subprocess.SubprocessError) as error:

@@ -27,8 +27,6 @@ YOUNG = 5.0  # seconds after it was ready in which an idle worker that dies coun
 
 @dataclass(slots=True)
 class Worker:
-    """A worker or scheduler that is alive or was requested."""
-
     slot: Slot
     generation: int
     code: int  # which import of the app it runs
@@ -107,8 +105,6 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The facts about a worker that has ended."""
-
     worker: Worker
     status: int
     verdict: Verdict | None  # None: it left cleanly, there is nothing to move

@@ -54,8 +54,6 @@ ANSWER = 10.0  # seconds that a connection and a reply of the server may take to
 
 @dataclass(frozen=True, slots=True)
 class MasterPlan:
-    """One configuration, as the master uses it."""
-
     work: WorkOptions
     template: Callable[[ChildContext, Any], int]  # the stream of its orders
     fresh: Callable[[ChildContext, Assignment], int]  # a worker or scheduler that imports the app itself
@@ -104,8 +102,6 @@ class AppImport:
 
 
 class AppImports:
-    """The serving import and the coming one."""
-
     def __init__(self) -> None:
         self.serving: AppImport | None = None
         self.coming: AppImport | None = None
@@ -113,19 +109,11 @@ class AppImports:
         self.patience = PATIENCE
         self.leaving = set[int]()  # pids of templates that were killed and are not reaped yet
 
-    def make(self, plan: MasterPlan) -> AppImport:
-        self.count += 1
-        self.coming = AppImport(self.count, plan, plan.preload)
-        return self.coming
-
     def both(self) -> list[AppImport]:
         return [code for code in (self.serving, self.coming) if code is not None]
 
     def by_number(self, number: int) -> AppImport | None:
         return next((code for code in self.both() if code.number == number), None)
-
-    def by_pid(self, pid: int) -> AppImport | None:
-        return next((code for code in self.both() if code.pid == pid), None)
 
     def hangs(self) -> bool:
         """A reload's import takes too long. The first import may take as long as the supervisor allows."""

@@ -79,7 +79,6 @@ class KeeperProcess:
         return (now() - max(self._started, self.board.header(H.KEEPER_ALIVE))) / 1e9 if self._started else 0.0
 
     def _patience(self) -> float:
-        """Seconds without a sign of life after which it is replaced."""
         return self._least if self.board.header(H.KEEPER_ALIVE) > self._started else max(BOOTING, self._least)
 
     def _start(self, fork: Callable[[OrderPipe, str, tuple[str, ...]], int]) -> None:
@@ -143,7 +142,6 @@ PLACE = ("driver", "url", "prefix", "table")
 
 
 def connection_of(settings: str) -> dict[str, Any]:
-    """The connection of the jobs in resolved settings."""
     read = json.loads(settings)
     found: dict[str, Any] = read["connections"][read["work"]["connection"]]
     return found

@@ -62,7 +62,7 @@ class Master:
         self.state = state = State(plan, log, notifier)
         self.forker = Forker(state, token)
         self.spawner = Spawner(state, self.forker)
-        self.reload = Reload(state, self.spawner, replan, os.environ)
+        self.reload = Reload(state, self.spawner, replan)
         self.reports = Reports(state, self.spawner, self.reload, announce)
         self.watchdog = Watchdog(state.children, log)
         self.lane_watch = LaneWatch(state.children, log)

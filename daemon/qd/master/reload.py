@@ -36,13 +36,11 @@ REVIVE = (1.0, 60.0)  # seconds between two tries to replace a template that die
 
 
 class Reload:
-    def __init__(
-        self, state: State, spawner: Spawner, replan: Callable[[], MasterPlan], environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, state: State, spawner: Spawner, replan: Callable[[], MasterPlan]) -> None:
         """replan: reads the configuration again, may raise ConfigError."""
         self.state, self.spawner, self._replan = state, spawner, replan
         self.codes, self.children, self.log = state.codes, state.children, state.log
-        self._folder = by_name(environ)
+        self._folder = by_name(os.environ)
         program = os.path.join(self._folder, sys.argv[0])  # current/.venv/bin/qd
         roots = (os.path.dirname(os.path.dirname(program)), self._folder)
         self.own = OwnCode(os.path.dirname(os.path.dirname(__file__)), roots)
@@ -57,7 +55,8 @@ class Reload:
             return
         if (change := self.own.change()) is not None:  # first: what follows may import modules of qd
             return self.log.error("master.reload_refused", **change)
-        enter(self._folder)  # where `current` points now, before the configuration is read
+        with contextlib.suppress(OSError):  # the import will report what is missing
+            os.chdir(self._folder)  # by its name: a `current` link may point to a new release now
         try:
             plan = self._replan()
         except (ConfigError, OSError) as error:  # OSError: the start folder does not exist any more
@@ -72,7 +71,8 @@ class Reload:
         if self.codes.coming is not None:
             self._undo()
         first, self._first = self.codes.serving is None, None
-        code = self.codes.make(plan)
+        self.codes.count += 1
+        code = self.codes.coming = AppImport(self.codes.count, plan, plan.preload)
         if first:
             self.state.board.set_header(H.FORKED_AT, code.forked_ns)
         if first and not plan.preload:
@@ -164,7 +164,6 @@ class Reload:
         return False
 
     def refuse(self, why: str) -> None:
-        """Give up the coming code; the old one continues."""
         self.log.error("master.reload_refused", reason=f"the new code does not serve: {why}; the old code continues")
         self._undo()
         self.state.notifier.ready("")
@@ -193,12 +192,6 @@ def by_name(environ: Mapping[str, str]) -> str:
         return name if os.path.samefile(name, ".") else os.getcwd()
     except OSError:
         return os.getcwd()
-
-
-def enter(folder: str) -> None:
-    """Enter the start folder by its name: a `current` link may point to a new release now."""
-    with contextlib.suppress(OSError):  # the import will report what is missing
-        os.chdir(folder)
 
 
 VERSION = re.compile(rb'^__version__ = "([^"]+)"', re.MULTILINE)

@@ -124,7 +124,7 @@ class Reports:
         if pid is None:
             return None
         self.handle()  # the report of its birth must be handled before its death
-        code = state.codes.by_pid(pid)
+        code = next((each for each in state.codes.both() if each.pid == pid), None)
         if code is not None:
             status, _ = fork.reap(pid)
             self._template_died(code, status)

@@ -151,7 +151,6 @@ class State:
         self.log.info("master.stopping", reason=reason, **fields)
 
     def go_on_stopping(self, clock: StopClock) -> None:
-        """Take the steps of the stop that are due now."""
         self.board.set_header(H.STOP_AT, clock.deadline_ns)
         for worker in self.children.workers.values():
             if clock.ends_now():

@@ -19,7 +19,6 @@ NO_STACK = "none (it was stopped, or had blocked every signal)"
 
 
 def log_death(log: Log, death: Death, verdict: Verdict) -> None:
-    """Write one line, followed by the stack if there is one."""
     worker, words = death.worker, verdict.words
     stopped_answering = verdict is Verdict.CRASH and worker.verdict is Verdict.CRASH
     reason = "stopped answering" if stopped_answering else verdict.words.killed_for

@@ -83,11 +83,6 @@ class Frequencies:
         first = FIELDS[0 if "second" in self._written else 1 :]
         return " ".join([self._written.get(name, "*") for name in first])
 
-    @property
-    def _has_time(self) -> bool:
-        """Whether a time of the day is written, not just days."""
-        return any(name in self._written for name in ("second", "minute", "hour"))
-
     def _refuse(self, fact: str) -> Never:
         raise wrong(self._origin, self._place + fact)
 
@@ -480,7 +475,7 @@ class Scheduled(Frequencies):
         """Raises DeclarationError if nothing says when it runs, or it never does."""
         if self._seconds is not None:
             return Every(self._seconds)
-        if not self._has_time:
+        if not self._written.keys() & {"second", "minute", "hour"}:
             self._refuse(
                 "it has days but no time: add .daily(), .at('8:00'), .hourly() or .every_minute()"
                 if self._written

@@ -95,8 +95,14 @@ class Schedule:
     def entries(self) -> tuple[Entry, ...]:
         """All entries, checked. Raises DeclarationError, ConfigError."""
         settings = self._settings()
-        of_file = [scheduled(each, settings, self._taken, self._call) for each in settings.schedule.entries]
-        found: dict[str, Entry] = {}
+        of_file, found = list[Scheduled](), dict[str, Entry]()
+        for table in settings.schedule.entries:
+            check(table, settings)
+            try:
+                task = task_of(table, self._call)
+            except (QdError, ValueError) as error:
+                raise mistake(table, str(error)) from None
+            of_file.append(builder_of(table, task, self._taken))
         for builder in (*self._scheduled, *of_file):
             entry = builder._entry(settings.schedule.timezone)
             if isinstance(entry.task, JobTask):
@@ -117,16 +123,6 @@ class Schedule:
     def __len__(self) -> int:
         """Number of entries declared in code."""
         return len(self._scheduled)
-
-
-def scheduled(table: EntrySettings, settings: Settings, taken: Names, call: MakeCall) -> Scheduled:
-    """Raises DeclarationError."""
-    check(table, settings)
-    try:
-        task = task_of(table, call)
-    except (QdError, ValueError) as error:
-        raise mistake(table, str(error)) from None
-    return builder_of(table, task, taken)
 
 
 def check(table: EntrySettings, settings: Settings) -> Task:
@@ -324,24 +320,20 @@ def qd_task(line: str, parameters: Sequence[Parameter]) -> tuple[QdTask, str]:
 
 
 def words(parameters: Sequence[Parameter]) -> list[str]:
-    """7 -> "7"; {"days": 7, "force": True, "not_this": None} -> "--days=7", "--force"."""
+    """7 -> "7"; {"days": 7, "force": True, "not_this": None} -> "--days=7", "--force". A sequence repeats its option."""
     found: list[str] = []
     for parameter in parameters:
-        if isinstance(parameter, Mapping):
-            for name, value in parameter.items():
-                found.extend(option(name, value))
-        else:
+        if not isinstance(parameter, Mapping):
             found.append(word(parameter))
+            continue
+        for name, value in parameter.items():
+            flag = name if name.startswith("-") else f"--{name}"
+            if value is None or isinstance(value, bool):
+                found += [flag] if value else []
+            else:
+                several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+                found += [f"{flag}={word(each)}" for each in several]
     return found
-
-
-def option(name: str, value: object) -> list[str]:
-    """An option of the command. True: without a value. False, None: left out. A sequence: repeated."""
-    flag = name if name.startswith("-") else f"--{name}"
-    if value is None or isinstance(value, bool):
-        return [flag] if value else []
-    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return [f"{flag}={word(each)}" for each in several]
 
 
 def word(value: object) -> str:

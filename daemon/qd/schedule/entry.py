@@ -121,7 +121,6 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def meant_for(environment: str, entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """The entries that run there, in order."""
     return tuple(entry for entry in entries if entry.runs_in(environment))
 
 

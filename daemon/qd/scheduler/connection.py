@@ -32,6 +32,7 @@ from qd.drivers.keyspace.base import Arg
 from qd.drivers.types import Answers, Claim, Claimed, Outgoing
 from qd.errors import ConnectionLost, QdError, ServerBusy, ServerRefused
 from qd.log import Log
+from qd.master.children import Backoff
 from qd.schedule.entry import Entry
 from qd.scheduler.due import Backlog, Due, Moments, decide
 from qd.scheduler.entry_job import EntryJob
@@ -41,6 +42,7 @@ from qd.store.schedule import FORGOTTEN, Field, read_field, read_paused, written
 
 AHEAD = 3_600_000  # ms; a field that is this far ahead was written by a wrong clock, and would block its entry
 PERIOD = 1.0  # seconds between polls
+DELAYS = (0.1, 1.0)  # seconds between two tries of an unreachable server: at first, and at most
 REST = 3.0  # if there are other servers: pause after an outage, as a multiple of the time spent waiting
 PATIENCE = 2.0  # seconds to connect, and to wait for a reply
 BEHIND = 1000  # ms; ticks that are due for longer wait until all punctual ticks are taken
@@ -169,7 +171,7 @@ class ScheduleConnection:
         self._request_at = 0.0
         self.shares = False  # other servers wait while this one is waited for
         self.busy = False  # it answers but refuses writes
-        self._delay = 0.0
+        self._delays = Backoff(*DELAYS)
         self._unread: set[str] = set()
 
     # -- the clock
@@ -245,7 +247,6 @@ class ScheduleConnection:
     # -- the entries
 
     def update(self, state: EntryState, raw: bytes) -> None:
-        """Set the field of the entry, and plan its next tick."""
         if warning := state.update(raw, self.now, self.late):
             self._log.warning("schedule.clock_ahead", entry=state.entry.name, reason=warning)
         self.plan(state)
@@ -273,7 +274,6 @@ class ScheduleConnection:
             self.update(state, state.raw)
 
     def move_to_backlog(self) -> None:
-        """Move what is long overdue to the backlog."""
         for at, states in self.moments.pop(self.now - BEHIND):
             for state in states:
                 self.backlog.add(at, state)
@@ -321,13 +321,6 @@ class ScheduleConnection:
                 self.lost(error)
             return None
 
-    def wrong_type(self, state: EntryState) -> str:
-        """Which of its keys hold another type; "" if none does, or the server does not answer."""
-        try:
-            return self.queue.ticks.strange(state.queue)
-        except QdError:
-            return ""
-
     @property
     def up(self) -> bool:
         """Whether the last call was answered."""
@@ -355,11 +348,11 @@ class ScheduleConnection:
     def lost(self, error: QdError) -> None:
         at = time.monotonic()
         if self._away_since is None:
-            self._away_since, self._delay = at, 0.05
+            self._away_since = at
             settings = self.queue.settings
             self._log.warning(f"{settings.driver}.away", connection=settings.name, error=str(error))
-        self._delay = min(1.0, self._delay * 2)
-        rest = max(self._delay, REST * (at - self._request_at)) if self.shares else self._delay
+        delay = self._delays.step()
+        rest = max(delay, REST * (at - self._request_at)) if self.shares else delay
         self.rests_until = at + rest * random.uniform(0.5, 1.0)
         self._poll_at = 0.0
 
@@ -373,7 +366,7 @@ class ScheduleConnection:
         if self._away_since is not None and not self.busy:
             after = time.monotonic() - self._away_since
             self._log.info(f"{self.queue.settings.driver}.back", connection=self.queue.settings.name, after=after)
-            self._away_since = None
+            self._away_since, self._delays.count = None, 0
 
 
 class FieldSweeper:

@@ -86,8 +86,6 @@ def count(next_after: Next, after: int, before: int) -> int:
 
 
 class Moments(Generic[T]):
-    """Items by the time at which they are due."""
-
     def __init__(self) -> None:
         self._heap: list[int] = []
         self._at: dict[int, list[T]] = {}
@@ -140,7 +138,6 @@ class Backlog(Moments[T]):
         return bool(self._together)
 
     def clear(self) -> list[T]:
-        """Remove and return all items."""
         found = [*self._together, *[one for _, several in self.pop() for one in several]]
         self._together.clear()
         return found

@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from qd.app import Qd
-from qd.config.settings import Settings
-from qd.log import Log, cut
+from qd.log import cut
 from qd.process import fork
 from qd.process.exit_codes import ending
 from qd.schedule.entry import Filter
 from qd.scheduler.connection import TickClaim
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import SECONDS, Guard, UserCodeFailed
-from qd.scheduler.runner import Outcome, Runner, RunRecord, end_trees, waited
+from qd.scheduler.runner import Outcome, RunContext, Runner, RunRecord, end_trees, waited
 
 MOST = 20  # processes at once; further questions wait
 GRACE = 1.0  # seconds after its own alarm at which a process that did not react is killed
@@ -42,22 +40,10 @@ class Question:
 
 
 class FilterProcess:
-    """owner: the master's token. forked: called first in each process, to close the scheduler's connections. seconds: limit
-    for all filters of an entry together."""
+    """seconds: limit for all filters of an entry together."""
 
-    def __init__(
-        self,
-        app: Qd,
-        settings: Settings,
-        log: Log,
-        *,
-        owner: str = "",
-        forked: Callable[[], object] = bool,
-        seconds: float = SECONDS,
-    ) -> None:
-        self._app, self._settings, self._log = app, settings, log
-        self._token = owner.partition("/")[0]
-        self._forked, self._seconds = forked, seconds
+    def __init__(self, context: RunContext, seconds: float = SECONDS) -> None:
+        self._context, self._seconds = context, seconds
         self._running: dict[int, Question] = {}
         self._waiting: deque[Question] = deque()
         self._dropped: list[int] = []
@@ -118,10 +104,11 @@ class FilterProcess:
             self._count += 1
 
     def _in_child(self, question: Question) -> int:
-        self._forked()
         entry, tick, own = question.claim.entry, question.claim.tick, os.getpid()
-        owner = f"{self._token}/run-{os.getppid()}-ask{self._count}"  # its leftovers are found like those of a run
-        runner = Runner(self._app, self._settings, self._log, entry, tick, question.record, owner)
+        owner = (
+            f"{self._context.token}/run-{os.getppid()}-ask{self._count}"  # its leftovers are found like those of a run
+        )
+        runner = Runner(self._context, entry, tick, question.record, owner)
         runner.begin(f"qd: filter of {entry.name}")
         answer = refusal([each for each in entry.filters if each.foreign], tick, Guard(self._seconds))
         if os.getpid() == own:  # else a filter forked, and this is the copy

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from setproctitle import setproctitle
@@ -24,7 +24,6 @@ from qd.process.channels import Ready
 from qd.process.exit_codes import StopReason
 from qd.process.scoreboard import H, SlotState, W, now
 from qd.process.signals import Mailbox
-from qd.schedule.entry import Entry
 from qd.scheduler.entry_job import SECONDS
 from qd.scheduler.scheduler import Scheduler
 from qd.worker import boot
@@ -44,34 +43,31 @@ def serve(
 ) -> int:
     """Become the scheduler of this assignment and work until stopped. Returns the exit code."""
     context, stack_fd = boot.settled(context, assignment)
-    settings = app.settings
-    child = Child(app, settings, app.schedule.here(settings.env), context, assignment, between_turns)
+    child = Child(app, app.settings, context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)
     return child.run(partial(context.sender.send, ready, stack_fd))
 
 
 class Child:
-    """The scheduler as a child process: passes signals to Scheduler, and its state to the scoreboard. entries: they run
-    here."""
+    """The scheduler as a child process: passes signals to Scheduler, and its state to the scoreboard."""
 
     def __init__(
         self,
         app: Qd,
         settings: Settings,
-        entries: Sequence[Entry],
         context: ChildContext,
         assignment: Assignment,
         between_turns: Callable[[], None] | None,
     ) -> None:
-        self.entries, self.context, self.between_turns = entries, context, between_turns
+        self.entries, self.context, self.between_turns = app.schedule.here(settings.env), context, between_turns
         self.board, self.slot = context.board, context.board.slot(assignment.slot)
         self.mailbox = Mailbox()
         self.scheduler = Scheduler(
             app,
             settings,
             context.log,
-            entries=entries,
+            entries=self.entries,
             host=socket.gethostname(),
             owner=f"{context.token}/{assignment.slot}",
             force=settings.work.force,
@@ -176,15 +172,14 @@ class Child:
             self.slot[W.RUNS], self.slot[W.JOB_AT] = len(running), began
             self._run = name
             self._describe()
+        text = self._title
         if not running:
             state = "paused" if paused else "down" if self.scheduler.flags.down_here else ""
-            self._set_title(state or f"with {entries} {'entry' if entries == 1 else 'entries'}")
+            text = state or f"with {entries} {'entry' if entries == 1 else 'entries'}"
         elif changed:
             more = f" and {len(running) - 1} more" if running[1:] else ""
             since = time.localtime(time.time() - (now() - began) / 1e9)
-            self._set_title(f"{name}{more} since {time.strftime('%H:%M:%S', since)}")
-
-    def _set_title(self, text: str) -> None:
+            text = f"{name}{more} since {time.strftime('%H:%M:%S', since)}"
         if text != self._title:
             self._title = text
             setproctitle(f"{self._head} {text}")

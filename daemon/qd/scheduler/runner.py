@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from setproctitle import setproctitle
@@ -210,13 +211,22 @@ def encoded(outcome: Outcome) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(outcome, **plain))
 
 
-class Runner:
-    """log: the scheduler's; owner: QD_OWNER of this run."""
+class RunContext(NamedTuple):
+    """What every process needs that a scheduler forks. token: the master's, or a text of the caller's; marks what they
+    start. forked: called first in each, to close the scheduler's connections."""
 
-    def __init__(
-        self, app: Qd, settings: Settings, log: Log, entry: Entry, tick: float, record: RunRecord, owner: str
-    ) -> None:
-        self.app, self.settings, self.log = app, settings, log
+    app: Qd
+    settings: Settings
+    log: Log
+    token: str = ""
+    forked: Callable[[], object] = bool
+
+
+class Runner:
+    """owner: QD_OWNER of this run."""
+
+    def __init__(self, context: RunContext, entry: Entry, tick: float, record: RunRecord, owner: str) -> None:
+        self.app, self.settings, self.log, _, self._forked = context
         self.entry, self.tick, self.record, self.owner = entry, tick, record, owner
         self._pid = 0
 
@@ -243,6 +253,7 @@ class Runner:
 
     def begin(self, title: str) -> None:
         """First steps of a process forked by the scheduler."""
+        self._forked()
         self._pid = os.getpid()
         os.environ["QD_OWNER"] = self.owner
         setproctitle(title)
@@ -250,17 +261,13 @@ class Runner:
         boot.own_stdin()
         proc.oom_score_adj(boot.OOM_SCORE)
         self.app._listeners.worker = self._pid
-        self._own_log()
-        boot.print_by_line()
-
-    def _own_log(self) -> None:
-        """Keep a descriptor for the log, as descriptor 2 may be redirected or closed."""
-        with suppress(OSError):
+        with suppress(OSError):  # keep a descriptor for the log, as descriptor 2 may be redirected or closed
             self.log = self.log.of("run", WaitingLogWriter(os.dup(2)))
         root = logging.getLogger()
         for handler in [each for each in root.handlers if isinstance(each, JobRecords)]:
             root.removeHandler(handler)
         boot.log_job_records(self.log, lambda: {"entry": self.entry.name})
+        boot.print_by_line()
 
     # -- steps
 
@@ -288,7 +295,9 @@ class Runner:
         try:
             code, error = self._act()
         except SystemExit as leaving:
-            code = exit_code(leaving)
+            code = 1
+            with suppress(Exception):  # it prints a text as Python does, and stderr may be closed
+                code = fork.code_of(leaving)
             error = cut(f"left with sys.exit({leaving.code!r})", LINE) if code else ""
         except BaseException as raised:
             self._print_in_copy(raised)
@@ -350,14 +359,6 @@ class Runner:
     def _print_in_copy(self, error: BaseException) -> None:
         if os.getpid() != self._pid and not isinstance(error, SystemExit):
             sys.stderr.write(shown(error))
-
-
-def exit_code(leaving: SystemExit) -> int:
-    """As Python does; a text is printed."""
-    try:
-        return fork.code_of(leaving)
-    except Exception:  # stderr may be closed
-        return 1
 
 
 def call(function: Act) -> None:

@@ -23,10 +23,9 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from qd.app import Qd
-from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import QdError, ServerBusy, ServerRefused
 from qd.log import Log
@@ -34,7 +33,7 @@ from qd.master.postmortem import OomKills
 from qd.process import fork
 from qd.process.exit_codes import ending
 from qd.schedule.entry import Entry
-from qd.scheduler.runner import Outcome, Runner, RunRecord, Stage, end_trees, waited
+from qd.scheduler.runner import Outcome, RunContext, Runner, RunRecord, Stage, end_trees, waited
 from qd.store.base import Store
 from qd.store.locks import Lease
 
@@ -71,31 +70,11 @@ class Run:
 
 
 class Runs:
-    """store: on the scheduler's own control connection. owner: the master's token, or a text of the caller's; marks what the
-    runs start. forked: called first in each run, to close the scheduler's connections. hook_seconds: see HOOK_SECONDS. Call
-    `overlaps.renew` after `reap`."""
+    """store: on the scheduler's own control connection. Call `overlaps.renew` after `reap`."""
 
-    def __init__(
-        self,
-        app: Qd,
-        settings: Settings,
-        log: Log,
-        store: Store,
-        *,
-        host: str = "",
-        owner: str = "",
-        forked: Callable[[], object] = bool,
-        hook_seconds: float = HOOK_SECONDS,
-    ) -> None:
-        self.app, self.settings, self.log = app, settings, log
-        self._forked, self._hook_seconds, self._token = forked, hook_seconds, owner.partition("/")[0]
-        self.overlaps = Overlaps(
-            store,
-            host or socket.gethostname(),
-            settings.schedule.lease,
-            lost=lambda name, reason: log.error("schedule.lease_lost", entry=name, reason=reason),
-            refused=lambda name, error: log.error("schedule.refused", entry=name, error=error),
-        )
+    def __init__(self, context: RunContext, store: Store, host: str = "", hook_seconds: float = HOOK_SECONDS) -> None:
+        self.context, self.log, self._hook_seconds = context, context.log, hook_seconds
+        self.overlaps = Overlaps(store, host or socket.gethostname(), context.settings.schedule.lease, context.log)
         self._runs: dict[int, Run] = {}
         self._failed_starts: list[Ended] = []
         self._count = 0
@@ -112,10 +91,9 @@ class Runs:
     def start(self, entry: Entry, tick: float) -> None:
         """Fork a run and return. If fork fails, the run counts as failed."""
         self._count += 1
-        run = Run(entry, tick, f"{self._token}/run-{os.getpid()}-{self._count}", RunRecord())
-        runner = self._runner(run)
+        run = Run(entry, tick, f"{self.context.token}/run-{os.getpid()}-{self._count}", RunRecord())
         try:
-            pid = self._fork(run, runner.run)
+            pid = self._fork(run, Runner.run)
         except OSError as error:
             run.record.close()
             self.overlaps.forgo(entry.name)
@@ -163,7 +141,7 @@ class Runs:
             ended += self.reap()
             time.sleep(0.002)
         if ended:
-            fork.kill_left_by_runs(self._token, os.getpid(), lambda: None)
+            fork.kill_left_by_runs(self.context.token, os.getpid(), lambda: None)
         with suppress(QdError):
             self.overlaps.renew()
         return ended
@@ -183,15 +161,9 @@ class Runs:
 
     # -- starting
 
-    def _runner(self, run: Run) -> Runner:
-        return Runner(self.app, self.settings, self.log, run.entry, run.tick, run.record, run.owner)
-
-    def _fork(self, run: Run, body: Callable[[], int]) -> int:
-        def in_run() -> int:
-            self._forked()
-            return body()
-
-        pid = fork.fork(in_run, own_group=False)
+    def _fork(self, run: Run, body: Callable[[Runner], int]) -> int:
+        runner = Runner(self.context, run.entry, run.tick, run.record, run.owner)
+        pid = fork.fork(lambda: body(runner), own_group=False)
         self._runs[pid] = run
         return pid
 
@@ -259,11 +231,11 @@ class Runs:
         if self._ending:
             return
         aftermath = Run(run.entry, run.tick, run.owner, RunRecord(), aftermath=True)
-        runner = self._runner(aftermath)
         with suppress(OSError):
-            self._fork(aftermath, lambda: runner.aftermath(outcome))
+            self._fork(aftermath, lambda runner: runner.aftermath(outcome))
 
 
+@lru_cache(maxsize=16)  # many entries share a tick
 def moment(tick: float) -> str:
     """As written in log lines: UTC, with milliseconds if the tick has any."""
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(tick))
@@ -272,7 +244,6 @@ def moment(tick: float) -> str:
 
 
 AGAIN = 0.5  # seconds until the next attempt, if the server is unreachable
-Report = Callable[[str, str], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -289,20 +260,16 @@ class HeldOverlap:
 
 
 class Overlaps:
-    """Each run has its own lease: an entry may have several, if an operator has cleared that of the first run.
+    """Each run has its own lease: an entry may have several, if an operator has cleared that of the first run. seconds: how
+    long a lease holds."""
 
-    lost: called with the name of a running entry whose lease was gone, and what happened to it.
-    refused: called with the name of an entry whose lease the server refuses, and why; once until it is taken again.
-    """
-
-    def __init__(self, store: Store, host: str, seconds: float, lost: Report, refused: Report) -> None:
-        self.store, self.host, self.seconds = store, host, seconds
-        self._lost, self._refused = lost, refused
+    def __init__(self, store: Store, host: str, seconds: float, log: Log) -> None:
+        self.store, self.host, self.seconds, self._log = store, host, seconds, log
         self._taken: dict[str, HeldOverlap] = {}
         self._held: list[HeldOverlap] = []
         self._ended: list[Lease] = []
         self._again_at = 0.0
-        self._reported: set[str] = set()
+        self._refused: set[str] = set()  # entries whose lease the server refuses, and this was logged
 
     def take(self, entry: Entry) -> str | None:
         """None if the entry may run: `begun` or `forgo` must follow. Else where it runs, or why that is unknown. Raises
@@ -314,7 +281,7 @@ class Overlaps:
             taken = lease.take(self.store)
         except ServerRefused as error:
             return self._refuse(entry.name, lease, error)
-        self._reported.discard(entry.name)
+        self._refused.discard(entry.name)
         if taken is not None:
             return f"still running on {holder_text(taken)}"
         self._taken[entry.name] = HeldOverlap(entry.name, lease, note, at)
@@ -332,7 +299,6 @@ class Overlaps:
         self.end(self._taken.pop(name, None))
 
     def end(self, held: HeldOverlap | None) -> None:
-        """The run has ended."""
         if held is None:
             return
         self._held = [each for each in self._held if each is not held]
@@ -378,25 +344,25 @@ class Overlaps:
 
     def _refuse(self, name: str, lease: Lease, error: ServerRefused) -> str:
         why = f"its lease {lease.key} is refused by the server: {error}"
-        if name not in self._reported:
-            self._reported.add(name)
-            self._refused(name, why)
+        if name not in self._refused:
+            self._refused.add(name)
+            self._log.error("schedule.refused", entry=name, error=why)
         return why
 
     def _renew(self, held: HeldOverlap) -> None:
         at, next_one = time.monotonic(), self._named(held)
         if held.lease.pass_to(self.store, next_one.owner) is not None:
             held.lease, held.renewed, held.pid = next_one, at, 0
-            self._reported.discard(held.name)
+            self._refused.discard(held.name)
             return
         cleared = at < held.renewed + self.seconds
         taken = "it was cleared by an operator" if cleared else held.lease.take(self.store)
         if taken is None:  # it expired while the server was unreachable
-            held.renewed = at
-            self._lost(held.name, "it expired, and was taken again")
-            return
-        self._held.remove(held)
-        self._lost(held.name, taken if cleared else f"it expired, and {holder_text(taken)} runs it too")
+            held.renewed, reason = at, "it expired, and was taken again"
+        else:
+            self._held.remove(held)
+            reason = taken if cleared else f"it expired, and {holder_text(taken)} runs it too"
+        self._log.error("schedule.lease_lost", entry=held.name, reason=reason)
 
     def _named(self, held: HeldOverlap) -> Lease:
         if held.pid:

@@ -30,9 +30,9 @@ from qd.scheduler.connection import ControlFlags, EntryState, ScheduleConnection
 from qd.scheduler.due import Due
 from qd.scheduler.entry_job import EntryJob, Guard, job_of
 from qd.scheduler.filters import FilterProcess
-from qd.scheduler.report import TickReport
+from qd.scheduler.runner import RunContext
 from qd.scheduler.runs import Runs
-from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickTaker, no_beat
+from qd.scheduler.ticks import ClaimRequest, EarlyJobs, RunQueue, TickReport, TickTaker, no_beat
 from qd.store.schedule import sweep
 
 AT_ONCE = 500  # ticks in one claim
@@ -80,8 +80,9 @@ class Scheduler:
         guard.before, self._beat = self._before_user_code, no_beat
         self._report = TickReport(app._listeners, log, host, guard)
         self._taker = TickTaker(self.flags, self._report, guard)
-        self.runs = Runs(app, settings, log, self._control.store, host=host, owner=owner, forked=self.close)
-        self._filters = FilterProcess(app, settings, log, owner=owner, forked=self.close, seconds=guard.seconds)
+        context = RunContext(app, settings, log, owner.partition("/")[0], self.close)
+        self.runs = Runs(context, self._control.store, host=host)
+        self._filters = FilterProcess(context, guard.seconds)
         self._run_queue = RunQueue(self.runs, self._taker)
         self._swept, self._kept_at = False, 0.0
         for order, entry in enumerate(self._entries):

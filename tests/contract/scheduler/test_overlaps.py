@@ -6,10 +6,12 @@ import json
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from qd.errors import ConnectionLost
+from qd.log import Log
 from qd.schedule.entry import Entry, ShellTask
 from qd.schedule.timing import Every
 from qd.scheduler import runs
@@ -33,11 +35,11 @@ class Host:
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        lost_reasons, refused = (
-            lambda entry, why: self.lost_reasons.append(why),
-            lambda entry, why: self.refused.append(why),
-        )
-        self.overlaps = Overlaps(self.store, self.name, self.seconds, lost_reasons, refused)
+        self.overlaps = Overlaps(self.store, self.name, self.seconds, cast(Log, self))
+
+    def error(self, event: str, *, entry: str, reason: str = "", error: str = "") -> None:
+        """In place of the log."""
+        {"schedule.lease_lost": self.lost_reasons, "schedule.refused": self.refused}[event].append(reason or error)
 
 
 def owner(store: KeyspaceStore) -> dict[str, object]:

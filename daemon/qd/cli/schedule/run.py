@@ -265,14 +265,13 @@ def test(name: str) -> int:
 
 def run_here(own: Qd, entry: Entry) -> Ended:
     """Run it in a separate process, as the scheduler does, but without the store."""
-    from qd.scheduler.runs import Runs  # the command line starts without it
+    from qd.scheduler.runner import RunContext  # the command line starts without them
+    from qd.scheduler.runs import Runs
 
-    found = own.settings
     unused = context.store_at("unix:///dev/null", "")  # never queried, so an embedded server need not start
     to_stderr = (lambda: os.dup2(2, 1)) if context.given().json else bool  # stdout is for the document
-    owner = f"test-{uuid.uuid4().hex}"
-    runs = Runs(own, found, TickLog(read_test, "info"), unused, owner=owner, forked=to_stderr)
-    return runs.run_here(entry, round(time.time(), 3))
+    run_context = RunContext(own, own.settings, TickLog(read_test, "info"), f"test-{uuid.uuid4().hex}", to_stderr)
+    return Runs(run_context, unused).run_here(entry, round(time.time(), 3))
 
 
 def print_trace(fields: Mapping[str, object], before: str = "") -> None:
