@@ -51,9 +51,7 @@ POLL = 0.02  # seconds between two attempts to take a lock
 @dataclass(frozen=True, slots=True)
 class Dispatched:
     """A job that was dispatched. arguments: by name, as the worker would get them, without defaults. id: of its handle.
-
-    options: from the declaration and using(); durations in seconds, a datetime unchanged.
-    """
+    options: from the declaration and using(); durations in seconds, a datetime unchanged."""
 
     arguments: dict[str, Any]
     options: SendOptions
@@ -119,10 +117,8 @@ class Fake:
         self._kept = local.MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
-        """The dispatched calls of this job, or of the handler of this command class; of a chain only the first.
-
-        Raises ArgumentError if it is not a job of this app.
-        """
+        """The dispatched calls of this job, or of the handler of this command class; of a chain only the first. Raises
+        ArgumentError if it is not a job of this app."""
         declared = self._declared(job)
         return [dispatched(each) for each in self._waiting.all() if each.plan and each.plan.declared is declared]
 

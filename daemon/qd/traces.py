@@ -29,10 +29,8 @@ def calling_line() -> str:
 
 
 def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
-    """The traceback, with its causes and groups trimmed too. None if no frame of the app is in it.
-
-    A syntax error needs no frame: it names file and line itself. whole: keep all frames.
-    """
+    """The traceback, with its causes and groups trimmed too. None if no frame of the app is in it. A syntax error needs no
+    frame: it names file and line itself. whole: keep all frames."""
     trace = TracebackException.from_exception(error)
     if whole:
         return "".join(trace.format())

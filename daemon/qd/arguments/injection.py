@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from operator import or_
-from typing import Annotated, Any, Final, Protocol, TypeVar, Union, final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, Union, final, get_args, get_origin
 
 import msgspec
 
@@ -191,12 +191,12 @@ class Provider:
         return stack.enter_context(made) if hasattr(made, "__enter__") and hasattr(made, "__exit__") else made
 
 
-class CallValues:
-    """The values that were provided to one call of a job."""
+class CallValues(ExitStack):
+    """The values that were provided to one call of a job; every provider sees its error, and none can suppress it."""
 
     def __init__(self, providers: dict[Any, Provider]) -> None:
+        super().__init__()
         self._providers = providers
-        self._stack = ExitStack()
         self._made: dict[Any, Any] = {}
 
     def given(self, kind: Any) -> Any:
@@ -204,19 +204,19 @@ class CallValues:
         if kind not in self._made:
             if kind not in self._providers:
                 raise NoProvider(f"nothing provides {named(kind)}: call app.provide({named(kind)}, ...)")
-            self._made[kind] = self._providers[kind].open(self._stack)
+            self._made[kind] = self._providers[kind].open(self)
         return self._made[kind]
 
-    def close(self, error: BaseException | None) -> None:
-        """error: the job's, which every provider sees and none can suppress. Without one, raises what closing raises."""
-        if error is None:
-            self._stack.close()
-            return
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
+        """Raises what closing raises, unless the job raised an error."""
         try:
-            self._stack.__exit__(type(error), error, error.__traceback__)
+            super().__exit__(kind, error, trace)
         except Exception as second:
+            if error is None:
+                raise
             if second is not error:
                 error.add_note(f"then closing the provided values raised {type(second).__name__}: {second}")
+        return False
 
 
 class Known:
@@ -290,16 +290,10 @@ class Extras:
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
         """Provide and load the missing arguments, call, and close them; for a coroutine, after it has run."""
-        values = CallValues(self._known.providers)
-        try:
+        with ExitStack() as stack:
+            values = stack.enter_context(CallValues(self._known.providers))
             result = target(**self._completed(fields, values))
-        except BaseException as error:
-            values.close(error)
-            raise
-        if inspect.iscoroutine(result):
-            return closed_after(result, values)
-        values.close(None)
-        return result
+            return closed_after(result, stack.pop_all()) if inspect.iscoroutine(result) else result
 
     def _completed(self, fields: Mapping[str, object], values: CallValues) -> dict[str, object]:
         whole = {name: values.given(kind) for name, kind in self.filled.items()}
@@ -312,11 +306,6 @@ class Extras:
         return whole
 
 
-async def closed_after(coroutine: Any, values: CallValues) -> object:
-    try:
-        result: object = await coroutine
-    except BaseException as error:
-        values.close(error)
-        raise
-    values.close(None)
-    return result
+async def closed_after(coroutine: Any, stack: ExitStack) -> object:
+    with stack:
+        return await coroutine

@@ -106,10 +106,8 @@ def _homes(key: str) -> list[str]:
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
-    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml, or None.
-
-    Raises ConfigError if a named file does not exist, or a file is invalid.
-    """
+    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml, or None. Raises
+    ConfigError if a named file does not exist, or a file is invalid."""
     if named := path or environ.get("QD_CONFIG"):
         whole = Path(named).absolute()
         if (found := _read(whole)) is None:

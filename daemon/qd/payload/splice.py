@@ -66,11 +66,9 @@ class Spliced(NamedTuple):
 
 def reserved_text(payload: bytes, base: str, *, attempts: int | None = None) -> Spliced | None:
     """`payload` reserved under a mark that begins with `base` ("<token>.<slot>.<turn>"). None if it is not an object, or
-    attempts is not a count. Any other malformed payload is reserved: its worker reports what is wrong.
-
-    The counts follow from the payload: one attempt more (unless `attempts` is given), and one crash more if the previous
-    reservation was never answered and the job was alone in its worker. Putting `before` back restores the pushed bytes.
-    """
+    attempts is not a count. Any other malformed payload is reserved: its worker reports what is wrong. The counts follow
+    from the payload: one attempt more (unless `attempts` is given), and one crash more if the previous reservation was
+    never answered and the job was alone in its worker. Putting `before` back restores the pushed bytes."""
     if attempts in (None, 1) and (fresh := _fresh(payload, base)) is not None:
         return fresh
     first, last = _FIRST.match(payload), _LAST.search(payload, max(0, len(payload) - 65))

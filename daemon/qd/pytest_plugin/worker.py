@@ -147,10 +147,8 @@ SHOWN = 60  # lines of the log that an error shows
 
 
 class Worker:
-    """Runs the jobs of an app in separate processes, as in production.
-
-    They import the app's module: jobs that a test declares, and its patches, do not exist there.
-    """
+    """Runs the jobs of an app in separate processes, as in production. They import the app's module: jobs that a test
+    declares, and its patches, do not exist there."""
 
     def __init__(self, name: str, settings: Settings, app: Qd, folder: Path) -> None:
         """name: the app as MODULE:ATTRIBUTE. settings: of the scratch server. folder: for its log."""
@@ -179,11 +177,9 @@ class Worker:
         return sorted(found, key=lambda record: record.failed_at)
 
     def run_until_empty(self, *arguments: str, seconds: float = 60.0) -> None:
-        """Run all ready jobs, and those that they dispatch, in all queues. arguments: more flags of `qd work`.
-
-        Delayed jobs stay where they are. Raises AssertionError with the log if it takes longer than `seconds`, or if
-        `qd work` does not exit with 0. A job that fails does not raise.
-        """
+        """Run all ready jobs, and those that they dispatch, in all queues. arguments: more flags of `qd work`. Delayed
+        jobs stay where they are. Raises AssertionError with the log if it takes longer than `seconds`, or if `qd work`
+        does not exit with 0. A job that fails does not raise."""
         deadline = time.monotonic() + seconds
         while ready := self._ready():
             for connection, queues in ready.items():
