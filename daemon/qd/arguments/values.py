@@ -255,7 +255,11 @@ def check_of(hint: Any) -> Check | None:
     if not any(inner):
         return None
     if origin in (Union, UnionType):
-        return _one_of(parts, inner)
+        if plain in inner:
+            return plain
+        checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]
+        only = checks[0] if len(checks) == 1 else None  # of several members it may be any
+        return only and (lambda value: None if value is None else only(value))
     if origin in _DICTS:
         return _dict_of(*inner)
     if origin is tuple and Ellipsis not in parts:
@@ -311,17 +315,6 @@ def _dict_of(key_check: Check | None, check: Check | None) -> Check:
                 check(part)
 
     return each
-
-
-def _one_of(parts: Sequence[Any], inner: Sequence[Check | None]) -> Check | None:
-    """The check for a union: `plain` if a member is untyped, or that of the only member other than None. Otherwise None."""
-    if plain in inner:
-        return plain
-    checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]
-    if len(checks) != 1 or (check := checks[0]) is None:
-        return None
-    known: Check = check
-    return lambda value: None if value is None else known(value)
 
 
 _OF_MSGSPEC = (
