@@ -27,8 +27,8 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from qd import config
 from qd.arguments.values import decode_value
+from qd.config.load import unread
 from qd.config.settings import ConnectionSettings, Settings
 from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
@@ -371,7 +371,7 @@ def staged(services: Services, fake: F) -> Iterator[F]:
     send._submit_now, send.prepare = fake._submit_now, prepare
     send._hand_over = lambda message: fake._submit_now((message,))  # a class's own send() would send it
     try:
-        built_in = config.unread(services.code())
+        built_in = unread(services.code())
         with services.using(Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})):
             yield fake
     finally:

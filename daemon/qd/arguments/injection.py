@@ -67,11 +67,11 @@ class Serialized(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyedModels:
     """The models of one parameter that are sent by key. wire: the type of the parameter in the payload."""
 
-    def __init__(self, serializers: Sequence[Serializer]) -> None:
+    def __init__(self, serializers: Sequence[Serializer], hint: Any) -> None:
         self._serializers = serializers
         self._kinds: dict[str, tuple[Serializer, type]] = {}  # by the name of the model
-        self.wire: Any = None
         self._in_dict = False  # the type may then also mean a plain JSON object
+        self.wire = self._replaced(hint)
 
     def packed(self, value: Any) -> Any:
         """`value` with keys in place of objects. Raises ValueError for an object without a key."""
@@ -116,7 +116,7 @@ class KeyedModels:
 
         return map_serialized(value, load)
 
-    def replaced(self, hint: Any) -> Any:
+    def _replaced(self, hint: Any) -> Any:
         """The hint with Serialized in place of the types that a serializer recognizes."""
         if isinstance(hint, type) and get_origin(hint) is None:
             serializer = next((serializer for serializer in self._serializers if serializer.recognizes(hint)), None)
@@ -125,9 +125,9 @@ class KeyedModels:
             self._kinds[serializer.name(hint)] = (serializer, hint)
             return Serialized
         if get_origin(hint) is Annotated:
-            inner = self.replaced(bare(hint))
+            inner = self._replaced(bare(hint))
             return hint if inner is bare(hint) else inner
-        changed = with_parts(hint, self.replaced)
+        changed = with_parts(hint, self._replaced)
         self._in_dict |= changed is not hint and get_origin(hint) in (dict, Mapping)
         return changed
 
@@ -256,8 +256,7 @@ class Known:
         """The models in this hint that are sent by key; None without any."""
         if not self.serializers:
             return None
-        found = KeyedModels(self.serializers)
-        found.wire = found.replaced(hint)
+        found = KeyedModels(self.serializers, hint)
         return None if found.wire is hint else found
 
 

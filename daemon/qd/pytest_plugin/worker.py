@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,18 +41,10 @@ def find_app(named: str, root: Path) -> Qd:
 
 def settings_of(root: Path, app: str = "", code: dict[str, object] | None = None) -> Settings:
     """The configuration of the project in the folder `root`, wherever pytest was started. code: the arguments of Qd(...)."""
-    settings = config.load(file_of(root), flags={"app": app or None}, code=code)
-    return settings if settings.file else replace(settings, root=root)
-
-
-def file_of(root: Path) -> Path | None:
-    """The file in that folder; None without one, or if QD_CONFIG names another."""
-    if os.environ.get("QD_CONFIG"):
-        return None
-    if (root / "qd.toml").is_file():
-        return root / "qd.toml"
-    project = root / "pyproject.toml"
-    return project if project.is_file() and "[tool.qd" in project.read_text(encoding="utf-8") else None
+    named = os.environ.get("QD_CONFIG")
+    path = Path(named).absolute() if named else None
+    with chdir(root):
+        return config.load(path, flags={"app": app or None}, code=code)
 
 
 # Ends the program when stdin is closed, which the kernel does if the parent is killed; then deletes the folder given as the
