@@ -36,8 +36,14 @@ def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
         return "".join(trace.format())
     parts = [trace]
     while parts:
-        part = parts.pop()
-        _trim(part)
+        part, frames, by_qd = parts.pop(), [], False
+        for frame in part.stack:
+            if frame.filename.startswith(HIDDEN):
+                by_qd = frame.filename.startswith(QD)
+            elif not (by_qd and frame.filename.startswith(ASYNCIO)):
+                by_qd = False
+                frames.append(frame)
+        part.stack[:] = frames
         parts += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
     if trace.stack:
         return "".join(trace.format())
@@ -47,14 +53,3 @@ def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
 def shown(error: BaseException, *, whole: bool = False) -> str:
     """The trimmed traceback, or the error's own text without one."""
     return trimmed(error, whole=whole) or "".join(format_exception_only(error))
-
-
-def _trim(trace: TracebackException) -> None:
-    frames, by_qd = [], False
-    for frame in trace.stack:
-        if frame.filename.startswith(HIDDEN):
-            by_qd = frame.filename.startswith(QD)
-        elif not (by_qd and frame.filename.startswith(ASYNCIO)):
-            by_qd = False
-            frames.append(frame)
-    trace.stack[:] = frames

@@ -157,11 +157,6 @@ def _counted(unit: Unit) -> tuple[int, dict[bytes, int]]:
     found = _N.search(unit.rsv)
     if unit.rsv and found is not None and found[1] == str(unit.attempts):  # never answered: a crash if it was alone
         if int(unit.rsv.split(".")[1]) < SLOTS:
-            counts[b"crashes"] = _plus_one(counts[b"crashes"])
+            counts[b"crashes"] = min(counts[b"crashes"] + 1, LIMIT)
         return unit.attempts, counts
-    return _plus_one(unit.attempts), counts
-
-
-def _plus_one(count: int) -> int:
-    """2^53 is the largest count, as in a script."""
-    return int(float(count) + 1)
+    return min(unit.attempts + 1, LIMIT), counts
