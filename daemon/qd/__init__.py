@@ -11,49 +11,26 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# public name -> the module that defines it
-_HOMES = {
-    "ArgumentError": "qd.errors",
-    "Batch": "qd.dispatch.composite",
-    "BatchFinished": "qd.errors",
-    "BatchState": "qd.drivers.types",
-    "Call": "qd.jobs.job",
-    "DeclarationError": "qd.errors",
-    "Duration": "qd.jobs.plan",
-    "Handle": "qd.jobs.plan",
-    "Job": "qd.jobs.job",
-    "JobCancelled": "qd.errors",
-    "JobFailedError": "qd.errors",
-    "JobFunction": "qd.jobs.job",
-    "JobInterrupted": "qd.errors",
-    "JobTimeout": "qd.errors",
-    "Keyed": "qd.dispatch.dispatcher",
-    "LeaseLost": "qd.errors",
-    "Limiter": "qd.locks",
-    "Lock": "qd.locks",
-    "LockError": "qd.errors",
-    "LockLost": "qd.errors",
-    "LockTaken": "qd.errors",
-    "Middleware": "qd.jobs.plan",
-    "NeverSent": "qd.jobs.job",
-    "NoResult": "qd.errors",
-    "NotInJob": "qd.errors",
-    "Options": "qd.jobs.plan",
-    "Provided": "qd.arguments.injection",
-    "Qd": "qd.app",
-    "QdError": "qd.errors",
-    "Queue": "qd.dispatch.dispatcher",
-    "RunningJob": "qd.jobs.context",
-    "Scheduled": "qd.schedule.builder",
-    "SendOptions": "qd.jobs.plan",
-    "Serialized": "qd.arguments.injection",
-    "Serializer": "qd.arguments.injection",
-    "UnknownBatch": "qd.errors",
-    "current_job": "qd.jobs.context",
-    "provided": "qd.arguments.injection",
-}
+# module -> the public names that it defines
+_DEFINED = {
+    "qd.app": ("Qd",),
+    "qd.arguments.injection": ("Provided", "Serialized", "Serializer", "provided"),
+    "qd.dispatch.composite": ("Batch",),
+    "qd.dispatch.dispatcher": ("Keyed", "Queue"),
+    "qd.drivers.types": ("BatchState",),
+    "qd.errors": (
+        "ArgumentError", "BatchFinished", "DeclarationError", "JobCancelled", "JobFailedError", "JobInterrupted",
+        "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "UnknownBatch",
+    ),
+    "qd.jobs.context": ("RunningJob", "current_job"),
+    "qd.jobs.job": ("Call", "Job", "JobFunction", "NeverSent"),
+    "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
+    "qd.locks": ("Limiter", "Lock"),
+    "qd.schedule.builder": ("Scheduled",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _DEFINED.items() for name in names}
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*sorted(_HOMES), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

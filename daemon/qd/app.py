@@ -58,7 +58,15 @@ class Qd:
     def __init__(
         self, url: str | None = None, *, redis: Redis | RedisCluster | None = None, imports: Sequence[str] = ()
     ) -> None:
-        self.url = url if redis is None else url_of(redis, url)
+        if redis is not None:
+            if url is not None:
+                raise ConfigError(
+                    "Qd(...) takes a url or redis=, not both: each names the server of the default connection"
+                )
+            from qd.drivers.redis import client_url  # only apps that pass a client pay for it
+
+            url = client_url.url_of(redis)
+        self.url = url
         self.imports = tuple(imports)
         self._services = services = Services(lambda: self._code_settings)
         self._send = services.dispatcher
@@ -337,12 +345,3 @@ def encoded(calls: Sequence[object]) -> list[tuple[Plan, bytes]]:
         wrong = next(call for call in calls if not isinstance(call, Call))
         raise ArgumentError(f"{wrong!r} is not a call: pass job.bind(...) or an instance of a class job")
     return ready
-
-
-def url_of(client: Redis | RedisCluster, url: str | None) -> str:
-    """The url of a redis-py client. Raises ConfigError if a url is given too, or qd cannot connect like the client."""
-    if url is not None:
-        raise ConfigError("Qd(...) takes a url or redis=, not both: each names the server of the default connection")
-    from qd.drivers.redis import client_url  # only apps that pass a client pay for it
-
-    return client_url.url_of(client)

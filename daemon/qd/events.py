@@ -30,8 +30,6 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class _Sent(Event, frozen=True):
-    """A producer sends a job."""
-
     connection: str
     queue: str
     name: str | None
@@ -78,8 +76,6 @@ class JobRetryRequested(Event, frozen=True):
 
 
 class _OfWorker(Event, frozen=True):
-    """Something a worker does for its queues."""
-
     connection: str
     queues: tuple[str, ...]
 
@@ -93,14 +89,10 @@ class JobPopping(_OfWorker, frozen=True):
 
 
 class _OfJob(Event, frozen=True):
-    """An attempt of a job on a worker."""
-
     job: RunningJob
 
 
 class _OfJobWithError(_OfJob, frozen=True):
-    """An attempt that ended with an error."""
-
     error: BaseException
 
 
@@ -169,8 +161,6 @@ class JobAttempted(_OfJob, frozen=True):
 
 
 class _OfRun(Event, frozen=True):
-    """A tick of an entry."""
-
     task: str
     at: float
 
@@ -192,10 +182,8 @@ class ScheduledTaskSkipped(_OfRun, frozen=True):
 
 
 class ScheduledTaskFailed(_OfRun, frozen=True):
-    """The function raised, the command exited with a code other than 0, or the job could not be created.
-
-    error: a text; code: the exit code, below 0 a signal, None if there is none.
-    """
+    """The function raised, the command exited with a code other than 0, or the job could not be created. error: a text;
+    code: the exit code, below 0 a signal, None if there is none."""
 
     runtime: float
     error: str
@@ -261,10 +249,8 @@ Listener = Callable[[Any], object]
 
 
 class Listeners:
-    """The listeners of an app. A listener of a base class receives subclasses too, in the order of `add`.
-
-    worker: the pid of this worker process; 0 in a producer.
-    """
+    """The listeners of an app. A listener of a base class receives subclasses too, in the order of `add`. worker: the pid
+    of this worker process; 0 in a producer."""
 
     def __init__(self) -> None:
         self.worker = 0
@@ -289,11 +275,9 @@ class Listeners:
         return bool(self.of(event) if found is None else found)
 
     def emit(self, event: Event) -> bool:
-        """Call every listener. Returns False if one of them returned False (only Looping uses the result).
-
-        An error in a listener is logged. EndJob and Settled pass through; so do exceptions that are no Exception in a
-        producer, where Ctrl-C is meant for the program, and in a fork of a worker by a listener, which must end.
-        """
+        """Call every listener. Returns False if one of them returned False (only Looping uses the result). An error in a
+        listener is logged. EndJob and Settled pass through; so do exceptions that are no Exception in a producer, where
+        Ctrl-C is meant for the program, and in a fork of a worker by a listener, which must end."""
         agreed = True
         for listener in self.of(type(event)):
             try:

@@ -226,11 +226,9 @@ class JobRecords(logging.Handler):
 
 
 def carry_job(context: Callable[[], Mapping[str, object]]) -> None:
-    """Add the fields of the running job to every log record, for any formatter (`%(job)s`, `%(job_id)s`).
-
-    A record factory cannot do this: logging refuses an `extra` whose key a factory has set, and `extra={"job": ...}` of
-    the app must be allowed and must win.
-    """
+    """Add the fields of the running job to every log record, for any formatter (`%(job)s`, `%(job_id)s`). A record factory
+    cannot do this: logging refuses an `extra` whose key a factory has set, and `extra={"job": ...}` of the app must be
+    allowed and must win."""
     plain = logging.Logger.makeRecord
     if hasattr(plain, "carries_job"):
         return

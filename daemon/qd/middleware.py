@@ -247,7 +247,10 @@ class RateLimited(Stage):
         self._shown = (repr(name), figures, self._key.named)
 
     def __call__(self, job: RunningJob, call_next: Next) -> object:
-        rate = self._rate(job)
+        if job.backing is None:
+            raise DeclarationError(f"RateLimited('{self._name}') was called with a job that belongs to no app")
+        limit, key = self.limit_in(job.backing), self._key.of(job)
+        rate = Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
         while True:
             answer = query_store(job, lambda store: rate.start(store, job.uuid, job.mark or job.id))
             if not answer.wait:
@@ -259,15 +262,6 @@ class RateLimited(Stage):
     def limit_in(self, backing: Backing) -> Limit:
         """Its numbers. Raises DeclarationError if the app has declared no limit of that name."""
         return self._limit or backing.limit(self._name)
-
-    def _rate(self, job: RunningJob) -> Rate:
-        limit = self._limit
-        if limit is None:
-            if job.backing is None:
-                raise DeclarationError(f"RateLimited('{self._name}') was called with a job that belongs to no app")
-            limit = self.limit_in(job.backing)
-        key = self._key.of(job)
-        return Rate(plain_name(f"{self._name}:{key}" if key else self._name), limit.most, limit.per)
 
 
 class ThrottlesExceptions(Stage):

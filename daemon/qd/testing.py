@@ -27,8 +27,8 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from qd import config
 from qd.arguments.values import decode_value
+from qd.config.load import unread
 from qd.config.settings import ConnectionSettings, Settings
 from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
@@ -51,9 +51,7 @@ POLL = 0.02  # seconds between two attempts to take a lock
 @dataclass(frozen=True, slots=True)
 class Dispatched:
     """A job that was dispatched. arguments: by name, as the worker would get them, without defaults. id: of its handle.
-
-    options: from the declaration and using(); durations in seconds, a datetime unchanged.
-    """
+    options: from the declaration and using(); durations in seconds, a datetime unchanged."""
 
     arguments: dict[str, Any]
     options: SendOptions
@@ -119,10 +117,8 @@ class Fake:
         self._kept = local.MemoryBatches()
 
     def dispatched(self, job: AnyJob | type) -> list[Dispatched]:
-        """The dispatched calls of this job, or of the handler of this command class; of a chain only the first.
-
-        Raises ArgumentError if it is not a job of this app.
-        """
+        """The dispatched calls of this job, or of the handler of this command class; of a chain only the first. Raises
+        ArgumentError if it is not a job of this app."""
         declared = self._declared(job)
         return [dispatched(each) for each in self._waiting.all() if each.plan and each.plan.declared is declared]
 
@@ -375,7 +371,7 @@ def staged(services: Services, fake: F) -> Iterator[F]:
     send._submit_now, send.prepare = fake._submit_now, prepare
     send._hand_over = lambda message: fake._submit_now((message,))  # a class's own send() would send it
     try:
-        built_in = config.unread(services.code())
+        built_in = unread(services.code())
         with services.using(Unread(**{each.name: getattr(built_in, each.name) for each in fields(Settings)})):
             yield fake
     finally:

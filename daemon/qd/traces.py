@@ -29,17 +29,21 @@ def calling_line() -> str:
 
 
 def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
-    """The traceback, with its causes and groups trimmed too. None if no frame of the app is in it.
-
-    A syntax error needs no frame: it names file and line itself. whole: keep all frames.
-    """
+    """The traceback, with its causes and groups trimmed too. None if no frame of the app is in it. A syntax error needs no
+    frame: it names file and line itself. whole: keep all frames."""
     trace = TracebackException.from_exception(error)
     if whole:
         return "".join(trace.format())
     parts = [trace]
     while parts:
-        part = parts.pop()
-        _trim(part)
+        part, frames, by_qd = parts.pop(), [], False
+        for frame in part.stack:
+            if frame.filename.startswith(HIDDEN):
+                by_qd = frame.filename.startswith(QD)
+            elif not (by_qd and frame.filename.startswith(ASYNCIO)):
+                by_qd = False
+                frames.append(frame)
+        part.stack[:] = frames
         parts += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
     if trace.stack:
         return "".join(trace.format())
@@ -49,14 +53,3 @@ def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
 def shown(error: BaseException, *, whole: bool = False) -> str:
     """The trimmed traceback, or the error's own text without one."""
     return trimmed(error, whole=whole) or "".join(format_exception_only(error))
-
-
-def _trim(trace: TracebackException) -> None:
-    frames, by_qd = [], False
-    for frame in trace.stack:
-        if frame.filename.startswith(HIDDEN):
-            by_qd = frame.filename.startswith(QD)
-        elif not (by_qd and frame.filename.startswith(ASYNCIO)):
-            by_qd = False
-            frames.append(frame)
-    trace.stack[:] = frames

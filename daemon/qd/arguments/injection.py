@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from operator import or_
-from typing import Annotated, Any, Final, Protocol, TypeVar, Union, final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, Union, final, get_args, get_origin
 
 import msgspec
 
@@ -67,11 +67,11 @@ class Serialized(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyedModels:
     """The models of one parameter that are sent by key. wire: the type of the parameter in the payload."""
 
-    def __init__(self, serializers: Sequence[Serializer]) -> None:
+    def __init__(self, serializers: Sequence[Serializer], hint: Any) -> None:
         self._serializers = serializers
         self._kinds: dict[str, tuple[Serializer, type]] = {}  # by the name of the model
-        self.wire: Any = None
         self._in_dict = False  # the type may then also mean a plain JSON object
+        self.wire = self._replaced(hint)
 
     def packed(self, value: Any) -> Any:
         """`value` with keys in place of objects. Raises ValueError for an object without a key."""
@@ -116,7 +116,7 @@ class KeyedModels:
 
         return map_serialized(value, load)
 
-    def replaced(self, hint: Any) -> Any:
+    def _replaced(self, hint: Any) -> Any:
         """The hint with Serialized in place of the types that a serializer recognizes."""
         if isinstance(hint, type) and get_origin(hint) is None:
             serializer = next((serializer for serializer in self._serializers if serializer.recognizes(hint)), None)
@@ -125,9 +125,9 @@ class KeyedModels:
             self._kinds[serializer.name(hint)] = (serializer, hint)
             return Serialized
         if get_origin(hint) is Annotated:
-            inner = self.replaced(bare(hint))
+            inner = self._replaced(bare(hint))
             return hint if inner is bare(hint) else inner
-        changed = with_parts(hint, self.replaced)
+        changed = with_parts(hint, self._replaced)
         self._in_dict |= changed is not hint and get_origin(hint) in (dict, Mapping)
         return changed
 
@@ -191,12 +191,12 @@ class Provider:
         return stack.enter_context(made) if hasattr(made, "__enter__") and hasattr(made, "__exit__") else made
 
 
-class CallValues:
-    """The values that were provided to one call of a job."""
+class CallValues(ExitStack):
+    """The values that were provided to one call of a job; every provider sees its error, and none can suppress it."""
 
     def __init__(self, providers: dict[Any, Provider]) -> None:
+        super().__init__()
         self._providers = providers
-        self._stack = ExitStack()
         self._made: dict[Any, Any] = {}
 
     def given(self, kind: Any) -> Any:
@@ -204,19 +204,19 @@ class CallValues:
         if kind not in self._made:
             if kind not in self._providers:
                 raise NoProvider(f"nothing provides {named(kind)}: call app.provide({named(kind)}, ...)")
-            self._made[kind] = self._providers[kind].open(self._stack)
+            self._made[kind] = self._providers[kind].open(self)
         return self._made[kind]
 
-    def close(self, error: BaseException | None) -> None:
-        """error: the job's, which every provider sees and none can suppress. Without one, raises what closing raises."""
-        if error is None:
-            self._stack.close()
-            return
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
+        """Raises what closing raises, unless the job raised an error."""
         try:
-            self._stack.__exit__(type(error), error, error.__traceback__)
+            super().__exit__(kind, error, trace)
         except Exception as second:
+            if error is None:
+                raise
             if second is not error:
                 error.add_note(f"then closing the provided values raised {type(second).__name__}: {second}")
+        return False
 
 
 class Known:
@@ -256,8 +256,7 @@ class Known:
         """The models in this hint that are sent by key; None without any."""
         if not self.serializers:
             return None
-        found = KeyedModels(self.serializers)
-        found.wire = found.replaced(hint)
+        found = KeyedModels(self.serializers, hint)
         return None if found.wire is hint else found
 
 
@@ -290,16 +289,10 @@ class Extras:
 
     def call(self, target: Callable[..., Any], fields: Mapping[str, object]) -> object:
         """Provide and load the missing arguments, call, and close them; for a coroutine, after it has run."""
-        values = CallValues(self._known.providers)
-        try:
+        with ExitStack() as stack:
+            values = stack.enter_context(CallValues(self._known.providers))
             result = target(**self._completed(fields, values))
-        except BaseException as error:
-            values.close(error)
-            raise
-        if inspect.iscoroutine(result):
-            return closed_after(result, values)
-        values.close(None)
-        return result
+            return closed_after(result, stack.pop_all()) if inspect.iscoroutine(result) else result
 
     def _completed(self, fields: Mapping[str, object], values: CallValues) -> dict[str, object]:
         whole = {name: values.given(kind) for name, kind in self.filled.items()}
@@ -312,11 +305,6 @@ class Extras:
         return whole
 
 
-async def closed_after(coroutine: Any, values: CallValues) -> object:
-    try:
-        result: object = await coroutine
-    except BaseException as error:
-        values.close(error)
-        raise
-    values.close(None)
-    return result
+async def closed_after(coroutine: Any, stack: ExitStack) -> object:
+    with stack:
+        return await coroutine

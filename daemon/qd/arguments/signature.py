@@ -120,12 +120,9 @@ def _decimal(value: Decimal) -> str:
 
 
 class Signature:
-    """The parameters of one job. Types are evaluated on first use: they may be defined below the job.
-
-    `encode` and `decode` raise DeclarationError if a type cannot be found or sent as JSON; `resolve` does so at once.
-
-    parameters: those whose arguments are sent. extras: the parameters that are not sent as they are; None without any.
-    """
+    """The parameters of one job. Types are evaluated on first use: they may be defined below the job. `encode` and
+    `decode` raise DeclarationError if a type cannot be found or sent as JSON; `resolve` does so at once. parameters: those
+    whose arguments are sent. extras: the parameters that are not sent as they are; None without any."""
 
     def __init__(
         self, title: str, parameters: Sequence[Parameter], rest: Parameter | None = None, known: Known | None = None
@@ -239,11 +236,8 @@ class Signature:
         return why(error) if models is None else models.explain(why(error), arrived)
 
     def decode(self, data: bytes) -> dict[str, object]:
-        """The arguments in `data` as the declared types, without defaults.
-
-        Raises UnknownParameters (a name is unknown or a required one is missing: a deploy may be in progress) and
-        WrongType, naming the parameter.
-        """
+        """The arguments in `data` as the declared types, without defaults. Raises UnknownParameters (a name is unknown or
+        a required one is missing: a deploy may be in progress) and WrongType, naming the parameter."""
         if not self._settled:
             self._settle_late()
         fields = self._decoded(data)

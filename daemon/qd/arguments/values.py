@@ -75,21 +75,16 @@ def made(kind: Any, value: Any) -> Any:
     try:
         return validate(text, **names)
     except sys.modules["pydantic_core"].ValidationError as error:
-        raise ValueError(_first_error(error)) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        place, text = ".".join(map(str, found[0]["loc"])), found[0]["msg"]
+        text += f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ValueError(f"{place}: {text}" if place else text) from None
 
 
 @cache
 def _by_name() -> bool:
     """Whether this pydantic can validate by field name; before 2.11 it needs the aliases."""
     return tuple(map(int, sys.modules["pydantic"].VERSION.split(".")[:2])) >= (2, 11)
-
-
-def _first_error(error: Any) -> str:
-    """The first error of pydantic in one line, without the value."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    place = ".".join(map(str, found[0]["loc"]))
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{place}: {found[0]['msg']}{more}" if place else f"{found[0]['msg']}{more}"
 
 
 def attributes_of(model: Any) -> dict[str, str] | None:
@@ -255,7 +250,11 @@ def check_of(hint: Any) -> Check | None:
     if not any(inner):
         return None
     if origin in (Union, UnionType):
-        return _one_of(parts, inner)
+        if plain in inner:
+            return plain
+        checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]
+        only = checks[0] if len(checks) == 1 else None  # of several members it may be any
+        return only and (lambda value: None if value is None else only(value))
     if origin in _DICTS:
         return _dict_of(*inner)
     if origin is tuple and Ellipsis not in parts:
@@ -313,17 +312,6 @@ def _dict_of(key_check: Check | None, check: Check | None) -> Check:
     return each
 
 
-def _one_of(parts: Sequence[Any], inner: Sequence[Check | None]) -> Check | None:
-    """The check for a union: `plain` if a member is untyped, or that of the only member other than None. Otherwise None."""
-    if plain in inner:
-        return plain
-    checks = [check for check, part in zip(inner, parts, strict=True) if part is not type(None)]
-    if len(checks) != 1 or (check := checks[0]) is None:
-        return None
-    known: Check = check
-    return lambda value: None if value is None else known(value)
-
-
 _OF_MSGSPEC = (
     "Expected ", "Invalid ", "Object ", "Integer ", "Number ", "Out of range", "Type ", "Only ", "Input ", "Can ",
 )  # fmt: skip
@@ -331,7 +319,6 @@ NO_DATA = frozenset((b"", b'""', b"[]", b"{}", b"null"))  # each means "no argum
 FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)  # raised by msgspec; its own are ValueErrors
 
 _SAFE = frozenset((str, int, bool, type(None), bytes, bytearray, UUID, date))
-_SERIES_TYPES = (list, tuple, set, frozenset, deque)
 
 
 def encode_value(value: object, what: str = "the data of a job", *, as_it_is: bool = False) -> bytes:
@@ -393,25 +380,21 @@ def check_value(value: Any) -> None:
     elif isinstance(value, Enum):
         check_value(value.value)
     else:
+        is_object = not isinstance(value, (dict, *_SENT_AS_LIST))
+        parts: Iterable[tuple[Any, Any]]
+        if is_object:
+            parts = ((name, getattr(value, name, None)) for name in field_names(type(value)) or ())
+        else:
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
         step: object = None
         try:  # not in its own function: max_depth (512) levels must fit into Python's recursion limit
-            if isinstance(value, dict):
-                for step, part in value.items():
+            for step, part in parts:
+                if type(step) not in _SAFE:
                     check_value(step)
-                    if type(part) not in _SAFE:
-                        check_value(part)
-            elif isinstance(value, _SERIES_TYPES):
-                for part in value:
-                    if type(part) not in _SAFE:
-                        check_value(part)
-            else:
-                for step in field_names(type(value)) or ():
-                    check_value(getattr(value, step, None))
+                if type(part) not in _SAFE:
+                    check_value(part)
         except Unfit as error:
-            if isinstance(value, _SERIES_TYPES):
-                step = next(i for i, each in enumerate(value) if each is part)
-            text = f"[{step!r:.40}]" if isinstance(value, (dict, *_SERIES_TYPES)) else f".{step}"
-            raise Unfit(error.what, text + error.place) from None
+            raise Unfit(error.what, (f".{step}" if is_object else f"[{step!r:.40}]") + error.place) from None
 
 
 def why(error: Exception) -> str:

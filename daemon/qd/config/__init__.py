@@ -4,16 +4,7 @@
 
 from __future__ import annotations
 
-from qd.config.load import load, unknown_drivers, unknown_variables, unread
+from qd.config.load import load, unknown_drivers, unknown_variables
 from qd.config.settings import check_work, from_json, provider_of, to_json
 
-__all__ = [
-    "check_work",
-    "from_json",
-    "load",
-    "provider_of",
-    "to_json",
-    "unknown_drivers",
-    "unknown_variables",
-    "unread",
-]
+__all__ = ["check_work", "from_json", "load", "provider_of", "to_json", "unknown_drivers", "unknown_variables"]

@@ -106,10 +106,8 @@ def _homes(key: str) -> list[str]:
 
 
 def find(path: Path | None, environ: Mapping[str, str]) -> ConfigFile | None:
-    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml, or None.
-
-    Raises ConfigError if a named file does not exist, or a file is invalid.
-    """
+    """The file named by `path` or QD_CONFIG, else ./qd.toml, else [tool.qd] of ./pyproject.toml, or None. Raises
+    ConfigError if a named file does not exist, or a file is invalid."""
     if named := path or environ.get("QD_CONFIG"):
         whole = Path(named).absolute()
         if (found := _read(whole)) is None:
@@ -180,46 +178,32 @@ def _shown(path: Path) -> str:
 
 def lines_of(text: str, below: str = "") -> dict[str, int]:
     """Dotted key -> its line, for the tables and keys of valid TOML. below: only inside this table, without its name."""
-    found: dict[str, int] = {}
-    for number, section, keys in _statements(text, below):
-        for dotted in keys or [section]:
-            whole = ".".join(filter(None, (section, dotted))) if keys else dotted
-            if f"{whole}.".startswith(f"{below}." if below else ""):
-                found.setdefault(whole[len(below) :].lstrip("."), number)
-    return found
+    import tomllib
 
-
-def _statements(text: str, below: str) -> Iterator[tuple[int, str, list[str]]]:
-    """(line, section, keys set there) for each header (no keys) and each `key = value`, which may span several lines."""
-    section, held, start = "", "", 0
+    found, section, held, start = dict[str, int](), "", "", 0
+    inside = below and f"{below}."
     for number, line in enumerate(text.split("\n"), 1):
         bare = line.strip()
         if not held and (not bare or bare.startswith("#")):
             continue
         header = not held and _HEADER.match(bare) is not None
-        if not header and not f"{section}.".startswith(f"{below}." if below else ""):
+        if not header and not f"{section}.".startswith(inside):
             continue  # another tool's table and its long lists
         start, held = start if held else number, f"{held}{line}\n"
-        keys = _keys(held)
-        if keys is None:
-            continue  # continues in the next line
+        try:
+            keys = list(_paths(tomllib.loads(held)))
+        except tomllib.TOMLDecodeError:
+            continue  # the statement continues in the next line
         held = ""
         section = keys[0] if header else section
-        yield start, section, [] if header else keys
-
-
-def _keys(statement: str) -> list[str] | None:
-    """The dotted keys of one statement, including outer ones. None if the statement is incomplete."""
-    import tomllib
-
-    try:
-        table = tomllib.loads(statement)
-    except tomllib.TOMLDecodeError:
-        return None
-    return list(_paths(table))
+        for dotted in keys[:1] if header else [f"{section}.{key}" if section else key for key in keys]:
+            if f"{dotted}.".startswith(inside):
+                found.setdefault(dotted[len(below) :].lstrip("."), start)
+    return found
 
 
 def _paths(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Its dotted keys, inner ones first."""
     for key, value in table.items():
         dotted = f"{before}{key}"
         inner = list(_paths(value, f"{dotted}.")) if isinstance(value, dict) else []

@@ -13,24 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qd.config import settings as sections
 from qd.config.file import ConfigFile, find
 from qd.config.settings import (
     CONNECTION,
     QD,
     SECTIONS,
-    AlertSettings,
     ConnectionSettings,
-    DashboardSettings,
-    EntrySettings,
-    FailedSettings,
-    LaravelSettings,
-    QueueAlerts,
-    ScheduleSettings,
     Settings,
-    SigningSettings,
     check_connection,
-    environ_name,
-    hide_secrets,
     provider_of,
     sent_to,
 )
@@ -72,7 +63,7 @@ class Layers:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
-        variables = [environ_name(option, connection)] if option.environ else []
+        variables = [sections.environ_name(option, connection)] if option.environ else []
         variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
         for name in variables:
             if self.environ.get(name):  # empty counts as not set, as in most programs
@@ -219,7 +210,7 @@ def load(
     environ = os.environ if environ is None else environ
     file = find(path, environ)
     settings = settings_of(Layers(file, environ, given({"pool": pool, **(flags or {})}), given(code or {})))
-    hide_secrets(settings)
+    sections.hide_secrets(settings)
     return settings
 
 
@@ -246,21 +237,21 @@ def settings_of(layers: Layers) -> Settings:
         signing=signing_of(layers),
         schedule=schedule_of(layers),
         alerts=alerts_of(layers),
-        dashboard=DashboardSettings(**layers.all("dashboard")),
+        dashboard=sections.DashboardSettings(**layers.all("dashboard")),
         origins=layers.origins,
     )
 
 
-def failed_of(layers: Layers) -> FailedSettings:
+def failed_of(layers: Layers) -> sections.FailedSettings:
     held = layers.all("failed")
-    found = FailedSettings(**{**held, "database": from_root(held["database"], layers.root)})
+    found = sections.FailedSettings(**{**held, "database": from_root(held["database"], layers.root)})
     if found.database and not found.enabled:
         why = "with enabled = false there are no failed jobs to copy to database: remove one of them"
         raise ConfigError(f"{layers.origins['failed.database']}: {why}")
     return found
 
 
-def laravel_of(layers: Layers) -> LaravelSettings | None:
+def laravel_of(layers: Layers) -> sections.LaravelSettings | None:
     held = layers.all("laravel")
     needs_cache = layers.section("laravel").keys() - {"down_file"} or held["down"]
     if not held["cache_url"] and needs_cache:
@@ -269,10 +260,10 @@ def laravel_of(layers: Layers) -> LaravelSettings | None:
         raise ConfigError(f"[laravel]{where} has no cache_url ({way})")
     if held["down_file"]:
         held["down_file"] = str(layers.root / held["down_file"])
-    return LaravelSettings(**held) if held["cache_url"] or held["down_file"] else None
+    return sections.LaravelSettings(**held) if held["cache_url"] or held["down_file"] else None
 
 
-def signing_of(layers: Layers) -> SigningSettings:
+def signing_of(layers: Layers) -> sections.SigningSettings:
     held = layers.all("signing")
     origin = layers.origins["signing.keys"]
     keys, files = list[str](), list[str]()
@@ -288,7 +279,7 @@ def signing_of(layers: Layers) -> SigningSettings:
         raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
     if not keys and held["require"] and (where := layers.origins["signing.require"]) != "built in":
         raise ConfigError(f'{where}: require = true needs signing keys (keys = ["ID:SECRET"])')
-    return SigningSettings(tuple(keys), held["require"], tuple(files))
+    return sections.SigningSettings(tuple(keys), held["require"], tuple(files))
 
 
 def secret_of(id: str, path: Path, origin: str) -> str:
@@ -300,9 +291,9 @@ def secret_of(id: str, path: Path, origin: str) -> str:
         raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
 
 
-def schedule_of(layers: Layers) -> ScheduleSettings:
+def schedule_of(layers: Layers) -> sections.ScheduleSettings:
     held = layers.all("schedule")
-    entries, file = list[EntrySettings](), layers.file
+    entries, file = list[sections.EntrySettings](), layers.file
     for name, own in layers.named("schedule.entries"):
         if "args" in own:
             import json  # only if there are arguments
@@ -310,11 +301,11 @@ def schedule_of(layers: Layers) -> ScheduleSettings:
             # a TOML datetime is sent as ISO 8601, like every datetime
             own["args"] = json.dumps(own["args"], default=lambda at: at.isoformat(), ensure_ascii=False)
         assert file is not None
-        entries.append(EntrySettings(name, file.shown, file.line(f"schedule.entries.{name}"), **own))
-    return ScheduleSettings(**held, entries=tuple(entries))
+        entries.append(sections.EntrySettings(name, file.shown, file.line(f"schedule.entries.{name}"), **own))
+    return sections.ScheduleSettings(**held, entries=tuple(entries))
 
 
-def alerts_of(layers: Layers) -> AlertSettings:
+def alerts_of(layers: Layers) -> sections.AlertSettings:
     held = layers.all("alerts")
     for key in ("webhook", "heartbeat"):
         if held[key] and not held[key].startswith(("http://", "https://")):
@@ -328,8 +319,8 @@ def alerts_of(layers: Layers) -> AlertSettings:
         except ValueError:
             raise ConfigError(f'{where}: the template is not JSON; write {{"text": {{text}}}}') from None
     limits = {name: held[name] for name in SECTIONS["alerts.queues.NAME"]}
-    queues = {name: QueueAlerts(**limits | own) for name, own in layers.named("alerts.queues")}
-    return AlertSettings(**held, queues=queues)
+    queues = {name: sections.QueueAlerts(**limits | own) for name, own in layers.named("alerts.queues")}
+    return sections.AlertSettings(**held, queues=queues)
 
 
 def work_of(layers: Layers, found: Configured) -> WorkOptions:
@@ -389,8 +380,8 @@ def supervised(environ: Mapping[str, str]) -> bool:
 def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """One line per QD_ variable that qd does not read: most likely a typo."""
     fixed = [option for rows in ROWS.values() if rows is not CONNECTION for option in rows.values()]
-    known = {environ_name(option) for option in fixed if option.environ} | OTHERS
-    known |= {environ_name(option, name) for option in CONNECTION.values() for name in settings.connections}
+    known = {sections.environ_name(option) for option in fixed if option.environ} | OTHERS
+    known |= {sections.environ_name(option, name) for option in CONNECTION.values() for name in settings.connections}
     return [
         f"{name} in the environment is not used by qd{did_you_mean(name, known)}"
         for name in sorted(environ)

@@ -256,24 +256,9 @@ def _arguments(value: object) -> dict[str, Any]:
 
 
 KINDS: dict[str, Callable[[object], Any]] = {
-    "count": _count,
-    "span": span,
-    "spans": _spans,
-    "size": size,
-    "switch": _switch,
-    "text": _text,
-    "name": _name,
-    "url": _url,
-    "driver": _driver,
-    "reference": _reference,
-    "database": _database,
-    "keys": _keys,
-    "names": _names,
-    "queue": queue_name,
-    "queues": _queues,
-    "texts": lambda value: tuple(_text(part) for part in _several(value)),
-    "until": _until,
-    "zone": _zone,
-    "arguments": _arguments,
+    "count": _count, "span": span, "spans": _spans, "size": size, "switch": _switch, "text": _text, "name": _name,
+    "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
+    "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
+    "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
     "middleware": _middleware,
-}
+}  # fmt: skip

@@ -45,8 +45,17 @@ class JobOptions:
     @classmethod
     def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:
         """The options as written in code, checked and converted. job: its name, for messages. Raises DeclarationError."""
-        what = "a job" if job is None else f"job '{job}'"
-        return cls(**{name: _read_job_option(name, value, what) for name, value in given.items()})
+        what, found = "a job" if job is None else f"job '{job}'", dict[str, Any]()
+        for name, value in given.items():
+            if name not in JOB_KINDS:
+                near = kinds.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
+                raise DeclarationError(f"unknown option '{name}' of {what}{near}")
+            try:
+                read = _IN_CODE.get(JOB_KINDS[name], KINDS[JOB_KINDS[name]])
+                found[name] = None if value is None else read(value)
+            except ValueError as error:
+                raise DeclarationError(f"option {name} of {what}: {error}") from None
+        return cls(**found)
 
     def over(self, below: JobOptions) -> JobOptions:
         """These options, and those of `below` where none is set here: `.using(...)` over `@app.job(...)`."""
@@ -62,16 +71,6 @@ def _spans(value: Any) -> Any:
 
 
 _IN_CODE: Mapping[str, Callable[[object], Any]] = {"span": kinds.span_in_code, "spans": _spans}
-
-
-def _read_job_option(name: str, value: object, what: str) -> Any:
-    if name not in JOB_KINDS:
-        near = kinds.did_you_mean(name, JOB_KINDS) or f" (known: {', '.join(JOB_KINDS)})"
-        raise DeclarationError(f"unknown option '{name}' of {what}{near}")
-    try:
-        return None if value is None else _IN_CODE.get(JOB_KINDS[name], KINDS[JOB_KINDS[name]])(value)
-    except ValueError as error:
-        raise DeclarationError(f"option {name} of {what}: {error}") from None
 
 
 class Option(NamedTuple):  # a dataclass would cost a millisecond at every start

@@ -59,10 +59,8 @@ def make(
     extra: Mapping[str, object] | None = None,
 ) -> bytes:
     """The bytes to push. `data` is JSON text, included unchanged. None omits a value or writes null, as Laravel does.
-
     `timeout` and `retry_until` are rounded up to whole seconds, because PHP reads no fractions. `extra` (tags, ...) goes
-    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 reads it as a backoff. Raises ArgumentError.
-    """
+    where Laravel's hooks put theirs. `delay` is always null: Laravel 13 reads it as a backoff. Raises ArgumentError."""
     if not job:
         raise ArgumentError("a job needs a name")
     head = _HEAD % (

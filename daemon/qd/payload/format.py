@@ -124,10 +124,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def backoffs(self) -> tuple[float, ...] | None:
-        """Seconds to wait after the first, second, ... attempt; None if the payload sets none.
-
-        Before Laravel 8 the key was `delay`. In 13 `delay` is the delay of the push, and is used as backoff without one.
-        """
+        """Seconds to wait after the first, second, ... attempt; None if the payload sets none. Before Laravel 8 the key
+        was `delay`. In 13 `delay` is the delay of the push, and is used as backoff without one."""
         text = self.delay if self.backoff is None else self.backoff
         return None if text is None else tuple([_seconds(part) for part in str(text).split(",")])
 
@@ -181,10 +179,8 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 def read(raw: bytes) -> Payload:
-    """The payload in `raw`. Raises Malformed, and no other error, whatever the bytes are.
-
-    `data` is checked to be JSON only; it refers to `raw`, without a copy.
-    """
+    """The payload in `raw`. Raises Malformed, and no other error, whatever the bytes are. `data` is checked to be JSON
+    only; it refers to `raw`, without a copy."""
     try:
         return _decode(raw)
     except UNREADABLE as error:
@@ -291,10 +287,8 @@ def too_deep(payload: bytes, most: int) -> bool:
 
 
 def depth(payload: bytes) -> int:
-    """The nesting depth as PHP counts it: `{"a":[]}` is 2. Brackets inside strings do not count.
-
-    Time and memory are linear in the payload, whatever the bytes are; the result for invalid JSON is arbitrary.
-    """
+    """The nesting depth as PHP counts it: `{"a":[]}` is 2. Brackets inside strings do not count. Time and memory are
+    linear in the payload, whatever the bytes are; the result for invalid JSON is arbitrary."""
     bare = payload.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     bare = bare.translate(None, _OTHER).replace(b'""', b"")
     steps = array("b", _STRING.sub(b"", bare).translate(_STEPS))

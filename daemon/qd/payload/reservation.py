@@ -150,9 +150,7 @@ def answered(
     ended: Ending = Ending.ANSWERED,
 ) -> bytes:
     """`member` with the fields of `mark` rewritten: the values given (None keeps one, 0 leaves it out), and N is `ended`.
-
-    No other byte changes. Raises ValueError if `member` has no such mark.
-    """
+    No other byte changes. Raises ValueError if `member` has no such mark."""
     unit = _find(member, mark)
     given = (crashes, exceptions, held)
     count = unit[1] if attempts is None else b"%d" % attempts

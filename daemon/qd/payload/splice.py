@@ -66,11 +66,9 @@ class Spliced(NamedTuple):
 
 def reserved_text(payload: bytes, base: str, *, attempts: int | None = None) -> Spliced | None:
     """`payload` reserved under a mark that begins with `base` ("<token>.<slot>.<turn>"). None if it is not an object, or
-    attempts is not a count. Any other malformed payload is reserved: its worker reports what is wrong.
-
-    The counts follow from the payload: one attempt more (unless `attempts` is given), and one crash more if the previous
-    reservation was never answered and the job was alone in its worker. Putting `before` back restores the pushed bytes.
-    """
+    attempts is not a count. Any other malformed payload is reserved: its worker reports what is wrong. The counts follow
+    from the payload: one attempt more (unless `attempts` is given), and one crash more if the previous reservation was
+    never answered and the job was alone in its worker. Putting `before` back restores the pushed bytes."""
     if attempts in (None, 1) and (fresh := _fresh(payload, base)) is not None:
         return fresh
     first, last = _FIRST.match(payload), _LAST.search(payload, max(0, len(payload) - 65))
@@ -159,11 +157,6 @@ def _counted(unit: Unit) -> tuple[int, dict[bytes, int]]:
     found = _N.search(unit.rsv)
     if unit.rsv and found is not None and found[1] == str(unit.attempts):  # never answered: a crash if it was alone
         if int(unit.rsv.split(".")[1]) < SLOTS:
-            counts[b"crashes"] = _plus_one(counts[b"crashes"])
+            counts[b"crashes"] = min(counts[b"crashes"] + 1, LIMIT)
         return unit.attempts, counts
-    return _plus_one(unit.attempts), counts
-
-
-def _plus_one(count: int) -> int:
-    """2^53 is the largest count, as in a script."""
-    return int(float(count) + 1)
+    return min(unit.attempts + 1, LIMIT), counts

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,18 +41,10 @@ def find_app(named: str, root: Path) -> Qd:
 
 def settings_of(root: Path, app: str = "", code: dict[str, object] | None = None) -> Settings:
     """The configuration of the project in the folder `root`, wherever pytest was started. code: the arguments of Qd(...)."""
-    settings = config.load(file_of(root), flags={"app": app or None}, code=code)
-    return settings if settings.file else replace(settings, root=root)
-
-
-def file_of(root: Path) -> Path | None:
-    """The file in that folder; None without one, or if QD_CONFIG names another."""
-    if os.environ.get("QD_CONFIG"):
-        return None
-    if (root / "qd.toml").is_file():
-        return root / "qd.toml"
-    project = root / "pyproject.toml"
-    return project if project.is_file() and "[tool.qd" in project.read_text(encoding="utf-8") else None
+    named = os.environ.get("QD_CONFIG")
+    path = Path(named).absolute() if named else None
+    with chdir(root):
+        return config.load(path, flags={"app": app or None}, code=code)
 
 
 # Ends the program when stdin is closed, which the kernel does if the parent is killed; then deletes the folder given as the
@@ -147,10 +139,8 @@ SHOWN = 60  # lines of the log that an error shows
 
 
 class Worker:
-    """Runs the jobs of an app in separate processes, as in production.
-
-    They import the app's module: jobs that a test declares, and its patches, do not exist there.
-    """
+    """Runs the jobs of an app in separate processes, as in production. They import the app's module: jobs that a test
+    declares, and its patches, do not exist there."""
 
     def __init__(self, name: str, settings: Settings, app: Qd, folder: Path) -> None:
         """name: the app as MODULE:ATTRIBUTE. settings: of the scratch server. folder: for its log."""
@@ -179,11 +169,9 @@ class Worker:
         return sorted(found, key=lambda record: record.failed_at)
 
     def run_until_empty(self, *arguments: str, seconds: float = 60.0) -> None:
-        """Run all ready jobs, and those that they dispatch, in all queues. arguments: more flags of `qd work`.
-
-        Delayed jobs stay where they are. Raises AssertionError with the log if it takes longer than `seconds`, or if
-        `qd work` does not exit with 0. A job that fails does not raise.
-        """
+        """Run all ready jobs, and those that they dispatch, in all queues. arguments: more flags of `qd work`. Delayed
+        jobs stay where they are. Raises AssertionError with the log if it takes longer than `seconds`, or if `qd work`
+        does not exit with 0. A job that fails does not raise."""
         deadline = time.monotonic() + seconds
         while ready := self._ready():
             for connection, queues in ready.items():

@@ -16,7 +16,8 @@ import pytest
 import redis as redis_py
 from redis.asyncio.connection import Connection
 
-from qd import Qd, config, events
+from qd import Qd, events
+from qd.config.load import unread
 from qd.config.settings import ConnectionSettings
 from qd.drivers.keyspace import keys
 from qd.drivers.redis import aio
@@ -36,7 +37,7 @@ QUEUE = "queues:default"
 def made(url: str | None = None, **options: Any) -> Qd:
     """An app with the job `welcome`."""
     app = Qd(url, **options)
-    app.settings = config.unread(app._code_settings)
+    app.settings = unread(app._code_settings)
 
     @app.job("welcome", result_ttl=60)
     def welcome(to: str) -> int:

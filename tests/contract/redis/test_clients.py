@@ -11,7 +11,8 @@ from redis.cluster import ClusterNode
 from redis.credentials import CredentialProvider
 from redis.sentinel import Sentinel as Sentinels
 
-from qd import Qd, config
+from qd import Qd
+from qd.config.load import unread
 from qd.drivers.base import Connector
 from tests.contract.keyspace.test_queue import job
 from tests.support.network import Certificates
@@ -37,7 +38,7 @@ class Rotating(CredentialProvider):
 
 def opened(client: Any) -> Connector:
     app = Qd(redis=client)
-    app.settings = config.unread(app._code_settings)
+    app.settings = unread(app._code_settings)
     return app.connections.get(None)
 
 
