@@ -31,9 +31,8 @@ from typing import (
     overload,
 )
 
-from qd.arguments.injection import Known
 from qd.arguments.parameters import ABSENT, named
-from qd.arguments.signature import signature_of, signature_of_fields
+from qd.arguments.signature import Signature, signature_of, signature_of_fields
 from qd.errors import DeclarationError
 from qd.jobs.pipeline import check_stages
 from qd.jobs.plan import Handle, Options, Plan, Sender, SendOptions
@@ -259,11 +258,16 @@ class Declare:
             refuse(target, "takes no options in the same call", "write @app.job(...) above it")
         frame = sys._getframe(1)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        is_class = isinstance(target, type)
+        is_class, known = isinstance(target, type), self._registry.known
         (check_class if is_class else check_function)(target)
         name = job_name(target, self._name)
         given = JobOptions.read(self._options, name)
-        declared = (declared_class if is_class else declared_function)(target, name, given, where, self._registry.known)
+        signature = (signature_of_fields if is_class else signature_of)(target, known)
+        kind = DeclaredClass if is_class else DeclaredRaw if given.raw else Declared
+        if given.raw:
+            check_raw(target, signature)
+        declared = kind(name, target, signature, given, where)
+        declared.has_failed_hook = is_class and target.failed is not Job.failed
         check_stages(declared)
         self._registry.add(declared)
         plan = Plan(declared, given)
@@ -271,21 +275,6 @@ class Declare:
             return JobFunction(self._sender, plan)
         target._declared_as = (self._sender, plan)
         return target
-
-
-def declared_function(target: Any, name: str, options: JobOptions, where: str, known: Known) -> Declared:
-    signature = signature_of(target, known)
-    if options.raw and (len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional):
-        refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")
-    return (DeclaredRaw if options.raw else Declared)(name, target, signature, options, where)
-
-
-def declared_class(target: type[Any], name: str, options: JobOptions, where: str, known: Known) -> Declared:
-    if options.raw:
-        refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
-    declared = DeclaredClass(name, target, signature_of_fields(target, known), options, where)
-    declared.has_failed_hook = target.failed is not Job.failed
-    return declared
 
 
 NAME_IT = 'name it, as in @app.job("shop.mail")'
@@ -335,3 +324,10 @@ def check_class(target: type[Any]) -> None:
     for name in ("send", "failed"):
         if inspect.iscoroutinefunction(getattr(target, name)):
             refuse(target, f"has an async {name}(), which would never run", f"make {name}() a def")
+
+
+def check_raw(target: Any, signature: Signature) -> None:
+    if isinstance(target, type):
+        refuse(target, "cannot be raw", "take the whole data as the one argument of a function with raw=True")
+    if len(signature.parameters) != 1 or signature.rest or not signature.parameters[0].positional:
+        refuse(target, "is raw and must take exactly one argument", f"write def {target.__name__}(data)")

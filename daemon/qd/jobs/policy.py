@@ -18,8 +18,6 @@ T = TypeVar("T")
 FIRST_HOLD = 1.0  # seconds until a job that no worker here can run is tried again,
 LONGEST_HOLD = 60.0  # doubling up to this
 
-_NO_OPTIONS = JobOptions()
-
 
 class JobLimits(msgspec.Struct, frozen=True):
     """The limits of one job. Durations are seconds."""
@@ -49,9 +47,8 @@ class Fail(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-def limits_of(payload: Payload, declared: JobOptions | None, worker: WorkOptions) -> JobLimits:
+def limits_of(payload: Payload, job: JobOptions, worker: WorkOptions) -> JobLimits:
     """The payload takes precedence over the declaration, and the declaration over the worker's options."""
-    job = declared or _NO_OPTIONS
     return JobLimits(
         tries=_first(payload.maxTries, job.tries, worker.tries),
         timeout=min(max(0.0, _first(payload.timeout, job.timeout, worker.timeout)), LONGEST_TIME),

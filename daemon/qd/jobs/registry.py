@@ -18,6 +18,8 @@ from qd.options.tables import JobOptions
 class Declared:
     """A job function under its name. where: "file:line" of the declaration."""
 
+    has_failed_hook = False  # whether it is a class that defines failed()
+
     def __init__(
         self, name: str, target: Callable[..., Any], signature: Signature, options: JobOptions, where: str
     ) -> None:
@@ -51,8 +53,6 @@ class Declared:
 
 class DeclaredClass(Declared):
     """A class job: its fields are the arguments, `handle` does the work, `failed` is called after a permanent failure."""
-
-    has_failed_hook = False  # whether the class defines failed()
 
     def __init__(self, name: str, target: type[Any], *rest: Any) -> None:
         super().__init__(name, target, *rest)

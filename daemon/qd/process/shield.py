@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Protocol
 
 
@@ -48,9 +47,7 @@ class Shield:
         elif (alarm := threads.get(threading.get_ident())) is not None:
             alarm.shielded()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not in_main_thread():
             if (alarm := threads.get(threading.get_ident())) is not None:
                 alarm.unshielded()

@@ -80,7 +80,7 @@ class ConcurrentWorker(BaseWorker):
         waiting: Connector,
         context: ChildContext,
         assignment: Assignment,
-        between: Between = None,
+        between: Between,
     ) -> None:
         """waiting: a second connection, for waits."""
         super().__init__(app, queue, context, assignment, between)

@@ -180,11 +180,7 @@ class Settlement:
     """keeps: whether failed jobs are kept. notify: calls the listeners of LeaseLost, and may be replaced."""
 
     def __init__(
-        self,
-        connection: RetryingConnection,
-        attempts: Attempts,
-        slot: Slot,
-        counters: SlotCounters | None = None,
+        self, connection: RetryingConnection, attempts: Attempts, slot: Slot, counters: SlotCounters | None = None
     ) -> None:
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
         self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings

@@ -46,8 +46,7 @@ def limits(**facts: object) -> JobLimits:
 
 
 def test_the_options_of_the_worker_are_the_default():
-    assert limits_of(payload(), None, WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
-    assert limits_of(payload(), JobOptions(), WORKER) == limits_of(payload(), None, WORKER)
+    assert limits_of(payload(), JobOptions(), WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
 
 
 def test_the_declaration_overrides_the_worker():
@@ -66,12 +65,12 @@ def test_fail_on_timeout_false_in_the_payload_does_not_override():
 
 
 def test_a_negative_timeout_means_no_timeout():
-    assert limits_of(payload(timeout=-1), None, WORKER).timeout == 0.0
+    assert limits_of(payload(timeout=-1), JobOptions(), WORKER).timeout == 0.0
 
 
 def test_a_timeout_beyond_a_century_is_cut_to_one():
     """A timer cannot be set to it: each attempt failed before it began, and the job was retried at once."""
-    assert limits_of(payload(timeout=2**53), None, WORKER).timeout == 100 * 365 * 86400.0
+    assert limits_of(payload(timeout=2**53), JobOptions(), WORKER).timeout == 100 * 365 * 86400.0
 
 
 def test_a_declared_retry_period_begins_when_the_job_was_due():
