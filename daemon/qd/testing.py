@@ -8,6 +8,7 @@ app.inline()    runs each job when it is dispatched, in that thread, with conver
 
 staged() replaces the connections and the settings of the app, which are the built-in defaults:
 
+Fake, Inline   what app.fake() and app.inline() return
 Waiting     the jobs that were sent: found by id, moved and cancelled by key, with their results
 Stored      what the scripts of a Mutex do, for the threads of this process
 """
@@ -204,7 +205,8 @@ class Waiting:
 
     def clear(self) -> None:
         with self._lock:
-            self._messages.clear()
+            for each in (self._messages, self._sent_at, self.begun, self._kept):
+                each.clear()
 
     def add(self, messages: Sequence[Message]) -> None:
         """A job with a key replaces the one that waits under it."""

@@ -33,7 +33,7 @@ from qd.cli import context, output
 from qd.cli.state import State, note_unknown, read_state, server_memory
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
-from qd.errors import ConfigError, QdError
+from qd.errors import ConfigError, QdError, ServerRefused
 from qd.log import Log
 from qd.process.scoreboard import ALIVE
 from qd.store import schedule
@@ -276,6 +276,9 @@ class Exporter:
     def _metrics(self) -> list[str]:
         try:
             lines, state = lines_of(self.found)
+        except ServerRefused as error:  # it answers, but not to this user
+            self._report({**self._away, self.found.control: str(error)})
+            return [*servers([self.found.control], [])]
         except QdError as error:
             self._report({**self._away, self.found.control: str(error)})
             return [*servers([], [self.found.control])]

@@ -5,7 +5,7 @@ LocalRunner          attempt -> policy -> another attempt, or the end -> the eff
 caller               policy             effects
 run()                Policy             none: a job without a payload has no relations
 driver `sync`        SentPolicy         applied in memory (dispatch/sync.py)
-app.inline()         InlinePolicy       recorded by the Fake (testing/inline.py)
+app.inline()         InlinePolicy       recorded by the Fake (testing.py)
 
 LocalConnection      takes the place of a connection in run(); MemoryBatches counts its batch
 """

@@ -220,9 +220,17 @@ class MasterEvents:
 def code_of(root: Path) -> str:
     """Which code is there: the commit of a git checkout, else the folder, with a link such as `current` resolved."""
     folder = Path(os.path.realpath(root))
+    git = folder / ".git"
     try:
-        head = (folder / ".git" / "HEAD").read_text().strip()
-        return ((folder / ".git" / ref).read_text() if (ref := head.removeprefix("ref: ")) != head else head)[:12]
+        commit = (git / "HEAD").read_text().strip()
+        if commit.startswith("ref: "):
+            ref = commit.removeprefix("ref: ")
+            if (git / ref).exists():
+                commit = (git / ref).read_text()
+            else:  # after `git gc`
+                packed = (git / "packed-refs").read_text().splitlines()
+                commit = next((line for line in packed if line.endswith(f" {ref}")), "")
+        return commit[:12] or str(folder)
     except (OSError, ValueError):
         return str(folder)
 

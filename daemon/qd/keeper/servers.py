@@ -3,7 +3,8 @@
 Permissions      workers take no job until the user of their connection may also make every call that answers for it
 ServerHealth     logs an unreachable server, an unreachable node of a cluster or a refused queue once, and once when it is
                  back; the growing delay between two tries
-ControlConnection   the control connection. If it is not the connection of the jobs and is unreachable, the values read last
+ControlConnection
+                 the control connection. If it is not the connection of the jobs and is unreachable, the values read last
                  stay in force. It must not slow the beats on the connection of the jobs: a failed call is followed by a
                  pause TIMES as long
 EmbeddedServer   restarts a killed server of `url = "embedded:"`, whose append-only file has kept the jobs. A server that
@@ -158,7 +159,7 @@ class EmbeddedServer:
         if self.root is None:
             return
         if not away:
-            self._rest.count = 0
+            self._rest.clear()
         if not away or self._rest.waits:
             return
         from qd.drivers import embedded  # only a project that has one

@@ -48,6 +48,7 @@ from qd.app import Qd
 from qd.config.settings import Settings, cannot_run_several
 from qd.drivers import connections
 from qd.drivers.base import KeeperConnector, with_lanes
+from qd.drivers.keyspace import keys
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, QdError, ServerRefused
 from qd.jobs.context import current_job
 from qd.log import JobRecords, Log, WaitingLogWriter, carry_job, cut
@@ -176,34 +177,34 @@ def imported(settings: Settings, complete: Complete, log: Log, *, first: bool = 
 def may_start(app: Qd, log: Log) -> bool:
     """Check the servers and log warnings. False: an operator must fix a problem first; the log has the reason."""
     settings, work, own = app.settings, app.settings.work, app.connections.own
+    name = work.connection
     opened = partial(connections.open_queue, token=TOKEN, title="qd: start", patience=PATIENCE, own=own)
     try:
-        with connections.extras_named(), closing(opened(settings, work.connection)) as queue:
+        with connections.extras_named(), closing(opened(settings, name)) as queue:
             lanes = with_lanes(queue)
             if work.concurrency > 1 and (lanes is None or not lanes.keeps_suspects):
                 raise cannot_run_several(work, queue.settings)  # of an app's own driver; qd's were checked before
-            hints = connections.server_warnings(settings, work.connection, work.queues)
+            hints = [(name, hint) for hint in connections.server_warnings(settings, name, work.queues)]
             if not work.only_schedule:
-                with waited_for():
+                with only_problems_of_operators():
                     try_queue(cast(KeeperConnector, queue), work.queues)
             if settings.control != work.connection:
-                hints += connections.server_warnings(settings, settings.control, ())
-                with waited_for():
-                    space, prefix = connections.open_memory(
-                        settings, settings.control, title="qd: start", patience=PATIENCE
-                    )
+                name = settings.control
+                hints += [(name, hint) for hint in connections.server_warnings(settings, name, ())]
+                with only_problems_of_operators():
+                    space, prefix = connections.open_memory(settings, name, title="qd: start", patience=PATIENCE)
                     with closing(space):
-                        space.call("EXISTS", f"{prefix}qd:down")
+                        space.call("EXISTS", prefix + keys.DOWN)
     except ConfigError as error:
-        log.error("connection.refused", connection=work.connection, reason=str(error))
+        log.error("connection.refused", connection=name, reason=str(error))
         return False
-    for hint in hints:
-        log.warning("connection.warning", connection=work.connection, hint=hint)
+    for place, hint in hints:
+        log.warning("connection.warning", connection=place, hint=hint)
     return True
 
 
 @contextmanager
-def waited_for() -> Iterator[None]:
+def only_problems_of_operators() -> Iterator[None]:
     """Turn problems that only an operator can fix into a ConfigError; ignore an unreachable server."""
     try:
         yield

@@ -67,7 +67,7 @@ class Copier:
             self._away_until = time.monotonic() + AGAIN
             if not self._logged:
                 self._logged = True
-                hint = "failed jobs are kept in Redis, and not copied until it is back"
+                hint = "failed jobs are in the failed store, and not copied until the database is back"
                 self.log.error("failed.not_copied", error=str(error), hint=hint)
             return
         except (Malformed, UnicodeDecodeError):

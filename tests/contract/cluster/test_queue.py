@@ -650,7 +650,7 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
         app=SimpleNamespace(settings=settings), payload=read(held.member), unfreed=True, row=None
     )
     ending = Settlement(connection, attempts, Scoreboard().slot(1))
-    context: Any = None
+    context: Any = SimpleNamespace(board=Scoreboard())
     keeper: Any = connect(9, "K33p3rK33p3r")
     with node_down(cluster, a):
         assert DeadWorkers(keeper, (a, b), context, log)._left(held.member, held.mark) == (Vacate(owner, held.mark),)
