@@ -162,6 +162,9 @@ def test_an_overlapping_job_names_the_lock_and_its_holder(qd: Run, redis: Client
 def test_an_overdue_job_has_the_causes_of_a_ready_one(qd: Run, redis: Client) -> None:
     redis.call("ZADD", "queues:mail:delayed", 1, make("mail.welcome", b"{}", id="late", created_at=1))
     assert causes(qd, "late") == ["no-worker"]
+    report(redis, workers=[WORKER])
+    assert causes(qd, "late") == ["queued"]
+    assert "moves it to the end of mail" in done(qd("why", "late"))
 
 
 def test_running_ended_and_unknown_jobs(qd: Run, redis: Client) -> None:

@@ -434,7 +434,7 @@ def findings(found: Settings, seen: JobView, reports: list[MasterReport]) -> Ite
             yield Finding("down", f"maintenance mode{by_whom(down, seen.now)}; `qd up` ends it")
         closing = [*closed(store, seen, spot, reports, pauses)]
         yield from closing
-        if due and spot.spot == "delayed":
+        if due and not closing and spot.spot == "delayed":
             yield Finding("queued", f"due; a worker or keeper moves it to the end of {spot.queue}")
         place = position(seen, spot, serving(seen, spot, reports)) if spot.spot == "ready" else None
         if place is not None and not (closing and place.cause in ("busy", "next")):

@@ -1,6 +1,7 @@
 """Processes: forks, signals, shared memory, /proc.
 
 channels       messages between master and children: MessageSender, MessageReceiver, OrderPipe, OrderReader
+counters       shared memory: what workers have counted, by connection, queue and job
 descriptors    which file a descriptor refers to; which of several are readable
 exit_codes     every exit code and reason to stop
 fork           fork, reap, kill a child with its group and with what its jobs left running; QD_OWNER

@@ -42,7 +42,7 @@ def serve(
     between_turns: Callable[[], None] | None = None,
 ) -> int:
     """Become the scheduler of this assignment and work until stopped. Returns the exit code."""
-    context, stack_fd = boot.settled(context, assignment)
+    context, stack_fd = boot.become_child(context, assignment)
     child = Child(app, app.settings, context, assignment, between_turns)
     os.register_at_fork(after_in_child=child.slot.detach)
     ready = Ready(slot=assignment.slot, generation=assignment.generation)

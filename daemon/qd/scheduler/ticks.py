@@ -242,7 +242,7 @@ class EarlyJobs:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class Line:
     """taken: claimed, but not started. running: name of the entry, tick in unix seconds. late: name of the entry whose late
     run this is, or "". at: the tick, unix ms, if others may join; or 0."""
 
@@ -261,107 +261,107 @@ class Lane:
 class RunQueue:
     def __init__(self, runs: Runs, taker: TickTaker) -> None:
         self._runs, self._taker = runs, taker
-        self._lanes: list[Lane] = []
+        self._lines: list[Line] = []
         self._late: list[TickClaim] = []  # one per entry: the next is planned once it is taken
 
     def __len__(self) -> int:
         """Number of runs that wait or are alive."""
-        return sum(not lane.empty for lane in self._lanes) + len(self._late)
+        return sum(not line.empty for line in self._lines) + len(self._late)
 
     def add(self, runs: Sequence[TickClaim]) -> None:
         """Add the runs of one tick. A punctual run waits behind the late runs of its entry."""
-        late, line = {lane.late for lane in self._lanes}, deque[TickClaim]()
+        late, waiting = {line.late for line in self._lines}, deque[TickClaim]()
         for run in runs:
             if run.entry.name in late:
                 self._late.append(run)
             elif not self._join(run):
-                line.append(run)
-        if line:
-            at = 0 if line[0].entry.background else line[0].due.at
-            self._lanes.append(Lane(line[0].state.connection, line, at=at))
+                waiting.append(run)
+        if waiting:
+            at = 0 if waiting[0].entry.background else waiting[0].due.at
+            self._lines.append(Line(waiting[0].state.connection, waiting, at=at))
 
     def _join(self, run: TickClaim) -> bool:
         """Add a run whose filters are evaluated to the line of its tick. Returns whether that line exists."""
         if run.due.answer is None or run.entry.background:
             return False
-        lane = next((lane for lane in self._of(run.state.connection) if lane.at == run.due.at), None)
-        if lane is not None:
-            lane.waiting = deque(sorted([*lane.waiting, run], key=lambda each: each.state.order))
-        return lane is not None
+        line = next((line for line in self._of(run.state.connection) if line.at == run.due.at), None)
+        if line is not None:
+            line.waiting = deque(sorted([*line.waiting, run], key=lambda each: each.state.order))
+        return line is not None
 
-    def _of(self, connection: ScheduleConnection) -> list[Lane]:
-        return [lane for lane in self._lanes if lane.connection is connection]
+    def _of(self, connection: ScheduleConnection) -> list[Line]:
+        return [line for line in self._lines if line.connection is connection]
 
     def due_in(self, connection: ScheduleConnection) -> float:
         """Seconds until a run leaves its line."""
-        first = min([leaves_at(run) for lane in self._of(connection) for run in lane.waiting], default=math.inf)
+        first = min([leaves_at(run) for line in self._of(connection) for run in line.waiting], default=math.inf)
         return max(0.0, (first - connection.now) / 1000)
 
     def _leave_line(self, connection: ScheduleConnection) -> None:
-        for lane in self._of(connection):
-            for run in [run for run in lane.waiting if leaves_at(run) <= connection.now]:
-                lane.waiting.remove(run)
+        for line in self._of(connection):
+            for run in [run for run in line.waiting if leaves_at(run) <= connection.now]:
+                line.waiting.remove(run)
                 self._late.append(run)
 
     def _start_late(self, connection: ScheduleConnection) -> None:
         for run in [run for run in self._late if run.state.connection is connection]:
             most = 1 if connection.now - run.due.at > connection.late else ABREAST
-            if sum(lane.late == run.entry.name for lane in self._lanes) < most:
+            if sum(line.late == run.entry.name for line in self._lines) < most:
                 self._late.remove(run)
-                self._lanes.append(Lane(connection, deque([run]), late=run.entry.name))
+                self._lines.append(Line(connection, deque([run]), late=run.entry.name))
 
     def start_claimed(self, claim: TickClaim) -> None:
-        self._lanes.append(Lane(claim.state.connection, taken=claim))
+        self._lines.append(Line(claim.state.connection, taken=claim))
 
     def drain(self) -> None:
         """Forget what is not claimed: other hosts take it."""
         self._late.clear()
-        for lane in self._lanes:
-            lane.waiting.clear()
+        for line in self._lines:
+            line.waiting.clear()
 
     def step(self, connection: ScheduleConnection, claims: bool) -> None:
         """Start what can start on this connection. Without `claims` only runs that are claimed already."""
         if claims:
             self._leave_line(connection)
             self._start_late(connection)
-        for lane in self._of(connection):
-            while not lane.running and (lane.taken or (claims and lane.waiting)) and connection.up:
-                self._next(lane)
-        self._lanes = [lane for lane in self._lanes if not lane.empty]
+        for line in self._of(connection):
+            while not line.running and (line.taken or (claims and line.waiting)) and connection.up:
+                self._next(line)
+        self._lines = [line for line in self._lines if not line.empty]
 
-    def _next(self, lane: Lane) -> None:
-        if lane.taken is None and (request := self._taker.request(lane.connection, [lane.waiting.popleft()])):
-            lane.taken = next(iter(self._taker.collect(lane.connection, [request])), None)
-        if lane.taken is not None:
-            self._start(lane, lane.taken)
+    def _next(self, line: Line) -> None:
+        if line.taken is None and (request := self._taker.request(line.connection, [line.waiting.popleft()])):
+            line.taken = next(iter(self._taker.collect(line.connection, [request])), None)
+        if line.taken is not None:
+            self._start(line, line.taken)
 
-    def _start(self, lane: Lane, claim: TickClaim) -> None:
+    def _start(self, line: Line, claim: TickClaim) -> None:
         """Start the run, unless an earlier one of the entry is alive, here or on another host."""
-        entry, tick, connection = claim.entry, claim.tick, lane.connection
+        entry, tick, connection = claim.entry, claim.tick, line.connection
         try:
             blocked = self._runs.blocked_by(entry)
         except ServerBusy as error:
             return connection.mark_busy(error)
         except ConnectionLost as error:
             return connection.lost(error)  # it is claimed, and starts when the server is back
-        lane.taken, connection.busy = None, connection.busy and not entry.alone
+        line.taken, connection.busy = None, connection.busy and not entry.alone
         if blocked:
             return self._taker.report.skipped(claim, blocked, connection.now / 1000)
         self._runs.start(entry, tick)
-        lane.running = (entry.name, tick)
+        line.running = (entry.name, tick)
 
     def leave_taken(self) -> None:
         """The scheduler stops: report claimed runs that cannot start because their server is unreachable."""
         reason = "it was claimed, then the server was unreachable until the scheduler stopped"
-        for lane in self._lanes:
-            if lane.taken is not None and not lane.connection.up:
-                self._taker.report.skipped(lane.taken, reason, lane.connection.now / 1000)
-                lane.taken = None
+        for line in self._lines:
+            if line.taken is not None and not line.connection.up:
+                self._taker.report.skipped(line.taken, reason, line.connection.now / 1000)
+                line.taken = None
 
     def ended(self, ended: Ended) -> None:
-        for lane in self._lanes:
-            if lane.running == (ended.entry.name, ended.tick):
-                lane.running = None
+        for line in self._lines:
+            if line.running == (ended.entry.name, ended.tick):
+                line.running = None
 
 
 def leaves_at(run: TickClaim) -> float:

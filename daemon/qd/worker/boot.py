@@ -328,7 +328,7 @@ OOM_SCORE = 500  # the kernel's out-of-memory killer takes a worker before its m
 def serve(app: Qd, context: ChildContext, assignment: Assignment, between: Between = None) -> int:
     """Become the worker of `assignment` and work until there is a reason to leave. Returns the exit code."""
     settings = app.settings
-    context, stack_fd = settled(context, assignment, several=settings.work.concurrency)
+    context, stack_fd = become_child(context, assignment, several=settings.work.concurrency)
     title = f"qd:{settings.work.pool or 'default'}:worker:{assignment.slot}"
     own = app.connections.own
     opened = partial(connections.open_queue, settings, settings.work.connection, title=title, own=own)
@@ -347,7 +347,7 @@ def serve(app: Qd, context: ChildContext, assignment: Assignment, between: Betwe
     return worker.run(lambda: context.sender.send(ready, stack_fd))
 
 
-def settled(context: ChildContext, assignment: Assignment, *, several: int = 0) -> tuple[ChildContext, int | None]:
+def become_child(context: ChildContext, assignment: Assignment, *, several: int = 0) -> tuple[ChildContext, int | None]:
     """First steps of a worker or scheduler. Returns its context with its own log, and the file for its stacks. several: how
     many jobs it may run at once."""
     own_stdin()

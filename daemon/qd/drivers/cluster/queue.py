@@ -28,7 +28,7 @@ from qd.drivers.keyspace.base import Arg, script
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import packed
-from qd.drivers.redis.queue import TURNED, LaneQueue, Run, run_of, turn_of, turn_tail
+from qd.drivers.redis.queue import TURNED, LaneQueue, SlotQueues, run_of, turn_of, turn_tail
 from qd.drivers.types import BeatReply, BeatRequest, Effect, LaneReply, LaneTurn, Released, Reserved, Turn, reserved_of
 from qd.errors import NOTHING_DONE, ConnectionLost, Malformed, ServerRefused, WrongPassword
 from qd.payload.format import HOLD, read
@@ -51,7 +51,7 @@ class ClusterQueue(LaneQueue):
         """limits: see KeyspaceQueue."""
         self.connection = ClusterKeyspace(settings.url or "", settings.prefix, name=who.title)
         super().__init__(settings, self.connection, who, **limits)
-        self._runs: dict[tuple[str, ...], list[Run]] = {}
+        self._runs: dict[tuple[str, ...], list[SlotQueues]] = {}
         self._known = {}
         self._waits = SlotWaits(self.connection)
         self.late_answers = self.connection.beat_state.taken_late_answers
@@ -70,12 +70,12 @@ class ClusterQueue(LaneQueue):
         self._renew_lock(turn.reserved)
         return turn
 
-    def _turn_of(self, run: Run, done: Reserved | None, shut: Sequence[str]) -> Turn:
+    def _turn_of(self, run: SlotQueues, done: Reserved | None, shut: Sequence[str]) -> Turn:
         self.turns += 1
         tail = turn_tail(f"{self.base}{self.turns}".encode(), done, run.queues, shut)
         return turn_of(self.connection.evaluate(run.slot, run.turn + tail, script("turn")), run.queues)
 
-    def _over(self, runs: Sequence[Run], done: Reserved | None, shut: Sequence[str]) -> Turn:
+    def _over(self, runs: Sequence[SlotQueues], done: Reserved | None, shut: Sequence[str]) -> Turn:
         """One run after the other. Raises the last error if no server answered, or if the ack failed."""
         turns, away, found = list[Turn](), list[Exception](), None
         for run in runs:
@@ -113,8 +113,8 @@ class ClusterQueue(LaneQueue):
         self._unacked = None
         return acked
 
-    def _planned(self, queues: tuple[str, ...]) -> list[Run]:
-        names, args, runs = self.connection.names, self.turned(""), list[Run]()
+    def _planned(self, queues: tuple[str, ...]) -> list[SlotQueues]:
+        names, args, runs = self.connection.names, self.turned(""), list[SlotQueues]()
         slot_of: Callable[[str], int] = lambda queue: names.slot(self._keys(keys.ready(queue))[0])  # noqa: E731
         first = {slot_of(queue): queue for queue in sorted(queues, reverse=True)}
         for slot, each in groupby(queues, slot_of):
@@ -155,7 +155,7 @@ class ClusterQueue(LaneQueue):
 
     # -- several jobs per worker
 
-    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+    def _evaluate(self, run: SlotQueues, name: str, command: bytes) -> Any:
         return self.connection.evaluate(run.slot, command, script(name))
 
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:

@@ -46,7 +46,7 @@ TURNED = (
 """The KEYS of each queue in take.lua."""
 
 
-class Run(NamedTuple):
+class SlotQueues(NamedTuple):
     """Queues on one server; on a cluster, consecutive ones in one slot.
 
     turn, lanes: constant parts of the commands; `lanes` without the first line, of `length` words. marks: for each queue the
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 def run_of(
     slot: int, queues: tuple[str, ...], names: list[str], args: list[Arg], fence: tuple[str, str], marks: list[str]
-) -> Run:
+) -> SlotQueues:
     """names: the KEYS. args: see KeyspaceQueue.turned. fence: the queue and the key."""
     owner = f"{args[0]!s}/{args[1]!s}"
     fixed: list[list[Arg]] = [
@@ -72,7 +72,7 @@ def run_of(
         for name, more in (("turn", owner), ("lanes", fence[1]))
     ]
     turn = packed_items(fixed[0], b"*%d\r\n" % (len(fixed[0]) + 4))
-    return Run(slot, queues, len(fixed[1]), turn, packed_items(fixed[1]), marks, fence[0])
+    return SlotQueues(slot, queues, len(fixed[1]), turn, packed_items(fixed[1]), marks, fence[0])
 
 
 class LaneQueue(KeyspaceQueue):
@@ -84,11 +84,11 @@ class LaneQueue(KeyspaceQueue):
     _known: dict[str, int]
     """Queue with a fence -> the last call whose reply has come."""
 
-    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+    def _evaluate(self, run: SlotQueues, name: str, command: bytes) -> Any:
         """Send a packed EVALSHA of the script `name`."""
         raise NotImplementedError
 
-    def _lanes_in(self, run: Run, turn: LaneTurn) -> LaneReply:
+    def _lanes_in(self, run: SlotQueues, turn: LaneTurn) -> LaneReply:
         first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
         how = "s" if turn.suspects else "d" if turn.diverts else ""
@@ -116,7 +116,7 @@ class LaneQueue(KeyspaceQueue):
         gone = tuple([groups[group - 1][number - 1] for group, number in lost])
         return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, reply[3])
 
-    def _jobs_of(self, run: Run, found: list[Any], lanes: Sequence[int], first: int) -> tuple[Reserved, ...]:
+    def _jobs_of(self, run: SlotQueues, found: list[Any], lanes: Sequence[int], first: int) -> tuple[Reserved, ...]:
         if not found[0]:
             return ()
         queue, token, slot = run.queues[found[0] - 1], *self.owner.split("/")
@@ -130,7 +130,7 @@ class LaneQueue(KeyspaceQueue):
             jobs.append(Reserved(queue, member, mark, start, length, NEW))
         return tuple(jobs)
 
-    def _held_in(self, run: Run, lanes: Sequence[int]) -> list[Reserved]:
+    def _held_in(self, run: SlotQueues, lanes: Sequence[int]) -> list[Reserved]:
         token, slot = self.owner.split("/")
         seats = [int(slot) + SLOTS * lane for lane in (0, *lanes)]
         self.calls += 1
@@ -179,7 +179,7 @@ class RedisQueue(LaneQueue):
         """limits: see KeyspaceQueue."""
         self.connection = RedisConnection(settings.url or "", name=who.title)
         super().__init__(settings, self.connection, who, **limits)
-        self._runs: dict[tuple[str, ...], Run] = {}
+        self._runs: dict[tuple[str, ...], SlotQueues] = {}
         self._known = {}
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
@@ -189,14 +189,14 @@ class RedisQueue(LaneQueue):
         command = run.turn + turn_tail(f"{self.base}{self.turns}".encode(), done, names, shut)
         return turn_of(self.connection.evaluate(script("turn"), command), names)
 
-    def _planned(self, queues: tuple[str, ...]) -> Run:
+    def _planned(self, queues: tuple[str, ...]) -> SlotQueues:
         names = self._keys(*[kind(queue) for queue in queues for kind in TURNED])
         locks, mark, fence = self._keys(keys.unique(""), keys.CANCEL, keys.owners(min(queues)))
         marks = [mark] * len(queues)
         run = self._runs[queues] = run_of(0, queues, names, self.turned(locks), (min(queues), fence), marks)
         return run
 
-    def _evaluate(self, run: Run, name: str, command: bytes) -> Any:
+    def _evaluate(self, run: SlotQueues, name: str, command: bytes) -> Any:
         return self.connection.evaluate(script(name), command)
 
     def turn_lanes(self, turn: LaneTurn) -> LaneReply:

@@ -1,4 +1,5 @@
--- One turn of a worker with one job: ack the previous job, lease the next.
+-- One turn of a worker with one job: ack the previous job, lease the next. What is used here without a definition comes from
+-- the files that keyspace/base.py joins in front of it (PARTS): exceptions.lua, usual.lua, fresh.lua, ..., take.lua.
 -- KEYS  see take.lua
 -- ARGV  1 to 5 see take.lua   6 owner "<token>/<slot>"
 --       7 mark base "<token>.<slot>.<turn>"   8 index of the queue of the job to ack, 0 for none   9 its payload
