@@ -27,7 +27,9 @@ def main(*options: str) -> int:
         log = Path("work.log").open("wb")  # noqa: SIM115
         programs = [subprocess.Popen([*QD, "work"], stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)]
         try:
-            subprocess.run([*QD, "wait", "nothing", "--empty"], stdout=subprocess.DEVNULL, check=False)
+            subprocess.run(
+                [*QD, "wait", "nothing", "--empty"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            )
             subprocess.run([*QD, "pause", "images", "--reason", "a new codec is tested"], check=True)
             programs.append(subprocess.Popen([sys.executable, "load.py"], start_new_session=True))
             print(f"A living system runs in {folder}. From that folder, in another terminal:", flush=True)

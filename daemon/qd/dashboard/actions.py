@@ -27,6 +27,7 @@ class Field(NamedTuple):
     label: str
     example: str = ""
     value: str = ""
+    needed: bool = False
 
 
 class Action(NamedTuple):
@@ -133,7 +134,7 @@ ACTIONS: Mapping[str, Action] = {
     "scale": Action(
         "operate", "Scale {pool}", "Each running master of the pool gets this number of workers, until it restarts.",
         lambda form: ["scale", "--", form["pool"], form.get("workers", "")],
-        (Field("workers", "Workers", "8"),), needs=("pool",),
+        (Field("workers", "Workers", "8", needed=True),), needs=("pool",),
     ),
     "down": Action(
         "write", "Begin maintenance mode", "Workers on every host finish their jobs and take nothing.",

@@ -216,7 +216,8 @@ class Site:
             return self.message(request, 403, "This form is too old, or from another host.", "Load the page again.")
         if not viewer.may(action.level):
             return self.message(request, 403, f"This needs the level {action.level}; you have {viewer.level}.", "")
-        if lacks := [need for need in action.needs if not form.get(need)]:
+        needed = [field.name for field in action.fields if field.needed] if post else []
+        if lacks := [need for need in (*action.needs, *needed) if not form.get(need)]:
             return self.message(request, 400, f"The link lacks {', '.join(lacks)}.", "")
         if any("\0" in value for value in form.values()):
             return self.message(request, 400, "A value contains a NUL character, which no command takes.", "")

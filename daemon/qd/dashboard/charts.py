@@ -14,6 +14,7 @@ from qd.cli.output import duration
 Values = Sequence[float | None]
 WIDE, HIGH = 400, 170  # the chart's own units
 LEFT, RIGHT, TOP, BOTTOM = 54, 64, 18, 20  # around the plot
+NEAR = 40  # units between two marks with texts of their own
 
 
 class Line(NamedTuple):
@@ -80,12 +81,20 @@ def chart(
     for at in hours(times):
         clock = time.strftime("%H:%M", time.gmtime(at))  # live.js shows it in the zone of the viewer
         parts.append(f'<text class="axis mid" x="{x(at):.1f}" y="{high - 5}" data-at="{at}">{clock}</text>')
+    groups = list[list[Mark]]()  # marks that are too close for a text each share one
     for mark in marks:
         if times and times[0] <= mark.at <= times[-1] + 60:
-            place = f"{x(min(mark.at, times[-1])):.1f}"
-            parts.append(f'<g class="mark {mark.kind}"><title>{escape(mark.title)}</title>')
-            parts.append(f'<line x1="{place}" x2="{place}" y1="{TOP}" y2="{high - BOTTOM}"/>')
-            parts.append(f'<text class="axis mid" x="{place}" y="{TOP - 6}">{escape(mark.text)}</text></g>')
+            if groups and x(min(mark.at, times[-1])) - x(min(groups[-1][0].at, times[-1])) < NEAR:
+                groups[-1].append(mark)
+            else:
+                groups.append([mark])
+    for group in groups:
+        first, place = group[0], f"{x(min(group[0].at, times[-1])):.1f}"
+        text = first.text if len(group) == 1 else f"{len(group)} events"
+        kind, title = first.kind if len(group) == 1 else "", "; ".join(mark.title for mark in group)
+        parts.append(f'<g class="mark {kind}"><title>{escape(title)}</title>')
+        parts.append(f'<line x1="{place}" x2="{place}" y1="{TOP}" y2="{high - BOTTOM}"/>')
+        parts.append(f'<text class="axis mid" x="{place}" y="{TOP - 6}">{escape(text)}</text></g>')
     for line, label in zip(lines, labels([last(line.values) for line in lines], y), strict=True):
         values = [None if log and not value else value for value in line.values]  # a logarithm has no zero
         for points in segments(times, values):
