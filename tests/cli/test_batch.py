@@ -173,3 +173,10 @@ def test_batches_of_other_connections(
     assert seen(shop, "show", id)["failed"] == 2
     assert shop.qd("batch", "retry", id).stdout == "2 jobs sent again\n"
     assert shop.qd("batch", "cancel", id).returncode == 1
+
+
+def test_a_key_that_is_no_batch_hides_no_other(qd: Run, redis: Client) -> None:
+    redis.call("HSET", "qd:batch:strange", "total", "x")
+    redis.call("HSET", "qd:batch:b1", "name", "import", "total", "1", "created_at", "1000")
+    assert [each["id"] for each in document(qd("batch", "list", "--json"))["batches"]] == ["b1"]
+    assert qd("batch", "show", "strange").exit_code == 1

@@ -248,3 +248,18 @@ def test_a_broker_that_cannot_list_jobs_refuses_with_one_line(
         result = qd("peek", "mail", "-c", name)
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
         assert f"connection '{name}' cannot list the jobs of a queue" in result.stderr
+
+
+@pytest.mark.parametrize("score", ["inf", "1e300"])
+def test_a_job_that_is_never_due_is_shown(qd: Run, redis: Client, score: str) -> None:
+    redis.call("ZADD", "queues:mail:delayed", score, make("mail.welcome", b"{}", id="never1", created_at=1))
+    for words in (("peek", "mail", "--state", "delayed"), ("why", "never1"), ("job", "never1")):
+        text = done(qd(*words))
+        assert "never1" in text or "delayed" in text
+        assert len(text) < 1000
+
+
+def test_a_name_that_is_not_utf_8_is_one_line(qd: Run) -> None:
+    for words in (("peek", "\udcff"), ("why", "\udcff\udcfe"), ("pause", "\udcff")):
+        result = qd(*words)
+        assert (result.exit_code, "is not UTF-8" in result.stderr) == (2, True), result.output

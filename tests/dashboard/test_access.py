@@ -115,11 +115,22 @@ def test_users_log_in_with_a_password(folder: Path) -> None:
 def test_ten_wrong_logins_of_an_address_make_it_wait_for_a_minute(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     client = board.new_client()
     given = {"csrf": csrf(client.get("/login?token=guess").text), "token": "guess"}
-    codes = [client.post("/login", data=given, headers=OWN).status_code for _ in range(access.TRIES + 1)]
+    codes = [
+        client.post("/login", data=given, headers=OWN | {"x-forwarded-for": f"10.0.0.{n}"}).status_code
+        for n in range(access.TRIES + 1)
+    ]
     assert codes == [403] * access.TRIES + [429]
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + access.TRIES_SECONDS + 1)
     assert client.post("/login", data=given, headers=OWN).status_code == 403
+
+
+def test_logins_at_the_same_time_count_before_they_are_verified(board: Open) -> None:
+    sessions = board.sessions
+    assert [sessions.may_try("10.0.0.1") for _ in range(access.TRIES + 1)] == [True] * access.TRIES + [False]
+    assert sessions.may_try("10.0.0.2")
+    sessions.succeeded("10.0.0.1")
+    assert sessions.may_try("10.0.0.1")
 
 
 def test_a_page_that_fails_has_the_security_headers(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,3 +243,12 @@ def test_the_metrics_of_a_day_come_from_hours_and_are_compared_with_the_day_befo
     assert ">+58%</td>" in day  # 130 on the day before
     assert ">535</td>" in week
     assert "No job ran within the last 1h" in board.client.get("/metrics?range=nonsense").text
+
+
+@pytest.mark.parametrize("data", [[1, 2], ["a", None]])
+def test_positional_arguments_of_php_are_a_cell_of_csv(board: Open, redis: Client, data: list[object]) -> None:
+    job = {"uuid": "a", "displayName": "App.X", "job": "App.X@fire", "data": data, "id": "php1", "attempts": 0}
+    redis.call("RPUSH", "queues:php", json.dumps(job))
+    answer = board.client.get("/queues/redis/php?format=csv")
+    assert answer.status_code == 200
+    assert " ".join(map(str, data)) in answer.text

@@ -147,6 +147,11 @@ class Family(click.Group):
         except errors.QdError as error:
             code = next(code for kinds, code in CODES if isinstance(error, kinds))
             sys.exit(report("qd", str(error), "", code, as_json))
+        except UnicodeEncodeError as error:  # an argument that is not UTF-8
+            if "surrogates" not in error.reason:
+                raise
+            text = f"{error.object!r} is not UTF-8: names of queues, jobs and ids are"
+            sys.exit(report("qd", text, "", Exit.USAGE, as_json))
         except OSError:
             if not context.folder_is_gone():
                 raise

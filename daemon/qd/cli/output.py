@@ -136,13 +136,16 @@ def clean(text: object) -> str:
     )
 
 
+MOST_SECONDS = 9999 * 365 * 86400.0  # that are shown
+
+
 def duration(seconds: float | None) -> str:
     """A duration in its two largest units: 192 -> "3m 12s", 0.412 -> "0.4s", None -> "-"."""
     if seconds is None:
         return "-"
     if seconds < 10:
         return f"{max(0.0, seconds):.1f}s" if seconds > 0 else "0s"
-    left, parts = int(seconds), list[str]()
+    left, parts = int(min(seconds, MOST_SECONDS)), list[str]()
     for unit, length in UNITS:
         count, left = divmod(left, length)
         if count or parts:

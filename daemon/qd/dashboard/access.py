@@ -90,13 +90,17 @@ class Sessions:
         return self._link[0]
 
     def may_try(self, address: str) -> bool:
-        wrong = self._wrong.get(address)
-        return wrong is None or len(wrong) < TRIES or time.monotonic() - wrong[0] > TRIES_SECONDS
-
-    def note_wrong(self, address: str) -> None:
+        """Whether this address may try to log in; the attempt counts as wrong until `succeeded`."""
         if address not in self._wrong and len(self._wrong) >= ADDRESSES:
             del self._wrong[next(iter(self._wrong))]
-        self._wrong.setdefault(address, deque(maxlen=TRIES)).append(time.monotonic())
+        wrong, at = self._wrong.setdefault(address, deque(maxlen=TRIES)), time.monotonic()
+        if len(wrong) == TRIES and at - wrong[0] <= TRIES_SECONDS:
+            return False
+        wrong.append(at)
+        return True
+
+    def succeeded(self, address: str) -> None:
+        self._wrong.pop(address, None)
 
     async def login_of(self, form: Mapping[str, str]) -> Viewer | None:
         if token := form.get("token"):
@@ -136,7 +140,7 @@ def named(request: Request, cookie: str) -> str:
 
 def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
     path = request.scope.get("root_path", "") or "/"
-    secure = request.url.scheme == "https"
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(
         named(request, name), value, HOURS * 3600, path=path, secure=secure, httponly=True, samesite="lax"
     )

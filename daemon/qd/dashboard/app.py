@@ -194,9 +194,9 @@ class Site:
             return self.message(request, 429, f"Too many wrong logins from {address}.", hint)
         viewer = await access.login_of(form)
         if viewer is None:
-            access.note_wrong(address)
             facts |= {"token": "", "tried": True}
             return self.render(request, "login.html", None, code=403, title="Log in", **facts)
+        access.succeeded(address)
         response = RedirectResponse(link(request, ""), 303)
         set_cookie(request, response, SESSION, access.issue(viewer))
         return response
@@ -287,7 +287,9 @@ def csv_of(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def cell(value: object) -> str:
     """Text that a spreadsheet does not take for a formula."""
-    value = " ".join(value) if isinstance(value, list) else words_of(value) if isinstance(value, dict) else value
+    value = (
+        " ".join(map(str, value)) if isinstance(value, list) else words_of(value) if isinstance(value, dict) else value
+    )
     text = "" if value is None else output.clean(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not isinstance(value, int | float) else text
 

@@ -59,7 +59,9 @@ def command(listen: str, hashes: bool) -> None:
     application = dashboard(given, access)
     if options.prefix:
         application = Starlette(routes=[Mount(options.prefix, application)])
-    server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, server_header=False))
+    # Without proxy_headers, nobody escapes the limit of wrong logins with an address of his own choice.
+    quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
+    server = uvicorn.Server(uvicorn.Config(application, **quiet))  # type: ignore[arg-type]
     server.run([listener])
 
 

@@ -17,6 +17,7 @@ qd:ticks               field -> the value that the last scheduler wrote
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -183,11 +184,12 @@ class KeptBatches(Records):
         replies = iter(checked(self.space.call_many(commands)) if commands else ())
         for id in ids:
             (name, total, *times), left, bad = next(replies), next(replies), next(replies)
-            made, *at = (None if text is None else float(text) for text in times)
-            whole = total is not None and BatchState(
-                id, (name or b"").decode(), int(total), left, bad, made or 0.0, *at
-            )
-            found.append(whole or None)
+            state = None
+            with suppress(ValueError):  # another program's key
+                made, *at = (None if text is None else float(text) for text in times)
+                if total is not None:
+                    state = BatchState(id, (name or b"").decode(), int(total), left, bad, made or 0.0, *at)
+            found.append(state)
         return found
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
