@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from random import SystemRandom
 from typing import Self
@@ -93,6 +94,9 @@ class Server:
 
     def start(self, *options: str) -> Self:
         """Start or restart on the same port, and wait until it serves. Extra options apply to this start only."""
+        assert threading.current_thread() is threading.main_thread(), (
+            "a server dies with the thread that has started it"
+        )
         self.port = self.port or free_port()
         command = [str(self.program()), "--dir", str(self.folder), "--unixsocket", str(self.socket)]
         command += ["--unixsocketperm", "700", "--bind", "127.0.0.1", "--port", str(self.port)]
