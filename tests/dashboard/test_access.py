@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from starlette.applications import Starlette
@@ -21,6 +24,7 @@ from qd.dashboard import access, asgi
 from qd.dashboard.access import SESSION, Viewer, hashed, verify
 from tests.dashboard.conftest import Open, failed
 from tests.support.redis import Client
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.leaves("*"), pytest.mark.usefixtures("clean_redis")]
 OWN = {"origin": "http://localhost"}
@@ -115,10 +119,7 @@ def test_users_log_in_with_a_password(folder: Path) -> None:
 def test_ten_wrong_logins_of_an_address_make_it_wait_for_a_minute(board: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     client = board.new_client()
     given = {"csrf": csrf(client.get("/login?token=guess").text), "token": "guess"}
-    codes = [
-        client.post("/login", data=given, headers=OWN | {"x-forwarded-for": f"10.0.0.{n}"}).status_code
-        for n in range(access.TRIES + 1)
-    ]
+    codes = [client.post("/login", data=given, headers=OWN).status_code for _ in range(access.TRIES + 1)]
     assert codes == [403] * access.TRIES + [429]
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + access.TRIES_SECONDS + 1)
@@ -268,6 +269,30 @@ def test_mounted_the_app_decides_who_may_look(level: str | None, asynchronous: b
     assert client.get("/internal/qd/static/style.css").status_code == 200
     if level == "read":
         assert "can read" in client.get("/internal/qd/").text
+
+
+def test_no_header_changes_the_address_whose_logins_are_counted(folder: Path) -> None:
+    """With the real server: uvicorn believes X-Forwarded-For of local clients unless it is told not to."""
+    words = [sys.executable, "-m", "qd", "dashboard", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, text=True) as process:
+        assert process.stdout
+        base = process.stdout.readline().split()[1].partition("login")[0]
+        with httpx.Client(base_url=base, headers={"origin": base.rstrip("/")}) as client:
+            eventually(lambda: answers(client), what="the server")
+            given = {"csrf": csrf(client.get("/login?token=guess").text), "token": "guess"}
+            codes = [
+                client.post("/login", data=given, headers={"x-forwarded-for": f"10.0.0.{n}"}).status_code
+                for n in range(access.TRIES + 1)
+            ]
+        process.terminate()
+    assert codes == [403] * access.TRIES + [429]
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/login").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.usefixtures("folder")

@@ -80,9 +80,7 @@ class Sessions:
     login = True
     _link: tuple[str, float] = ("", 0.0)
     _wrong: dict[str, deque[float]] = field(default_factory=dict)
-    _hashing: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, "qd login")
-    )  # not those of pages
+    _hashing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "qd login"))
 
     def new_link(self) -> str:
         """The token of a link that can be used once, by the user who started the dashboard."""
@@ -106,6 +104,7 @@ class Sessions:
         if token := form.get("token"):
             return self.by_link(token)
         name, password = form.get("name", ""), form.get("password", "")
+        # In a thread of its own: many logins at once do not delay pages.
         return await asyncio.get_running_loop().run_in_executor(self._hashing, self.by_password, name, password)
 
     def by_link(self, token: str) -> Viewer | None:

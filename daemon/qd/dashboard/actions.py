@@ -154,11 +154,11 @@ ACTIONS: Mapping[str, Action] = {
         lambda form: ["batch", "cancel", *on(form, form["id"])], needs=("id",),
     ),
     "retry-batch": Action(
-        "operate", "Retry the failed jobs of the batch {id}", "They go to their queues again; a cancelled batch goes on.",
+        "operate", "Retry the failed jobs of the batch {id}", "They go to their queues again; a cancelled batch is resumed.",
         lambda form: ["batch", "retry", *on(form, form["id"])], needs=("id",),
     ),
     "release": Action(
-        "write", "Release {lock}", "Takes the lock from its holder, which is not stopped: another may run beside it.",
+        "write", "Release {lock}", "Takes the lock from its holder, which is not stopped: two may run at the same time.",
         lambda form: ["locks", "release", "--yes", *option(form, "what", "--kind"), *on(form, form["lock"])],
         typed="lock", needs=("lock",),
     ),

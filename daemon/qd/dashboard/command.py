@@ -59,10 +59,9 @@ def command(listen: str, hashes: bool) -> None:
     application = dashboard(given, access)
     if options.prefix:
         application = Starlette(routes=[Mount(options.prefix, application)])
-    # Without proxy_headers, nobody escapes the limit of wrong logins with an address of his own choice.
-    quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
-    server = uvicorn.Server(uvicorn.Config(application, **quiet))  # type: ignore[arg-type]
-    server.run([listener])
+    # proxy_headers: a client could choose its address, and so avoid the limit of wrong logins.
+    quiet = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, proxy_headers=False)
+    uvicorn.Server(quiet).run([listener])
 
 
 def address_of(listen: str) -> tuple[str, int]:
