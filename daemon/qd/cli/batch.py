@@ -138,7 +138,7 @@ def cancel(id: str) -> int:
 @click.argument("id", metavar="ID")
 @context.options
 def retry(id: str) -> int:
-    """Send the failed jobs of a batch again; a cancelled batch is resumed.
+    """Send the failed jobs of a batch again, and resume it.
 
     Exit 1: it is unknown, or none was sent.
     """
