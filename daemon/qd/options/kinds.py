@@ -7,12 +7,17 @@ Each parser also accepts its own results, and raises ValueError with a hint. Opt
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qd.errors import DeclarationError, QdError
 from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -89,6 +94,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
+def share(value: object) -> float:
+    """A share of something, 0 to 1. Raises ValueError."""
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        found = -1.0
+    if 0 <= found <= 1:
+        return found
+    raise ValueError(f"{value!r} is not a number from 0 to 1 (0.1 is a tenth)")
+
+
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -158,10 +174,74 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
 
 
-def _spans(value: object) -> tuple[float, ...]:
+@dataclass(frozen=True, init=False, slots=True)
+class Backoff:
+    """Waits between attempts that grow by `factor` up to `max`: 1 s, 2 s, 4 s, ... at most 10 minutes by default.
+
+    Args:
+        first: Wait after the first attempt: seconds, a timedelta, or text like "5s".
+        factor: Each wait is this many times the one before, 1 or more.
+        max: Longest wait: seconds, a timedelta, or text like "10m".
+        jitter: Up to this share of a wait, 0 to 1, is added at random. None: what the option `jitter` says, 0.1.
+
+    Raises:
+        DeclarationError: A value is invalid.
+
+    Example:
+        `@app.job(tries=8, backoff=Backoff(first=5, factor=3, max="1h"))` waits 5 s, 15 s, 45 s, ...
+    """
+
+    first: float
+    factor: float
+    max: float
+    jitter: float | None
+
+    def __init__(
+        self,
+        first: float | timedelta | str = 1,
+        factor: float = 2,
+        max: float | timedelta | str = "10m",
+        jitter: float | None = None,
+    ) -> None:
+        for name, kind, value in (
+            ("first", span, first), ("factor", _factor, factor), ("max", span, max), ("jitter", share, jitter),
+        ):  # fmt: skip
+            try:
+                object.__setattr__(self, name, None if value is None and kind is share else kind(value))
+            except ValueError as error:
+                raise DeclarationError(f"{name} of Backoff: {error}") from None
+        if not 0 < self.first <= self.max:
+            raise DeclarationError(
+                f"first of Backoff: {self.first:g} s is not more than 0 and at most max ({self.max:g} s)"
+            )
+
+
+def _factor(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < math.inf:
+        return float(value)
+    raise ValueError(f"{value!r} is not a number, 1 or more")
+
+
+EXPONENTIAL = Backoff()
+
+
+def _spans(value: object) -> tuple[float, ...] | Backoff:
+    if isinstance(value, Backoff):
+        return value
+    if isinstance(value, str) and value.strip() == "exponential":
+        return EXPONENTIAL
     found = tuple(span(part) for part in _several(value))
     if not found:
         raise ValueError("an empty list of waits (0 retries at once)")
+    return found
+
+
+def _errors(value: object) -> tuple[type[Exception], ...]:
+    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for each in found:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            named = getattr(each, "__name__", repr(each))
+            raise ValueError(f"{named} is not a type of errors that a job raises (write (ValueError,))")
     return found
 
 
@@ -260,5 +340,5 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware,
+    "middleware": _middleware, "errors": _errors, "share": share,
 }  # fmt: skip

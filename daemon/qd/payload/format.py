@@ -96,6 +96,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
     due_ms: object = None  # build.py: with_due
+    jitter: object = None  # of using(): what differs from the declaration
     sig: str | None = None  # signing.py
     attempts: Count = 0
     qd: Relations | None = None
@@ -119,7 +120,9 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_limits(self) -> bool:
         """Whether the payload itself sets tries, timeouts or retries."""
-        all_none = self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is None
+        all_none = (
+            self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is self.jitter is None
+        )
         return not all_none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
 
     @property
@@ -128,6 +131,11 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         was `delay`. In 13 `delay` is the delay of the push, and is used as backoff without one."""
         text = self.delay if self.backoff is None else self.backoff
         return None if text is None else tuple([_seconds(part) for part in str(text).split(",")])
+
+    @property
+    def own_jitter(self) -> float | None:
+        """None: it sets none, or another program has put something else there."""
+        return self.jitter if isinstance(self.jitter, int | float) and 0 <= self.jitter <= 1 else None
 
     @property
     def deadline(self) -> float | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -142,7 +143,7 @@ class LaneRun:
         assert job is not None
         fails = fails_when_killed(limits, payload)
         words[L.FAILS] = fails
-        words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[L.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, random.random()) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
         self.name = payload.job.encode("utf-8", "replace")
         words.describe(self.name, job.queue.encode())

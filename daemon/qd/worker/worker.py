@@ -220,7 +220,7 @@ class BaseWorker:
         words = self.slot.words
         fails = fails_when_killed(limits, payload)
         words[W.FAILS] = fails
-        words[W.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[W.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, random.random()) * 1000)
         words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         words[W.JOB_AT] = self._began = now()
         self._count_start(self.attempts, self._job, payload)

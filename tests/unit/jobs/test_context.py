@@ -25,7 +25,7 @@ from qd.events import (
     JobReleased,
 )
 from qd.jobs import context
-from qd.jobs.policy import Fail, Release
+from qd.jobs.policy import GiveUp, Release
 from tests.support.fakes import FakeQd
 
 
@@ -97,7 +97,7 @@ def test_fail_records_the_outcome_and_raises():
     one = job()
     with pytest.raises(Settled):
         one.fail("no such order")
-    assert one.outcome == Fail("no such order")
+    assert one.outcome == GiveUp("no such order")
 
 
 def test_except_exception_does_not_catch_it():

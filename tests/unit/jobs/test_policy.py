@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qd.jobs.policy import (
-    Fail,
+    GiveUp,
     JobLimits,
     Release,
     after_error,
@@ -46,18 +46,18 @@ def limits(**facts: object) -> JobLimits:
 
 
 def test_the_options_of_the_worker_are_the_default():
-    assert limits_of(payload(), JobOptions(), WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0)
+    assert limits_of(payload(), JobOptions(), WORKER) == JobLimits(1, 60.0, (0.0,), None, None, False, 3, 600.0, 0.1)
 
 
 def test_the_declaration_overrides_the_worker():
     declared = JobOptions(tries=5, timeout=0.5, backoff=(1.0, 2.0), max_exceptions=2, fail_on_timeout=True)
-    assert limits_of(payload(), declared, WORKER) == JobLimits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0)
+    assert limits_of(payload(), declared, WORKER) == JobLimits(5, 0.5, (1.0, 2.0), 2, None, True, 3, 600.0, 0.1)
 
 
 def test_the_payload_overrides_the_declaration():
     declared = JobOptions(tries=5, timeout=7.0, backoff=(1.0, 2.0), max_exceptions=2)
     given = payload(maxTries=0, timeout=0, backoff="9", maxExceptions=4, failOnTimeout=True, retryUntil=NOW)
-    assert limits_of(given, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0)
+    assert limits_of(given, declared, WORKER) == JobLimits(0, 0.0, (9.0,), 4, NOW, True, 3, 600.0, 0.1)
 
 
 def test_fail_on_timeout_false_in_the_payload_does_not_override():
@@ -115,39 +115,40 @@ def test_reasons_name_the_limit_with_its_value():
 # -- after an error
 
 
-def after(held: JobLimits, attempts: int, **more: object) -> Release | Fail:
-    return after_error(held, payload(attempts=attempts), NOW, **{"exceptions": 1, **more})  # type: ignore[arg-type]
+def after(held: JobLimits, attempts: int, **more: object) -> Release | GiveUp:
+    given = {"exceptions": 1, "error": OSError(), "luck": 0.0, **more}
+    return after_error(held, payload(attempts=attempts), NOW, **given)  # type: ignore[arg-type]
 
 
 def test_a_job_is_released_with_its_backoff_until_tries_are_used_up():
     assert after(limits(), 1) == Release(1.0)
     assert after(limits(), 2) == Release(5.0)
-    assert isinstance(after(limits(), 3), Fail)
+    assert isinstance(after(limits(), 3), GiveUp)
     assert after(limits(tries=0), 99) == Release(5.0)
 
 
 def test_a_passed_deadline_fails_the_job_and_tries_do_not():
     assert after(limits(tries=1, retry_until=NOW + 0.1), 7) == Release(5.0)
-    assert isinstance(after(limits(tries=0, retry_until=NOW), 1), Fail)
+    assert isinstance(after(limits(tries=0, retry_until=NOW), 1), GiveUp)
 
 
 def test_too_many_exceptions_fail_the_job():
     assert after(limits(max_exceptions=2), 1, exceptions=1) == Release(1.0)
-    assert isinstance(after(limits(max_exceptions=2), 1, exceptions=2), Fail)
-    assert isinstance(after(limits(max_exceptions=2, retry_until=NOW + 9), 1, exceptions=2), Fail)
+    assert isinstance(after(limits(max_exceptions=2), 1, exceptions=2), GiveUp)
+    assert isinstance(after(limits(max_exceptions=2, retry_until=NOW + 9), 1, exceptions=2), GiveUp)
 
 
 def test_a_timeout_fails_the_job_only_with_fail_on_timeout():
-    assert after(limits(), 1, timed_out=True) == Release(1.0)
+    assert after(limits(), 1, error=None) == Release(1.0)
     assert after(limits(fail_on_timeout=True), 1) == Release(1.0)
-    assert isinstance(after(limits(fail_on_timeout=True), 1, timed_out=True), Fail)
+    assert isinstance(after(limits(fail_on_timeout=True), 1, error=None), GiveUp)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 12))
 def test_a_job_that_fails_after_its_last_try_would_not_run_again(tries, attempts):
     held = limits(tries=tries)
-    failed = isinstance(after(held, attempts), Fail)
+    failed = isinstance(after(held, attempts), GiveUp)
     assert failed == (before(held, payload(attempts=attempts + 1), NOW) is not None)
 
 
@@ -156,7 +157,7 @@ def test_a_job_that_fails_after_its_last_try_would_not_run_again(tries, attempts
 
 @pytest.mark.parametrize(("attempts", "wait"), [(0, 1.0), (1, 1.0), (2, 5.0), (3, 30.0), (4, 30.0), (999, 30.0)])
 def test_the_last_backoff_repeats(attempts, wait):
-    assert backoff((1.0, 5.0, 30.0), attempts) == wait
+    assert backoff(limits(backoff=(1.0, 5.0, 30.0)), attempts, 0.5) == wait
 
 
 def test_a_held_job_is_checked_after_one_second_doubling_to_sixty():
@@ -187,5 +188,5 @@ def test_a_clock_that_went_back_does_not_hold_a_job():
 def test_a_timeout_kill_fails_a_job_when_an_error_would(facts, attempts, exceptions, fails):
     job = payload(attempts=attempts, exceptions=exceptions)
     assert fails_when_killed(limits(**facts), job) is fails
-    verdict = after_error(limits(**facts), job, NOW, exceptions=exceptions + 1, timed_out=True)
-    assert isinstance(verdict, Fail) is fails
+    verdict = after_error(limits(**facts), job, NOW, exceptions=exceptions + 1, error=None, luck=0.0)
+    assert isinstance(verdict, GiveUp) is fails
