@@ -127,7 +127,7 @@ def test_timeouts_of_flag_declaration_and_payload(shop: Project, witness: Witnes
 
 @FAILED
 def test_backoffs_of_flag_declaration_and_payload(shop: Project, witness: Witness, redis: Client) -> None:
-    shop.config("[worker]\nbackoff = 9")
+    shop.config("[worker]\nbackoff = 9\njitter = 0")
     push_laravel(redis, "fails", maxTries=4)
     assert delays(until_failed(shop, "--backoff", "0.1,0.2")) == [0.1, 0.2, 0.2]
     push_laravel(redis, "waits")

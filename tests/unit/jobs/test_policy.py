@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from datetime import timedelta
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +20,11 @@ from qd.jobs.policy import (
     fails_when_killed,
     hold_delay,
     limits_of,
+    waits,
 )
+from qd.options.kinds import EXPONENTIAL, Backoff
 from qd.options.tables import JobOptions, WorkOptions
-from qd.payload.format import Payload
+from qd.payload.format import LONGEST_TIME, Payload
 
 NOW = 1_795_225_685.0
 WORKER = WorkOptions(tries=1, timeout=60.0, backoff=(0.0,), max_crashes=3, unroutable_ttl=600.0)
@@ -158,6 +164,114 @@ def test_a_job_that_fails_after_its_last_try_would_not_run_again(tries, attempts
 @pytest.mark.parametrize(("attempts", "wait"), [(0, 1.0), (1, 1.0), (2, 5.0), (3, 30.0), (4, 30.0), (999, 30.0)])
 def test_the_last_backoff_repeats(attempts, wait):
     assert backoff(limits(backoff=(1.0, 5.0, 30.0)), attempts, 0.5) == wait
+
+
+@pytest.mark.parametrize(
+    ("given", "tries", "found"),
+    [
+        (EXPONENTIAL, 12, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 600.0)),
+        (EXPONENTIAL, 4, (1.0, 2.0, 4.0)),
+        (EXPONENTIAL, 2, (1.0,)),
+        (EXPONENTIAL, 1, ()),
+        (EXPONENTIAL, None, (*[2.0**n for n in range(10)], *[600.0] * 10)),
+        (EXPONENTIAL, 0, (*[2.0**n for n in range(10)], *[600.0] * 10)),
+        (EXPONENTIAL, 1000, (*[2.0**n for n in range(10)], *[600.0] * 10)),
+        (Backoff(0.1, 3, 1), 6, (0.1, 0.3, 0.9, 1.0, 1.0)),
+        (Backoff(timedelta(minutes=1), 1), 4, (60.0, 60.0, 60.0)),
+        (Backoff("5s", factor=1.5, max="1h"), 5, (5.0, 7.5, 11.25, 16.875)),
+        (Backoff(1, 1e308, "10d"), 4, (1.0, 864_000.0, 864_000.0)),
+        ((1.0, 5.0, 30.0), 2, (1.0, 5.0, 30.0)),
+        ((0.0,), None, (0.0,)),
+    ],
+)
+def test_the_waits_of_a_backoff_grow_up_to_its_max(given, tries, found):
+    assert waits(given, tries) == found
+
+
+def test_a_worker_continues_the_waits_of_a_payload_with_the_last_one():
+    held = limits_of(payload(backoff="1,2,4"), JobOptions(backoff=EXPONENTIAL), WORKER)
+    assert [backoff(held, attempt, 0.0) for attempt in (1, 2, 3, 4, 99)] == [1, 2, 4, 4, 4]
+    held = limits_of(payload(), JobOptions(backoff=EXPONENTIAL), WORKER)
+    assert [backoff(held, attempt, 0.0) for attempt in (1, 3, 10, 11, 20, 21, 99)] == [1, 4, 512, 600, 600, 600, 600]
+
+
+# -- jitter
+
+
+@pytest.mark.parametrize(
+    ("jitter", "luck", "wait"),
+    [
+        (0.1, 0.0, 30.0),
+        (0.1, 0.5, 31.5),
+        (0.1, 0.999, 32.997),
+        (0.0, 0.999, 30.0),
+        (1.0, 0.25, 37.5),
+    ],
+)
+def test_jitter_adds_a_share_of_the_backoff(jitter, luck, wait):
+    held = limits(backoff=(30.0,), jitter=jitter)
+    assert backoff(held, 1, luck) == wait
+    assert after(held, 1, luck=luck) == Release(wait)
+    assert after(held, 1, luck=luck, error=None) == Release(wait)  # a timeout
+
+
+@given(st.floats(0, LONGEST_TIME), st.floats(0, 1), st.floats(0, 1, exclude_max=True))
+def test_jitter_never_shortens_a_backoff_and_adds_at_most_its_share(wait, jitter, luck):
+    found = backoff(limits(backoff=(wait,), jitter=jitter), 1, luck)
+    assert wait <= found <= min(wait * (1 + jitter) + 0.0005, LONGEST_TIME)
+
+
+def test_jobs_that_failed_together_do_not_come_back_together():
+    held, chance = limits(backoff=(60.0,), jitter=0.1), random.Random(17)
+    found = [backoff(held, 1, chance.random()) for _ in range(10_000)]
+    assert (min(found) >= 60.0, max(found) <= 66.0) == (True, True)
+    assert max(Counter(int(wait * 10) for wait in found).values()) < 250  # of 10,000 in any tenth of a second
+
+
+@pytest.mark.parametrize(
+    ("in_payload", "declared", "found"),
+    [
+        (None, None, 0.1),
+        (None, 0.5, 0.5),
+        (None, 0.0, 0.0),
+        (0, 0.5, 0.0),
+        (0.25, None, 0.25),
+        ("soon", 0.5, 0.5),
+        (7, 0.5, 0.5),
+        ([1], None, 0.1),
+    ],
+)
+def test_the_jitter_of_the_payload_is_before_the_declaration_and_the_worker(in_payload, declared, found):
+    """A value that another program has put there is ignored."""
+    assert limits_of(payload(jitter=in_payload), JobOptions(jitter=declared), WORKER).jitter == found
+
+
+# -- by the class of the error
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "fails"),
+    [
+        ({}, ValueError(), False),
+        ({"fail_on": (ValueError,)}, ValueError(), True),
+        ({"fail_on": (ValueError,)}, UnicodeError(), True),  # a subclass
+        ({"fail_on": (ValueError,)}, OSError(), False),
+        ({"retry_on": (OSError,)}, ConnectionResetError(), False),
+        ({"retry_on": (OSError,)}, ValueError(), True),
+        ({"retry_on": (OSError,)}, KeyboardInterrupt(), True),
+        ({"retry_on": ()}, OSError(), True),
+        ({"retry_on": (OSError,), "fail_on": (ConnectionError,)}, ConnectionResetError(), True),
+        ({"retry_on": (ConnectionError,), "fail_on": (OSError,)}, ConnectionResetError(), True),  # fail_on wins
+        ({"retry_on": (OSError,), "fail_on": (ConnectionError,)}, TimeoutError(), False),
+        ({"retry_on": (OSError,), "fail_on": (Exception,)}, None, False),  # a timeout
+    ],
+)
+def test_the_class_of_an_error_decides_whether_the_job_is_retried(rules, error, fails):
+    assert isinstance(after(limits(**rules), 1, error=error), GiveUp) is fails
+
+
+def test_a_retried_class_still_uses_up_its_tries():
+    assert isinstance(after(limits(retry_on=(OSError,)), 3), GiveUp)
 
 
 def test_a_held_job_is_checked_after_one_second_doubling_to_sixty():
