@@ -130,7 +130,7 @@ def test_only_a_jitter_that_the_declaration_does_not_have_travels(app: FakeQd):
 def test_types_of_errors_are_refused_where_they_would_have_to_travel(app: FakeQd, name):
     job = app.job("mail.welcome")(welcome)
     with pytest.raises(DeclarationError, match=f"takes no {name} .a payload carries no code.: set it in @app.job"):
-        job.using(**{name: (OSError,)})
+        job.using(**{name: (OSError,)})  # type: ignore[arg-type]
 
 
 def test_using_overrides_the_declaration(app: FakeQd):
