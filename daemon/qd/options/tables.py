@@ -203,7 +203,7 @@ class WorkOptions:
     timeout: float = option(60.0, "span", "end a job that runs longer, 0: never")
     backoff: tuple[float, ...] | Backoff = option(
         (0.0,), "spans",
-        "wait this long before each retry, `1,5,30` for the first, second and later ones, `exponential` for 1, 2, 4 ... 600",
+        "wait this long before each retry, `1,5,30` for the first, second and later ones, `exponential` for 1, 2, 4 up to 600",
     )  # fmt: skip
     jitter: float = option(0.1, "share", "add up to this share to each backoff at random, 0: nothing")
     memory: int = option(
