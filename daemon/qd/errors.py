@@ -159,11 +159,9 @@ class NoResult(QdError):
 
 
 class Settled(BaseException):
-    """The base class of Retry and Fail, which release() and fail() raise: the rest of the job does not run.
+    """The base class of Retry and Fail, which release() and fail() raise: the rest of the job does not run."""
 
-    job: the job whose release() or fail() has recorded it already; None: it was raised directly."""
-
-    job: object = None
+    job: object = None  # whose release() or fail() has recorded it; None: it was raised directly
 
 
 class EndJob(BaseException):

@@ -81,7 +81,9 @@ async def slow(at: datetime, price: Decimal, id: UUID) -> dict[str, int]:
     current_job().release(timedelta(seconds=1))
 
 
-@app.job("mail.grows", tries=8, backoff="exponential", jitter=0, retry_on=ConnectionError, fail_on=(ValueError, KeyError))
+@app.job(
+    "mail.grows", tries=8, backoff="exponential", jitter=0, retry_on=ConnectionError, fail_on=(ValueError, KeyError)
+)
 def grows(to: str) -> int:
     if not to:
         raise Fail("nobody to write to")

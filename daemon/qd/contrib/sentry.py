@@ -23,7 +23,7 @@ from qd.app import Qd
 from qd.errors import Settled
 from qd.events import JobFailed, ScheduledTaskFailed, ScheduledTaskFinished, ScheduledTaskStarting, WorkerStopping
 from qd.jobs.context import RunningJob
-from qd.jobs.policy import Fail, GiveUp
+from qd.jobs.policy import Fail
 
 KEYS = ("sentry-trace", "baggage")  # of a payload
 FLUSH = 2.0  # seconds for the last events of a worker
@@ -64,7 +64,7 @@ def processed(job: RunningJob, call_next: Callable[[], object]) -> object:
             try:
                 return call_next()
             except Settled as raised:  # a release is no error, and must not set the status when it leaves the block
-                if isinstance(job.outcome, GiveUp) or isinstance(raised, Fail):
+                if isinstance(raised, Fail):
                     span.set_status("internal_error")
                 settled = raised
         raise settled

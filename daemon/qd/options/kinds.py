@@ -7,9 +7,9 @@ Each parser also accepts its own results, and raises ValueError with a hint. Opt
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,15 +94,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
+def number(value: Any, least: float, most: float) -> float:
+    """A number in this range, also as text. Raises ValueError."""
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, bool) and least <= float(value) <= most:
+            return float(value)
+    raise ValueError(f"{value!r} is not a number from {least:g} to {most:g}")
+
+
 def share(value: object) -> float:
-    """A share of something, 0 to 1. Raises ValueError."""
-    try:
-        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
-    except ValueError:
-        found = -1.0
-    if 0 <= found <= 1:
-        return found
-    raise ValueError(f"{value!r} is not a number from 0 to 1 (0.1 is a tenth)")
+    return number(value, 0, 1)
 
 
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")
@@ -180,7 +181,7 @@ class Backoff:
 
     Args:
         first: Wait after the first attempt: seconds, a timedelta, or text like "5s".
-        factor: Each wait is this many times the one before, 1 or more.
+        factor: Each wait is this many times the one before, 1 to 1000.
         max: Longest wait: seconds, a timedelta, or text like "10m".
         jitter: Up to this share of a wait, 0 to 1, is added at random. None: what the option `jitter` says, 0.1.
 
@@ -204,22 +205,17 @@ class Backoff:
         jitter: float | None = None,
     ) -> None:
         for name, kind, value in (
-            ("first", span, first), ("factor", _factor, factor), ("max", span, max), ("jitter", share, jitter),
+            ("first", span, first), ("factor", lambda value: number(value, 1, 1000), factor), ("max", span, max),
+            ("jitter", lambda value: None if value is None else share(value), jitter),
         ):  # fmt: skip
             try:
-                object.__setattr__(self, name, None if value is None and kind is share else kind(value))
+                object.__setattr__(self, name, kind(value))
             except ValueError as error:
                 raise DeclarationError(f"{name} of Backoff: {error}") from None
         if not 0 < self.first <= self.max:
             raise DeclarationError(
-                f"first of Backoff: {self.first:g} s is not more than 0 and at most max ({self.max:g} s)"
+                f"first of Backoff: {self.first:g} s is not more than 0, at most max ({self.max:g} s)"
             )
-
-
-def _factor(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < math.inf:
-        return float(value)
-    raise ValueError(f"{value!r} is not a number, 1 or more")
 
 
 EXPONENTIAL = Backoff()

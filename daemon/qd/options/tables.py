@@ -58,12 +58,9 @@ class JobOptions:
                 found[name] = None if value is None else read(value)
             except ValueError as error:
                 raise DeclarationError(f"option {name} of {what}: {error}") from None
-        own = getattr(found.get("backoff"), "jitter", None)
-        if own is not None and found.get("jitter") not in (None, own):
-            raise DeclarationError(
-                f"option jitter of {what}: {found['jitter']:g}, but its Backoff says {own:g}: remove one"
-            )
-        if own is not None:
+        if (own := getattr(found.get("backoff"), "jitter", None)) is not None:
+            if found.setdefault("jitter", own) not in (None, own):
+                raise DeclarationError(f"option jitter of {what}: its Backoff has a jitter of {own:g}: remove one")
             found["jitter"] = own
         return cls(**found)
 
@@ -203,7 +200,7 @@ class WorkOptions:
     timeout: float = option(60.0, "span", "end a job that runs longer, 0: never")
     backoff: tuple[float, ...] | Backoff = option(
         (0.0,), "spans",
-        "wait this long before each retry, `1,5,30` for the first, second and later ones, `exponential` for 1, 2, 4 up to 600",
+        "wait this long before each retry, `1,5,30` for the first, second and later ones, `exponential`: 1, 2, 4 up to 600",
     )  # fmt: skip
     jitter: float = option(0.1, "share", "add up to this share to each backoff at random, 0: nothing")
     memory: int = option(

@@ -120,10 +120,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_limits(self) -> bool:
         """Whether the payload itself sets tries, timeouts or retries."""
-        all_none = (
-            self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is self.jitter is None
-        )
-        return not all_none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
+        none = self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is self.jitter is None
+        return not none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
 
     @property
     def backoffs(self) -> tuple[float, ...] | None:

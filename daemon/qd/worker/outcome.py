@@ -120,6 +120,8 @@ def unknown_job(registry: Registry, name: str) -> errors.UnknownJob:
 
 
 BY_THE_JOB = "released by the job"
+LUCK = random.Random()  # for jitter: jobs seed the one that the module shares
+os.register_at_fork(after_in_child=LUCK.seed)
 
 
 class Outcomes:
@@ -155,7 +157,7 @@ class Outcomes:
             self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, errors.JobTimeout)
-        exceptions, raised, luck = payload.exceptions + 1, None if timed_out else error, random.random()
+        exceptions, raised, luck = payload.exceptions + 1, None if timed_out else error, LUCK.random()
         decision = after_error(limits, payload, time.time(), exceptions=exceptions, error=raised, luck=luck)
         if isinstance(decision, GiveUp):
             return self.fail(attempt, error)

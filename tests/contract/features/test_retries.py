@@ -65,7 +65,6 @@ def test_waits_grow_and_what_a_job_raises_decides(tried: Tried, cell: Cell) -> N
     assert cell == "works" or max(waits) > 0.6  # they end at whole seconds
     delays = [float(each[1]) for each in work.matches(r"job.released .*job=grows .*delay=([\d.]+)")]
     assert [0.2 <= delays[0] <= 0.3, *[0.4 <= delay <= 0.6 for delay in delays[1:]]] == [True] * 3, delays
-    assert len(set(delays)) > 1
     assert pauses(tried, 2)[0] >= 0.3
     assert work.matches(r'job.released .*job=asks .*delay=0.300? .*reason="?busy')
     failed = tried.failed()
