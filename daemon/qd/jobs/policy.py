@@ -172,7 +172,7 @@ def fails_when_killed(limits: JobLimits, payload: Payload) -> bool:
 def backoff(limits: JobLimits, attempts: int, luck: float) -> float:
     """Seconds after attempt number `attempts`: (1, 5, 30) gives 1, 5, 30, 30, ... plus its jitter, in whole ms."""
     wait = limits.backoff[min(max(attempts, 1), len(limits.backoff)) - 1]
-    return min(wait + round(wait * limits.jitter * luck, 3), LONGEST_TIME)
+    return wait and min(wait + int(wait * limits.jitter * luck * 1000) / 1000, LONGEST_TIME)
 
 
 def waits(given: tuple[float, ...] | Backoff, tries: int | None = None) -> tuple[float, ...]:

@@ -133,7 +133,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def own_jitter(self) -> float | None:
         """None: it sets none, or another program has put something else there."""
-        return self.jitter if isinstance(self.jitter, int | float) and 0 <= self.jitter <= 1 else None
+        found = self.jitter
+        return None if found is None or not isinstance(found, int | float) or not 0 <= found <= 1 else found
 
     @property
     def deadline(self) -> float | None:
