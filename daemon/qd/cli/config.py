@@ -103,7 +103,7 @@ def check() -> None:
         check_concurrency(each)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
-    notes += configuration.open_files(found)
+    notes += configuration.open_files(found).values()
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:
@@ -118,9 +118,9 @@ def check() -> None:
 @config.command("schema")
 @context.options
 def schema() -> None:
-    """Print the JSON schema of qd.toml, for completion and checks in editors.
+    """Print the JSON schema of qd.toml, for editors.
 
-    `qd init` writes it next to qd.toml; print it again after an upgrade: qd config schema > qd.schema.json
+    `qd init` writes it next to qd.toml; after an upgrade: qd config schema > qd.schema.json
     """
     from qd.config.schema import text
 

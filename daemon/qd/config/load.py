@@ -411,14 +411,14 @@ def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[st
     ]
 
 
-def open_files(settings: Settings) -> list[str]:
-    """One line per file with a secret that other users can read."""
-    found = [(path, stat.S_IMODE(os.stat(path).st_mode)) for path in settings.secret_files]
-    return [
-        f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
-        for path, mode in found
+def open_files(settings: Settings) -> dict[str, str]:
+    """The files with a secret that other users can read -> one line about each."""
+    found = {path: stat.S_IMODE(os.stat(path).st_mode) for path in settings.secret_files}
+    return {
+        path: f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
+        for path, mode in found.items()
         if mode & 0o044
-    ]
+    }
 
 
 def unknown_drivers(settings: Settings) -> list[str]:

@@ -212,7 +212,7 @@ class Settings:
     )
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
-    secret_files: tuple[str, ...] = field(default=(), compare=False)  # from which secrets were read
+    secret_files: tuple[str, ...] = field(default=(), compare=False, repr=False)  # from which secrets were read
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
         """The connection of that name; None or "" for the default one. Raises ConfigError: unknown, or without a url."""

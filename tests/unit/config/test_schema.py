@@ -90,7 +90,11 @@ def accepts(path: Path) -> bool:
     return VALIDATOR.is_valid(json.loads(json.dumps(tomllib.loads(path.read_text()), default=str)))
 
 
-FILES = [ROOT / "conf" / "qd.toml", *ROOT.glob("examples/**/qd.toml"), ROOT / "daemon" / "qd" / "cli" / "templates" / "qd.toml"]
+FILES = [
+    ROOT / "conf" / "qd.toml",
+    *ROOT.glob("examples/**/qd.toml"),
+    ROOT / "daemon" / "qd" / "cli" / "templates" / "qd.toml",
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -100,7 +104,9 @@ def test_the_schema_accepts_our_files(path):
 
 def test_the_schema_accepts_the_sample_with_every_example(tmp_path):
     sample = re.sub(r"^#(?=\[|\w+ = )", "", (ROOT / "conf" / "qd.toml").read_text(), flags=re.MULTILINE)
-    (tmp_path / "qd.toml").write_text(re.sub(r"^(url|cache_url|database|webhook|heartbeat|users)_file = .*\n", "", sample, flags=re.M))
+    (tmp_path / "qd.toml").write_text(
+        re.sub(r"^(url|cache_url|database|webhook|heartbeat|users)_file = .*\n", "", sample, flags=re.M)
+    )
     assert accepts(tmp_path / "qd.toml")
     assert find(tmp_path / "qd.toml", {}) is not None
 

@@ -58,8 +58,8 @@ def check_project(project: Project) -> Iterator[Finding]:
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.unknown_variables(found, os.environ):
         yield warn("environment", line, "remove it, or correct its name")
-    for line in configuration.open_files(found):  # a user who can read a signing key can send jobs that workers run
-        yield warn("secrets", line, "chmod 600, owned by the user that runs qd")
+    for path, line in configuration.open_files(found).items():  # who reads a signing key can send jobs that workers run
+        yield warn("secrets", line, f"chmod 600 {quote(path)}, owned by the user that runs qd")
     yield from check_app(project, found)
     for name, settings in connections(project).items():
         try:
