@@ -1,7 +1,7 @@
 """`qd init`: writes a first project into an empty folder, or prints the file that runs this one, made of templates/ and the
 facts of the project:
 
-    qd.toml, jobs.py, qd.schema.json      a first project, written unchanged; the schema is that of this qd, and needs no network
+    qd.toml, jobs.py, qd.schema.json      a first project, written unchanged, with the schema of this qd (no network needed)
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, kubernetes.yaml           containers
 """
