@@ -45,7 +45,7 @@ class Event:
 def texts_of(node: ast.expr, function: ast.AST) -> set[str]:
     """The texts that an expression may be."""
     if isinstance(node, ast.Constant):
-        return {node.value}
+        return {str(node.value)}
     if isinstance(node, ast.IfExp):
         return texts_of(node.body, function) | texts_of(node.orelse, function)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event":

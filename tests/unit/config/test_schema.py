@@ -87,7 +87,7 @@ def test_the_file_beside_the_sample_is_the_schema():
 
 
 def accepts(path: Path) -> bool:
-    return VALIDATOR.is_valid(json.loads(json.dumps(tomllib.loads(path.read_text()), default=str)))
+    return bool(VALIDATOR.is_valid(json.loads(json.dumps(tomllib.loads(path.read_text()), default=str))))
 
 
 FILES = [
