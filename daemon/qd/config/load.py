@@ -69,9 +69,9 @@ class Layers:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
         if option.environ:
             name = sections.environ_name(option, connection)
-            # empty counts as not set, as in most programs
-            held = {each: value for each in (name, f"{name}_FILE") if (value := self.environ.get(each))}
-            yield from self._held(held, name, f"{name}_FILE", option, "environment {}".format)
+            names = (name, f"{name}_FILE") if option.secret else (name,)
+            if held := {each: value for each in names if (value := self.environ.get(each))}:  # empty: not set
+                yield from self._held(held, name, names[-1], "environment {}".format)
         if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
             yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
@@ -79,21 +79,21 @@ class Layers:
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
         for names in (*pools, tuple(section.split(".", 1))) if self.file else ():
             assert self.file is not None
-            found = self.file.section(*names)
-            yield from self._held(found, key, f"{key}_file", option, partial(self.file.where, *names))
+            found, beside = self.file.section(*names), f"{key}_file" if option.secret else key
+            if key in found or beside in found:
+                yield from self._held(found, key, beside, partial(self.file.where, *names))
 
     def _held(
-        self, held: Mapping[str, Any], key: str, beside: str, option: Option, where: Callable[[str], str]
+        self, held: Mapping[str, Any], key: str, beside: str, where: Callable[[str], str]
     ) -> Iterator[tuple[object, str]]:
-        """The value of a key in one layer. beside: names the file that has the value, if it is a secret."""
-        if not option.secret or beside not in held:
-            if key in held:
-                yield held[key], where(key)
+        """The value of a key in one layer. beside: names the file that has the value; the key itself if it is no secret."""
+        if beside == key or beside not in held:
+            yield held[key], where(key)
             return
         if key in held:
             raise ConfigError(f"{where(beside)}: {key} and {beside} are both given, remove one of them")
         path = self.root / str(held[beside]).strip()
-        yield self.secret(option.name, path, where(beside)), f"{where(beside)}, file {path}"
+        yield self.secret(key, path, where(beside)), f"{where(beside)}, file {path}"
 
     def secret(self, what: str, path: Path, origin: str) -> str:
         """The secret in the file, without white space around it. Raises ConfigError, which never shows it."""
@@ -103,7 +103,7 @@ class Layers:
             why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ConfigError(f"{origin}: cannot read {what} from {path}: {why}") from None
         if not found:
-            raise ConfigError(f"{origin}: {path} is empty, write {what} into it")
+            raise ConfigError(f"{origin}: {path} is empty, write the value of {what} into it")
         self.secret_files.append(str(path))
         return found
 

@@ -325,7 +325,7 @@ def test_a_secret_in_a_file_of_its_own_is_read_again(shop: Project, witness: Wit
     secret.write_text("\n")
     work.signal(signal.SIGHUP)
     work.wait_line(
-        f"master.reload_refused reason=.*environment QD_REDIS_URL_FILE: {secret} is empty, write url into it"
+        f"master.reload_refused reason=.*QD_REDIS_URL_FILE: {secret} is empty, write the value of QD_REDIS_URL "
     )
     work.stop()
 

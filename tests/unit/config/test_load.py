@@ -211,8 +211,8 @@ def test_a_secret_that_is_given_twice_in_one_layer_is_refused(write):
     ("content", "expected"),
     [
         (None, "qd.toml:2: cannot read webhook from {path}: No such file or directory"),
-        (b"", "qd.toml:2: {path} is empty, write webhook into it"),
-        (b" \n", "qd.toml:2: {path} is empty, write webhook into it"),
+        (b"", "qd.toml:2: {path} is empty, write the value of webhook into it"),
+        (b" \n", "qd.toml:2: {path} is empty, write the value of webhook into it"),
         (b"\xff\xfe", "qd.toml:2: cannot read webhook from {path}: it is not UTF-8 text"),
         (b"hunter2", "qd.toml:2, file {path}: not an http:// or https:// url"),
         (b"https://h/hunter2\nhttps://h/hunter2", "qd.toml:2, file {path}: not an http:// or https:// url"),
