@@ -69,9 +69,9 @@ class Layers:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
         if option.environ:
             name = sections.environ_name(option, connection)
-            names = (name, f"{name}_FILE") if option.secret else (name,)
-            if held := {each: value for each in names if (value := self.environ.get(each))}:  # empty: not set
-                yield from self._held(held, name, names[-1], "environment {}".format)
+            beside = f"{name}_FILE" if option.secret else name
+            if held := {each: value for each in (name, beside) if (value := self.environ.get(each))}:  # empty: not set
+                yield from self._held(held, name, beside, "environment {}".format)
         if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
             yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
