@@ -368,6 +368,5 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware, "errors": _errors, "share": share,
-    "users": _users, "prefix": _prefix, "http": _http,
+    "middleware": _middleware, "errors": _errors, "share": share, "users": _users, "prefix": _prefix, "http": _http,
 }  # fmt: skip

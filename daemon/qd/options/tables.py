@@ -136,12 +136,12 @@ def shown(kind: str, value: Any) -> str:
     """The text of a value of this kind: (1.0, 5.0) spans -> "1s,5s", 128 MiB -> "128M"."""
     if value is None or value == ():
         return ""
+    if isinstance(value, str | Backoff):
+        return "exponential" if value == EXPONENTIAL else str(value)
     if kind == "span":
-        return value if isinstance(value, str) else kinds.span_text(value)
+        return kinds.span_text(value)
     if kind == "size":
         return kinds.size_text(value)
-    if isinstance(value, Backoff):
-        return "exponential" if value == EXPONENTIAL else str(value)
     if kind == "spans":
         return ",".join(kinds.span_text(part) for part in value)
     if kind in ("names", "queues", "texts", "keys", "users"):

@@ -25,12 +25,12 @@ VALUES: list[Any] = [
     "", " ", "0", "1", "90", "-1", "1.5", "90s", "1.5h", "100ms", "5 m", " 5m ", "5w", "s", "128M", "512K", "2gib", "128X",
     "true", "On", "NO", "perhaps", "auto", "text", "json", "debug", "loud", "all", "failed", "off", "skip", "default",
     "high,default", "high,,default", "mail:reserved", "a\nb", "a\x00b", [1], ["a", "b"], ["a", ""], [""], [[]], "1,5s,1m",
-    "1,,5", "exponential", "0.25", [1, "5s"], [1, -5], ["soon"], "UTC", "redis://h/0", "redis:h", "redis+sentinel://a,b/m", "embedded:", "embedded://",
+    "1,,5", [1, "5s"], [1, -5], ["soon"], "UTC", "redis://h/0", "redis:h", "redis+sentinel://a,b/m", "embedded:", "embedded://",
     "mysql+pymysql://u:p@h/db", "postgresql://h/db", "sqlite:///x.sqlite", "rediss+mysql://h", "mongo://h", "http://h/x",
     "https://h", "ftp://h", "redis", "sqs", "my_driver", "My-Driver", "shop.aws:provider", "shop:", "1a:b", "a:b:c",
     "2026:a-secret-of-16-characters", "2026:", "2026:a b", "sp ace:secret", ["2026:file:/run/x", "b:c"], "/qd", "/a/b",
     "/qd/", "qd", "//", f"ana:read:{HASH}", f"ana:admin:{HASH}", f"ana:read:{HASH[:-1]}", [f"ana b:write:{HASH}"],
-    f"ana:read:{HASH},bob:operate:{HASH}",
+    f"ana:read:{HASH},bob:operate:{HASH}", "exponential", "0.25",
 ]  # fmt: skip
 ROWS = [(section, row) for section, rows in SECTIONS.items() if section != "pools.NAME" for row in rows.values()]
 
