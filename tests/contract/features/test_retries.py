@@ -9,7 +9,7 @@ from tests.contract.features.conftest import Cell
 from tests.contract.kinds import JOBS, Tried, ready
 from tests.support.waiting import eventually
 
-FEATURE = "retries: backoff, jitter, `Retry`, `Fail`, `retry_on`, `fail_on`"
+FEATURE = "Retries"
 RETRIES = (
     JOBS
     + """
