@@ -15,6 +15,7 @@ from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurr
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
 from qd.options.tables import WORK, Option, shown
+from qd.payload.encryption import cipher
 from qd.redaction import mask_url
 
 
@@ -50,7 +51,8 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
     sections += [(f"connections.{name}", CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work)]
-    sections += [(name, SECTIONS[name], getattr(found, name)) for name in ("laravel", "failed", "signing", "schedule")]
+    names = ("laravel", "failed", "signing", "encryption", "schedule")
+    sections += [(name, SECTIONS[name], getattr(found, name)) for name in names]
     for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
@@ -68,7 +70,7 @@ def _origin(found: Settings, name: str) -> str:
 
 
 def _shown(option: Option, value: Any) -> Any:
-    """The value without its secrets: passwords, and signing keys but for their ids."""
+    """The value without its secrets: passwords, and keys but for their ids."""
     if option.kind in ("url", "database") and value:
         return mask_url(value)
     return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
@@ -88,6 +90,8 @@ def check() -> None:
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
         check_concurrency(each)
+    for key in found.encryption.keys:
+        cipher(key)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
     for line in notes:
