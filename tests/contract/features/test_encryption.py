@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -27,13 +27,6 @@ def sealed(n: int, card: str) -> None:
 def plain(n: int, card: str) -> None:
     raise ValueError(card)
 """
-READ: dict[bytes, Callable[[bytes], tuple[str | bytes | int, ...]]] = {
-    b"string": lambda key: ("GET", key),
-    b"list": lambda key: ("LRANGE", key, 0, -1),
-    b"hash": lambda key: ("HGETALL", key),
-    b"set": lambda key: ("SMEMBERS", key),
-    b"zset": lambda key: ("ZRANGE", key, 0, -1),
-}
 
 
 def stored(tried: Tried, request: pytest.FixtureRequest) -> str:
@@ -44,11 +37,11 @@ def stored(tried: Tried, request: pytest.FixtureRequest) -> str:
         rows = [link.query(f"SELECT * FROM {table}").all() for table in ("jobs", "qd_items", "qd_names")]
         link.close()
         return repr(rows)
-    found = list[object]()
+    found = ""
     for client in clients(tried, request):
         with client:
-            found += [client.call(*READ[client.call("TYPE", key)](key)) for key in client.call("KEYS", "*")]
-    return repr(found)
+            found += client.everything()
+    return found
 
 
 def clients(tried: Tried, request: pytest.FixtureRequest) -> Sequence[Client]:
