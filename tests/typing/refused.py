@@ -80,6 +80,7 @@ welcome.dispatch("a@b.c", delay=5)  # E: call-arg
 welcome.using(dealy=5)  # E: call-arg
 welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
+welcome.using(encrypted="2026b")  # E: arg-type
 app.job("mail.other", delay=5)  # E: call-overload
 app.job("mail.other", timeout="30s")  # E: call-overload
 app.job("mail.other", middleware=["lock"])  # E: list-item
@@ -98,6 +99,7 @@ app.dispatch([welcome.bind("a@b.c")])  # E: arg-type
 app.dispatch(welcome("a@b.c"))  # E: arg-type
 app.queue("mail").push_raw("{}")  # E: arg-type
 app.queue("mail").push("Legacy", delay="5m")  # E: arg-type
+app.queue("mail").push("Legacy", encrypted="2026b")  # E: arg-type
 
 
 # a class job whose handle() returns something else

@@ -3,8 +3,8 @@ worker decrypts after it has verified the signature, which covers the encrypted 
 
     "data":{"encrypted":"BASE64"}      BASE64 of {"iv":"...","value":"...","mac":"","tag":"...","key":"2026b"}
 
-`value` is the encrypted JSON text of the arguments. `key` is the id of the key; Laravel ignores it and writes none: then each
-key is tried. keys: "ID:SECRET", SECRET being 32 bytes as base64; the first one encrypts, all of them decrypt.
+`value` is the encrypted JSON text of the arguments. `key` is the id of the key; Laravel ignores it and writes none: then
+each key is tried. keys: "ID:SECRET", SECRET being 32 bytes as base64; the first encrypts, all of them decrypt.
 """
 
 from __future__ import annotations
