@@ -185,7 +185,7 @@ def test_a_key_that_others_can_read(mode: int, readers: str, section: str, shop:
     key.write_text("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n")
     key.chmod(mode)
     shop.config(f'[{section}]\nkeys = ["2026:file:key"]\n')
-    line = doctor(shop).line(section)
+    line = doctor(shop).line("secrets")
     assert (line.sign, line.value) == ("warn", f"{key} can be read by {readers} (mode {mode:04o})")
     subprocess.run(shlex.split(line.fix.partition(",")[0]), check=True)
     assert doctor(shop).bad() == []

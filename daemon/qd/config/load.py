@@ -8,9 +8,11 @@ Entries of the schedule ([schedule.entries.NAME]) come from the file only.
 from __future__ import annotations
 
 import os
+import stat
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,13 +45,15 @@ OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER", "QD_ACTOR"}  # vari
 
 @dataclass(slots=True)
 class Layers:
-    """The layers of configuration. origins: the source of each value by its dotted name; grows with each lookup."""
+    """The layers of configuration. origins: the source of each value by its dotted name; it and secret_files grow with each
+    lookup."""
 
     file: ConfigFile | None
     environ: Mapping[str, str]
     flags: Mapping[str, object]
     code: Mapping[str, object]
     origins: dict[str, str] = field(default_factory=dict)
+    secret_files: list[str] = field(default_factory=list)
 
     def value(self, dotted: str, option: Option, code: str = "", connection: str = "", built_in: object = None) -> Any:
         """The value of one key from the first layer that has it; records its origin."""
@@ -65,20 +69,49 @@ class Layers:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
-        variables = [sections.environ_name(option, connection)] if option.environ else []
-        variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
-        for name in variables:
-            if self.environ.get(name):  # empty counts as not set, as in most programs
-                yield self.environ[name], f"environment {name}"
+        if option.environ:
+            name = sections.environ_name(option, connection)
+            beside = f"{name}_FILE" if option.secret else name
+            if held := {each: value for each in (name, beside) if (value := self.environ.get(each))}:  # empty: not set
+                yield from self._held(held, name, beside, "environment {}".format)
+        if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
+            yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
             yield self.code[code], "Qd(...)"
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
-        for names in (*pools, tuple(section.split(".", 1))):
-            if self.file and key in (held := self.file.section(*names)):
-                yield held[key], self.file.where(".".join((*names, key)))
+        for names in (*pools, tuple(section.split(".", 1))) if self.file else ():
+            assert self.file is not None
+            found, beside = self.file.section(*names), f"{key}_file" if option.secret else key
+            if key in found or beside in found:
+                yield from self._held(found, key, beside, partial(self.file.where, *names))
+
+    def _held(
+        self, held: Mapping[str, Any], key: str, beside: str, where: Callable[[str], str]
+    ) -> Iterator[tuple[object, str]]:
+        """The value of a key in one layer. beside: names the file that has the value; the key itself if it is no secret."""
+        if beside == key or beside not in held:
+            yield held[key], where(key)
+            return
+        if key in held:
+            raise ConfigError(f"{where(beside)}: {key} and {beside} are both given, remove one of them")
+        path = self.root / str(held[beside]).strip()
+        yield self.secret(key, path, where(beside)), f"{where(beside)}, file {path}"
+
+    def secret(self, what: str, path: Path, origin: str) -> str:
+        """The secret in the file, without white space around it. Raises ConfigError, which never shows it."""
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"{origin}: cannot read {what} from {path}: {why}") from None
+        if not found:
+            raise ConfigError(f"{origin}: {path} is empty, write the value of {what} into it")
+        self.secret_files.append(str(path))
+        return found
 
     def all(self, section: str, but: Collection[str] = ()) -> dict[str, Any]:
-        return {name: self.value(f"{section}.{name}", row) for name, row in ROWS[section].items() if name not in but}
+        rows = [row for row in ROWS[section].values() if row.name not in but and not row.file_of]
+        return {row.name: self.value(f"{section}.{row.name}", row) for row in rows}
 
     def section(self, *names: str) -> Mapping[str, Any]:
         return self.file.section(*names) if self.file else {}
@@ -138,6 +171,7 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
     held = {
         key: layers.value(f"{section}.{key}", option, "url" if default and key == "url" else "", name)
         for key, option in CONNECTION.items()
+        if not option.file_of
     }
     named = "" if layers.origins[f"{section}.driver"] == "built in" else held["driver"]
     held["driver"] = driver_of(layers, section, named, held["url"])
@@ -244,6 +278,7 @@ def settings_of(layers: Layers) -> Settings:
         alerts=alerts_of(layers),
         dashboard=sections.DashboardSettings(**layers.all("dashboard")),
         origins=layers.origins,
+        secret_files=tuple(dict.fromkeys(layers.secret_files)),
     )
 
 
@@ -288,29 +323,19 @@ def encryption_of(layers: Layers) -> sections.EncryptionSettings:
 
 
 def keyed(layers: Layers, section: str, fits: Callable[[str], bool], way: str) -> dict[str, Any]:
-    """The values of a section with keys: those with the secrets of their files, and these files. way: what a secret is that
-    does not fit."""
+    """The values of a section with keys, with the secrets of their files. way: what a secret is that does not fit."""
     held, origin = layers.all(section), layers.origins[f"{section}.keys"]
-    keys, files = dict[str, str](), list[str]()
+    keys = dict[str, str]()
     for id, _, secret in (key.partition(":") for key in held["keys"]):
         if secret.startswith(FROM_FILE):
-            files.append(str(layers.root / secret.removeprefix(FROM_FILE)))
-            secret = secret_of(f"{section} key {id}", Path(files[-1]), origin)
+            path = layers.root / secret.removeprefix(FROM_FILE)
+            secret = layers.secret(f"the {section} key {id}", path, origin)
         if not fits(secret):
             raise ConfigError(f"{origin}: the {section} key {id} is {way}")
         if id in keys:
             raise ConfigError(f"{origin}: two {section} keys have the same id (give each one its own)")
         keys[id] = secret
-    return held | {"keys": tuple([f"{id}:{secret}" for id, secret in keys.items()]), "files": tuple(files)}
-
-
-def secret_of(what: str, path: Path, origin: str) -> str:
-    """The secret in the file. Raises ConfigError, which never shows it."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{origin}: cannot read the {what} from {path}: {why}") from None
+    return held | {"keys": tuple([f"{id}:{secret}" for id, secret in keys.items()])}
 
 
 def schedule_of(layers: Layers) -> sections.ScheduleSettings:
@@ -329,9 +354,6 @@ def schedule_of(layers: Layers) -> sections.ScheduleSettings:
 
 def alerts_of(layers: Layers) -> sections.AlertSettings:
     held = layers.all("alerts")
-    for key in ("webhook", "heartbeat"):
-        if held[key] and not held[key].startswith(("http://", "https://")):
-            raise ConfigError(f"{layers.origins[f'alerts.{key}']}: {key} is not an http:// or https:// url")
     template, where = held["template"], layers.origins["alerts.template"]
     if template:
         import json
@@ -409,6 +431,16 @@ def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[st
         for name in sorted(environ)
         if name.startswith("QD_") and name not in known
     ]
+
+
+def open_files(settings: Settings) -> dict[str, str]:
+    """The files with a secret that other users can read -> one line about each."""
+    found = {path: stat.S_IMODE(os.stat(path).st_mode) for path in settings.secret_files}
+    return {
+        path: f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
+        for path, mode in found.items()
+        if mode & 0o044
+    }
 
 
 def unknown_drivers(settings: Settings) -> list[str]:

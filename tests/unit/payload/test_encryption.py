@@ -212,7 +212,6 @@ def test_keys_come_from_the_configuration_files_and_the_environment(tmp_path: Pa
     (tmp_path / "key").write_text(f"base64:{OTHER}\n")
     found = load(tmp_path, f'[encryption]\nkeys = ["2026b:file:key", "{OLD}"]\nkeep_messages = true\n')
     assert found.encryption == EncryptionSettings((NEW, OLD), True)
-    assert found.encryption.files == (str(tmp_path / "key"),)
     assert config.from_json(config.to_json(found)).encryption == found.encryption
     found = load(tmp_path, "", QD_ENCRYPTION_KEYS=f"{OLD},base64:{OTHER}")  # Laravel's APP_KEY as it is
     assert opened(sealed(DATA, found.encryption.keys[1:], "x"), found.encryption.keys) == DATA
