@@ -59,8 +59,8 @@ def without_words(error: BaseException, text: str = "", depth: int = 20) -> Base
     kind = type(error)
     body: dict[str, Any] = {"__init__": lambda self, *args: None, "__str__": lambda self: text}
     body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    if isinstance(error, BaseExceptionGroup):
-        inner = [without_words(each, "", depth - 1) for each in error.exceptions[: depth + 1]]
+    if isinstance(error, BaseExceptionGroup) and depth > 0:
+        inner = [without_words(each, "", depth - 1) for each in error.exceptions]
         copy: BaseException = type(kind.__name__, (BaseExceptionGroup,), body)(text, inner)
     else:
         copy = type(kind.__name__, (kind if issubclass(kind, EndJob) else Exception,), body)()

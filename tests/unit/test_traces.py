@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from traceback import format_exception
 
 import pytest
 
@@ -158,6 +159,14 @@ def test_an_error_without_words_keeps_the_text_given_and_the_class_of_one_that_e
     assert (trimmed(copy) or "").endswith("JobTimeout: it ran longer than its timeout of 1 s\n")
     assert CARD in (trimmed(error) or "")
     assert CARD not in (trimmed(copy) or "")
+
+
+def test_deeply_nested_groups_without_words_are_cut() -> None:
+    error: Exception = ValueError(CARD)
+    for _ in range(50):
+        error = ExceptionGroup(CARD, [error, KeyError(CARD)])
+    text = "".join(format_exception(without_words(error)))
+    assert (text.count("KeyError") > 5, CARD in text) == (True, False)
 
 
 def test_a_long_chain_of_errors_without_words_is_cut() -> None:

@@ -178,9 +178,9 @@ def signing_of(settings: Settings) -> Signing | None:
     return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
 
 
-def opened(payload: Payload, declared: Declared, settings: Settings) -> Payload:
+def opened(payload: Payload, declared: Declared | None, settings: Settings) -> Payload:
     """The payload with its arguments, which may be encrypted. Raises as encryption.opened."""
-    if not declared.options.encrypted:
+    if declared is None or not declared.options.encrypted:
         return payload
     data = encryption.opened(bytes(payload.data), settings.encryption.keys)
     return msgspec.structs.replace(payload, data=msgspec.Raw(data))

@@ -278,7 +278,7 @@ class Attempts:
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
         job, settled = attempt.job, isinstance(error, Settled)
-        self.outcomes.exit_if_copy(None if settled or error is None else self.outcomes.said(job, error))
+        self.outcomes.exit_if_copy(job, None if settled else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
@@ -299,7 +299,7 @@ class Attempts:
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
-        self.outcomes.exit_if_copy()
+        self.outcomes.exit_if_copy(job)
         if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and has(events.JobAttempted):
@@ -314,8 +314,7 @@ class Attempts:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
         if (payload := readable(reserved.member)) is not None:
             declared = self.app._registry.get(payload.job)
-            if declared is not None:
-                with suppress(errors.QdError):
-                    payload = opened(payload, declared, self.app.settings)
+            with suppress(errors.QdError):
+                payload = opened(payload, declared, self.app.settings)
             job = self._running(payload, reserved, declared)
             self.outcomes.notify(0.0, events.LeaseLost(job))

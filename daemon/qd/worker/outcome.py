@@ -122,15 +122,14 @@ BY_THE_JOB = "released by the job"
 
 
 class Outcomes:
-    """keep_messages: also of the errors of encrypted jobs."""
-
     def __init__(self, listeners: Listeners, alarm: Alarm, keep_messages: bool = False) -> None:
         self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
         self._keep_messages = keep_messages
         listeners.worker = self._pid
 
     def said(self, job: RunningJob, error: BaseException) -> BaseException:
-        """The error for the log and the failed store: of an encrypted job without its message, which may contain values."""
+        """The error for the log and the failed store: of an encrypted job without its message, which may contain values,
+        unless the configuration keeps messages."""
         encrypted = job.declared is not None and job.declared.options.encrypted
         if not encrypted or self._keep_messages:
             return error
@@ -242,17 +241,16 @@ class Outcomes:
         try:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except BaseException as raised:
-            error = self.said(job, raised)
-            self.exit_if_copy(error)
-            logging.getLogger("qd.worker").error("failed() or a listener raised", exc_info=error)
-        self.exit_if_copy()
+            self.exit_if_copy(job, raised)
+            logging.getLogger("qd.worker").error("failed() or a listener raised", exc_info=self.said(job, raised))
+        self.exit_if_copy(job)
 
-    def exit_if_copy(self, error: BaseException | None = None) -> None:
+    def exit_if_copy(self, job: RunningJob, error: BaseException | None = None) -> None:
         """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
         if os.getpid() == self._pid:
             return
         if isinstance(error, SystemExit):
             fork.leave(fork.code_of(error))
         if error is not None:
-            sys.stderr.write(shown(error))
+            sys.stderr.write(shown(self.said(job, error)))
         fork.leave(int(error is not None))
