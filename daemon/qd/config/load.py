@@ -252,9 +252,8 @@ def load(
 
 def unread(code: Mapping[str, object]) -> Settings:
     """The built-in values and the arguments of Qd(...), without file and environment. For tests."""
-    key = f"tests:{'A' * 43}="  # encrypted jobs are encrypted there, too
     built_in = settings_of(Layers(None, {}, {"workers": 1}, given(code)))
-    return replace(built_in, encryption=sections.EncryptionSettings((key,)))
+    return replace(built_in, encryption=sections.EncryptionSettings((f"tests:{'A' * 43}=",)))
 
 
 def given(values: Mapping[str, object]) -> dict[str, object]:

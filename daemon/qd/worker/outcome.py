@@ -128,8 +128,7 @@ class Outcomes:
         listeners.worker = self._pid
 
     def said(self, job: RunningJob, error: BaseException) -> BaseException:
-        """The error for the log and the failed store: of an encrypted job without its message, which may contain values,
-        unless the configuration keeps messages."""
+        """The error for the log and the failed store: of an encrypted job without its message, which may contain values."""
         encrypted = job.declared is not None and job.declared.options.encrypted
         if not encrypted or self._keep_messages:
             return error

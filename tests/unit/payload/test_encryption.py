@@ -132,6 +132,18 @@ def test_every_way_to_send_encrypts_and_signs_what_is_encrypted():
         assert opened(bytes(payload.data), (OLD,)) == b'{"card":"4111"}'
 
 
+def test_an_encrypted_job_does_not_take_the_readable_result_of_another_one():
+    app = app_with(OLD)
+    first, job = app.job("shop.find")(find), app.job("shop.pay", encrypted=True)(pay)
+    with pytest.raises(DeclarationError, match=r"job 'shop.pay' is encrypted and cannot take the result of a job: "):
+        app.chain(first.bind(), job.link(), pass_results=True).dispatch()
+    assert app.sent == []
+
+
+def find() -> str:
+    return "4111"
+
+
 def test_a_job_without_arguments_and_a_raw_job_are_encrypted():
     app = app_with(OLD)
     app.job("a", encrypted=True)(lambda_free).dispatch()
