@@ -26,7 +26,9 @@ _DEFINED = {
     "qd.jobs.context": ("RunningJob", "current_job"),
     "qd.jobs.job": ("Call", "Job", "JobFunction", "Link", "NeverSent"),
     "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
+    "qd.jobs.policy": ("Fail", "Retry"),
     "qd.locks": ("Limiter", "Lock"),
+    "qd.options.kinds": ("Backoff",),
     "qd.schedule.builder": ("Scheduled",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _DEFINED.items() for name in names}

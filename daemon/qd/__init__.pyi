@@ -37,8 +37,11 @@ from qd.jobs.plan import Handle as Handle
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.plan import Options as Options
 from qd.jobs.plan import SendOptions as SendOptions
+from qd.jobs.policy import Fail as Fail
+from qd.jobs.policy import Retry as Retry
 from qd.locks.limiter import Limiter as Limiter
 from qd.locks.lock import Lock as Lock
+from qd.options.kinds import Backoff as Backoff
 from qd.schedule.builder import Scheduled as Scheduled
 
 __version__: str

@@ -144,7 +144,7 @@ class LockLost(LockError):
 
 
 class JobFailure(QdError):
-    """job.fail("why") was called."""
+    """The job called job.fail("why") or raised Fail("why")."""
 
 
 class JobFailedError(JobFailure):
@@ -167,7 +167,9 @@ class ResultTimeout(QdError, TimeoutError):
 
 
 class Settled(BaseException):
-    """release() or fail() was called in the job. The outcome is recorded and the rest of the job does not run."""
+    """The base class of Retry and Fail, which release() and fail() raise: the rest of the job does not run."""
+
+    job: object = None  # whose release() or fail() has recorded it; None: it was raised directly
 
 
 class EndJob(BaseException):

@@ -57,6 +57,11 @@ MECHANISMS = {
         "::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",
         "no orphan",
     ),
+    "jitter": Named(
+        "a random share is added to each backoff, also to that of a job killed for its timeout",
+        "process/worker/test_timeouts.py::test_a_killed_job_waits_for_its_backoff_and_a_jitter",
+        "came back together: [0.3, 0.3, 0.3]",
+    ),
     "hard kill": Named(
         "a job over its timeout is killed from outside",
         "process/worker/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logged[mutex]",

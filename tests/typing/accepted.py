@@ -15,10 +15,12 @@ import attrs
 from pydantic import BaseModel, Field
 
 from qd import (
+    Backoff,
     Batch,
     BatchState,
     Call,
     Duration,
+    Fail,
     Handle,
     Job,
     JobFunction,
@@ -28,6 +30,7 @@ from qd import (
     Provided,
     Qd,
     Queue,
+    Retry,
     RunningJob,
     Scheduled,
     Serializer,
@@ -77,6 +80,26 @@ def welcome(to: str, subject: str = "Hello", *, html: bool = True) -> int:
 @app.job("mail.slow", timeout=timedelta(minutes=2), backoff=timedelta(seconds=5), retry_for=timedelta(hours=1))
 async def slow(at: datetime, price: Decimal, id: UUID) -> dict[str, int]:
     current_job().release(timedelta(seconds=1))
+
+
+@app.job(
+    "mail.grows", tries=8, backoff="exponential", jitter=0, retry_on=ConnectionError, fail_on=(ValueError, KeyError)
+)
+def grows(to: str) -> int:
+    if not to:
+        raise Fail("nobody to write to")
+    if current_job().attempt == 1:
+        raise Retry(delay=timedelta(seconds=5), reason="busy", counts=False)
+    raise Retry(30)
+
+
+@app.job("mail.tuned", backoff=Backoff(first=1, factor=2, max="10m", jitter=0.1), retry_on=[OSError])
+def tuned(to: str) -> None: ...
+
+
+assert_type(Backoff("5s", 1.5, timedelta(hours=1)).max, float)
+tuned.using(backoff=Backoff(5), jitter=0.5).dispatch("a@b.c")
+tuned.using(backoff="exponential").dispatch("a@b.c")
 
 
 @app.job("raw.hook", raw=True, tags=("hook",), fail_on_timeout=True, max_exceptions=2, connection="redis")

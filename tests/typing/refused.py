@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 from pydantic import BaseModel
 
-from qd import Handle, Job, Qd, RunningJob, current_job, provided
+from qd import Backoff, Fail, Handle, Job, Qd, Retry, RunningJob, current_job, provided
 from qd.events import Event, JobFailed, JobProcessing, Looping
 from qd.middleware import FailOnException, RateLimited, SkipIf
 
@@ -81,6 +81,16 @@ welcome.using(dealy=5)  # E: call-arg
 welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
 welcome.using(encrypted="2026b")  # E: arg-type
+welcome.using(backoff="linear")  # E: arg-type
+welcome.using(backoff=[1, "5s"])  # E: list-item
+welcome.using(jitter="10%")  # E: arg-type
+app.job("mail.picky", retry_on=["ConnectionError"])  # E: list-item
+app.job("mail.picky", fail_on=ValueError())  # E: call-overload
+Backoff(factor="2")  # E: arg-type
+Backoff(0, 2, "10m", 0.1, 5)  # E: call-arg
+Retry("5m")  # E: arg-type
+Retry(30, "busy")  # E: call-arg
+Fail()  # E: call-arg
 app.job("mail.other", delay=5)  # E: call-overload
 app.job("mail.other", timeout="30s")  # E: call-overload
 app.job("mail.other", middleware=["lock"])  # E: list-item

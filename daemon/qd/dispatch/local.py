@@ -40,7 +40,7 @@ from qd.errors import (
 from qd.events import Listeners
 from qd.jobs.context import Backing, RunningJob, running
 from qd.jobs.pipeline import Pipeline, through
-from qd.jobs.policy import Fail, Release, after_error, before, limits_of
+from qd.jobs.policy import GiveUp, Release, after_error, before, limits_of
 from qd.jobs.registry import Declared
 from qd.payload.format import Payload
 
@@ -65,9 +65,9 @@ class Policy:
         """Why the next attempt must not start; None: it may."""
         return None
 
-    def after_error(self, error: Exception) -> Release | Fail | None:
+    def after_error(self, error: Exception) -> Release | GiveUp | None:
         """What follows an attempt that raised. None: the job is dropped and counts as done."""
-        return Fail(RAISED, error)
+        return GiveUp(RAISED, error)
 
     def after_release(self, job: RunningJob, release: Release) -> None:
         """Called when the job has released itself. Raises if it must not run again."""
@@ -89,15 +89,15 @@ class SentPolicy(Policy):
             return f"{self._declared.name} was released {MOST_RUNS} times and never completed"
         return before(self._limits, self._payload, time.time())
 
-    def after_error(self, error: Exception) -> Release | Fail | None:
+    def after_error(self, error: Exception) -> Release | GiveUp | None:
         if isinstance(error, UnknownParameters | WrongType):
-            return Fail(RAISED, error)
+            return GiveUp(RAISED, error)
         if isinstance(error, ModelGone):
             delete = self._payload.deleteWhenMissingModels
             if self._declared.options.delete_when_missing if delete is None else delete:
                 return None
         exceptions = self._payload.exceptions + 1
-        verdict = after_error(self._limits, self._payload, time.time(), exceptions=exceptions)
+        verdict = after_error(self._limits, self._payload, time.time(), exceptions=exceptions, error=error, luck=0.0)
         if isinstance(verdict, Release):
             self._spend(verdict, exceptions)
         return verdict
@@ -152,7 +152,7 @@ class LocalRunner:
                     result = self._attempt(declared, job, payload)
                 except (Exception, Settled) as error:
                     verdict = self._verdict(job, error)
-                    if isinstance(verdict, Fail):
+                    if isinstance(verdict, GiveUp):
                         self._fail(declared, job, error)
                     if verdict is None:
                         return None, False
@@ -173,23 +173,23 @@ class LocalRunner:
 
     def _attempt(self, declared: Declared, job: RunningJob, payload: Payload | None) -> object:
         """Returns what the job returned; `job.outcome` is a Release if it released itself. Raises what the job raised, and
-        JobFailure if it called fail()."""
+        JobFailure if it called fail() or raised Fail."""
         call, result = self._freeing(job.prepared(declared), payload), None
         try:
             self._emit(events.JobProcessing(job))
             result = through(self.pipeline.around(declared), declared, job, call, finished)
-        except (Exception, Settled):
-            if job.outcome is None:
+        except (Exception, Settled, BaseExceptionGroup) as error:
+            if not job.settled_by(error):
                 raise
-        if isinstance(job.outcome, Fail):
+        if isinstance(job.outcome, GiveUp):
             raise job.outcome.error or JobFailure(job.outcome.reason)
         return result
 
-    def _verdict(self, job: RunningJob, error: Exception | Settled) -> Release | Fail | None:
-        if isinstance(job.outcome, Fail):
+    def _verdict(self, job: RunningJob, error: Exception | Settled) -> Release | GiveUp | None:
+        if isinstance(job.outcome, GiveUp):
             return job.outcome
         if isinstance(error, Settled):  # raised by a job around this one
-            return Fail(RAISED)
+            return GiveUp(RAISED)
         return self.policy.after_error(error)
 
     def _freeing(self, call: Callable[[], object], payload: Payload | None) -> Callable[[], object]:

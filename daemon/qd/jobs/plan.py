@@ -11,7 +11,7 @@ from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
-from qd.options.kinds import seconds_of
+from qd.options.kinds import Backoff, seconds_of
 from qd.options.tables import JobOptions
 
 T_co = TypeVar("T_co", covariant=True)
@@ -25,6 +25,9 @@ class Middleware(Protocol):
     def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
+IN_CODE = ("middleware", "retry_on", "fail_on")  # options that only a declaration has
+
+
 class Options(TypedDict, total=False):
     """Options of a job, both in @app.job(...) and in .using(...)."""
 
@@ -32,7 +35,10 @@ class Options(TypedDict, total=False):
     connection: str
     tries: int
     timeout: Duration
-    backoff: Duration | Sequence[Duration]
+    backoff: Duration | Sequence[Duration] | Backoff | Literal["exponential"]
+    jitter: float  # up to this share of each backoff is added to it
+    retry_on: type[Exception] | Sequence[type[Exception]]  # any other error fails the job at once
+    fail_on: type[Exception] | Sequence[type[Exception]]  # such an error fails the job at once
     max_exceptions: int
     retry_for: Duration
     fail_on_timeout: bool
@@ -83,8 +89,8 @@ class Plan:
         for fixed in ("raw", "encrypted"):
             if options.get(fixed, declared := getattr(self.declared.options, fixed)) != declared:
                 raise DeclarationError(f"using() cannot change {fixed}: set it in @app.job({fixed}=...)")
-        if "middleware" in options:
-            raise DeclarationError("using() takes no middleware (a payload carries no functions): set it in @app.job()")
+        if code := [name for name in IN_CODE if name in options]:
+            raise DeclarationError(f"using() takes no {code[0]} (a payload carries no code): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):
             raise DeclarationError(f"option key of job '{name}': {key!r} is no name (written 'order:42')")
         if not isinstance(after_commit, bool | None):

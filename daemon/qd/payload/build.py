@@ -54,6 +54,7 @@ def make(
     max_exceptions: int | None = None,
     fail_on_timeout: bool = False,
     backoff: Sequence[float] | None = None,
+    jitter: float | None = None,
     timeout: float | None = None,
     retry_until: float | None = None,
     delete_when_missing: bool | None = None,
@@ -75,6 +76,7 @@ def make(
         f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null",
         _whole(timeout),
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
+        + ("" if jitter is None else f'"jitter":{_plain(jitter)},')
         + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id())},"attempts":0,"delay":null}}'

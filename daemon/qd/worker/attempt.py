@@ -282,13 +282,13 @@ class Attempts:
         return self._outcome(attempt, error)
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
-        job, settled = attempt.job, isinstance(error, Settled)
-        self.outcomes.exit_if_copy(job, None if settled else error)
+        job = attempt.job
+        self.outcomes.exit_if_copy(job, None if isinstance(error, Settled) else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
             self.recycle = self.outcomes.said(job, error)
-        if settled or job.outcome is not None:
+        if (error is not None or job.outcome is not None) and job.settled_by(error):
             return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
             if job.relations is None:

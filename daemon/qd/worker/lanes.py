@@ -36,7 +36,7 @@ from qd.process.scoreboard import L, LaneState, Slot, W, Why, now
 from qd.process.shield import in_main_thread
 from qd.worker.attempt import Attempts
 from qd.worker.connection import PATIENCE, Checkpoints, HeldJob
-from qd.worker.outcome import Attempt, Death, Done, Failed, Outcome
+from qd.worker.outcome import LUCK, Attempt, Death, Done, Failed, Outcome
 from qd.worker.threads import Inbox
 from qd.worker.timeout import Alarm, LaneAlarm
 
@@ -142,7 +142,7 @@ class LaneRun:
         assert job is not None
         fails = fails_when_killed(limits, payload)
         words[L.FAILS] = fails
-        words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[L.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
         self.name = payload.job.encode("utf-8", "replace")
         words.describe(self.name, job.queue.encode())

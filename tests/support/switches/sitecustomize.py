@@ -170,6 +170,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of what left the group": [("qd.process.fork", replaced("kill_all", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.watchdog", replaced("silence_of", never(0.0)))],
+    "jitter": [("qd.jobs.policy", replaced("backoff", never(0.3)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
     "one job a worker": [
