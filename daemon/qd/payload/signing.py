@@ -5,8 +5,8 @@ worker verifies before it decodes an argument.
 
 The signed text is unambiguous: the version, then each part as ` LENGTH:BYTES` (UTF-8; a missing part has length 0). v2
 signs uuid, id, job and data; v1 signs no id, because Laravel adds it after its hooks. A checkpoint is signed together with
-uuid, id and job (c1) and stored as `KEY.MAC.STATE`. `data` is signed byte for byte, so rewriting the JSON breaks the
-signature.
+uuid, id and job (c1), a step's result also with its name; both are stored as `KEY.MAC.STATE`. `data` is signed byte for
+byte, so rewriting the JSON breaks the signature.
 """
 
 from __future__ import annotations
@@ -58,23 +58,27 @@ class Signing:
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
             raise SignatureRefused("its signature does not match: job, id or data were changed")
 
-    def sealed(self, payload: Payload, state: bytes) -> bytes:
-        """A checkpoint as it is stored: signed, unless the job is unsigned."""
+    def sealed(self, payload: Payload, state: bytes, *step: bytes) -> bytes:
+        """A checkpoint, or the result of a step, as it is stored: signed, unless the job is unsigned. step: its name."""
         if payload.sig is None:
             return state
-        mac = _mac(self._secrets[self._first], _text(b"c1", (*_identity(payload), state)))
+        mac = _mac(self._secrets[self._first], _text(b"c1", (*_identity(payload), state, *step)))
         return b"%b.%b.%b" % (self._first.encode(), mac, state)
 
     def opened(self, payload: Payload) -> bytes | None:
         """The checkpoint, None without one. Raises SignatureRefused if its signature does not match."""
-        sealed = payload.checkpoint
-        if sealed is None or payload.sig is None:
+        return None if payload.checkpoint is None else self.unsealed(payload, payload.checkpoint)
+
+    def unsealed(self, payload: Payload, sealed: bytes, *step: bytes) -> bytes:
+        if payload.sig is None:
             return sealed
         name, _, rest = sealed.partition(b".")
         mac, _, state = rest.partition(b".")
         secret = self._secrets.get(name.decode("utf-8", "replace"))
-        if secret is None or not hmac.compare_digest(_mac(secret, _text(b"c1", (*_identity(payload), state))), mac):
-            raise SignatureRefused("its checkpoint does not match: it was changed, or belongs to another job")
+        text = _text(b"c1", (*_identity(payload), state, *step))
+        if secret is None or not hmac.compare_digest(_mac(secret, text), mac):
+            what = "a step" if step else "its checkpoint"
+            raise SignatureRefused(f"{what} does not match: it was changed, or belongs to another job")
         return state
 
 
