@@ -184,8 +184,7 @@ class RunningJob:
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once, however often the job is tried: `page = job.step("fetch", fetch, url)`.
 
-        The server has its result before step() returns; if it is unreachable, step() waits as long as the job may run.
-        In an async job: `page = await job.step("fetch", afetch, url)`.
+        In an async job: `await job.step("fetch", afetch, url)`. While the server is unreachable, it waits.
 
         Args:
             name: Of the step, used once in an attempt.

@@ -4,8 +4,8 @@
     a recorded name          -> its result; the function does not run
     another one              -> the function -> its result as JSON, recorded -> the result, as the next attempt reads it
 
-step() returns once the server has the record. Until then it tries again, as long as the job may run: if the job went on
-without it, its next attempt would run the function again. Tasks of asyncio call the server in a thread.
+step() returns once the server has the record, and until then tries again, as long as the job may run. If the job went on
+without it, the next attempt would run the function again. Tasks of asyncio call the server in a thread.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ from qd.jobs.context import RunningJob
 from qd.jobs.pipeline import is_async
 
 AGAIN = 0.2  # seconds until an unreachable server is tried again
-_making = threading.RLock()
 
 
 def in_memory(known: dict[str, bytes], job: object, name: str = "", text: bytes = b"") -> Mapping[str, bytes]:
-    """The store of a job that runs where it is sent."""
+    """The steps of a job that runs where it is sent. A store returns all steps, or the given one as it is recorded."""
     return known | {name: known.setdefault(name, text)} if name else known
 
 
 class Steps:
-    """Those of one attempt. store: returns the recorded steps, name -> JSON. Called with a name and JSON, it returns what is
-    recorded for this step, which is the given JSON if nothing was. None: the server did not answer."""
+    """Those of one attempt. store: see in_memory; None: the server did not answer."""
 
     def __init__(self, job: RunningJob) -> None:
         self._store = partial(job._step_store or partial(in_memory, {}), job)
@@ -50,9 +48,13 @@ class Steps:
             raise NotInJob("job.step() was called in a process that the job has forked: call it in the job's own")
         if self._names.setdefault(name, mine := object()) is not mine:
             raise ArgumentError(f"job.step({name!r}) was called twice in one attempt: give each step its own name")
-        if (text := (yield from _answer(self._read)).get(name)) is None:
+        while (known := (yield threaded(self._read))) is None:
+            yield sleep(AGAIN)
+        if (text := known.get(name)) is None:
             text = encode_value((yield Pause(call, call)), f"the result of job.step({name!r})")
-            text = (yield from _answer(partial(self._store, name, text)))[name]
+            while (found := (yield threaded(partial(self._store, name, text)))) is None:
+                yield sleep(AGAIN)
+            text = found[name]
         try:
             return msgspec.json.decode(text, type=type_returned(function), dec_hook=made)
         except FAILURES:
@@ -64,20 +66,12 @@ class Steps:
             return self._known
 
 
-def _answer(call: Callable[[], Any]) -> Pausing[Any]:
-    while (found := (yield threaded(call))) is None:
-        yield sleep(AGAIN)
-    return found
-
-
 def step(job: RunningJob, name: object, function: Callable[..., Any], call: Callable[[], Any]) -> Any:
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ArgumentError(f"job.step() takes the name of the step first, a text such as 'fetch', not {name!r}")
-    asyncio = sys.modules.get("asyncio")
-    in_loop = asyncio is not None and asyncio._get_running_loop() is not None
+    in_loop = "asyncio" in sys.modules and sys.modules["asyncio"]._get_running_loop() is not None
     if in_loop != is_async(function):
         way = f"an async function on an event loop; else: await asyncio.to_thread(job.step, {name!r}, ...)"
         raise ArgumentError(f"job.step({name!r}) takes {way if in_loop else 'an async function in an async job only'}")
-    with _making:
-        steps = job._steps = job._steps or Steps(job)
-    return (wait_for if in_loop else block_on)(steps.run(name, function, call))
+    job._steps = job._steps or Steps(job)
+    return (wait_for if in_loop else block_on)(job._steps.run(name, function, call))

@@ -65,20 +65,19 @@ class Signing:
         mac = _mac(self._secrets[self._first], _text(b"c1", (*_identity(payload), state, *step)))
         return b"%b.%b.%b" % (self._first.encode(), mac, state)
 
-    def opened(self, payload: Payload) -> bytes | None:
-        """The checkpoint, None without one. Raises SignatureRefused if its signature does not match."""
-        return None if payload.checkpoint is None else self.unsealed(payload, payload.checkpoint)
-
-    def unsealed(self, payload: Payload, sealed: bytes, *step: bytes) -> bytes:
-        if payload.sig is None:
+    def opened(self, payload: Payload, sealed: bytes | None = None, *step: bytes) -> bytes | None:
+        """The checkpoint, None without one; or the result of a step. Raises SignatureRefused if it was changed."""
+        sealed = sealed if step else payload.checkpoint
+        if sealed is None or payload.sig is None:
             return sealed
         name, _, rest = sealed.partition(b".")
         mac, _, state = rest.partition(b".")
         secret = self._secrets.get(name.decode("utf-8", "replace"))
-        text = _text(b"c1", (*_identity(payload), state, *step))
-        if secret is None or not hmac.compare_digest(_mac(secret, text), mac):
-            what = "a step" if step else "its checkpoint"
-            raise SignatureRefused(f"{what} does not match: it was changed, or belongs to another job")
+        if secret is None or not hmac.compare_digest(
+            _mac(secret, _text(b"c1", (*_identity(payload), state, *step))), mac
+        ):
+            what = f"step {step[0].decode()!r}" if step else "checkpoint"
+            raise SignatureRefused(f"its {what} does not match: it was changed, or belongs to another job")
         return state
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 AROUND = (events.JobPopped, events.JobProcessing, events.JobProcessed, events.JobAttempted)  # a job that succeeds
-MOST_STEPS = 1 << 20  # bytes of a job's steps, see steps.lua
 Begin = Callable[[Payload, JobLimits], None]
 
 
@@ -235,21 +234,21 @@ class Attempts:
         )
 
     def _stored(self, job: RunningJob, name: str = "", text: bytes = b"") -> Mapping[str, bytes] | None:
-        """The steps of the job, see RunningJob. They are signed as checkpoints are. Raises SignatureRefused, and more."""
+        """The store of jobs/steps.py, signed as checkpoints are. Raises SignatureRefused; as Checkpoints.step."""
         payload, signing = read(job.payload), self._signing
         if not (payload.id or payload.uuid):
             raise errors.ArgumentError("job.step() needs a job with an id, and this payload has neither id nor uuid")
         sealed = text if signing is None else signing.sealed(payload, text, name.encode())
-        flat: Any = -1 if len(text) > MOST_STEPS else self._step(job.id, job.mark, *((name, sealed) if name else ()))
+        flat: Any = -1 if len(text) > 1 << 20 else self._step(job.id, job.mark, *((name, sealed) if name else ()))
         if flat is None:
             return None
         if flat == -1:
             most = "a job can have 1,000 steps and 1 MB of results: store large data elsewhere and return a reference"
             raise errors.ArgumentError(f"job.step({name!r}) has {len(text)} bytes of JSON too many; {most}")
-        found = {step.decode(): result for step, result in zip(flat[::2], flat[1::2], strict=True) if step}
+        found: dict[bytes, Any] = dict(zip(flat[::2], flat[1::2], strict=True))
         if signing is not None:
-            found = {step: signing.unsealed(payload, result, step.encode()) for step, result in found.items()}
-        return {name: text, **found}
+            found = {step: signing.opened(payload, result, step) for step, result in found.items() if step}
+        return {name: text, **{step.decode(): result for step, result in found.items()}}
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """The limits of the payload, else of the declaration, which are computed once."""

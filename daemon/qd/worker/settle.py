@@ -197,9 +197,7 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
-        steps = held.steps or (
-            isinstance(outcome, Cancelled) and b'"rsv":' in job.before
-        )  # its own, or of earlier attempts
+        steps = held.steps or (isinstance(outcome, Cancelled) and b'"rsv":' in job.before)  # of earlier attempts
         if steps and payload is not None and isinstance(outcome, Done | Cancelled):  # a failed job keeps them
             effects += (Forget(payload.id or payload.uuid or ""),)
         if isinstance(outcome, Done):
