@@ -210,7 +210,7 @@ current_job().step("fetch", download)  # E: call-overload
 current_job().step("fetch", download, 7)  # E: call-overload
 current_job().step(download, "fetch")  # E: call-overload
 current_job().step("fetch", download("u"))  # E: call-overload
-page: str = current_job().step("fetch", download, "u")  # E: assignment
+timeout: str = current_job().step("fetch", len, "u")  # E: assignment
 
 
 # the schedule

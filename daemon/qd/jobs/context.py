@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
 MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
 
 

@@ -38,6 +38,7 @@ def end(how):
     if how == "error": raise ValueError("not yet")
     if how == "release": current_job().release()
     if how == "hang": time.sleep(60)
+    if how == "later": current_job().release(3600)
 
 def is_first():
     first = not Path("again").exists()
@@ -209,6 +210,19 @@ def test_a_cancelled_job_has_no_steps_left(shop: Project, witness: Witness, redi
     work.wait_line("job.cancelled")
     assert not redis.text("KEYS", KEYS)
     work.stop()
+
+
+def test_a_job_that_is_cancelled_while_it_waits_has_no_steps_left(
+    shop: Project, witness: Witness, redis: Client
+) -> None:
+    push(redis, "stepped", how="later")
+    work = ready(shop)
+    work.wait_line("job.released")
+    work.stop()
+    assert redis.text("KEYS", KEYS)
+    (text,) = redis.text("ZRANGE", "queues:default:delayed", "0", "-1")
+    assert shop.quick("cancel", json.loads(text)["id"]).exit_code == 0
+    assert not redis.text("KEYS", KEYS)
 
 
 @pytest.mark.parametrize("options", [(), ("--concurrency", "8")], ids=["one job", "several"])

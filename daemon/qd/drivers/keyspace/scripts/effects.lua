@@ -35,8 +35,8 @@ local kinds = {
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
   end},
-  forget = {1, 0, function(k) redis.call('HLEN', KEYS[k]) end, function(k)
-    redis.call('EXPIRE', KEYS[k], 0) -- deleted, and no right to DEL is needed
+  forget = {1, 0, function() end, function(k)
+    redis.pcall('EXPIRE', KEYS[k], 0) -- deleted; a user who may not do that can cancel the job all the same, and it expires
   end},
   ends = {1, 2, function(k) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     redis.call('HSET', KEYS[k], ARGV[a], string.format('%.3f ', clock()) .. ARGV[a + 1])
