@@ -20,10 +20,11 @@ _DEFINED = {
     "qd.drivers.types": ("BatchState",),
     "qd.errors": (
         "ArgumentError", "BatchFinished", "DeclarationError", "JobCancelled", "JobFailedError", "JobInterrupted",
-        "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "UnknownBatch",
+        "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "ResultTimeout",
+        "UnknownBatch",
     ),
     "qd.jobs.context": ("RunningJob", "current_job"),
-    "qd.jobs.job": ("Call", "Job", "JobFunction", "NeverSent"),
+    "qd.jobs.job": ("Call", "Job", "JobFunction", "Link", "NeverSent"),
     "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
     "qd.locks": ("Limiter", "Lock"),
     "qd.schedule.builder": ("Scheduled",),

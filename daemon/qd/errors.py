@@ -158,6 +158,10 @@ class NoResult(QdError):
     """The job has no result: it keeps none (result_ttl), the result has expired, or was not JSON."""
 
 
+class ResultTimeout(QdError, TimeoutError):
+    """The job has not ended in time. It goes on, and its handle can wait again: the message has its id."""
+
+
 class Settled(BaseException):
     """release() or fail() was called in the job. The outcome is recorded and the rest of the job does not run."""
 

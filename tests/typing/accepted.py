@@ -24,6 +24,7 @@ from qd import (
     Job,
     JobFunction,
     Limiter,
+    Link,
     Lock,
     Provided,
     Qd,
@@ -432,6 +433,48 @@ assert_type(sent_batch.look(), BatchState)
 assert_type(sent_batch.add(bare.bind("more")), list[Handle[Any]])
 assert_type(app.batch_of(sent_batch.id).cancelled, bool)
 tied: list[Call[None]] = [chain, batch]
+
+
+# results: call and wait, handles of earlier calls, results passed along a chain
+@app.job("film.fetch")
+async def film(title: str) -> Decimal:
+    return Decimal(len(title))
+
+
+@app.job("film.cut")
+def cut(length: Decimal, minutes: int, *, quiet: bool = False) -> int:
+    return int(length) - minutes
+
+
+@app.job("film.rate")
+def rate(minutes: float | None) -> str:
+    return str(minutes)
+
+
+async def call_and_wait() -> None:
+    assert_type(await film.bind("Vertigo").acall(timeout=5), Decimal)
+    assert_type(welcome.bind("a@b.c").call(timeout=timedelta(seconds=5)), int)
+    assert_type(ChargeCard(order_id=7).call(timeout=5), Decimal)
+
+
+assert_type(film.handle("id"), Handle[Decimal])
+assert_type(film.using(queue="high").handle("id").result(5), Decimal)
+assert_type(app.handle("id", ChargeCard), Handle[Decimal])
+assert_type(app.handle("id", job=film, queue="mail"), Handle[Decimal])
+assert_type(app.current_batch().results(), list[Any])
+assert_type(app.current_batch().results(film), list[Decimal])
+assert_type(app.batch_of("id").results(ChargeCard), list[Decimal])
+
+assert_type(cut.link(7, quiet=True), Link[Decimal, int])
+app.chain(film.bind("Vertigo"), cut.link(7), pass_results=True).dispatch()
+app.chain(ChargeCard(order_id=7), cut.using(queue="high", delay=5).link(7), rate.link(), pass_results=True)
+short = (cut.link(7), rate.link(), bare.link())
+app.chain(film.bind("Vertigo"), *short, catch=bare.bind("sorry"), pass_results=True).run()
+app.chain(film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), pass_results=True)
+app.chain(film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), rate.link(), pass_results=True)
+app.chain(
+    film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), rate.link(), bare.link(), pass_results=True
+)
 
 
 # middleware

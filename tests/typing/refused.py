@@ -137,11 +137,42 @@ app.on(JobFailed)(lambda event: print(event.delay))  # E: attr-defined
 
 
 # chains and batches
-app.chain(welcome)  # E: arg-type
-app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: arg-type
+app.chain(welcome)  # E: call-overload
+app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: call-overload
 app.batch([welcome.bind("a@b.c")])  # E: arg-type
 app.batch(welcome.bind("a@b.c"), allow_failures="yes")  # E: arg-type
 app.batch_of(7)  # E: arg-type
+
+
+# results
+@app.job("film.cut")
+def cut(film: bytes, minutes: int) -> str:
+    return ""
+
+
+@app.job("film.rate")
+def rate(text: str) -> None: ...
+
+
+@app.job("film.none")
+def none() -> None: ...
+
+
+fetched = fetch.bind("https://example.org")
+fetched.call()  # E: call-arg
+fetch.handle(7)  # E: arg-type
+app.handle("id", ChargeCard).result(5).title()  # E: attr-defined
+app.handle("id", Order)  # E: arg-type
+app.current_batch().results(welcome)[0].title()  # E: attr-defined
+cut.link()  # E: call-arg
+cut.link("7")  # E: arg-type
+none.link()  # E: misc
+app.dispatch(rate.link())  # E: arg-type
+app.chain(fetched, cut.link(7))  # E: call-overload
+app.chain(fetched, rate.bind("x"), pass_results=True)  # E: call-overload
+app.chain(fetched, rate.link(), pass_results=True)  # E: call-overload
+app.chain(fetched, cut.link(7), cut.link(7), pass_results=True)  # E: call-overload
+app.chain(fetched, cut.link(7), rate.link(), rate.link(), pass_results=True)  # E: call-overload
 
 
 class OrderPaid(Event):

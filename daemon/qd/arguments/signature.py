@@ -187,8 +187,9 @@ class Signature:
             raise ArgumentError(f"{self.title} is missing {_listed('argument', missing)}")
         return bound
 
-    def encode(self, arguments: Mapping[str, object]) -> bytes:
-        """A JSON object with one entry per argument. Raises ArgumentError for a value that would not arrive unchanged."""
+    def encode(self, arguments: Mapping[str, object], partial: bool = False) -> bytes:
+        """A JSON object with one entry per argument. partial: a required one is added later. Raises ArgumentError for a
+        value that would not arrive unchanged."""
         try:
             if self.extras is not None:
                 arguments = {name: self.extras.packed(name, value) for name, value in arguments.items()}
@@ -205,7 +206,10 @@ class Signature:
                 for name, value in arguments.items():
                     self._check_untyped(name, value)
         except FAILURES as error:
-            name, reason = self._culprit(arguments) or (", ".join(arguments), why(error))
+            culprit = self._culprit(arguments)
+            if partial and culprit is None:
+                return data
+            name, reason = culprit or (", ".join(arguments), why(error))
             raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {reason}") from None
         return data
 

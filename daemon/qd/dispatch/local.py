@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from qd import events
-from qd.dispatch.results import value_of_error, value_of_result
+from qd.dispatch.results import check_passed_on, value_of_error, value_of_result
 from qd.drivers.types import BatchState, Effect, End, Entry, Free, NewBatch, ends
 from qd.errors import (
     AttemptsExceeded,
     BatchFinished,
     JobFailure,
     ModelGone,
+    NoResult,
     Settled,
     UnknownBatch,
     UnknownParameters,
@@ -163,6 +164,11 @@ class LocalRunner:
                     self._emit(events.JobReleased(job, release.delay, release.reason), events.JobAttempted(job, None))
                     self.policy.after_release(job, release)
                     continue
+                if payload is not None:
+                    try:
+                        check_passed_on(payload, result, 0, 0)
+                    except NoResult as error:
+                        self._fail(declared, job, error)
                 self._emit(events.JobProcessed(job), events.JobAttempted(job, None))
                 return result, job.skipped
 
@@ -219,10 +225,10 @@ class LocalRunner:
 
 
 def effects_of(payload: Payload | None, how: End, value: Callable[[], bytes]) -> list[Effect]:
-    """value: encodes the result or error; called only if the job keeps one."""
+    """value: encodes the result or error; called only if the job keeps one, or passes it on."""
     if payload is None or payload.qd is None:
         return []
-    return ends(payload, how, value=value() if payload.qd.result else b"null")
+    return ends(payload, how, value=value() if payload.qd.result or payload.qd.passes else b"null")
 
 
 @dataclass(slots=True)
@@ -375,7 +381,7 @@ class MemoryBatches:
             return None
         pending, failed = len(kept.pending), len(kept.failed)
         ends = kept.cancelled_at, kept.finished_at
-        return BatchState(id, kept.new.name, kept.total, pending, failed, kept.created_at, *ends)
+        return BatchState(id, kept.new.name, kept.total, pending, failed, kept.created_at, *ends, kept.new.jobs)
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         return {}  # there is no failed store to retry from

@@ -140,7 +140,9 @@ class Route:
         if relations is not None:
             body = with_relations(body, id, relations)
         if self.signing is not None:
-            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
+            body = self.signing.signed(
+                body, uuid, id, self.job, data or NO_DATA, relations.takes if relations else None
+            )
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)

@@ -148,6 +148,9 @@ class Jobs(Protocol):
     def kept(self, id: str) -> Kept | None:
         """The job's stored result and progress. None: nothing is stored."""
 
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        """The same for many jobs, a thousand in a round trip."""
+
     def progress(self, id: str, percent: float, ttl: float) -> None:
         """Store the job's progress for `ttl` seconds."""
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from qd.drivers.base import Batches, Connector, Jobs, Ticks
-from qd.drivers.types import NONE, Gaps, Outgoing, Sizes
+from qd.drivers.types import NONE, Gaps, Kept, Outgoing, Sizes
 from qd.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class NoJobs:
 
     def ids(self, queue: str, start: str) -> set[str]:
         return set()
+
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        return [self.kept(id) for id in ids]
 
 
 class NoBatches:

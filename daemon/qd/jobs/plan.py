@@ -108,10 +108,12 @@ Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
 
 
 class Place(NamedTuple):
-    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one."""
+    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one. declared: None if the
+    job is not known."""
 
     connection: str | None
     queue: str
+    declared: Declared | None = None
 
 
 class JobLookup(Protocol):
@@ -141,6 +143,9 @@ class Sender(Protocol):
     def lookup(self, at: Plan | Place) -> JobLookup:
         """The lookup of jobs sent by this plan, or to this place."""
 
+    def place(self, plan: Plan) -> Place:
+        """Where jobs of this plan are sent."""
+
 
 def waiting_time(timeout: Duration | None) -> float | None:
     """The timeout of result() in seconds. Raises ArgumentError."""
@@ -168,7 +173,7 @@ class Handle(Generic[T_co]):
         """Wait until the job has ended, for at most `timeout` seconds (None: no limit), and return its result.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            ResultTimeout: It has not ended in time. It goes on.
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """

@@ -45,6 +45,12 @@ class Relations(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     hold: Seconds | None = None  # the longest time the lock is held, from when the job is due; None: HOLD
     unique: str | None = None  # the name of its lock; the owner is the job's uuid
     key: str | None = None  # "ISSUE NAME", to move or cancel it while it waits (keyspace/sending.py)
+    takes: str | None = None  # "UUID NAME": it lacks its argument NAME, the result of that job (build.py)
+
+    @property
+    def passes(self) -> bool:
+        """Whether the next job of the chain takes the result. Behind the key "qd" its payload has plain values only."""
+        return bool(self.chain) and '"takes":' in self.chain[0].payload.rpartition(',"qd":')[2]
 
 
 HOLD = 86400.0  # seconds a unique lock is held at most by default

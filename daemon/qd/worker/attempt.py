@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from qd import errors, events
 from qd.app import Qd
+from qd.dispatch.results import check_passed_on
 from qd.dispatch.route import signing_of
 from qd.drivers.types import Reserved
-from qd.errors import EndJob, JobCancelled, Malformed, Settled, SignatureRefused, UnknownParameters, WrongType
+from qd.errors import EndJob, JobCancelled, Malformed, NoResult, Settled, SignatureRefused, UnknownParameters, WrongType
 from qd.jobs import context
 from qd.jobs.context import RunningJob
 from qd.jobs.pipeline import is_async, through
@@ -90,7 +91,7 @@ class Attempts:
         self._board = board
         self._keep, self._progress, self._step = checkpoints.keep, checkpoints.progress, checkpoints.step
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
-        self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
+        self.signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm)
         self._pipeline = app.middleware
         self._result: object = None
@@ -125,13 +126,17 @@ class Attempts:
         now = time.time()
         if payload.is_laravel_object:
             return self._hold(payload, now, "a Laravel object job: PHP runs it")
-        if self._signing is not None:
+        if self.signing is not None:
             try:
-                self._signing.check(payload)
-                self._signing.opened(payload)
+                self.signing.check(payload)
+                self.signing.opened(payload)
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
+        if payload.qd is not None and payload.qd.takes is not None:
+            what = f"its argument '{payload.qd.takes.partition(' ')[2]}', the result of the job before it, was not passed on"
+            why = "the worker of that job had an older qd or no valid key, or the payload was changed"
+            return Failed(NoResult(f"{what}: {why}"), payload.attempts - 1)
         if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
             return self._hold(payload, now, f"job {payload.job} is paused")
         declared = self.app._registry.get(payload.job)
@@ -206,7 +211,7 @@ class Attempts:
         known = payload.id or payload.uuid or reserved.mark
         saved = payload.checkpoint
         keep: Callable[[bytes], None] = partial(self._keep, reserved.mark)
-        if (signing := self._signing) is not None:
+        if (signing := self.signing) is not None:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
         ttl = payload.qd is not None and payload.qd.result
@@ -235,7 +240,7 @@ class Attempts:
 
     def _stored(self, job: RunningJob, name: str = "", text: bytes = b"") -> Mapping[str, bytes] | None:
         """The store of jobs/steps.py, signed as checkpoints are. Raises SignatureRefused; as Checkpoints.step."""
-        payload, signing = read(job.payload), self._signing
+        payload, signing = read(job.payload), self.signing
         if not (payload.id or payload.uuid):
             raise errors.ArgumentError("job.step() needs a job with an id, and this payload has neither id nor uuid")
         sealed = text if signing is None else signing.sealed(payload, text, name.encode())
@@ -296,7 +301,13 @@ class Attempts:
         if settled or job.outcome is not None:
             return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
-            return DONE if job.relations is None else Done(self._result, job.skipped)
+            if job.relations is None:
+                return DONE
+            try:
+                check_passed_on(attempt.payload, self._result, self.app.settings.max_payload, self._max_depth)
+            except NoResult as refused:  # it would be the same in another attempt
+                return self.outcomes.fail(attempt, refused)
+            return Done(self._result, job.skipped)
         return self.outcomes.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
