@@ -244,6 +244,18 @@ FailOnException("ValueError")  # E: arg-type
 SkipIf(True)  # E: arg-type
 
 
+# steps
+def download(url: str, *, tries: int = 3) -> bytes:
+    return b""
+
+
+current_job().step("fetch", download)  # E: call-overload
+current_job().step("fetch", download, 7)  # E: call-overload
+current_job().step(download, "fetch")  # E: call-overload
+current_job().step("fetch", download("u"))  # E: call-overload
+timeout: str = current_job().step("fetch", len, "u")  # E: assignment
+
+
 # the schedule
 app.schedule(welcome)  # E: arg-type
 app.schedule(welcome("a@b.c"))  # E: arg-type

@@ -8,7 +8,7 @@ Nothing here answers the job: settle.py does. User code runs only inside `alarm.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import CoroutineType
@@ -90,7 +90,7 @@ class Attempts:
         board: Scoreboard,
     ) -> None:
         self._board = board
-        self._keep, self._progress = checkpoints.keep, checkpoints.progress
+        self._keep, self._progress, self._step = checkpoints.keep, checkpoints.progress, checkpoints.step
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self.signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm, app.settings.encryption.keep_messages)
@@ -241,9 +241,27 @@ class Attempts:
             declared=declared,
             data=payload.data,
             backing=self.app._services,
+            _step_store=self._stored,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
             interrupted=interrupted,
         )
+
+    def _stored(self, job: RunningJob, name: str = "", text: bytes = b"") -> Mapping[str, bytes] | None:
+        """The store of jobs/steps.py, signed as checkpoints are. Raises SignatureRefused; as Checkpoints.step."""
+        payload, signing = read(job.payload), self.signing
+        if not (payload.id or payload.uuid):
+            raise errors.ArgumentError("job.step() needs a job with an id, and this payload has neither id nor uuid")
+        sealed = text if signing is None else signing.sealed(payload, text, name.encode())
+        flat: Any = -1 if len(text) > 1 << 20 else self._step(job.id, job.mark, *((name, sealed) if name else ()))
+        if flat is None:
+            return None
+        if flat == -1:
+            most = "a job can have 1,000 steps and 1 MB of results: store large data elsewhere and return a reference"
+            raise errors.ArgumentError(f"job.step({name!r}) has {len(text)} bytes of JSON too many; {most}")
+        found: dict[bytes, Any] = dict(zip(flat[::2], flat[1::2], strict=True))
+        if signing is not None:
+            found = {step: signing.opened(payload, result, step) for step, result in found.items() if step}
+        return {name: text, **{step.decode(): result for step, result in found.items()}}
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """The limits of the payload, else of the declaration, which are computed once."""

@@ -24,7 +24,7 @@ CARD = "4111-1111"
 SHOP = (
     JOBS
     + """
-from qd import Job
+from qd import Fail, Job
 from qd.events import JobFailed
 
 @app.job("pay", encrypted=True, tries=2, backoff=0)
@@ -38,6 +38,8 @@ def pay(card: str, how: str = "") -> None:
             raise ValueError(card) from error
     if how == "fails":
         current_job().fail(card)
+    if how == "gives up":
+        raise Fail(card)
     if how == "hangs":
         time.sleep(30)
     if how == "dies" and Path("witness").read_text().count("pay dies") == 1:
@@ -191,7 +193,7 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
 ) -> None:
     shop.python(
         "from jobs import *\n"
-        f"for how in ('raises', 'fails', 'forks'): pay.dispatch('{CARD}', how)\n"
+        f"for how in ('raises', 'fails', 'forks', 'gives up'): pay.dispatch('{CARD}', how)\n"
         f"pay.using(timeout=1).dispatch('{CARD}', 'hangs')\n"
         f"apay.dispatch('{CARD}')\nHooked(card='{CARD}').dispatch()\n\n"
         f"app.queue('default').push('typed', {{'card': '{CARD}'}}, encrypted=True)\n"
@@ -202,6 +204,7 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
     assert records.keys() == {
         ("pay", "ValueError"),
         ("pay", "JobFailure"),
+        ("pay", "Fail"),
         ("pay", "JobTimeout"),
         ("typed", "WrongType"),
         ("apay", "ValueError"),
