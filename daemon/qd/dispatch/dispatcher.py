@@ -165,7 +165,7 @@ class Dispatcher:
             if push is not None:
                 push(messages)
             elif len(messages) == 1:
-                held = posted(messages, self._connections.get(messages[0].connection))
+                held = posted(messages, self._connections.to_send(messages[0].connection))
             else:
                 held = self._push_batch(messages)
         return self._sent(messages, held)
@@ -185,7 +185,7 @@ class Dispatcher:
             groups[message.connection].append(index)
         held: dict[int, str] = {}
         for connection, indexes in groups.items():
-            some = posted([messages[index] for index in indexes], self._connections.get(connection))
+            some = posted([messages[index] for index in indexes], self._connections.to_send(connection))
             held |= {indexes[place]: owner for place, owner in some.items()}
         return held
 
@@ -208,14 +208,16 @@ class Dispatcher:
         return self._settings().connection(name).name
 
     def connector(self, connection: str | None) -> Connector:
-        return self._connections.get(self.connection(connection))
+        return self._connections.to_send(self.connection(connection))
 
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
         keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, declared, native)
+        return SentJobs(
+            lambda: self._connections.get(self.connection(place.connection)).jobs, place.queue, keeps, declared, native
+        )
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""
