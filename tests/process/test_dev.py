@@ -59,7 +59,7 @@ class Terminal:
     def wait(self, pattern: str) -> re.Match[str]:
         def found() -> re.Match[str]:
             match = re.search(pattern, self.text())
-            assert match, f"{pattern!r} not in:\n{self.shown}"
+            assert match, f"{pattern!r} not in:\n{self.shown[-3000:]}"
             return match
 
         return eventually(found, 60)
@@ -140,16 +140,15 @@ def test_one_ctrl_c_ends_worker_scheduler_dashboard_and_server(shop: Project, st
     link = begun(dev)
     assert "Log in" in page(link)
     dev.wait(r"app +jobs:app")
-    dev.wait(r"server +embedded, data in .qd/embedded, stopped with qd dev")
-    dev.wait(r"first job +qd dispatch greet KEY=VALUE")
+    dev.wait(r"stop +Ctrl-C, also the embedded server")
     assert dev.shown.index("first job") < dev.shown.index("master.started")  # the first lines, then the log
-    dev.wait(r"(?m)^tick$")
+    dev.wait(r"tick")
     assert shop.qd("dispatch", "greet", "name=ada").returncode == 0
-    dev.wait(r"(?m)^to ada$")
+    dev.wait(r"to ada")
     shop.jobs(JOBS.replace('"to "', '"new code for "'))
     dev.wait(r"master.reloaded workers=1")
     assert shop.qd("dispatch", "greet", "name=bob").returncode == 0
-    dev.wait(r"(?m)^new code for bob$")
+    dev.wait(r"new code for bob")
     os.write(dev.ours, b"\x03")
     assert dev.ends() == 0
     nothing_left(shop)
@@ -173,9 +172,9 @@ def test_without_a_url_it_uses_the_private_server_and_says_how_to_reach_it(shop:
     (shop.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
     dev = start("-w", "1")
     begun(dev)
-    dev.wait("first job +QD_REDIS_URL=embedded: qd dispatch greet")
+    dev.wait("first job +QD_REDIS_URL=embedded: qd dispatch")
     assert shop.qd("dispatch", "greet", "name=eve", QD_REDIS_URL="embedded:").returncode == 0
-    dev.wait(r"(?m)^to eve$")
+    dev.wait(r"to eve")
     os.write(dev.ours, b"\x03")
     assert dev.ends() == 0
 
@@ -185,7 +184,7 @@ def test_a_server_that_ran_before_is_not_stopped(shop: Project, start: Start) ->
     try:
         dev = start("-w", "1")
         begun(dev)
-        assert "stopped with qd dev" not in dev.shown
+        assert "also the embedded server" not in dev.shown
         os.write(dev.ours, b"\x03")
         assert dev.ends() == 0
         assert embedded.status(shop.root) is not None
@@ -194,13 +193,6 @@ def test_a_server_that_ran_before_is_not_stopped(shop: Project, start: Start) ->
 
 
 def test_the_dashboard_takes_another_port_if_its_own_is_taken(shop: Project, start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        dev = start("-w", "1", "--listen", f"127.0.0.1:{port}")
-        assert dev.ends() == 78
-        assert (
-            f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another one with --listen" in dev.shown
-        )
     held = None
     with suppress(OSError):  # or another program has it
         held = socket.create_server(("127.0.0.1", 8640))
@@ -215,7 +207,7 @@ def test_the_dashboard_takes_another_port_if_its_own_is_taken(shop: Project, sta
 
 def test_it_goes_on_without_the_extra_of_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev, "find_spec", lambda name: None if name == "uvicorn" else object())
-    text = dev.dashboard({}, None, ())
+    text = dev.dashboard({}, ())
     assert text == "not started, uvicorn is not installed: pip install 'qd-worker[dashboard]'"
 
 

@@ -193,10 +193,6 @@ def _url(value: object) -> str:
     if scheme in SCHEMES:
         example = "unix:///run/redis.sock" if scheme == "unix" else f"{kind}://..."
         raise ValueError(f"a url of kind '{kind}:' needs two slashes (write {example})")
-    if kind == "django":
-        raise ValueError(
-            'a django:// url works in Django\'s settings only (write QD = {"url": "django://default"} there)'
-        )
     known = f"write redis://host:6379/0; known: {', '.join(SCHEMES)}"
     raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 

@@ -71,10 +71,11 @@ class DjangoQd(Qd):
     @property
     def _code_settings(self) -> dict[str, object]:
         """settings.QD, in place of arguments of Qd(...). Raises ConfigError."""
-        given = qd_settings()
-        found = {key: given[key] for key in ("url", "imports") if given.get(key)}
+        from django.db import connections
+
+        found = {key: value for key, value in qd_settings().items() if key != "app" and value}
         alias = alias_of(found.get("url"))
-        return found | {"url": url_of(alias)} if alias else found
+        return found | {"url": url_of(alias, connections.settings)} if alias else found
 
     def _join(self, name: str) -> Connector | None:
         """The connection `name` inside Django's open transaction, if its url is django://ALIAS and one is open there."""

@@ -155,10 +155,4 @@ def inside(queue: DatabaseQueue, session: Any) -> Connector:
 
 def in_django(queue: Connector, django: Any) -> Connector | None:
     """The same queue, in the open transaction of one of Django's connections; None for a queue in no database."""
-    if not isinstance(queue, DatabaseQueue):
-        return None
-    joined = transaction_of(django)
-    if id(queue) not in joined.queues:
-        joined.queues.clear()
-        joined.queues[id(queue)] = inside(queue, joined)
-    return joined.queues[id(queue)]
+    return inside(queue, transaction_of(django)) if isinstance(queue, DatabaseQueue) else None
