@@ -2,6 +2,7 @@
 facts of the project:
 
     qd.toml, jobs.py                      a first project, written unchanged
+    django.txt, flask.txt, fastapi.txt    the files that such a project needs, and what its user must edit
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, kubernetes.yaml           containers
 """
@@ -13,7 +14,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -193,12 +194,17 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
+@click.option("--django", "framework", flag_value="django", help="Write both into the Django project of this folder.")
+@click.option("--fastapi", "framework", flag_value="fastapi", help="Write both for an app of FastAPI.")
+@click.option("--flask", "framework", flag_value="flask", help="Write both for an app of Flask.")
 @context.options
-def init(target: str | None) -> None:
+def init(target: str | None, framework: str | None) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both files into this folder, with comments. With one: prints the file that runs this
-    project under supervisord, systemd, Docker or Kubernetes."""
+    project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to add by hand."""
+    if framework:
+        return write_for(framework)
     if target is None:
         write_first_project()
         return click.echo(NEXT)
@@ -214,15 +220,40 @@ def init(target: str | None) -> None:
 
 
 def write_first_project() -> None:
-    """All files or none."""
-    for name in FIRST:
-        if os.path.lexists(name):
-            raise context.Refused(f"{name} already exists; nothing was written; run `qd init` in an empty folder")
-    if (found := find(None, {})) is not None:  # [tool.qd]
+    if not any(map(os.path.lexists, FIRST)) and (found := find(None, {})) is not None:  # [tool.qd]
         raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
-    for name in FIRST:  # "x": do not overwrite a file created meanwhile
+    write_new({name: text_of(name) for name in FIRST}, "run `qd init` in an empty folder")
+
+
+def write_for(framework: str) -> None:
+    """Write the files of its template, and print the notes at the end of it."""
+    settings = django_settings() if framework == "django" else ""
+    package = settings.rpartition(".")[0].partition(".")[0]
+    places = {"folder": f"{package}/" * bool(package), "module": f"{package}." * bool(package)}
+    _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, **places))
+    texts = dict(zip(parts[::2], parts[1::2], strict=True))
+    notes = texts.pop("notes")
+    write_new(texts, "move it away, or see the page of the framework for what to add")
+    click.echo(f"wrote {' and '.join(texts)}. {notes}", nl=False)
+
+
+def django_settings() -> str:
+    """The settings module that manage.py names."""
+    text = Path("manage.py").read_text(encoding="utf-8") if os.path.isfile("manage.py") else ""
+    found = re.search(r"""DJANGO_SETTINGS_MODULE["'], *["']([\w.]+)""", text)
+    if found is None:
+        raise context.Refused("no manage.py that names the settings is here; run `qd init --django` in its folder")
+    return found[1]
+
+
+def write_new(texts: Mapping[str, str], way: str) -> None:
+    """All files or none."""
+    for name in texts:
+        if os.path.lexists(name):
+            raise context.Refused(f"{name} already exists; nothing was written; {way}")
+    for name, text in texts.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
-            file.write(text_of(name))
+            file.write(text)
 
 
 def project_here() -> Project:
