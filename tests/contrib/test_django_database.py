@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
+from qd.contrib.django.database import url_of
 from tests.contrib.conftest import FrameworkProject
 from tests.contrib.test_django import MANAGE, manage
 from tests.support.servers.mariadb import MariaDb
@@ -325,3 +326,74 @@ def test_an_unknown_alias_is_rejected_with_the_known_ones(framed: Callable[..., 
     done = manage(framed(manage=MANAGE, shop____init__="", shop__settings=settings), "qd", "status")
     assert done.returncode == 78
     assert "DATABASES has no 'defualt' (did you mean 'default'?)" in done.stderr
+
+
+AWAY = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": "shop",
+    "HOST": "127.0.0.1",
+    "PORT": 1,
+    "USER": "a b",
+    "PASSWORD": "p@:/w",
+}
+
+
+@pytest.fixture
+def away(framed: Callable[..., FrameworkProject]) -> FrameworkProject:
+    """A project whose database does not answer."""
+    return framed(manage=MANAGE, shop____init__="", shop__settings=SETTINGS.replace("<database>", repr(AWAY)))
+
+
+def test_manage_check_reports_mistakes_and_contacts_no_server(away: FrameworkProject):
+    done = manage(away, "check")
+    assert (done.returncode, done.stdout) == (0, "System check identified no issues (0 silenced).\n"), done.stderr
+    done = manage(away, "check", QD_TIMOUT="3")
+    assert done.returncode == 0
+    assert "(qd.W001) QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)" in done.stderr
+    (away.root / "qd.toml").write_text("[worker]\ntries = -1\n")
+    done = manage(away, "check")
+    assert done.returncode == 1
+    assert "(qd.E001)" in done.stderr
+    assert "qd.toml:2" in done.stderr
+    (away.root / "qd.toml").write_text("")
+    path = away.root / "shop" / "settings.py"
+    path.write_text(path.read_text().replace("QD = {", "QD = {'pools': 2, "))
+    assert "(qd.E001) unknown key 'pools' in QD of the Django settings" in manage(away, "check").stderr
+
+
+def test_the_password_of_the_database_is_not_shown(away: FrameworkProject):
+    found = manage(away, "qd", "config", "show")
+    assert "p@" not in found.stdout + found.stderr
+    assert "p%40" not in found.stdout + found.stderr
+    assert "postgresql://a%20b:***@127.0.0.1:1/shop" in found.stdout
+
+
+URLS = {
+    "plain": ({}, "postgresql://127.0.0.1:1/shop"),
+    "login": ({"USER": "a b", "PASSWORD": "p@:/w"}, "postgresql://a%20b:p%40%3A%2Fw@127.0.0.1:1/shop"),
+    "socket": ({"HOST": "/run/pg", "PORT": ""}, "postgresql:///shop?host=%2Frun%2Fpg"),
+    "several hosts": ({"HOST": "a,b", "PORT": "1,2"}, "postgresql:///shop?host=a%2Cb&port=1%2C2"),
+    "options": (
+        {"OPTIONS": {"sslmode": "require", "pool": True, "isolation_level": 3}},
+        "postgresql://127.0.0.1:1/shop?sslmode=require",
+    ),
+    "service": ({"NAME": "", "HOST": "", "PORT": "", "OPTIONS": {"service": "shop"}}, "postgresql:///?service=shop"),
+    "postgis": ({"ENGINE": "django.contrib.gis.db.backends.postgis"}, "postgresql://127.0.0.1:1/shop"),
+    "mysql": ({"ENGINE": "django.db.backends.mysql", "HOST": "", "PORT": ""}, "mysql://localhost/shop"),
+    "mysql socket": (
+        {"ENGINE": "django.db.backends.mysql", "HOST": "/run/my.sock", "PORT": ""},
+        "mysql://localhost/shop?unix_socket=%2Frun%2Fmy.sock",
+    ),
+    "mysql tls": (
+        {"ENGINE": "django.db.backends.mysql", "OPTIONS": {"ssl": {"ca": "/ca.pem"}, "init_command": "SET x = 1"}},
+        "mysql://127.0.0.1:1/shop?ssl_ca=%2Fca.pem",
+    ),
+    "sqlite": ({"ENGINE": "django.db.backends.sqlite3", "NAME": Path("/srv/a.db")}, "sqlite:////srv/a.db"),
+}
+
+
+@pytest.mark.parametrize("case", list(URLS))
+def test_djangos_settings_become_the_url_of_the_driver(case: str):
+    more, url = URLS[case]
+    found = {**AWAY, "USER": "", "PASSWORD": "", **more}
+    assert url_of("default", {"default": found}) == url
