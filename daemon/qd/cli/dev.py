@@ -26,7 +26,7 @@ from qd.process.descriptors import ready_of
 HOST, PORT = "127.0.0.1", 8640  # those of `qd dashboard`
 GUARD = 'cat; exec "$@" >/dev/null'  # its stdin ends with qd dev
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-START, END = 10.0, 5.0  # seconds for the dashboard
+START = 10.0  # seconds for the dashboard
 QD = (sys.executable, "-m", "qd")
 Programs = dict[str, "subprocess.Popen[str]"]
 
@@ -117,14 +117,8 @@ def watch(programs: Programs) -> int:
 
 def end(programs: Programs) -> None:
     """A further Ctrl-C is passed on to the worker, which then kills its running jobs."""
-    for program in programs.values():
-        program.terminate()
-    while (work := programs.get("work")) and work.poll() is None:
+    for name, program in programs.items():
+        program.kill() if name == "dashboard" else program.terminate()
+    while any([program.poll() is None for program in programs.values()]):
         if signal.sigwait(WATCHED) != signal.SIGCHLD:
-            work.terminate()
-    if board := programs.get("dashboard"):
-        try:
-            board.wait(END)
-        except subprocess.TimeoutExpired:
-            board.kill()
-            board.wait()
+            programs["work"].terminate()

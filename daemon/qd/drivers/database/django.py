@@ -43,11 +43,6 @@ class DjangoTransaction:
                 dialect.initialize(self._connection)  # it queries the server's version
         return self._connection
 
-    def broken(self) -> None:
-        """A statement has failed: Django rolls back its innermost atomic() block, also if the error is caught inside it."""
-        if self.django.in_atomic_block:
-            self.django.needs_rollback = True
-
 
 _known: WeakKeyDictionary[Any, DjangoTransaction] = WeakKeyDictionary()
 

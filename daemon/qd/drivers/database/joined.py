@@ -77,8 +77,10 @@ class JoinedConnection(DatabaseConnection):
             return super().execute(statement, values)
 
     def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
-        if isinstance(self._session, DjangoTransaction):
-            self._session.broken()
+        if isinstance(
+            self._session, DjangoTransaction
+        ):  # roll back its atomic() block, also if the error is caught there
+            self._session.django.needs_rollback = self._session.django.in_atomic_block
         try:
             super()._failed(error, connecting=connecting)
         except Again as ours:
