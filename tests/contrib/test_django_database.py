@@ -328,7 +328,7 @@ def test_an_unknown_alias_is_rejected_with_the_known_ones(framed: Callable[..., 
     assert "DATABASES has no 'defualt' (did you mean 'default'?)" in done.stderr
 
 
-AWAY = {
+AWAY: dict[str, Any] = {
     "ENGINE": "django.db.backends.postgresql",
     "NAME": "shop",
     "HOST": "127.0.0.1",
@@ -368,7 +368,7 @@ def test_the_password_of_the_database_is_not_shown(away: FrameworkProject):
     assert "postgresql://a%20b:***@127.0.0.1:1/shop" in found.stdout
 
 
-URLS = {
+URLS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "postgresql://127.0.0.1:1/shop"),
     "login": ({"USER": "a b", "PASSWORD": "p@:/w"}, "postgresql://a%20b:p%40%3A%2Fw@127.0.0.1:1/shop"),
     "socket": ({"HOST": "/run/pg", "PORT": ""}, "postgresql:///shop?host=%2Frun%2Fpg"),

@@ -119,6 +119,7 @@ def end(programs: Programs) -> None:
     """A further Ctrl-C is passed on to the worker, which then kills its running jobs."""
     for name, program in programs.items():
         program.kill() if name == "dashboard" else program.terminate()
-    while any([program.poll() is None for program in programs.values()]):
+    while any(program.poll() is None for program in programs.values()):
         if signal.sigwait(WATCHED) != signal.SIGCHLD:
-            programs["work"].terminate()
+            for program in programs.values():
+                program.terminate()

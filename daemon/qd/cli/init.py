@@ -1,7 +1,7 @@
 """`qd init`: writes a first project into an empty folder, or prints the file that runs this one, made of templates/ and the
 facts of the project:
 
-    qd.toml, jobs.py                      a first project, written unchanged
+    qd.toml, jobs.py, qd.schema.json      a first project, written unchanged, with the schema of this qd (no network needed)
     django.txt, flask.txt, fastapi.txt    the files that such a project needs, and what its user must edit
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, kubernetes.yaml           containers
@@ -23,6 +23,7 @@ import click
 
 from qd import __version__
 from qd.cli import context, output
+from qd.config import schema
 from qd.config.file import PYPROJECT, find
 from qd.config.settings import CONNECTION, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
@@ -32,9 +33,9 @@ GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOREVER = 86400  # seconds, if qd waits for running jobs without limit
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+")  # names that systemd passes to %i unchanged
 PROBE = json.dumps(["qd", "health", "--live"])
-FIRST = ("qd.toml", "jobs.py")
+FIRST = ("qd.toml", "jobs.py", schema.NAME)
 NEXT = """\
-wrote qd.toml and jobs.py. Next:
+wrote qd.toml, jobs.py and qd.schema.json. Next:
   qd work                                         a worker; Ctrl-C stops it
   qd dispatch mail.welcome to=ada@example.org     a job, from another terminal\
 """
@@ -194,15 +195,21 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
-@click.option("--django", "framework", flag_value="django", help="Write both into the Django project of this folder.")
-@click.option("--fastapi", "framework", flag_value="fastapi", help="Write both for an app of FastAPI.")
-@click.option("--flask", "framework", flag_value="flask", help="Write both for an app of Flask.")
+@click.option(
+    "--django",
+    "framework",
+    flag_value="django",
+    help="Write jobs.py and qd.toml into the Django project of this folder.",
+)
+@click.option("--fastapi", "framework", flag_value="fastapi", help="Write jobs.py and qd.toml for an app of FastAPI.")
+@click.option("--flask", "framework", flag_value="flask", help="Write jobs.py and qd.toml for an app of Flask.")
 @context.options
 def init(target: str | None, framework: str | None) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
-    Without an argument: writes both files into this folder, with comments. With one: prints the file that runs this
-    project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to add by hand."""
+    Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
+    that runs this project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to
+    add by hand."""
     if framework:
         return write_for(framework)
     if target is None:
@@ -220,9 +227,8 @@ def init(target: str | None, framework: str | None) -> None:
 
 
 def write_first_project() -> None:
-    if not any(map(os.path.lexists, FIRST)) and (found := find(None, {})) is not None:  # [tool.qd]
-        raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
-    write_new({name: text_of(name) for name in FIRST}, "run `qd init` in an empty folder")
+    texts = {name: schema.text() if name == schema.NAME else text_of(name) for name in FIRST}
+    write_new(texts, "run `qd init` in an empty folder")
 
 
 def write_for(framework: str) -> None:
@@ -251,6 +257,8 @@ def write_new(texts: Mapping[str, str], way: str) -> None:
     for name in texts:
         if os.path.lexists(name):
             raise context.Refused(f"{name} already exists; nothing was written; {way}")
+    if (found := find(None, {})) is not None:  # [tool.qd]
+        raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
     for name, text in texts.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
             file.write(text)
