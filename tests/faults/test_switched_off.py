@@ -145,6 +145,11 @@ MECHANISMS = {
         "faults/test_mechanisms.py::test_the_leases_of_all_jobs_of_a_worker_are_renewed",
         "match='lease'",
     ),
+    "record of steps": Named(
+        "the result of a durable step is on the server before step() returns",
+        "faults/test_durable_steps.py::test_a_killed_worker_runs_no_recorded_step_again[stepped-43]",
+        "and ran again",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ def welcome(to: str, subject: str = "Hello", *, html: bool = True) -> int:
     job = current_job()
     assert_type(job, RunningJob)
     assert_type(job.attempt, int)
+    assert_type(job.step("fetch", download, to, tries=5), bytes)
     if job.stopping:
         job.release(30)
     if not to:
@@ -104,6 +106,23 @@ tuned.using(backoff="exponential").dispatch("a@b.c")
 
 @app.job("raw.hook", raw=True, tags=("hook",), fail_on_timeout=True, max_exceptions=2, connection="redis")
 def hook(data: Any) -> None: ...
+
+
+def download(url: str, *, tries: int = 3) -> bytes:
+    return b""
+
+
+async def adownload(url: str) -> list[bytes]:
+    return []
+
+
+@app.job("any.steps")
+async def stepped(url: str) -> None:
+    job = current_job()
+    assert_type(await job.step("fetch", adownload, url), list[bytes])
+    first, second = await asyncio.gather(job.step("a", adownload, url), job.step("b", adownload, url))
+    assert_type(first + second, list[bytes])
+    assert_type(await asyncio.to_thread(job.step, "c", download, url, tries=5), bytes)
 
 
 @app.job("any.words")
@@ -203,7 +222,15 @@ assert_type(ChargeCard(order_id=7).run(), Decimal)
 mail = app.queue("mail", connection="redis")
 assert_type(mail, Queue)
 assert_type(mail.push(r"App\Jobs\Report@fire", {"month": 7}), Handle[None])
-mail.push("Legacy", delay=timedelta(minutes=1))
+mail.push("Legacy", delay=timedelta(minutes=1), encrypted=True)
+
+
+@app.job("shop.pay", encrypted=True)
+def pay(card: str) -> int:
+    return len(card)
+
+
+assert_type(pay.dispatch("4111"), Handle[int])
 mail.push_raw(b"{}", delay=3)
 waiting: int = mail.size() + mail.clear()
 

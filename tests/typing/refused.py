@@ -80,6 +80,7 @@ welcome.dispatch("a@b.c", delay=5)  # E: call-arg
 welcome.using(dealy=5)  # E: call-arg
 welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
+welcome.using(encrypted="2026b")  # E: arg-type
 welcome.using(backoff="linear")  # E: arg-type
 welcome.using(backoff=[1, "5s"])  # E: list-item
 welcome.using(jitter="10%")  # E: arg-type
@@ -108,6 +109,7 @@ app.dispatch([welcome.bind("a@b.c")])  # E: arg-type
 app.dispatch(welcome("a@b.c"))  # E: arg-type
 app.queue("mail").push_raw("{}")  # E: arg-type
 app.queue("mail").push("Legacy", delay="5m")  # E: arg-type
+app.queue("mail").push("Legacy", encrypted="2026b")  # E: arg-type
 
 
 # a class job whose handle() returns something else
@@ -240,6 +242,18 @@ app.limit("stripe", 100)  # E: call-arg
 RateLimited("stripe", "100", per=60)  # E: arg-type
 FailOnException("ValueError")  # E: arg-type
 SkipIf(True)  # E: arg-type
+
+
+# steps
+def download(url: str, *, tries: int = 3) -> bytes:
+    return b""
+
+
+current_job().step("fetch", download)  # E: call-overload
+current_job().step("fetch", download, 7)  # E: call-overload
+current_job().step(download, "fetch")  # E: call-overload
+current_job().step("fetch", download("u"))  # E: call-overload
+timeout: str = current_job().step("fetch", len, "u")  # E: assignment
 
 
 # the schedule

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from string import Formatter
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -397,6 +397,14 @@ def usable(hint: Any) -> Any:
     hint = values.known_to_msgspec(hint)
     msgspec.json.Decoder(hint)
     return hint
+
+
+def type_returned(function: Any) -> Any:
+    """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
+    try:
+        return usable(get_type_hints(function, include_extras=True).get("return", Any))
+    except Exception:  # whatever annotations raise
+        return Any
 
 
 def _listed(word: str, names: Iterable[str]) -> str:

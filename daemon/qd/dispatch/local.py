@@ -42,6 +42,7 @@ from qd.jobs.context import Backing, RunningJob, running
 from qd.jobs.pipeline import Pipeline, through
 from qd.jobs.policy import GiveUp, Release, after_error, before, limits_of
 from qd.jobs.registry import Declared
+from qd.jobs.steps import in_memory
 from qd.payload.format import Payload
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ class SentJob:
     backing: Backing
     report_progress: Callable[[float], None] | None = None
     saved: bytes | None = None
+    steps: dict[str, bytes] = field(default_factory=dict)
 
     def attempt(self, number: int) -> RunningJob:
         payload = self.payload
@@ -264,6 +266,7 @@ class SentJob:
             data=payload.data,
             backing=self.backing,
             _report_progress=self.report_progress,
+            _step_store=partial(in_memory, self.steps),
         )
 
 

@@ -8,7 +8,6 @@ cancel     deletes a waiting job; the keeper of a running one stops it at its ne
 from __future__ import annotations
 
 import time
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from qd.arguments.signature import usable
+from qd.arguments.signature import type_returned
 from qd.arguments.values import FAILURES, check_value, encode, made, why
 from qd.drivers.base import Connector, Jobs
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
@@ -183,12 +182,7 @@ def was_cancelled(found: Found) -> bool:
 
 def result_type(declared: Declared) -> Any:
     """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
-    target = declared.target
-    try:
-        hint = typing.get_type_hints(getattr(target, "handle", target), include_extras=True).get("return", Any)
-        return usable(hint)
-    except Exception:  # whatever annotations raise
-        return Any
+    return type_returned(getattr(declared.target, "handle", declared.target))
 
 
 # -- encoding

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
     Answers,
@@ -153,6 +153,9 @@ class Jobs(Protocol):
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
         """Store the job's progress for `ttl` seconds."""
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        """Read the durable steps of a job for its attempt `mark`, or record one: see steps.lua."""
 
 
 class Ticks(Protocol):

@@ -43,7 +43,7 @@ def always(answer: object) -> Callable[..., Any]:
 class NoJobs:
     """base.Jobs for a connection in which no job waits."""
 
-    find = kept = progress = always(None)
+    find = kept = progress = steps = always(None)
     drop = stop = always(False)
 
     def ids(self, queue: str, start: str) -> set[str]:

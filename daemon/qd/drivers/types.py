@@ -87,7 +87,13 @@ class Keep(msgspec.Struct, frozen=True):
     ttl: float
 
 
-Effect = Push | Free | Hold | Leave | Vacate | Count | Keep
+class Forget(msgspec.Struct, frozen=True):
+    """Delete the durable steps of the job `id`, which runs no more."""
+
+    id: str
+
+
+Effect = Push | Free | Hold | Leave | Vacate | Count | Keep | Forget
 
 
 class Entry(NamedTuple):

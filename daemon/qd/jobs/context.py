@@ -7,12 +7,13 @@ as no other job runs in the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Raw
 
@@ -26,6 +27,8 @@ from qd.payload.format import Relations, tags_of
 if TYPE_CHECKING:
     from qd.drivers.base import Connector
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
 
@@ -107,6 +110,8 @@ class RunningJob:
     unfreed: int = 0
     outcome: Release | GiveUp | None = None
     _report_progress: Callable[[float], None] | None = None  # records a percentage; None: nothing records it
+    _step_store: Callable[..., Any] | None = None  # see jobs/steps.py
+    _steps: Any = None
     _tags: tuple[str, ...] = ()  # of a job without a payload
     _fields: Any = ABSENT  # its arguments, once they are converted
 
@@ -167,6 +172,33 @@ class RunningJob:
         if self._save is not None:
             self._save(text)
         self._saved = text
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function once, however often the job is tried: `page = job.step("fetch", fetch, url)`.
+
+        In an async job: `await job.step("fetch", afetch, url)`. While the server is unreachable, it waits.
+
+        Args:
+            name: Of the step, used once in an attempt.
+            function: It returns what JSON can represent.
+
+        Returns:
+            In every attempt, the first too: the result from its JSON, converted to the function's return annotation.
+
+        Raises:
+            ArgumentError: The name was used, the result is no JSON, or there are over 1,000 steps or 1 MB of results.
+            NotInJob: The job has ended, or this process was forked by the job.
+        """
+        from qd.jobs.steps import step  # loaded only by jobs that use it
+
+        return step(self, name, function, partial(function, *args, **kwargs))
 
     def progress(self, percent: float) -> None:
         """Report the progress of the job, 0 to 100, for handle.progress().

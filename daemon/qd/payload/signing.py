@@ -5,10 +5,9 @@ worker verifies before it decodes an argument.
 
 The signed text is unambiguous: the version, then each part as ` LENGTH:BYTES` (UTF-8; a missing part has length 0). v2
 signs uuid, id, job and data; v1 signs no id, because Laravel adds it after its hooks. A chained job that lacks a result also
-signs `takes`: of which job, for which parameter. The worker that adds the result signs it anew.
- A checkpoint is signed together with
-uuid, id and job (c1) and stored as `KEY.MAC.STATE`. `data` is signed byte for byte, so rewriting the JSON breaks the
-signature.
+signs `takes`: of which job, for which parameter. The worker that adds the result signs it anew. A checkpoint is signed
+together with uuid, id and job (c1), a step's result also with its name; both are stored as `KEY.MAC.STATE`. `data` is signed
+byte for byte, so rewriting the JSON breaks the signature.
 """
 
 from __future__ import annotations
@@ -61,23 +60,26 @@ class Signing:
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
             raise SignatureRefused("its signature does not match: job, id or data were changed")
 
-    def sealed(self, payload: Payload, state: bytes) -> bytes:
-        """A checkpoint as it is stored: signed, unless the job is unsigned."""
+    def sealed(self, payload: Payload, state: bytes, *step: bytes) -> bytes:
+        """A checkpoint, or the result of a step, as it is stored: signed, unless the job is unsigned. step: its name."""
         if payload.sig is None:
             return state
-        mac = _mac(self._secrets[self._first], _text(b"c1", (*_identity(payload), state)))
+        mac = _mac(self._secrets[self._first], _text(b"c1", (*_identity(payload), state, *step)))
         return b"%b.%b.%b" % (self._first.encode(), mac, state)
 
-    def opened(self, payload: Payload) -> bytes | None:
-        """The checkpoint, None without one. Raises SignatureRefused if its signature does not match."""
-        sealed = payload.checkpoint
+    def opened(self, payload: Payload, sealed: bytes | None = None, *step: bytes) -> bytes | None:
+        """The checkpoint, None without one; or the result of a step. Raises SignatureRefused if it was changed."""
+        sealed = sealed if step else payload.checkpoint
         if sealed is None or payload.sig is None:
             return sealed
         name, _, rest = sealed.partition(b".")
         mac, _, state = rest.partition(b".")
         secret = self._secrets.get(name.decode("utf-8", "replace"))
-        if secret is None or not hmac.compare_digest(_mac(secret, _text(b"c1", (*_identity(payload), state))), mac):
-            raise SignatureRefused("its checkpoint does not match: it was changed, or belongs to another job")
+        if secret is None or not hmac.compare_digest(
+            _mac(secret, _text(b"c1", (*_identity(payload), state, *step))), mac
+        ):
+            what = f"step {step[0].decode()!r}" if step else "checkpoint"
+            raise SignatureRefused(f"its {what} does not match: it was changed, or belongs to another job")
         return state
 
 

@@ -20,7 +20,7 @@ from qd import events
 from qd.dispatch.results import value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
-from qd.drivers.types import Effect, Released, Reserved, ends, put_back
+from qd.drivers.types import Effect, Forget, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
@@ -201,6 +201,9 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
+        steps = held.steps or (isinstance(outcome, Cancelled) and b'"rsv":' in job.before)  # of earlier attempts
+        if steps and payload is not None and isinstance(outcome, Done | Cancelled):  # a failed job keeps them
+            effects += (Forget(payload.id or payload.uuid or ""),)
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
                 # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.

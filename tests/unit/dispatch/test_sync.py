@@ -186,6 +186,23 @@ def test_the_next_attempt_sees_the_checkpoint(shop: Shop) -> None:
     assert shop.did == [None, {"row": 7}]
 
 
+def test_the_next_attempt_runs_no_step_again(shop: Shop) -> None:
+    def work(name: str) -> int:
+        shop.did.append(name)
+        return len(shop.did)
+
+    @shop.app.job("stepped", tries=2)
+    def stepped() -> None:
+        job = current_job()
+        found = [job.step(name, work, name) for name in ("a", "b")[: job.attempt]]
+        shop.did.append(found)
+        if job.attempt == 1:
+            raise ValueError
+
+    stepped.dispatch()
+    assert shop.did == ["a", [1], "b", [1, 3]]
+
+
 def test_jobs_of_other_programs_are_refused(shop: Shop) -> None:
     with pytest.raises(UnknownJob, match=r"Shop\\Mail@fire"):
         shop.app.queue("default").push(r"Shop\Mail@fire", {})

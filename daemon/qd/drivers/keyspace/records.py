@@ -4,6 +4,7 @@
     KeptJobs.drop     drop.lua       a waiting job, by its exact bytes
     KeptJobs.stop     stop.lua       a running job: a field of qd:cancel, which the keeper of its worker reads
     KeptJobs.kept     HGETALL        the record that the end of the job wrote (keep.lua)
+    KeptJobs.steps    steps.lua      reads or records the durable steps of a job
     KeptBatches       batch_add.lua  creates batches and adds jobs; the scripts that answer jobs count them (batch.lua)
     KeptTicks         tick.lua       takes ticks, in one write for all queues
 
@@ -24,7 +25,7 @@ from typing import Any
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
+from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Forget, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
@@ -86,7 +87,7 @@ class KeptJobs(Records):
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         if found.payload.rsv is not None:  # it was reserved before, and may still have places
             owner = found.payload.uuid or found.payload.id or ""
-            effects = [*effects, *left_by(self.space, self.prefix, owner)]
+            effects = [*effects, *left_by(self.space, self.prefix, owner), Forget(found.payload.id or owner)]
         more, args = effect_args(effects, self.prefix)
         waits = keys.ready if found.spot == "ready" else keys.delayed
         names = self._keys(waits(found.queue), keys.notify(found.queue), keys.keyed(found.queue), *more)
@@ -124,6 +125,9 @@ class KeptJobs(Records):
 
     def progress(self, id: str, percent: float, ttl: float) -> None:
         script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl)
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        return script("steps").call(self.space, self._keys(keys.steps(id)), mark, *added)
 
 
 def number(text: bytes | None) -> float | None:
