@@ -169,7 +169,7 @@ class Dispatcher:
             if push is not None:
                 push(messages)
             elif len(messages) == 1:
-                held = posted(messages, self._connections.get(messages[0].connection))
+                held = posted(messages, self._connections.to_send(messages[0].connection))
             else:
                 held = self._push_batch(messages)
         return self._sent(messages, held)
@@ -189,7 +189,7 @@ class Dispatcher:
             groups[message.connection].append(index)
         held: dict[int, str] = {}
         for connection, indexes in groups.items():
-            some = posted([messages[index] for index in indexes], self._connections.get(connection))
+            some = posted([messages[index] for index in indexes], self._connections.to_send(connection))
             held |= {indexes[place]: owner for place, owner in some.items()}
         return held
 
@@ -212,14 +212,15 @@ class Dispatcher:
         return self._settings().connection(name).name
 
     def connector(self, connection: str | None) -> Connector:
-        return self._connections.get(self.connection(connection))
+        return self._connections.to_send(self.connection(connection))
 
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
         keeps = None if isinstance(at, Place) else bool(at.options.result_ttl)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, at.declared, native)
+        name = self.connection(place.connection)
+        return SentJobs(lambda: self._connections.get(name).jobs, place.queue, keeps, at.declared, native)
 
     def place(self, plan: Plan) -> Place:
         """Where jobs of this plan are sent, for handles of earlier calls. Raises ConfigError."""
