@@ -204,7 +204,6 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
     assert records.keys() == {
         ("pay", "ValueError"),
         ("pay", "JobFailure"),
-        ("pay", "Fail"),
         ("pay", "JobTimeout"),
         ("typed", "WrongType"),
         ("apay", "ValueError"),
@@ -219,6 +218,7 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
     assert '"error": "ValueError"' in everything.replace('":"', '": "')  # the result of `hooked`, and records
     assert CARD not in f"{everything}{work.tail(1000)}"
     assert work.matches("job.failed .* error=ValueError")
+    assert len(work.matches("job.failed .* job=pay .* error=JobFailure")) == 2
     for record, _ in failed(redis):
         assert CARD not in shown(shop, "failed", "show", str(record["id"]))
     mine = redis.text("KEYS", "qd:*")
