@@ -17,7 +17,7 @@ _DEFINED = {
     "qd.arguments.injection": ("Provided", "Serialized", "Serializer", "provided"),
     "qd.dispatch.composite": ("Batch",),
     "qd.dispatch.dispatcher": ("Keyed", "Queue"),
-    "qd.drivers.types": ("BatchState",),
+    "qd.drivers.types": ("BatchState", "JobEvent"),
     "qd.errors": (
         "ArgumentError", "BatchFinished", "DeclarationError", "JobCancelled", "JobFailedError", "JobInterrupted",
         "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "UnknownBatch",
@@ -25,6 +25,7 @@ _DEFINED = {
     "qd.jobs.context": ("RunningJob", "current_job"),
     "qd.jobs.job": ("Call", "Job", "JobFunction", "NeverSent"),
     "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
+    "qd.jobs.streams": ("EventStream",),
     "qd.locks": ("Limiter", "Lock"),
     "qd.schedule.builder": ("Scheduled",),
 }  # fmt: skip

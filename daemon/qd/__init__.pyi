@@ -9,6 +9,7 @@ from qd.dispatch.composite import Batch as Batch
 from qd.dispatch.dispatcher import Keyed as Keyed
 from qd.dispatch.dispatcher import Queue as Queue
 from qd.drivers.types import BatchState as BatchState
+from qd.drivers.types import JobEvent as JobEvent
 from qd.errors import ArgumentError as ArgumentError
 from qd.errors import BatchFinished as BatchFinished
 from qd.errors import DeclarationError as DeclarationError
@@ -35,6 +36,7 @@ from qd.jobs.plan import Handle as Handle
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.plan import Options as Options
 from qd.jobs.plan import SendOptions as SendOptions
+from qd.jobs.streams import EventStream as EventStream
 from qd.locks.limiter import Limiter as Limiter
 from qd.locks.lock import Lock as Lock
 from qd.schedule.builder import Scheduled as Scheduled

@@ -220,7 +220,9 @@ class Waiting:
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
         before = self._kept.get(end.id)
-        self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
+        self._kept[end.id] = Kept(
+            end.status, end.value, before and before.progress, time.time(), before.details if before else b""
+        )
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
         return self._change(self._under(queue, name), None)
@@ -255,8 +257,8 @@ class Waiting:
     def kept(self, id: str) -> Kept | None:
         return self._kept.get(id)
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        self._kept[id] = Kept(None, b"", percent, None)
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        self._kept[id] = Kept(None, b"", percent, None, details)
 
     def _under(self, queue: str, name: str) -> Message | None:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)
@@ -444,7 +446,7 @@ class Inline(Fake):
     def _attempts(self, message: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
         declared, payload, services = plan.declared, read(message.body), self._services
         ttl = message.relations and message.relations.result
-        progress = (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
+        progress = (lambda *now: self._waiting.progress(message.id, now[0], ttl, now[1])) if ttl else None
         job = local.SentJob(payload, message.body, declared, message.connection, message.queue, services, progress)
         runner = local.LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)

@@ -215,7 +215,8 @@ class Dispatcher:
         place = at if isinstance(at, Place) else self.route(at)
         keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, declared, native)
+        connector = partial(self.connector, place.connection)
+        return SentJobs(lambda: connector().jobs, place.queue, keeps, declared, native, connector)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""

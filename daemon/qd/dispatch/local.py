@@ -237,7 +237,7 @@ class SentJob:
     connection: str
     queue: str
     backing: Backing
-    report_progress: Callable[[float], None] | None = None
+    report_progress: Callable[[float, bytes], None] | None = None
     saved: bytes | None = None
 
     def attempt(self, number: int) -> RunningJob:

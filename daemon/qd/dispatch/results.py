@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from qd.arguments.signature import usable
-from qd.arguments.values import FAILURES, check_value, encode, made, why
+from qd.arguments.values import FAILURES, check_value, decode_value, encode, made, why
 from qd.drivers.base import Connector, Jobs
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
-from qd.drivers.types import Found, Kept, Spot, ends
-from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
+from qd.drivers.types import Found, JobEvent, Kept, Spot, ends
+from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy, WrongType
 from qd.jobs.plan import Status
 from qd.jobs.registry import Declared
 from qd.payload.reservation import Ending
@@ -36,6 +36,8 @@ FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the
 GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
+LOOKS = 60.0  # seconds between two searches for a job whose events are followed, at most
+EVERY = 0.05  # seconds between two reads of a stream while events come: as long as workers collect them
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
 TRIES = 50  # a job may move on between being found and being cancelled
@@ -75,10 +77,11 @@ class SentJobs:
     keeps: bool | None = None
     declared: Declared | None = None
     native: Native | None = None
+    connector: Callable[[], Connector] | None = None
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
-            kept = self._record(id)
+            kept = self.kept(id)  # without result_ttl there may be one, too: of a job that has emitted events
             if kept is not None and kept.status in ("done", "failed"):
                 return kept.status  # type: ignore[return-value]
             found = self.find(id)
@@ -98,6 +101,48 @@ class SentJobs:
     def progress(self, id: str) -> float | None:
         kept = self._record(id)
         return None if kept is None else kept.percent
+
+    def details(self, id: str) -> dict[str, Any]:
+        kept = self._record(id)
+        try:
+            found = decode_value(kept.details) if kept is not None and kept.details else None
+        except WrongType:
+            found = None  # written by another program
+        return found if isinstance(found, dict) else {}
+
+    # -- events
+
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[tuple[list[JobEvent], Status | None]]:
+        """Waits for events after the number `since`, at most `wait` seconds (None: no limit), and returns them; and how the
+        job has ended if it has, and these are its last events. Raises ConnectionLost as `result`."""
+        began, look_at, every, away = time.monotonic(), LOOK, LOOK, 0.0
+        read, ended = partial(events_after, id, since), None
+        assert self.connector is not None
+        connector = self.connector
+        while True:
+            silence = time.monotonic() - began
+            try:
+                if wait is None and silence >= look_at:
+                    ended = yield threaded(partial(self._ended, id))
+                    look_at, every = look_at + every, min(LOOKS, every * 2)
+                events, status = yield read_by(self.native, lambda: read(connector()), read)
+                if events or status or ended or (wait is not None and silence >= wait):
+                    return events, status or ended
+                away = 0.0
+            except ConnectionLost:
+                away = away or time.monotonic()
+                if wait is not None or time.monotonic() - away > AWAY:
+                    raise
+            pause = max(EVERY, min(LONGEST_WAIT, silence / 10))
+            yield sleep(pause if wait is None else max(0.0, min(pause, wait - silence)))
+
+    def _ended(self, id: str) -> Status | None:
+        """How a job without a record has ended. None: it has not, or this driver cannot find jobs."""
+        assert self.connector is not None
+        found = self.find(id, "running") or self.find(id) or self.find(id)  # twice: see status()
+        if found is None:
+            return None if "find" in self.connector().limits else "unknown"
+        return "failed" if found.spot == "failed" or was_cancelled(found) else None
 
     # -- result
 
@@ -170,6 +215,21 @@ class SentJobs:
             elif self.jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
+
+
+def events_after(id: str, since: int, queue: Connector) -> tuple[list[JobEvent], Status | None]:
+    """The events after `since`; and how the job has ended if its record says so, and there are no more."""
+    from qd.drivers.send_only import NoJobs
+    from qd.store import streams  # only programs that follow jobs pay for it
+
+    if isinstance(queue.jobs, NoJobs):  # each job has run where it was sent
+        return [], "unknown"
+    found = streams.after(*queue.kept, id, since)
+    kept = None if found else queue.jobs.kept(id)
+    if kept is None or kept.status is None:
+        return found, None
+    # Its last events may have come in between: they are written before its end.
+    return streams.after(*queue.kept, id, since), "done" if kept.status == "done" else "failed"
 
 
 def was_cancelled(found: Found) -> bool:

@@ -148,8 +148,8 @@ class Jobs(Protocol):
     def kept(self, id: str) -> Kept | None:
         """The job's stored result and progress. None: nothing is stored."""
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        """Store the job's progress for `ttl` seconds."""
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        """Store the job's progress for `ttl` seconds. details: JSON."""
 
 
 class Ticks(Protocol):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
+MOST_EMITTED = 16 * 1024  # bytes of an event, or of the details of a progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class RunningJob:
     ended_by: EndJob | None = None
     unfreed: int = 0
     outcome: Release | Fail | None = None
-    _report_progress: Callable[[float], None] | None = None  # records a percentage; None: nothing records it
+    _report_progress: Callable[[float, bytes], None] | None = None  # records percentage and details; None: nothing does
+    _emit: Callable[[bytes], None] | None = None  # sends an event; None: nothing does
     _tags: tuple[str, ...] = ()  # of a job without a payload
     _fields: Any = ABSENT  # its arguments, once they are converted
 
@@ -156,28 +158,60 @@ class RunningJob:
             ArgumentError: JSON cannot represent it, or it is too large.
             NotInJob: The job has ended, or this process was forked by the job.
         """
-        try:
-            check_value(state)
-            text = encode(state)
-        except FAILURES as error:
-            raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
-        if len(text) > MOST_SAVED:
-            fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
-            raise ArgumentError(f"{fact}: save a position (an id, a row number), and the rest elsewhere")
+        hint = "save a position (an id, a row number), and the rest elsewhere"
+        text = encoded(state, "job.checkpoint()", "save", MOST_SAVED, hint)
         if self._save is not None:
             self._save(text)
         self._saved = text
 
-    def progress(self, percent: float) -> None:
-        """Report the progress of the job, 0 to 100, for handle.progress().
+    def emit(self, data: object) -> None:
+        """Send an event to those who follow the job: `async for event in handle.events()`.
+
+        Returns at once: events are collected and sent every 50 ms, and before the job is settled. May be called from any
+        thread of the job and from async code. The server keeps the last 1,000 events of a job (1 MB of JSON) for an hour
+        after the last one, or for its result_ttl if that is longer. If the server is unreachable, they are sent later; the
+        job sees no error. Does nothing in run() and in jobs that run where they are sent.
+
+        Args:
+            data: A JSON value of at most 16 kB.
+
+        Raises:
+            ArgumentError: JSON cannot represent it, or it is too large.
+            NotInJob: The job has ended, or this process was forked by the job.
+
+        Example:
+            `current_job().emit({"token": "Hello"})`
+        """
+        text = encoded(data, "job.emit()", "send", MOST_EMITTED, "emit smaller pieces, or the address of the data")
+        if self._emit is not None:
+            self._emit(text)
+
+    def progress(self, percent: float, message: str | None = None, **fields: object) -> None:
+        """Report the progress of the job for handle.progress(), and more about it for handle.progress_details().
 
         Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
-        nothing in a job without result_ttl. Raises ArgumentError for anything but a number from 0 to 100.
+        nothing in a job without result_ttl.
+
+        Args:
+            percent: A number from 0 to 100.
+            message: What the job does now, for people.
+            fields: JSON values, of at most 16 kB together.
+
+        Raises:
+            ArgumentError: It is not a number from 0 to 100, or JSON cannot represent the fields.
+
+        Example:
+            `job.progress(40, "scaling", step=3, of=7)`
         """
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
+        if message is not None and not isinstance(message, str):
+            raise ArgumentError(f"job.progress() takes a text as message, not {message!r}")
+        details = {"message": message, **fields} if message is not None or fields else None
+        hint = "report less, or emit() it"
+        text = b"" if details is None else encoded(details, "job.progress()", "report", MOST_EMITTED, hint)
         if self._report_progress is not None:
-            self._report_progress(percent)
+            self._report_progress(percent, text)
 
     def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
         """Stop here and run again in `delay` seconds. Raises through the job.
@@ -197,6 +231,18 @@ class RunningJob:
 
     def __repr__(self) -> str:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
+
+
+def encoded(value: object, method: str, verb: str, most: int, hint: str) -> bytes:
+    """The JSON text of a value. Raises ArgumentError."""
+    try:
+        check_value(value)
+        text = encode(value)
+    except FAILURES as error:
+        raise ArgumentError(f"{method} cannot {verb} {type(value).__qualname__}: {why(error)}") from None
+    if len(text) > most:
+        raise ArgumentError(f"{method} was given {len(text)} bytes of JSON, more than {most}: {hint}")
+    return text
 
 
 _of_process: RunningJob | None = None  # the worker's only current job, seen by every thread the job starts

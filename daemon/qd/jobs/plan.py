@@ -8,9 +8,12 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
+from qd.drivers.types import JobEvent
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
+from qd.jobs.streams import EventStream
+from qd.jobs.streams import Status as Status
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
 
@@ -104,9 +107,6 @@ def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, P
     return display, unique
 
 
-Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
-
-
 class Place(NamedTuple):
     """Where jobs are sent, for a handle made from an id alone. connection: None is the default one."""
 
@@ -122,6 +122,10 @@ class JobLookup(Protocol):
     def result(self, id: str, timeout: float | None) -> Pausing[Any]: ...
 
     def progress(self, id: str) -> float | None: ...
+
+    def details(self, id: str) -> dict[str, Any]: ...
+
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[tuple[list[JobEvent], Status | None]]: ...
 
     def cancel(self, id: str) -> bool: ...
 
@@ -184,6 +188,35 @@ class Handle(Generic[T_co]):
     def progress(self) -> float | None:
         """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
         return self._lookup().progress(self.id)
+
+    def progress_details(self) -> dict[str, Any]:
+        """What the job reported with its last progress(): {"message": "scaling", "step": 3}; {} if nothing."""
+        return self._lookup().details(self.id)
+
+    def events(self, since: int = 0, *, wait: Duration | None = None) -> EventStream:
+        """The events that the job emits, for `async for` and `for`: those that are kept, then new ones until it has ended.
+
+        Args:
+            since: The number of an event; only later ones are returned. 0: all that are kept.
+            wait: Read only once: end as soon as there are events, after so many seconds at the latest. None: follow the
+                job to its end.
+
+        Returns:
+            An iterable of JobEvent, whose `status` is how the job has ended. A gap between two numbers means that the
+            events between them are no longer kept. Iterating may raise ConnectionLost: with `wait` at once, else when the
+            server was unreachable for a minute.
+
+        Raises:
+            ArgumentError: `since` or `wait` is invalid.
+
+        Example:
+            `async for event in app.handle(id).events(since=7): print(event.number, event.data)`
+        """
+        if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 1 << 53:
+            raise ArgumentError(f"events() takes the number of an event as since, 0 or more, not {since!r}")
+        seconds = None if wait is None else seconds_of("wait of events()", wait, ArgumentError)
+        lookup = self._lookup()
+        return EventStream(lambda after: lookup.events(self.id, after, seconds), since, once=wait is not None)
 
     def cancel(self) -> bool:
         """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,

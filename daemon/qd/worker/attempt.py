@@ -88,7 +88,7 @@ class Attempts:
         board: Scoreboard,
     ) -> None:
         self._board = board
-        self._keep, self._progress = checkpoints.keep, checkpoints.progress
+        self._keep, self._progress, self._emit = checkpoints.keep, checkpoints.progress, checkpoints.emit
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm)
@@ -209,7 +209,7 @@ class Attempts:
         if (signing := self._signing) is not None:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
-        ttl = payload.qd is not None and payload.qd.result
+        ttl = payload.qd.result if payload.qd is not None else None
         # The bytes that the reserve replaced have the unanswered mark of an earlier one.
         interrupted = b'"rsv":' in reserved.before and replaced_mark(reserved.before).rpartition(".")[2].isdecimal()
         return RunningJob(
@@ -229,6 +229,7 @@ class Attempts:
             data=payload.data,
             backing=self.app._services,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
+            _emit=partial(self._emit, reserved.mark, known, ttl),
             interrupted=interrupted,
         )
 

@@ -36,6 +36,7 @@ from qd.process.scoreboard import L, LaneState, Slot, W, Why, now
 from qd.process.shield import in_main_thread
 from qd.worker.attempt import Attempts
 from qd.worker.connection import PATIENCE, Checkpoints, HeldJob
+from qd.worker.emitter import Emitter
 from qd.worker.outcome import Attempt, Death, Done, Failed, Outcome
 from qd.worker.threads import Inbox
 from qd.worker.timeout import Alarm, LaneAlarm
@@ -66,8 +67,8 @@ class InboxQueue:
     def checkpoint(self, held: Reserved, member: bytes) -> object:
         return self._call(lambda: self._queue.checkpoint(held, member))
 
-    def progress(self, id: str, percent: float, ttl: float) -> object:
-        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl))
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> object:
+        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl, details))
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> object:
         return self._call(lambda: self._queue.owned_by(queue, owners))
@@ -76,8 +77,10 @@ class InboxQueue:
 class LaneCheckpoints(Checkpoints):
     """A task does not wait for the server: its states are saved in order, and a lost lease ends it a moment later."""
 
-    def __init__(self, queue: InboxQueue, alarm: Alarm, log: Any, post: Callable[[Callable[[], None]], None]) -> None:
-        super().__init__(cast(Connector, queue), alarm, log)
+    def __init__(
+        self, queue: InboxQueue, alarm: Alarm, log: Any, emitter: Emitter, post: Callable[[Callable[[], None]], None]
+    ) -> None:
+        super().__init__(cast(Connector, queue), alarm, log, emitter)
         self._post = post
 
     def keep(self, mark: str, state: bytes) -> None:
@@ -88,10 +91,10 @@ class LaneCheckpoints(Checkpoints):
         self._unsaved, self._used = state, True
         self._post(lambda: self._later(lambda: Checkpoints.keep(self, mark, state)))
 
-    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+    def progress(self, mark: str, id: str, ttl: float, percent: float, details: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
-            return super().progress(mark, id, ttl, percent)
-        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent)))
+            return super().progress(mark, id, ttl, percent, details)
+        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent, details)))
 
     def _later(self, act: Callable[[], None]) -> None:
         with suppress(NotInJob, EndJob):  # it has ended meanwhile, and its answer saves the state
@@ -113,7 +116,7 @@ class LaneRun:
         self.words = worker.connection.words[number]
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
-        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)
+        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.emitter, worker.inbox.post)
         self.attempts = Attempts(worker.app, self.alarm, self.run, self.checkpoints, worker.board)
         self.job: Reserved | None = None
         self.turn = self.began = 0
@@ -152,9 +155,12 @@ class LaneRun:
         self.owner.turn = 0
         self.held, self.outcome = self.checkpoints.end(), outcome
         payload = self.attempts.payload
-        if isinstance(outcome, Done) and payload is not None and payload.qd is None and not self.held.unsure:
+        emitter, mark = self.worker.emitter, self.held.job.mark
+        plain = payload is not None and payload.qd is None and not (self.held.unsure or emitter.has(mark))
+        if isinstance(outcome, Done) and plain:
             self.words[L.PROOF] = self.worker.board.proof_of(self.turn)
-        self.worker.finished(self)
+        if not emitter.end(mark, partial(self.worker.finished, self)):
+            self.worker.finished(self)
 
     def expire(self) -> None:
         """Its deadline has passed. Check that of a task on the loop: it moves while another task blocks the loop."""

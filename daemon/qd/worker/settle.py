@@ -10,6 +10,7 @@ effects_of computes the effects on the job's relations, and Copier copies the re
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,11 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd import events
-from qd.dispatch.results import value_of_error, value_of_result
+from qd.dispatch.results import UNFIT, value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
-from qd.drivers.types import Effect, Released, Reserved, ends, put_back
-from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
+from qd.drivers.types import Effect, Keep, Released, Reserved, ends, put_back
+from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, NoAnswer, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
 from qd.payload.format import Payload, read, readable, tags_of
@@ -31,7 +32,8 @@ from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
 from qd.worker.attempt import Attempts
-from qd.worker.connection import HeldJob, RetryingConnection
+from qd.worker.connection import PATIENCE, HeldJob, RetryingConnection
+from qd.worker.emitter import Emitter
 from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
 
 if TYPE_CHECKING:
@@ -173,6 +175,11 @@ def counted_as(outcome: Outcome) -> int:
     return C.HANDED_BACK if outcome.head else C.RELEASED
 
 
+def wait_for_events(sent: threading.Event) -> None:
+    if not sent.wait(PATIENCE):
+        raise NoAnswer("the events of the job are not sent yet")
+
+
 UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
@@ -180,8 +187,14 @@ class Settlement:
     """keeps: whether failed jobs are kept. notify: calls the listeners of LeaseLost, and may be replaced."""
 
     def __init__(
-        self, connection: RetryingConnection, attempts: Attempts, slot: Slot, counters: SlotCounters | None = None
+        self,
+        connection: RetryingConnection,
+        attempts: Attempts,
+        slot: Slot,
+        counters: SlotCounters | None = None,
+        emitter: Emitter | None = None,
     ) -> None:
+        self.emitter = emitter
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
         self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
         self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
@@ -197,6 +210,8 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
+        if self.emitter is not None and self.emitter.used:
+            effects += self._end_stream(self.emitter, job, payload, outcome)
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
                 # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.
@@ -225,6 +240,21 @@ class Settlement:
             elif isinstance(outcome, Failed) and self.copier is not None and self._buried is not None:
                 self.copier.copy(*self._buried)
                 self._buried = None
+
+    def _end_stream(
+        self, emitter: Emitter, job: Reserved, payload: Payload | None, outcome: Outcome
+    ) -> tuple[Effect, ...]:
+        """Wait until the events of the attempt are sent. The effect: its end is recorded for those who follow it, also
+        without result_ttl."""
+        sent = threading.Event()
+        if emitter.end(job.mark, sent.set):
+            self.connection.fetch(partial(wait_for_events, sent))
+        ttl = emitter.forget(job.mark)
+        if ttl is None or payload is None or not isinstance(outcome, ENDS) or (payload.qd and payload.qd.result):
+            return ()
+        error = None if isinstance(outcome, Done) else outcome.error
+        value = UNFIT + b"it has no result_ttl" if error is None else value_of_error(error, words_of(error))
+        return (Keep(payload.id or payload.uuid or "", "done" if error is None else "failed", value, ttl),)
 
     def _answer(
         self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]

@@ -113,10 +113,11 @@ class KeptJobs(Records):
         if not fields:
             return None
         status = fields[b"status"].decode("utf-8", "replace") if b"status" in fields else None
-        return Kept(status, fields.get(b"value", b""), number(fields.get(b"progress")), number(fields.get(b"at")))
+        progress, at = number(fields.get(b"progress")), number(fields.get(b"at"))
+        return Kept(status, fields.get(b"value", b""), progress, at, fields.get(b"details", b""))
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl)
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl, details)
 
 
 def number(text: bytes | None) -> float | None:
