@@ -24,8 +24,7 @@ _DEFINED = {
     ),
     "qd.jobs.context": ("RunningJob", "current_job"),
     "qd.jobs.job": ("Call", "Job", "JobFunction", "NeverSent"),
-    "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
-    "qd.jobs.streams": ("EventStream",),
+    "qd.jobs.plan": ("Duration", "EventStream", "Handle", "Middleware", "Options", "SendOptions"),
     "qd.locks": ("Limiter", "Lock"),
     "qd.schedule.builder": ("Scheduled",),
 }  # fmt: skip

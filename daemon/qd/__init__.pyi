@@ -32,11 +32,11 @@ from qd.jobs.job import Job as Job
 from qd.jobs.job import JobFunction as JobFunction
 from qd.jobs.job import NeverSent as NeverSent
 from qd.jobs.plan import Duration as Duration
+from qd.jobs.plan import EventStream as EventStream
 from qd.jobs.plan import Handle as Handle
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.plan import Options as Options
 from qd.jobs.plan import SendOptions as SendOptions
-from qd.jobs.streams import EventStream as EventStream
 from qd.locks.limiter import Limiter as Limiter
 from qd.locks.lock import Lock as Lock
 from qd.schedule.builder import Scheduled as Scheduled

@@ -92,10 +92,10 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
 
     def there(name: str) -> tuple[str, str] | None:
         """The connection, and where the cancelled job was; None if there was none."""
-        jobs = context.queue(found, name).jobs
+        its = context.queue(found, name)
         for each in [queue] if queue else known_queues(found, name, reports):
-            if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
-                return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
+            if (spot := its.jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
+                return (name, spot.spot) if SentJobs(lambda: its, each).cancel(id) else None
         return None
 
     connection, was = search(found, there) or (context.connection_name(found), None)

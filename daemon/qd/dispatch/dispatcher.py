@@ -215,8 +215,7 @@ class Dispatcher:
         place = at if isinstance(at, Place) else self.route(at)
         keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
         native = partial(self._connections.native, place.connection)
-        connector = partial(self.connector, place.connection)
-        return SentJobs(lambda: connector().jobs, place.queue, keeps, declared, native, connector)
+        return SentJobs(partial(self.connector, place.connection), place.queue, keeps, declared, native)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""

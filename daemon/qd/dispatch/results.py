@@ -18,11 +18,11 @@ import msgspec
 
 from qd.arguments.signature import usable
 from qd.arguments.values import FAILURES, check_value, decode_value, encode, made, why
-from qd.drivers.base import Connector, Jobs
+from qd.drivers.base import Connector
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
-from qd.drivers.types import Found, JobEvent, Kept, Spot, ends
-from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy, WrongType
-from qd.jobs.plan import Status
+from qd.drivers.types import Found, Kept, Spot, ends
+from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
+from qd.jobs.plan import NewEvents, Status
 from qd.jobs.registry import Declared
 from qd.payload.reservation import Ending
 
@@ -36,7 +36,6 @@ FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the
 GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
-LOOKS = 60.0  # seconds between two searches for a job whose events are followed, at most
 EVERY = 0.05  # seconds between two reads of a stream while events come: as long as workers collect them
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
@@ -69,15 +68,14 @@ def read_by(native: Native | None, read: Callable[[], T], step: Callable[[Connec
 
 @dataclass(frozen=True, slots=True)
 class SentJobs:
-    """Jobs of one queue. jobs, native: called at each use, since connections belong to threads and event loops. keeps:
+    """Jobs of one queue. connector, native: called at each use, since connections belong to threads and event loops. keeps:
     whether they keep a result; None: unknown. declared: their declaration, if known."""
 
-    jobs: Callable[[], Jobs]
+    connector: Callable[[], Connector]
     queue: str
     keeps: bool | None = None
     declared: Declared | None = None
     native: Native | None = None
-    connector: Callable[[], Connector] | None = None
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
@@ -90,10 +88,10 @@ class SentJobs:
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
-        return self.jobs().find(self.queue, id, *((spots,) if spots else ()))
+        return self.connector().jobs.find(self.queue, id, *((spots,) if spots else ()))
 
     def kept(self, id: str) -> Kept | None:
-        return self.jobs().kept(id)
+        return self.connector().jobs.kept(id)
 
     def _record(self, id: str) -> Kept | None:
         return None if self.keeps is False else self.kept(id)
@@ -104,28 +102,22 @@ class SentJobs:
 
     def details(self, id: str) -> dict[str, Any]:
         kept = self._record(id)
-        try:
-            found = decode_value(kept.details) if kept is not None and kept.details else None
-        except WrongType:
-            found = None  # written by another program
-        return found if isinstance(found, dict) else {}
+        return decode_value(kept.details) if kept is not None and kept.details else {}
 
     # -- events
 
-    def events(self, id: str, since: int, wait: float | None) -> Pausing[tuple[list[JobEvent], Status | None]]:
-        """Waits for events after the number `since`, at most `wait` seconds (None: no limit), and returns them; and how the
-        job has ended if it has, and these are its last events. Raises ConnectionLost as `result`."""
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]:
+        """Waits for events after the number `since`, at most `wait` seconds (None: no limit). Raises ConnectionLost as
+        `result`; with `wait` at once."""
         began, look_at, every, away = time.monotonic(), LOOK, LOOK, 0.0
         read, ended = partial(events_after, id, since), None
-        assert self.connector is not None
-        connector = self.connector
         while True:
             silence = time.monotonic() - began
             try:
                 if wait is None and silence >= look_at:
                     ended = yield threaded(partial(self._ended, id))
-                    look_at, every = look_at + every, min(LOOKS, every * 2)
-                events, status = yield read_by(self.native, lambda: read(connector()), read)
+                    look_at, every = look_at + every, every * 2
+                events, status = yield read_by(self.native, lambda: read(self.connector()), read)
                 if events or status or ended or (wait is not None and silence >= wait):
                     return events, status or ended
                 away = 0.0
@@ -137,11 +129,11 @@ class SentJobs:
             yield sleep(pause if wait is None else max(0.0, min(pause, wait - silence)))
 
     def _ended(self, id: str) -> Status | None:
-        """How a job without a record has ended. None: it has not, or this driver cannot find jobs."""
-        assert self.connector is not None
+        """How a job without a record has ended. None: it has not, or the broker cannot find jobs."""
         found = self.find(id, "running") or self.find(id) or self.find(id)  # twice: see status()
         if found is None:
-            return None if "find" in self.connector().limits else "unknown"
+            limits = self.connector().limits  # a job of the driver sync has no lease: it has run where it was sent
+            return None if "find" in limits and "lease" not in limits else "unknown"
         return "failed" if found.spot == "failed" or was_cancelled(found) else None
 
     # -- result
@@ -207,29 +199,23 @@ class SentJobs:
                 if missed == 2:
                     return False
             elif found.spot == "running":
-                if self.jobs().stop(found):
+                if self.connector().jobs.stop(found):
                     return True
                 if found.text == before:
                     return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
-            elif self.jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
+            elif self.connector().jobs.drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
 
 
-def events_after(id: str, since: int, queue: Connector) -> tuple[list[JobEvent], Status | None]:
-    """The events after `since`; and how the job has ended if its record says so, and there are no more."""
-    from qd.drivers.send_only import NoJobs
-    from qd.store import streams  # only programs that follow jobs pay for it
-
-    if isinstance(queue.jobs, NoJobs):  # each job has run where it was sent
-        return [], "unknown"
-    found = streams.after(*queue.kept, id, since)
-    kept = None if found else queue.jobs.kept(id)
+def events_after(id: str, since: int, queue: Connector) -> NewEvents:
+    events = queue.jobs.events(id, since)
+    kept = None if events else queue.jobs.kept(id)
     if kept is None or kept.status is None:
-        return found, None
-    # Its last events may have come in between: they are written before its end.
-    return streams.after(*queue.kept, id, since), "done" if kept.status == "done" else "failed"
+        return events, None
+    # The last events may have come in between: they are written before the end.
+    return queue.jobs.events(id, since), "done" if kept.status == "done" else "failed"
 
 
 def was_cancelled(found: Found) -> bool:

@@ -28,6 +28,7 @@ from qd.drivers.types import (
     Entry,
     Found,
     Gaps,
+    JobEvent,
     Kept,
     LaneAnswer,
     LaneReply,
@@ -43,7 +44,7 @@ from qd.drivers.types import (
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
-    from qd.drivers.keyspace.base import Keyspace
+    from qd.drivers.keyspace.base import Arg, Keyspace
 
 
 class Patience:
@@ -150,6 +151,12 @@ class Jobs(Protocol):
 
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         """Store the job's progress for `ttl` seconds. details: JSON."""
+
+    def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
+        """Append events of jobs, in one round trip: for each its id and ARGV of emit.lua. Returns its replies, or errors."""
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        """The events of a job that are kept and have a higher number."""
 
 
 class Ticks(Protocol):

@@ -165,12 +165,10 @@ class RunningJob:
         self._saved = text
 
     def emit(self, data: object) -> None:
-        """Send an event to those who follow the job: `async for event in handle.events()`.
+        """Send an event to all who follow the job with handle.events(), within 50 ms, and before the job is settled.
 
-        Returns at once: events are collected and sent every 50 ms, and before the job is settled. May be called from any
-        thread of the job and from async code. The server keeps the last 1,000 events of a job (1 MB of JSON) for an hour
-        after the last one, or for its result_ttl if that is longer. If the server is unreachable, they are sent later; the
-        job sees no error. Does nothing in run() and in jobs that run where they are sent.
+        May be called from any thread of the job and from async code, and does not wait. An unreachable server is no error:
+        events are sent later. The server keeps the last 1,000 of a job, and 1 MB. Does nothing in run().
 
         Args:
             data: A JSON value of at most 16 kB.
@@ -187,18 +185,15 @@ class RunningJob:
             self._emit(text)
 
     def progress(self, percent: float, message: str | None = None, **fields: object) -> None:
-        """Report the progress of the job for handle.progress(), and more about it for handle.progress_details().
+        """Report the progress of the job, 0 to 100, for handle.progress() and handle.progress_details().
 
         Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
-        nothing in a job without result_ttl.
+        nothing in a job without result_ttl. Raises ArgumentError for other numbers, and if the JSON exceeds 16 kB.
 
         Args:
             percent: A number from 0 to 100.
             message: What the job does now, for people.
-            fields: JSON values, of at most 16 kB together.
-
-        Raises:
-            ArgumentError: It is not a number from 0 to 100, or JSON cannot represent the fields.
+            fields: JSON values.
 
         Example:
             `job.progress(40, "scaling", step=3, of=7)`
@@ -207,9 +202,8 @@ class RunningJob:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
         if message is not None and not isinstance(message, str):
             raise ArgumentError(f"job.progress() takes a text as message, not {message!r}")
-        details = {"message": message, **fields} if message is not None or fields else None
-        hint = "report less, or emit() it"
-        text = b"" if details is None else encoded(details, "job.progress()", "report", MOST_EMITTED, hint)
+        details = fields if message is None else {"message": message, **fields}
+        text = encoded(details, "job.progress()", "report", MOST_EMITTED, "emit() it") if details else b""
         if self._report_progress is not None:
             self._report_progress(percent, text)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar, cast
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
@@ -12,8 +12,6 @@ from qd.drivers.types import JobEvent
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
-from qd.jobs.streams import EventStream
-from qd.jobs.streams import Status as Status
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
 
@@ -114,6 +112,40 @@ class Place(NamedTuple):
     queue: str
 
 
+Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
+NewEvents = tuple[list[JobEvent], Status | None]  # and how the job has ended, if it has and there are no more
+
+
+class EventStream:
+    """The events of a job, for `async for` and `for`, as handle.events() returns it.
+
+    Attributes:
+        since: The number of the last event that it has returned: where to resume.
+        status: "done", "failed" or "unknown" once it has found that the job has ended; None before.
+    """
+
+    def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
+        self._read, self._once, self._ended = read, once, False
+        self.since, self.status = since, cast("Status | None", None)
+
+    def __iter__(self) -> Iterator[JobEvent]:
+        while not self._ended:
+            for event in self._noted(block_on(self._read(self.since))):
+                self.since = event.number
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[JobEvent]:
+        while not self._ended:
+            for event in self._noted(await wait_for(self._read(self.since))):
+                self.since = event.number
+                yield event
+
+    def _noted(self, found: NewEvents) -> list[JobEvent]:
+        events, self.status = found
+        self._ended = self._once or self.status is not None
+        return events
+
+
 class JobLookup(Protocol):
     """Status, result, progress and cancellation of jobs, by id."""
 
@@ -125,7 +157,7 @@ class JobLookup(Protocol):
 
     def details(self, id: str) -> dict[str, Any]: ...
 
-    def events(self, id: str, since: int, wait: float | None) -> Pausing[tuple[list[JobEvent], Status | None]]: ...
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]: ...
 
     def cancel(self, id: str) -> bool: ...
 
@@ -197,14 +229,12 @@ class Handle(Generic[T_co]):
         """The events that the job emits, for `async for` and `for`: those that are kept, then new ones until it has ended.
 
         Args:
-            since: The number of an event; only later ones are returned. 0: all that are kept.
-            wait: Read only once: end as soon as there are events, after so many seconds at the latest. None: follow the
-                job to its end.
+            since: Only events with a higher number; 0: all that are kept.
+            wait: Read only once, as soon as there are events, after so many seconds at the latest. None: to the end.
 
         Returns:
-            An iterable of JobEvent, whose `status` is how the job has ended. A gap between two numbers means that the
-            events between them are no longer kept. Iterating may raise ConnectionLost: with `wait` at once, else when the
-            server was unreachable for a minute.
+            An iterable of JobEvent, whose `status` is how the job has ended. Missing numbers are events that are no longer
+            kept. Iterating may raise ConnectionLost: with `wait` at once, else after a minute.
 
         Raises:
             ArgumentError: `since` or `wait` is invalid.

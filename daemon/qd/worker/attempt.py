@@ -89,6 +89,7 @@ class Attempts:
     ) -> None:
         self._board = board
         self._keep, self._progress, self._emit = checkpoints.keep, checkpoints.progress, checkpoints.emit
+        self.emitter = checkpoints.emitter
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm)

@@ -98,28 +98,25 @@ class Checkpoints:
     def emit(self, mark: str, id: str, ttl: float | None, data: bytes) -> None:
         """Send an event (JSON) of the job that was reserved under `mark`, soon. Raises NotInJob."""
         with shield:
-            self._check_process("emit")
-            self.emitter.used = True  # before the mark is checked, as in _call
-            with self.emitter.lock:
-                self._check_mark("emit", mark)
+            self._check("emit", mark)
+            with self.emitter.lock:  # Emitter.end takes it, too, and sees this event
+                self._check("emit", mark)
                 self.emitter.add(mark, id, ttl, data)
 
-    def _check_process(self, name: str) -> None:
+    def _check(self, name: str, mark: str) -> None:
         if os.getpid() != self._pid:
             way = "call it in the job's own"
             raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
-
-    def _check_mark(self, name: str, mark: str) -> None:
         if self._mark != mark:
             raise NotInJob(f"job.{name}() was called after its job had ended")
 
     def _call(self, name: str, mark: str, call: Callable[[], object], state: bytes | None = None) -> object:
         """Call the server for the running job. Returns None if the call broke or must wait; `state` is then remembered."""
         with shield:
-            self._check_process(name)
+            self._check(name, mark)
             self._used = True
             with self._lock:
-                self._check_mark(name, mark)
+                self._check(name, mark)
                 self._unsaved = self._unsaved if state is None else state
                 began = time.monotonic()
                 if self._calling or began < self._not_before:

@@ -36,7 +36,6 @@ from qd.process.scoreboard import L, LaneState, Slot, W, Why, now
 from qd.process.shield import in_main_thread
 from qd.worker.attempt import Attempts
 from qd.worker.connection import PATIENCE, Checkpoints, HeldJob
-from qd.worker.emitter import Emitter
 from qd.worker.outcome import Attempt, Death, Done, Failed, Outcome
 from qd.worker.threads import Inbox
 from qd.worker.timeout import Alarm, LaneAlarm
@@ -77,11 +76,9 @@ class InboxQueue:
 class LaneCheckpoints(Checkpoints):
     """A task does not wait for the server: its states are saved in order, and a lost lease ends it a moment later."""
 
-    def __init__(
-        self, queue: InboxQueue, alarm: Alarm, log: Any, emitter: Emitter, post: Callable[[Callable[[], None]], None]
-    ) -> None:
-        super().__init__(cast(Connector, queue), alarm, log, emitter)
-        self._post = post
+    def __init__(self, queue: InboxQueue, alarm: Alarm, worker: ConcurrentWorker) -> None:
+        super().__init__(cast(Connector, queue), alarm, worker.log, worker.emitter)
+        self._post = worker.inbox.post
 
     def keep(self, mark: str, state: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
@@ -116,7 +113,7 @@ class LaneRun:
         self.words = worker.connection.words[number]
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
-        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.emitter, worker.inbox.post)
+        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker)
         self.attempts = Attempts(worker.app, self.alarm, self.run, self.checkpoints, worker.board)
         self.job: Reserved | None = None
         self.turn = self.began = 0
@@ -155,12 +152,10 @@ class LaneRun:
         self.owner.turn = 0
         self.held, self.outcome = self.checkpoints.end(), outcome
         payload = self.attempts.payload
-        emitter, mark = self.worker.emitter, self.held.job.mark
-        plain = payload is not None and payload.qd is None and not (self.held.unsure or emitter.has(mark))
-        if isinstance(outcome, Done) and plain:
+        plain = payload is not None and payload.qd is None and self.held.job.mark not in self.worker.emitter.attempts
+        if isinstance(outcome, Done) and plain and not self.held.unsure:
             self.words[L.PROOF] = self.worker.board.proof_of(self.turn)
-        if not emitter.end(mark, partial(self.worker.finished, self)):
-            self.worker.finished(self)
+        self.worker.finished(self)
 
     def expire(self) -> None:
         """Its deadline has passed. Check that of a task on the loop: it moves while another task blocks the loop."""

@@ -10,7 +10,6 @@ effects_of computes the effects on the job's relations, and Copier copies the re
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from qd.dispatch.results import UNFIT, value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
 from qd.drivers.types import Effect, Keep, Released, Reserved, ends, put_back
-from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, NoAnswer, ServerRefused
+from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
 from qd.payload.format import Payload, read, readable, tags_of
@@ -32,8 +31,7 @@ from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
 from qd.traces import trimmed
 from qd.worker.attempt import Attempts
-from qd.worker.connection import PATIENCE, HeldJob, RetryingConnection
-from qd.worker.emitter import Emitter
+from qd.worker.connection import HeldJob, RetryingConnection
 from qd.worker.outcome import Back, Cancelled, Death, Done, Failed, Lost, Missing, Outcome
 
 if TYPE_CHECKING:
@@ -175,11 +173,6 @@ def counted_as(outcome: Outcome) -> int:
     return C.HANDED_BACK if outcome.head else C.RELEASED
 
 
-def wait_for_events(sent: threading.Event) -> None:
-    if not sent.wait(PATIENCE):
-        raise NoAnswer("the events of the job are not sent yet")
-
-
 UNTOUCHED = Back(0.0, "reserved, but not begun", spends=False, head=True)
 
 
@@ -187,14 +180,9 @@ class Settlement:
     """keeps: whether failed jobs are kept. notify: calls the listeners of LeaseLost, and may be replaced."""
 
     def __init__(
-        self,
-        connection: RetryingConnection,
-        attempts: Attempts,
-        slot: Slot,
-        counters: SlotCounters | None = None,
-        emitter: Emitter | None = None,
+        self, connection: RetryingConnection, attempts: Attempts, slot: Slot, counters: SlotCounters | None = None
     ) -> None:
-        self.emitter = emitter
+        self.emitter = attempts.emitter
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
         self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
         self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
@@ -210,8 +198,10 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
-        if self.emitter is not None and self.emitter.used:
-            effects += self._end_stream(self.emitter, job, payload, outcome)
+        with self.emitter.lock:
+            emitted = job.mark in self.emitter.attempts
+        if emitted:
+            effects += self._end_stream(job, payload, outcome)
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
                 # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.
@@ -241,20 +231,14 @@ class Settlement:
                 self.copier.copy(*self._buried)
                 self._buried = None
 
-    def _end_stream(
-        self, emitter: Emitter, job: Reserved, payload: Payload | None, outcome: Outcome
-    ) -> tuple[Effect, ...]:
-        """Wait until the events of the attempt are sent. The effect: its end is recorded for those who follow it, also
-        without result_ttl."""
-        sent = threading.Event()
-        if emitter.end(job.mark, sent.set):
-            self.connection.fetch(partial(wait_for_events, sent))
-        ttl = emitter.forget(job.mark)
-        if ttl is None or payload is None or not isinstance(outcome, ENDS) or (payload.qd and payload.qd.result):
+    def _end_stream(self, job: Reserved, payload: Payload | None, outcome: Outcome) -> tuple[Effect, ...]:
+        """Wait until the events of the attempt are sent. The effect: its end is recorded, also without result_ttl."""
+        attempt = self.connection.fetch(partial(self.emitter.end, job.mark))
+        if not isinstance(outcome, ENDS) or (payload and payload.qd and payload.qd.result):
             return ()
         error = None if isinstance(outcome, Done) else outcome.error
         value = UNFIT + b"it has no result_ttl" if error is None else value_of_error(error, words_of(error))
-        return (Keep(payload.id or payload.uuid or "", "done" if error is None else "failed", value, ttl),)
+        return (Keep(attempt.id, "done" if error is None else "failed", value, attempt.ttl),)
 
     def _answer(
         self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]

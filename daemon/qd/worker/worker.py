@@ -77,7 +77,7 @@ class BaseWorker:
         self.ahead: PrefetchConnection | None = None
         self.connection = self._connect(rota)
         self.counters = self.board.counters.slot(assignment.slot)
-        self.settlement = Settlement(self.connection, self.attempts, self.slot, self.counters, self.emitter)
+        self.settlement = Settlement(self.connection, self.attempts, self.slot, self.counters)
         self.hears = app._listeners.has
         self.serves = (self.work.connection, self.work.queues)  # fields of most events
         self.titles = Titles(assignment.slot, self.work.pool)

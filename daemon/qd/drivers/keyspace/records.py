@@ -4,6 +4,7 @@
     KeptJobs.drop     drop.lua       a waiting job, by its exact bytes
     KeptJobs.stop     stop.lua       a running job: a field of qd:cancel, which the keeper of its worker reads
     KeptJobs.kept     HGETALL        the record that the end of the job wrote (keep.lua)
+    KeptJobs.emit     emit.lua       qd:job:ID:events, its numbered events; events.lua reads those after a number
     KeptBatches       batch_add.lua  creates batches and adds jobs; the scripts that answer jobs count them (batch.lua)
     KeptTicks         tick.lua       takes ticks, in one write for all queues
 
@@ -21,11 +22,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from qd.arguments.values import decode_value
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
-from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
+from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, JobEvent, Kept, NewBatch, Spot
+from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch, WrongType
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
@@ -118,6 +120,17 @@ class KeptJobs(Records):
 
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl, details)
+
+    def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
+        return self.space.run_many([ScriptCall(script("emit"), self._keys(keys.stream(id)), args) for id, args in some])
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        found = list[JobEvent]()
+        for entry in script("events").call(self.space, self._keys(keys.stream(id)), since):
+            with suppress(ValueError, WrongType):  # written by another program
+                number, _, at, _, _, text = entry.split(b" ", 5)
+                found.append(JobEvent(int(number), decode_value(text), float(at)))
+        return [event for event in found if event.number > since]
 
 
 def number(text: bytes | None) -> float | None:
