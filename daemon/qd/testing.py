@@ -35,7 +35,7 @@ from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
 from qd.dispatch.route import Message
 from qd.dispatch.services import Services
-from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
+from qd.drivers.types import Count, Effect, Found, JobEvent, Keep, Kept, NewBatch, Push, Spot
 from qd.errors import ArgumentError, QdError
 from qd.jobs.context import RunningJob
 from qd.jobs.job import Job, JobFunction, plan_of
@@ -219,10 +219,8 @@ class Waiting:
 
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
-        before = self._kept.get(end.id)
-        self._kept[end.id] = Kept(
-            end.status, end.value, before and before.progress, time.time(), before.details if before else b""
-        )
+        before = self._kept.get(end.id) or Kept(None, b"", None, None)
+        self._kept[end.id] = before._replace(status=end.status, value=end.value, at=time.time())
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
         return self._change(self._under(queue, name), None)
@@ -258,7 +256,10 @@ class Waiting:
         return self._kept.get(id)
 
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
-        self._kept[id] = Kept(None, b"", percent, None, details)
+        self._kept[id] = Kept(None, b"", percent, None, decode_value(details or b"{}"))
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        return []
 
     def _under(self, queue: str, name: str) -> Message | None:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)

@@ -306,7 +306,7 @@ def lines_of(seen: JobView) -> list[tuple[str, object]]:
         if spot.payload.crashes:
             lines.append(("crashes", spot.payload.crashes))
     if kept is not None and kept.percent is not None:
-        lines.append(("progress", f"{kept.percent:g} %"))
+        lines.append(("progress", f"{kept.percent:g} % {kept.details.get('message') or ''}".rstrip()))
     if kept is not None and kept.status is not None:
         lines.append(("ended", output.ago(None if kept.at is None else seen.now - kept.at)))
         lines.append(("result" if kept.status == "done" else "error", kept.value.decode("utf-8", "replace")))

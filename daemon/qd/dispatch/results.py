@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from qd.arguments.signature import usable
-from qd.arguments.values import FAILURES, check_value, decode_value, encode, made, why
+from qd.arguments.values import FAILURES, check_value, encode, made, why
 from qd.drivers.base import Connector
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
 from qd.drivers.types import Found, Kept, Spot, ends
@@ -102,7 +102,7 @@ class SentJobs:
 
     def details(self, id: str) -> dict[str, Any]:
         kept = self._record(id)
-        return decode_value(kept.details) if kept is not None and kept.details else {}
+        return {} if kept is None else dict(kept.details)
 
     # -- events
 

@@ -319,13 +319,13 @@ class Found(NamedTuple):
 
 class Kept(NamedTuple):
     """The stored record of a job with result_ttl. status: done or failed, None until it ends. value: JSON, the result or
-    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds. details: of the progress, JSON."""
+    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds. details: of its progress."""
 
     status: str | None
     value: bytes
     progress: float | None
     at: float | None
-    details: bytes = b""
+    details: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def percent(self) -> float | None:

@@ -25,7 +25,9 @@ def emit(jobs: KeptJobs, mark: str, first: int, *data: object, base: int = -1, t
     """Emit events of the attempt `mark`, the first of which is at the position `first`. Returns their base."""
     attempt = Attempt("j", ttl)
     attempt.base = base
-    (reply,) = jobs.emit([("j", attempt.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))])
+    (reply,) = jobs.emit(
+        [("j", attempt.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
+    )
     assert isinstance(reply, bytes)
     return int(reply)
 

@@ -116,7 +116,7 @@ class KeptJobs(Records):
             return None
         status = fields[b"status"].decode("utf-8", "replace") if b"status" in fields else None
         progress, at = number(fields.get(b"progress")), number(fields.get(b"at"))
-        return Kept(status, fields.get(b"value", b""), progress, at, fields.get(b"details", b""))
+        return Kept(status, fields.get(b"value", b""), progress, at, decode_value(fields.get(b"details") or b"{}"))
 
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl, details)
