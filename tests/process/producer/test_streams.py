@@ -119,6 +119,19 @@ def test_events_arrive_while_the_job_runs(shop: Project, app: Qd, name: str, con
     work.stop()
 
 
+def test_the_last_events_of_many_jobs_are_there_when_they_have_ended(shop: Project, app: Qd) -> None:
+    @app.job("talks", result_ttl=60)
+    def talks(count: int = 3) -> None: ...
+
+    go(shop)
+    work = ready(shop)
+    for _ in range(5):
+        handle = talks.dispatch()
+        handle.result(20)
+        assert [event.data for event in handle.events(wait=0)] == [0, 1, 2, "the end"]
+    work.stop()
+
+
 def test_a_read_with_a_time_limit_returns_as_soon_as_there_are_events(shop: Project, app: Qd) -> None:
     handle = send(app, "talks", count=150)
     assert list(handle.events(wait=0)) == list(handle.events(wait=0.05)) == []
