@@ -1,42 +1,38 @@
 -- Append events of an attempt to the stream of its job, and delete the oldest ones beyond its bounds.
 -- KEYS stream (a list)
 -- ARGV attempt, number before its first event (-1: unknown), seconds to keep, most events, most bytes,
---      then for each event: its position in the attempt (1 is the first), JSON text
--- An entry is `number bytes at attempt position json`. bytes: the JSON of all events of the stream so far; at: unix seconds.
--- The number of an event is `base` plus its position. Events that a lost call has appended are not appended again.
+--      then for each event: its position in the attempt (1 is the first), JSON
+-- An entry is `number bytes at attempt position json`. bytes: of the JSON of all events up to this one; at: unix seconds.
+-- The number of an event is `base` plus its position. What a call whose reply was lost has appended is not appended again.
 -- Returns the base.
-local attempt, base, most_bytes, json = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5]), '^(%d+) (%d+) [%d.]+ (%S+) (%d+) ()'
-local room = tonumber(ARGV[4]) - (#ARGV - 5) / 2
-redis.call('LTRIM', KEYS[1], string.format('%.0f', -room), -1) -- the first write deletes: see turn.lua
+local attempt, base, entries = ARGV[1], tonumber(ARGV[2]), {}
+local ENTRY = '^(%d+) (%d+) (%d+)%.%d+ (%S+) (%d+) ()'
+redis.call('LTRIM', KEYS[1], (#ARGV - 5) / 2 - ARGV[4], -1) -- the first write deletes: see turn.lua
 local time = redis.call('TIME')
-local at = time[1] .. '.' .. string.sub('00000' .. time[2], -6)
-local last, bytes, done, by, place = redis.call('LINDEX', KEYS[1], -1), 0, 0, nil, nil
+local last, bytes, at, by, done = redis.call('LINDEX', KEYS[1], -1), 0, 0, nil, 0
 if last then
-  last, bytes, by, place = string.match(last, json)
-  last, bytes = tonumber(last), tonumber(bytes)
+  last, bytes, at, by, done = string.match(last, ENTRY)
   if by == attempt then
-    done = tonumber(place)
-    base = last - done
+    base, done = last - done, tonumber(done)
   else
-    base = math.max(base, last - tonumber(ARGV[6]) + 1)
+    base, done = math.max(base, last - ARGV[6] + 1), 0
   end
 end
 base = math.max(base, 0)
-local entries = {}
+local between = ' ' .. time[1] .. '.' .. string.sub('00000' .. time[2], -6) .. ' ' .. attempt .. ' '
 for i = 6, #ARGV, 2 do
-  local position = tonumber(ARGV[i])
-  if position > done then
+  if tonumber(ARGV[i]) > done then
     bytes = bytes + #ARGV[i + 1]
-    entries[#entries + 1] = string.format('%.0f %.0f ', base + position, bytes) .. at .. ' ' .. attempt .. ' ' .. ARGV[i] .. ' ' .. ARGV[i + 1]
+    entries[#entries + 1] = base + ARGV[i] .. ' ' .. bytes .. between .. ARGV[i] .. ' ' .. ARGV[i + 1]
   end
 end
 if #entries > 0 then redis.call('RPUSH', KEYS[1], unpack(entries)) end
-local most = bytes > most_bytes
-while most do
+local over = tonumber(bytes) > tonumber(ARGV[5])
+while over do
   local first = redis.call('LINDEX', KEYS[1], 0)
-  local _, before, _, _, start = string.match(first, json)
-  most = bytes - before + #first - start + 1 > most_bytes
-  if most then redis.call('LPOP', KEYS[1]) end
+  local _, before, _, _, _, start = string.match(first, ENTRY)
+  over = bytes - before + #first - start + 1 > tonumber(ARGV[5])
+  if over then redis.call('LPOP', KEYS[1]) end
 end
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-return string.format('%.0f', base)
+if time[1] - at > 60 then redis.call('EXPIRE', KEYS[1], ARGV[3]) end
+return tostring(base)
