@@ -35,7 +35,8 @@ from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
 from qd.dispatch.route import Message
 from qd.dispatch.services import Services
-from qd.drivers.types import Count, Effect, Found, JobEvent, Keep, Kept, NewBatch, Push, Spot
+from qd.drivers.send_only import always
+from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
 from qd.errors import ArgumentError, QdError
 from qd.jobs.context import RunningJob
 from qd.jobs.job import Job, JobFunction, plan_of
@@ -258,8 +259,7 @@ class Waiting:
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         self._kept[id] = Kept(None, b"", percent, None, decode_value(details or b"{}"))
 
-    def events(self, id: str, since: int) -> list[JobEvent]:
-        return []
+    events = always([])
 
     def _under(self, queue: str, name: str) -> Message | None:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)

@@ -308,27 +308,27 @@ def in_emitters(file: Path) -> None:
     each worker is spared."""
     from qd.worker.emitter import Emitter
 
-    ended, traces = list[int](), dict[int, Killer]()
+    ended = list[int]()
+
+    class Sparing(Killer):
+        def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+            if not frame.f_code.co_filename.startswith(self.places):
+                return None
+            return super().__call__(frame, event, arg) if ended == [os.getpid()] else self
 
     def traced(whole: Callable[..., Any], *args: Any) -> Any:
-        if ended != [os.getpid()]:
-            return whole(*args)
-        killer = traces.get(os.getpid()) or traces.setdefault(os.getpid(), Killer(file, ("worker/emitter.py", RECORDS)))
         before = sys.gettrace()
-        sys.settrace(killer)
+        sys.settrace(Sparing(file, ("worker/emitter.py", RECORDS)))
         try:
             return whole(*args)
         finally:
             sys.settrace(before)
+            if whole.__name__ == "end":
+                ended[:] = [os.getpid()]
 
-    def end(whole: Callable[..., Any], *args: Any) -> Any:
-        result = traced(whole, *args)
-        ended[:] = [os.getpid()]
-        return result
-
-    for name, body in (("add", traced), ("_send", traced), ("_noted", traced), ("end", end)):
+    for name in ("add", "_serve", "end"):
         method = getattr(Emitter, name)
-        setattr(Emitter, name, lambda *args, method=method, body=body: body(method, *args))
+        setattr(Emitter, name, lambda *args, method=method: traced(method, *args))
 
 
 def in_forks(file: Path) -> int:

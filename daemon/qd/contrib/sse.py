@@ -1,9 +1,4 @@
-"""Events of a job for browsers, in Starlette and FastAPI: server-sent events, as an EventSource reads them.
-
-@api.get("/jobs/{id}/events")
-async def events(id: str, request: Request) -> StreamingResponse:
-    return sse(app.handle(id), request)
-"""
+"""Events of a job for an EventSource in a browser, in Starlette and FastAPI: `return sse(app.handle(id), request)`."""
 
 from __future__ import annotations
 
@@ -15,9 +10,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from qd.arguments.values import encode
-from qd.jobs.plan import EventStream, Handle
-
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for proxies: no copy, no buffer (nginx)
+from qd.jobs.plan import Handle
 
 
 def sse(handle: Handle[Any], request: Request, *, keep_alive: float = 15.0) -> StreamingResponse:
@@ -25,29 +18,28 @@ def sse(handle: Handle[Any], request: Request, *, keep_alive: float = 15.0) -> S
 
     Args:
         handle: Of the job.
-        request: If it has the header Last-Event-ID, as an EventSource sends it after a break, the stream resumes there.
+        request: With the header Last-Event-ID, which an EventSource sends after a break, the stream resumes there.
         keep_alive: Seconds without an event after which a comment is sent, so that no proxy closes the connection.
-
-    Example:
-        `return sse(app.handle(id), request)`
     """
     last = request.headers.get("last-event-id", "")
     stream = handle.events(since=int(last) if last.isdecimal() and len(last) < 16 else 0)
-    return StreamingResponse(written(stream, keep_alive), headers=HEADERS, media_type="text/event-stream")
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for proxies: no copy, no buffer (nginx)
 
-
-async def written(stream: EventStream, keep_alive: float) -> AsyncGenerator[bytes]:
-    events = aiter(stream)
-    task = asyncio.ensure_future(anext(events, None))
-    try:
-        while True:
-            if not (await asyncio.wait([task], timeout=keep_alive))[0]:
-                yield b": still there\n\n"
-            elif (event := task.result()) is None:
-                break
-            else:
+    async def written() -> AsyncGenerator[bytes]:
+        events, task = aiter(stream), None
+        try:
+            while True:
+                task = task or asyncio.ensure_future(anext(events, None))
+                if not (await asyncio.wait([task], timeout=keep_alive))[0]:
+                    yield b": still there\n\n"
+                    continue
+                event, task = task.result(), None
+                if event is None:
+                    break
                 yield b"id: %d\ndata: %s\n\n" % (event.number, encode(event.data))
-                task = asyncio.ensure_future(anext(events, None))
-        yield b'event: end\ndata: {"status":"%s"}\n\n' % (stream.status or "unknown").encode()
-    finally:
-        task.cancel()
+            yield b'event: end\ndata: {"status":"%s"}\n\n' % (stream.status or "unknown").encode()
+        finally:
+            if task is not None:
+                task.cancel()
+
+    return StreamingResponse(written(), headers=headers, media_type="text/event-stream")

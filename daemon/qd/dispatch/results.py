@@ -93,16 +93,8 @@ class SentJobs:
     def kept(self, id: str) -> Kept | None:
         return self.connector().jobs.kept(id)
 
-    def _record(self, id: str) -> Kept | None:
+    def record(self, id: str) -> Kept | None:
         return None if self.keeps is False else self.kept(id)
-
-    def progress(self, id: str) -> float | None:
-        kept = self._record(id)
-        return None if kept is None else kept.percent
-
-    def details(self, id: str) -> dict[str, Any]:
-        kept = self._record(id)
-        return {} if kept is None else dict(kept.details)
 
     # -- events
 

@@ -165,10 +165,10 @@ class RunningJob:
         self._saved = text
 
     def emit(self, data: object) -> None:
-        """Send an event to all who follow the job with handle.events(), within 50 ms, and before the job is settled.
+        """Send an event to all who follow the job, within 50 ms: `current_job().emit({"token": "Hello"})`.
 
-        May be called from any thread of the job and from async code, and does not wait. An unreachable server is no error:
-        events are sent later. The server keeps the last 1,000 of a job, and 1 MB. Does nothing in run().
+        From any thread of the job, and from async code. It does not wait; while the server is unreachable, events wait in
+        the worker. The server keeps the last 1,000 of a job, and 1 MB. Does nothing in run().
 
         Args:
             data: A JSON value of at most 16 kB.
@@ -176,32 +176,24 @@ class RunningJob:
         Raises:
             ArgumentError: JSON cannot represent it, or it is too large.
             NotInJob: The job has ended, or this process was forked by the job.
-
-        Example:
-            `current_job().emit({"token": "Hello"})`
         """
         text = encoded(data, "job.emit()", "send", MOST_EMITTED, "emit smaller pieces, or the address of the data")
         if self._emit is not None:
             self._emit(text)
 
     def progress(self, percent: float, message: str | None = None, **fields: object) -> None:
-        """Report the progress of the job, 0 to 100, for handle.progress() and handle.progress_details().
+        """Report the progress of the job for its handle: `job.progress(40, "scaling", step=3, of=7)`.
 
         Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
-        nothing in a job without result_ttl. Raises ArgumentError for other numbers, and if the JSON exceeds 16 kB.
+        nothing in a job without result_ttl. Raises ArgumentError for other values.
 
         Args:
             percent: A number from 0 to 100.
             message: What the job does now, for people.
-            fields: JSON values.
-
-        Example:
-            `job.progress(40, "scaling", step=3, of=7)`
+            fields: JSON values, of at most 16 kB together.
         """
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
-        if message is not None and not isinstance(message, str):
-            raise ArgumentError(f"job.progress() takes a text as message, not {message!r}")
         details = fields if message is None else {"message": message, **fields}
         text = encoded(details, "job.progress()", "report", MOST_EMITTED, "emit() it") if details else b""
         if self._report_progress is not None:

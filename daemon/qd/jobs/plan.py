@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
-from qd.drivers.types import JobEvent
+from qd.drivers.types import JobEvent, Kept
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
@@ -117,11 +117,10 @@ NewEvents = tuple[list[JobEvent], Status | None]  # and how the job has ended, i
 
 
 class EventStream:
-    """The events of a job, for `async for` and `for`, as handle.events() returns it.
+    """The events of a job, for `async for` and `for`. Missing numbers are events that are no longer kept.
 
-    Attributes:
-        since: The number of the last event that it has returned: where to resume.
-        status: "done", "failed" or "unknown" once it has found that the job has ended; None before.
+    since: the number of the last event that it has returned, to resume after it. status: "done", "failed" or "unknown"
+    once it has found that the job has ended; None before.
     """
 
     def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
@@ -153,9 +152,7 @@ class JobLookup(Protocol):
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]: ...
 
-    def progress(self, id: str) -> float | None: ...
-
-    def details(self, id: str) -> dict[str, Any]: ...
+    def record(self, id: str) -> Kept | None: ...
 
     def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]: ...
 
@@ -219,28 +216,24 @@ class Handle(Generic[T_co]):
 
     def progress(self) -> float | None:
         """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
-        return self._lookup().progress(self.id)
+        record = self._lookup().record(self.id)
+        return None if record is None else record.percent
 
     def progress_details(self) -> dict[str, Any]:
         """What the job reported with its last progress(): {"message": "scaling", "step": 3}; {} if nothing."""
-        return self._lookup().details(self.id)
+        record = self._lookup().record(self.id)
+        return {} if record is None else dict(record.details)
 
     def events(self, since: int = 0, *, wait: Duration | None = None) -> EventStream:
-        """The events that the job emits, for `async for` and `for`: those that are kept, then new ones until it has ended.
+        """Its events: `async for event in app.handle(id).events(since=7): print(event.number, event.data)`. Or `for`.
 
         Args:
             since: Only events with a higher number; 0: all that are kept.
-            wait: Read only once, as soon as there are events, after so many seconds at the latest. None: to the end.
-
-        Returns:
-            An iterable of JobEvent, whose `status` is how the job has ended. Missing numbers are events that are no longer
-            kept. Iterating may raise ConnectionLost: with `wait` at once, else after a minute.
+            wait: Read once, as soon as there are events, after so many seconds at the latest. None: until the job has ended.
 
         Raises:
             ArgumentError: `since` or `wait` is invalid.
-
-        Example:
-            `async for event in app.handle(id).events(since=7): print(event.number, event.data)`
+            ConnectionLost: While iterating; without `wait` after a minute.
         """
         if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 1 << 53:
             raise ArgumentError(f"events() takes the number of an event as since, 0 or more, not {since!r}")

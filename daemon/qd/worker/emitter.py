@@ -3,8 +3,7 @@
     job.emit -> Emitter.add: collected -> after 50 ms, or 64 events of one job -> one round trip, emit.lua for each job
     the attempt has ended -> Emitter.end: sent at once -> then the job is settled
 
-While the server is unreachable, events wait in memory, of each job as many as its stream would keep. A call that the server
-may have executed is repeated: emit.lua skips what it has appended before.
+While the server is unreachable, events wait in memory. A call that may have been executed is repeated: see emit.lua.
 """
 
 from __future__ import annotations
@@ -21,33 +20,25 @@ from qd.drivers.keyspace.base import Arg
 from qd.errors import ConnectionLost, NoAnswer
 from qd.log import Log
 
-COLLECT = 0.05  # seconds
-FULL = 64  # events of one job that are sent without waiting
-SENT = 250  # events of one job in a call
 MOST_EVENTS, MOST_BYTES = 1000, 1 << 20  # that a stream keeps, and bytes of their JSON
 KEPT = 3600  # seconds for which a stream is kept after its last event, unless its job has a longer result_ttl
-PATIENCE = 2.0  # seconds that a call may wait for the server
-ENDING = 0.2  # the same at the end of a job
+COLLECT, FULL = 0.05, 64  # seconds; events of one job that are sent without waiting
+SENT = 250  # events of one job in a call
+PATIENCE, ENDING = 2.0, 0.2  # seconds that a call may wait for the server, and that the end of a job waits for a call
 AGAIN = 0.25  # seconds between two tries while the server is unreachable
 
 
 class Attempt:
-    """base: the number before its first event, -1: unknown. count: of all events. unsent: position in the attempt and JSON;
-    size: bytes of these."""
+    """base: the number before its first event, -1: unknown. count: of all events. unsent: position in the attempt and JSON.
+    sent: the last position sent."""
 
     def __init__(self, id: str, ttl: int) -> None:
-        self.id, self.ttl = id, ttl
-        self.base, self.count, self.size = -1, 0, 0
-        self.unsent = deque[tuple[int, bytes]]()
-
-    def args(self, mark: str, sent: list[tuple[int, bytes]]) -> list[Arg]:
-        """For emit.lua."""
-        return [mark, self.base, self.ttl, MOST_EVENTS, MOST_BYTES, *[word for event in sent for word in event]]
+        self.id, self.ttl, self.base, self.count, self.sent = id, ttl, -1, 0, 0
+        self.unsent = deque[tuple[int, bytes]](maxlen=MOST_EVENTS)
 
 
 class Emitter:
-    """opened: returns the connection of the thread that calls it. attempts: by mark, those that have emitted and are not
-    settled."""
+    """opened: returns the connection of its thread. attempts: by mark, those that have emitted and are not settled."""
 
     def __init__(self, opened: Callable[[], Connector], log: Log) -> None:
         self._opened, self._log = opened, log
@@ -55,7 +46,6 @@ class Emitter:
         self.attempts = dict[str, Attempt]()
         self._filled, self._urgent = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._dropped = 0
 
     def add(self, mark: str, id: str, ttl: float | None, data: bytes) -> None:
         """Collect an event of the attempt `mark`. The caller has the lock."""
@@ -64,11 +54,8 @@ class Emitter:
             thread.start()
             self._thread = thread
         attempt = self.attempts.get(mark) or self.attempts.setdefault(mark, Attempt(id, max(KEPT, round(ttl or 0))))
-        attempt.count, attempt.size = attempt.count + 1, attempt.size + len(data)
+        attempt.count += 1
         attempt.unsent.append((attempt.count, data))
-        while len(attempt.unsent) > MOST_EVENTS or attempt.size > MOST_BYTES:
-            attempt.size -= len(attempt.unsent.popleft()[1])
-            self._dropped += 1
         self._filled.set()
         if len(attempt.unsent) >= FULL:
             self._urgent.set()
@@ -77,8 +64,7 @@ class Emitter:
         """The attempt has ended: wait until its events are sent. Raises NoAnswer: call it again."""
         with self.lock:
             attempt = self.attempts[mark]
-            if attempt.unsent:
-                self._urgent.set()
+            self._urgent.set()
             if not self.lock.wait_for(lambda: not attempt.unsent, ENDING):
                 raise NoAnswer("the events of the job are not sent yet")
             return self.attempts.pop(mark)
@@ -94,35 +80,35 @@ class Emitter:
                 some = [
                     (mark, each, [*islice(each.unsent, SENT)]) for mark, each in self.attempts.items() if each.unsent
                 ]
-            replies = self._send([(each.id, each.args(mark, sent)) for mark, each, sent in some])
+            replies: list[object]
+            try:
+                queue = self._opened()
+                with queue.within(PATIENCE):
+                    replies = queue.jobs.emit([(each.id, args_of(mark, each, sent)) for mark, each, sent in some])
+            except Exception as error:  # others than ConnectionLost: this connection keeps no events
+                replies = [error] * len(some)
             with self.lock:
-                away = [reply for each, reply in zip(some, replies, strict=True) if not self._noted(*each[1:], reply)]
+                for (_, each, sent), reply in zip(some, replies, strict=True):
+                    self._note(each, sent, reply)
                 self.lock.notify_all()
                 if any(each.unsent for _, each, _ in some):
                     self._filled.set()
-            if away:
-                self._log.debug("job.emit", kept="in memory", error=str(away[0]))
+            if any(isinstance(reply, ConnectionLost) for reply in replies):
                 time.sleep(AGAIN)
 
-    def _send(self, some: list[tuple[str, list[Arg]]]) -> list[object]:
-        try:
-            queue = self._opened()
-            with queue.within(PATIENCE):
-                return queue.jobs.emit(some)
-        except Exception as error:  # others than ConnectionLost: this connection keeps no events
-            return [error] * len(some)
-
-    def _noted(self, attempt: Attempt, sent: list[tuple[int, bytes]], reply: object) -> bool:
-        """These events were sent. reply: their base, or an error. False: they must be sent again."""
+    def _note(self, attempt: Attempt, sent: list[tuple[int, bytes]], reply: object) -> None:
+        """These events were sent. reply: their base, or an error."""
         if isinstance(reply, ConnectionLost):
-            return False
-        while attempt.unsent and attempt.unsent[0][0] <= sent[-1][0]:
-            attempt.size -= len(attempt.unsent.popleft()[1])
-            self._dropped += isinstance(reply, Exception)
-        if isinstance(reply, bytes):
-            attempt.base = int(reply)
-        if self._dropped:
-            reason = str(reply) if isinstance(reply, Exception) else "the server was unreachable for too long"
-            self._log.warning("job.events_dropped", count=self._dropped, reason=reason)
-            self._dropped = 0
-        return True
+            return self._log.debug("job.emit", kept="in memory", error=str(reply))
+        refused = isinstance(reply, Exception)
+        if dropped := sent[0][0] - attempt.sent - 1 + len(sent) * refused:
+            reason = str(reply) if refused else "the server was unreachable for too long"
+            self._log.warning("job.events_dropped", id=attempt.id, count=dropped, reason=reason)
+        attempt.sent, attempt.base = sent[-1][0], int(reply) if isinstance(reply, bytes) else attempt.base
+        while attempt.unsent and attempt.unsent[0][0] <= attempt.sent:
+            attempt.unsent.popleft()
+
+
+def args_of(mark: str, attempt: Attempt, events: list[tuple[int, bytes]]) -> list[Arg]:
+    """ARGV of emit.lua."""
+    return [mark, attempt.base, attempt.ttl, MOST_EVENTS, MOST_BYTES, *[word for event in events for word in event]]

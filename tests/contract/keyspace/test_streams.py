@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qd.drivers.keyspace.records import KeptJobs
-from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, Attempt
+from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, Attempt, args_of
 from tests.contract.spaces import Observer, Stand
 
 pytestmark = pytest.mark.leaves("app_qd:job:j:events")
@@ -26,7 +26,7 @@ def emit(jobs: KeptJobs, mark: str, first: int, *data: object, base: int = -1, t
     attempt = Attempt("j", ttl)
     attempt.base = base
     (reply,) = jobs.emit(
-        [("j", attempt.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
+        [("j", args_of(mark, attempt, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
     )
     assert isinstance(reply, bytes)
     return int(reply)
@@ -96,9 +96,3 @@ def test_a_stream_has_at_most_a_megabyte(jobs: KeptJobs) -> None:
     size = len(text) + 2
     assert len(kept) == MOST_BYTES // size
     assert [number for number, _ in kept] == list(range(101 - MOST_BYTES // size, 101))
-
-
-def test_entries_of_another_program_are_skipped(jobs: KeptJobs) -> None:
-    emit(jobs, "a.1.1.1", 1, "one")
-    jobs.space.call("LPUSH", KEY, "hello")
-    assert events(jobs) == [(1, "one")]

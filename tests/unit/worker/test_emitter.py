@@ -121,10 +121,11 @@ def test_too_many_unsent_events_are_dropped_from_the_oldest_and_counted(monkeypa
     sent = server.sent("id of a")[-MOST_EVENTS:]
     assert sent == [(n + 1, b"%d" % n) for n in range(20, MOST_EVENTS + 20)]
     eventually(
-        lambda: 'job.events_dropped count=20 reason="the server was unreachable for too long"' in lines.getvalue()
+        lambda: (
+            'job.events_dropped id="id of a" count=20 reason="the server was unreachable for too long"'
+            in lines.getvalue()
+        )
     )
-    add(one, "b", *[b"x" * 16_000] * 70)
-    assert len(one.attempts["b"].unsent) <= 65, "a megabyte"
 
 
 @pytest.mark.parametrize("how", ["raises", "replies"])
@@ -137,7 +138,7 @@ def test_refused_events_are_dropped_and_counted(how: str):
     one, _, lines = made(answer)
     add(one, "a", b"1", b"2", b"3")
     assert one.end("a").count == 3
-    eventually(lambda: 'job.events_dropped count=3 reason="OOM command not allowed"' in lines.getvalue())
+    eventually(lambda: 'job.events_dropped id="id of a" count=3 reason="OOM command not allowed"' in lines.getvalue())
 
 
 def test_an_ended_job_and_a_fork_cannot_emit(monkeypatch: pytest.MonkeyPatch):

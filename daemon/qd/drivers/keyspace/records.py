@@ -27,7 +27,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
 from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, JobEvent, Kept, NewBatch, Spot
-from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch, WrongType
+from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
@@ -125,11 +125,10 @@ class KeptJobs(Records):
         return self.space.run_many([ScriptCall(script("emit"), self._keys(keys.stream(id)), args) for id, args in some])
 
     def events(self, id: str, since: int) -> list[JobEvent]:
-        found = list[JobEvent]()
-        for entry in script("events").call(self.space, self._keys(keys.stream(id)), since):
-            with suppress(ValueError, WrongType):  # written by another program
-                number, _, at, _, _, text = entry.split(b" ", 5)
-                found.append(JobEvent(int(number), decode_value(text), float(at)))
+        entries = [
+            each.split(b" ", 5) for each in script("events").call(self.space, self._keys(keys.stream(id)), since)
+        ]
+        found = [JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in entries]
         return [event for event in found if event.number > since]
 
 
