@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
@@ -124,8 +124,8 @@ class EventStream:
     """
 
     def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
-        self._read, self._once, self._ended = read, once, False
-        self.since, self.status = since, cast("Status | None", None)
+        self._read, self._once, self._ended, self.since = read, once, False, since
+        self.status: Status | None = None
 
     def __iter__(self) -> Iterator[JobEvent]:
         while not self._ended:
