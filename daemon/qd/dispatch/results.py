@@ -96,8 +96,6 @@ class SentJobs:
     def record(self, id: str) -> Kept | None:
         return None if self.keeps is False else self.kept(id)
 
-    # -- events
-
     def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]:
         """Waits for events after the number `since`, at most `wait` seconds (None: no limit). Raises ConnectionLost as
         `result`; with `wait` at once."""

@@ -129,20 +129,19 @@ class EventStream:
 
     def __iter__(self) -> Iterator[JobEvent]:
         while not self._ended:
-            for event in self._noted(block_on(self._read(self.since))):
+            events, self.status = block_on(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
                 self.since = event.number
                 yield event
 
     async def __aiter__(self) -> AsyncIterator[JobEvent]:
         while not self._ended:
-            for event in self._noted(await wait_for(self._read(self.since))):
+            events, self.status = await wait_for(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
                 self.since = event.number
                 yield event
-
-    def _noted(self, found: NewEvents) -> list[JobEvent]:
-        events, self.status = found
-        self._ended = self._once or self.status is not None
-        return events
 
 
 class JobLookup(Protocol):

@@ -36,6 +36,9 @@ class Attempt:
         self.id, self.ttl, self.base, self.count, self.sent = id, ttl, -1, 0, 0
         self.unsent = deque[tuple[int, bytes]](maxlen=MOST_EVENTS)
 
+    def args(self, mark: str, sent: list[tuple[int, bytes]]) -> list[Arg]:
+        return [mark, self.base, self.ttl, MOST_EVENTS, MOST_BYTES, *[word for event in sent for word in event]]
+
 
 class Emitter:
     """opened: returns the connection of its thread. attempts: by mark, those that have emitted and are not settled."""
@@ -84,7 +87,7 @@ class Emitter:
             try:
                 queue = self._opened()
                 with queue.within(PATIENCE):
-                    replies = queue.jobs.emit([(each.id, args_of(mark, each, sent)) for mark, each, sent in some])
+                    replies = queue.jobs.emit([(each.id, each.args(mark, sent)) for mark, each, sent in some])
             except Exception as error:  # others than ConnectionLost: this connection keeps no events
                 replies = [error] * len(some)
             with self.lock:
@@ -107,8 +110,3 @@ class Emitter:
         attempt.sent, attempt.base = sent[-1][0], int(reply) if isinstance(reply, bytes) else attempt.base
         while attempt.unsent and attempt.unsent[0][0] <= attempt.sent:
             attempt.unsent.popleft()
-
-
-def args_of(mark: str, attempt: Attempt, events: list[tuple[int, bytes]]) -> list[Arg]:
-    """ARGV of emit.lua."""
-    return [mark, attempt.base, attempt.ttl, MOST_EVENTS, MOST_BYTES, *[word for event in events for word in event]]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qd.drivers.keyspace.records import KeptJobs
-from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, Attempt, args_of
+from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, Attempt
 from tests.contract.spaces import Observer, Stand
 
 pytestmark = pytest.mark.leaves("app_qd:job:j:events")
@@ -26,7 +26,7 @@ def emit(jobs: KeptJobs, mark: str, first: int, *data: object, base: int = -1, t
     attempt = Attempt("j", ttl)
     attempt.base = base
     (reply,) = jobs.emit(
-        [("j", args_of(mark, attempt, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
+        [("j", attempt.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
     )
     assert isinstance(reply, bytes)
     return int(reply)
