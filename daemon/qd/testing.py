@@ -97,6 +97,11 @@ def dispatched(message: Message) -> Dispatched:
     plan, declared = message.plan, message.plan.declared
     if isinstance(declared, DeclaredRaw):
         arguments = {declared.signature.parameters[0].name: decode_value(message.data)}
+    elif (
+        message.relations is not None and message.relations.takes is not None
+    ):  # without the result of the job before it
+        given = cast(dict[str, object], decode_value(message.data))
+        arguments = {name: declared.signature.converted(name, value) for name, value in given.items()}
     else:
         arguments = declared.signature.decode(message.data)
     options = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
@@ -255,6 +260,9 @@ class Waiting:
 
     def kept(self, id: str) -> Kept | None:
         return self._kept.get(id)
+
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        return list(map(self.kept, ids))
 
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         self._kept[id] = Kept(None, b"", percent, None, decode_value(details or b"{}"))
@@ -439,7 +447,8 @@ class Inline(Fake):
                 if isinstance(pushed, Push):  # a job of a chain, with the rest of it
                     payload = read(pushed.payload)
                     next_one = self._made[payload.id or ""]
-                    ahead.append(replace(next_one, body=pushed.payload, relations=payload.qd))
+                    data = bytes(payload.data)
+                    ahead.append(replace(next_one, body=pushed.payload, data=data, relations=payload.qd))
             errors += self._done(effects)
         if errors:
             raise errors[0]

@@ -15,6 +15,7 @@ from qd.config.load import RESOLVED
 from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
+from qd.options.kinds import Backoff
 from qd.options.tables import WORK, Option, shown
 from qd.redaction import mask_url
 
@@ -84,7 +85,7 @@ def _shown(option: Option, value: Any) -> Any:
         return mask_url(value)
     if option.kind in ("keys", "users"):
         return tuple(f"{each.rpartition(':')[0]}:***" for each in value)
-    return "***" if option.secret and value else value
+    return "***" if option.secret and value else shown("spans", value) if isinstance(value, Backoff) else value
 
 
 @config.command("check")

@@ -102,10 +102,13 @@ class Dispatcher:
             self._emit(JobQueueing, messages)
         return self._sent(messages, await queue.do(push or partial(posted, messages)) or {})
 
-    def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
+    def prepare(
+        self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None, *pair: str
+    ) -> Message:
         """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if
-        not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
-        return self.route(plan).message(plan, data, *new_pair(), relations, now)
+        not this moment. pair: its uuid and id, if they are fixed. Raises ArgumentError, DeclarationError, ConfigError."""
+        uuid, id = pair or new_pair()
+        return self.route(plan).message(plan, data, uuid, id, relations, now)
 
     def submit(self, messages: Sequence[Message]) -> list[str]:
         """Send them, one round trip per connection; jobs with after_commit=True once the open transaction is committed.
@@ -213,9 +216,14 @@ class Dispatcher:
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
-        keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
+        keeps = None if isinstance(at, Place) else bool(at.options.result_ttl)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(partial(self.connector, place.connection), place.queue, keeps, declared, native)
+        return SentJobs(partial(self.connector, place.connection), place.queue, keeps, at.declared, native)
+
+    def place(self, plan: Plan) -> Place:
+        """Where jobs of this plan are sent, for handles of earlier calls. Raises ConfigError."""
+        route = self.route(plan)
+        return Place(route.connection, route.queue, plan.declared)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""

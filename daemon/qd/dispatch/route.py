@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from qd.arguments.parameters import check_callable, named
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.plan import Duration, Plan, patterns
+from qd.jobs.policy import waits
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
@@ -107,6 +108,7 @@ class Route:
         timeout = options.timeout
         if timeout and timeout % 1 and timeout == declared.options.timeout:
             timeout = None  # payloads have whole seconds only: the worker reads the fraction in the declaration
+        tries = options.tries if options.retry_for is None else None  # with retry_for they do not count
         fixed = partial(
             make,
             declared.name,
@@ -114,7 +116,8 @@ class Route:
             max_tries=options.tries,
             max_exceptions=options.max_exceptions,
             fail_on_timeout=bool(options.fail_on_timeout),
-            backoff=options.backoff,
+            backoff=None if options.backoff is None else waits(options.backoff, tries),
+            jitter=None if options.jitter == declared.options.jitter else options.jitter,
             timeout=timeout,
             delete_when_missing=options.delete_when_missing,
             extra={"tags": options.tags} if options.tags else None,
@@ -140,7 +143,9 @@ class Route:
         if relations is not None:
             body = with_relations(body, id, relations)
         if self.signing is not None:
-            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
+            body = self.signing.signed(
+                body, uuid, id, self.job, data or NO_DATA, relations.takes if relations else None
+            )
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
     Answers,
@@ -149,6 +149,9 @@ class Jobs(Protocol):
     def kept(self, id: str) -> Kept | None:
         """The job's stored result and progress. None: nothing is stored."""
 
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        """The same for many jobs, a thousand in a round trip."""
+
     def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
         """Store the job's progress for `ttl` seconds. details: JSON."""
 
@@ -157,6 +160,9 @@ class Jobs(Protocol):
 
     def events(self, id: str, since: int) -> list[JobEvent]:
         """The events of a job that are kept and have a higher number."""
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        """Read the durable steps of a job for its attempt `mark`, or record one: see steps.lua."""
 
 
 class Ticks(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from qd import errors, events
 from qd.drivers.types import Reserved
 from qd.events import Listeners
 from qd.jobs.context import RunningJob
-from qd.jobs.policy import Fail, JobLimits, Release, after_error
+from qd.jobs.policy import GiveUp, JobLimits, Release, after_error
 from qd.jobs.registry import Declared, Registry
 from qd.log import cut
 from qd.payload.format import Payload
@@ -119,6 +120,8 @@ def unknown_job(registry: Registry, name: str) -> errors.UnknownJob:
 
 
 BY_THE_JOB = "released by the job"
+LUCK = random.Random()  # for jitter: jobs seed the one that the module shares
+os.register_at_fork(after_in_child=LUCK.seed)
 
 
 class Outcomes:
@@ -127,13 +130,13 @@ class Outcomes:
         listeners.worker = self._pid
 
     def by_job(self, attempt: Attempt) -> Outcome:
-        """The job, or middleware around it, has called release() or fail()."""
+        """The job, or middleware around it, has called release() or fail(), or raised Retry or Fail."""
         requested, job = attempt.job.outcome, attempt.job
         if isinstance(requested, Release):
             reason = requested.reason or BY_THE_JOB
             self._ended(attempt, None, events.JobReleased(job, requested.delay, reason))
             return Back(requested.delay, reason, spends=requested.counts)
-        assert isinstance(requested, Fail)
+        assert isinstance(requested, GiveUp)
         return self.fail(attempt, requested.error or errors.JobFailure(requested.reason))
 
     def after(self, attempt: Attempt, error: BaseException) -> Outcome:
@@ -154,9 +157,9 @@ class Outcomes:
             self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, errors.JobTimeout)
-        exceptions = payload.exceptions + 1
-        decision = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
-        if isinstance(decision, Fail):
+        exceptions, raised, luck = payload.exceptions + 1, None if timed_out else error, LUCK.random()
+        decision = after_error(limits, payload, time.time(), exceptions=exceptions, error=raised, luck=luck)
+        if isinstance(decision, GiveUp):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
         self._ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))

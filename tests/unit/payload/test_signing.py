@@ -205,3 +205,23 @@ def test_a_forged_or_foreign_checkpoint_is_refused():
 def test_an_unsigned_job_saves_an_unsigned_checkpoint():
     held = saved_by(pushed(), b"7", NEW)
     assert read(held).checkpoint == Signing([NEW], require=False).opened(read(held)) == b"7"
+
+
+def test_the_result_of_a_step_is_signed_with_its_name_and_job():
+    mine, other = read(pushed(NEW)), read(pushed(NEW))
+    signing = Signing([NEW])
+    sealed = signing.sealed(mine, b"7", b"fetch")
+    assert Signing([OLD, NEW]).opened(mine, sealed, b"fetch") == b"7"
+    forged = [
+        (mine, sealed, b"pay"),
+        (other, sealed, b"fetch"),
+        (mine, sealed[:-1] + b"8", b"fetch"),
+        (mine, b"8", b"fetch"),
+        (mine, signing.sealed(mine, b"7"), b"fetch"),  # a checkpoint
+        (mine, Signing([OTHER]).sealed(mine, b"7", b"fetch"), b"fetch"),
+    ]
+    for payload, text, name in forged:
+        with pytest.raises(SignatureRefused, match=f"its step '{name.decode()}' does not match"):
+            signing.opened(payload, text, name)
+    unsigned = read(pushed())
+    assert Signing([NEW], require=False).opened(unsigned, signing.sealed(unsigned, b"7", b"fetch"), b"fetch") == b"7"
