@@ -27,7 +27,20 @@ from qd.arguments.values import decode_value
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Forget, Found, JobEvent, Kept, NewBatch, Spot
+from qd.drivers.types import (
+    Answers,
+    BatchState,
+    Claim,
+    Claimed,
+    Effect,
+    Entry,
+    Forget,
+    Found,
+    JobEvent,
+    Kept,
+    NewBatch,
+    Spot,
+)
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
