@@ -279,14 +279,22 @@ class Qd:
         return Handle(self._send.send(plan, data), self._send, plan)
 
     def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
-        """Write the jobs sent in this block to `connection`, a database, inside the open transaction of `session`
-        (SQLAlchemy): they exist only if it commits. Raises ConfigError if the session uses another database, or is a
-        connection of Django."""
-        if (kind := type(session)).__module__.startswith("django."):  # checked first: needs no SQLAlchemy
-            raise ConfigError(
-                f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
-                " the job with `using(after_commit=True)`"
-            )
+        """Write the jobs sent in this block to `connection`, a database, inside the open transaction of `session`: they
+        exist only if it commits.
+
+        Args:
+            session: A Session or Connection of SQLAlchemy, or `django.db.connection` inside `transaction.atomic()`.
+            connection: None for the default one.
+
+        Raises:
+            ConfigError: The session uses another database, or no transaction is open.
+
+        Example:
+            with transaction.atomic():
+                order.save()
+                with app.transaction(django.db.connection):
+                    confirm.dispatch(order)
+        """
         joined: Callable[..., AbstractContextManager[None]] = loaded("qd.drivers.database.joined:joined")
         return joined(self.connections, session, connection)
 

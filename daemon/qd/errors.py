@@ -73,6 +73,10 @@ class SignatureRefused(QdError):
     """The payload is unsigned, signed with an unknown key, or was changed after signing. The job never runs."""
 
 
+class DecryptionRefused(QdError):
+    """The arguments of an encrypted job were changed after it was sent. The job never runs."""
+
+
 class ConnectionLost(QdError):
     """The server is unreachable, or the connection broke during a call, whose effect is then unknown."""
 

@@ -33,7 +33,7 @@ from qd.config.load import unread
 from qd.config.settings import ConnectionSettings, Settings
 from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
-from qd.dispatch.route import Message
+from qd.dispatch.route import Message, opened
 from qd.dispatch.services import Services
 from qd.drivers.send_only import always
 from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
@@ -454,7 +454,8 @@ class Inline(Fake):
             raise errors[0]
 
     def _attempts(self, message: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
-        declared, payload, services = plan.declared, read(message.body), self._services
+        declared, services = plan.declared, self._services
+        payload = opened(read(message.body), declared, services.current_settings())
         ttl = message.relations and message.relations.result
         progress = (lambda *now: self._waiting.progress(message.id, now[0], ttl, now[1])) if ttl else None
         job = local.SentJob(payload, message.body, declared, message.connection, message.queue, services, progress)

@@ -227,7 +227,15 @@ assert_type(ChargeCard(order_id=7).run(), Decimal)
 mail = app.queue("mail", connection="redis")
 assert_type(mail, Queue)
 assert_type(mail.push(r"App\Jobs\Report@fire", {"month": 7}), Handle[None])
-mail.push("Legacy", delay=timedelta(minutes=1))
+mail.push("Legacy", delay=timedelta(minutes=1), encrypted=True)
+
+
+@app.job("shop.pay", encrypted=True)
+def pay(card: str) -> int:
+    return len(card)
+
+
+assert_type(pay.dispatch("4111"), Handle[int])
 mail.push_raw(b"{}", delay=3)
 waiting: int = mail.size() + mail.clear()
 

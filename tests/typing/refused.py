@@ -80,6 +80,7 @@ welcome.dispatch("a@b.c", delay=5)  # E: call-arg
 welcome.using(dealy=5)  # E: call-arg
 welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
+welcome.using(encrypted="2026b")  # E: arg-type
 welcome.using(backoff="linear")  # E: arg-type
 welcome.using(backoff=[1, "5s"])  # E: list-item
 welcome.using(jitter="10%")  # E: arg-type
@@ -108,6 +109,7 @@ app.dispatch([welcome.bind("a@b.c")])  # E: arg-type
 app.dispatch(welcome("a@b.c"))  # E: arg-type
 app.queue("mail").push_raw("{}")  # E: arg-type
 app.queue("mail").push("Legacy", delay="5m")  # E: arg-type
+app.queue("mail").push("Legacy", encrypted="2026b")  # E: arg-type
 
 
 # a class job whose handle() returns something else

@@ -33,6 +33,7 @@ ABOUT = {
     "laravel": "What qd shares with a Laravel application.",
     "failed": "The failed jobs of each queue.",
     "signing": "Signed payloads: workers run only what a program with one of these keys has sent.",
+    "encryption": "The keys of jobs with encrypted=True.",
     "schedule": "The schedule, and entries that need no code.",
     "schedule.entries.NAME": "An entry: one of job, call, shell and qd, and one of cron and every.",
     "alerts": "What `qd alerts` reports, and where to.",

@@ -97,6 +97,9 @@ def later(member: Member, what: str) -> Member:
             f"job '{plan.declared.name}' has delay={plan.delay}, but in {what} a delay counts from the moment the job is "
             "sent: give seconds"
         )
+    if member.takes and plan.options.encrypted:
+        why = "the result would be readable in its payload; pass the id of a stored value, or do both in one job"
+        raise DeclarationError(f"job '{plan.declared.name}' is encrypted and cannot take the result of a job: {why}")
     return unlocked(member, what)
 
 

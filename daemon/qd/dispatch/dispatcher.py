@@ -30,6 +30,7 @@ from qd.jobs.pipeline import Pipeline
 from qd.jobs.plan import Duration, Handle, Place, Plan
 from qd.options.kinds import queue_name
 from qd.payload.build import make, new_id, new_pair, new_pairs
+from qd.payload.encryption import sealed
 from qd.payload.format import HOLD, NO_DATA, Relations, check
 from qd.process.shield import shield
 
@@ -168,7 +169,7 @@ class Dispatcher:
             if push is not None:
                 push(messages)
             elif len(messages) == 1:
-                held = posted(messages, self._connections.get(messages[0].connection))
+                held = posted(messages, self._connections.to_send(messages[0].connection))
             else:
                 held = self._push_batch(messages)
         return self._sent(messages, held)
@@ -188,7 +189,7 @@ class Dispatcher:
             groups[message.connection].append(index)
         held: dict[int, str] = {}
         for connection, indexes in groups.items():
-            some = posted([messages[index] for index in indexes], self._connections.get(connection))
+            some = posted([messages[index] for index in indexes], self._connections.to_send(connection))
             held |= {indexes[place]: owner for place, owner in some.items()}
         return held
 
@@ -211,14 +212,15 @@ class Dispatcher:
         return self._settings().connection(name).name
 
     def connector(self, connection: str | None) -> Connector:
-        return self._connections.get(self.connection(connection))
+        return self._connections.to_send(self.connection(connection))
 
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
         keeps = None if isinstance(at, Place) else bool(at.options.result_ttl)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(partial(self.connector, place.connection), place.queue, keeps, at.declared, native)
+        name = self.connection(place.connection)
+        return SentJobs(partial(self._connections.get, name), place.queue, keeps, at.declared, native)
 
     def place(self, plan: Plan) -> Place:
         """Where jobs of this plan are sent, for handles of earlier calls. Raises ConfigError."""
@@ -269,20 +271,25 @@ class Queue:
     def __init__(self, send: Dispatcher, name: str, connection: str | None = None) -> None:
         self._send, self.name, self._connection = send, name, connection
 
-    def push(self, job: str, data: object = "", *, delay: Duration | datetime | None = None) -> Handle[None]:
-        """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value."""
+    def push(
+        self, job: str, data: object = "", *, delay: Duration | datetime | None = None, encrypted: bool = False
+    ) -> Handle[None]:
+        """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value. encrypted: PHP
+        gets {"encrypted": "..."}, which Laravel's Encrypter decrypts."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
         settings, connection = self._place()
         uuid, id = new_pair()
-        signing = signing_of(settings)
+        signing, plain = signing_of(settings), text
+        if encrypted:
+            text = sealed(text or NO_DATA, settings.encryption.keys, job)
         body = make(job, text, uuid=uuid, id=id, created_at=int(time.time()))
         if self._send.hooks:
             body = self._send.hooks.put_into(body, id, connection, self.name)
         if signing is not None:
             body = signing.signed(body, uuid, id, job, text or NO_DATA)
         check(body, job, settings.max_payload, settings.max_depth)
-        self._send.submit((Message(connection, self.name, body, seconds, job, id, uuid, text),))
+        self._send.submit((Message(connection, self.name, body, seconds, job, id, uuid, plain),))
         return Handle(id, self._send, Place(self._connection, self.name))
 
     def push_raw(self, payload: bytes, *, delay: Duration | datetime | None = None) -> None:

@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     delete_when_missing: bool
     raw: bool
     exclusive: bool  # no other job runs in its worker meanwhile
+    encrypted: bool  # its arguments are encrypted, with [encryption] keys
 
 
 class SendOptions(Options, total=False):
@@ -86,8 +87,9 @@ class Plan:
         options, name = dict(given), self.declared.name
         delay, key = options.pop("delay", self.delay), options.pop("key", self.key)
         after_commit = options.pop("after_commit", self.after_commit)
-        if options.get("raw", self.declared.options.raw) != self.declared.options.raw:
-            raise DeclarationError("using() cannot change raw: set it in @app.job(raw=...)")
+        for fixed in ("raw", "encrypted"):
+            if options.get(fixed, declared := getattr(self.declared.options, fixed)) != declared:
+                raise DeclarationError(f"using() cannot change {fixed}: set it in @app.job({fixed}=...)")
         if code := [name for name in IN_CODE if name in options]:
             raise DeclarationError(f"using() takes no {code[0]} (a payload carries no code): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):

@@ -44,6 +44,7 @@ class JobOptions:
     delete_when_missing: bool | None = _option("switch")
     raw: bool | None = _option("switch")
     exclusive: bool | None = _option("switch")
+    encrypted: bool | None = _option("switch")
 
     @classmethod
     def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:

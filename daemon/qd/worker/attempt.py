@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qd import errors, events
 from qd.app import Qd
 from qd.dispatch.results import check_passed_on
-from qd.dispatch.route import signing_of
+from qd.dispatch.route import opened, signing_of
 from qd.drivers.types import Reserved
 from qd.errors import EndJob, JobCancelled, Malformed, NoResult, Settled, SignatureRefused, UnknownParameters, WrongType
 from qd.jobs import context
@@ -93,7 +94,7 @@ class Attempts:
         self._step, self.emitter = checkpoints.step, checkpoints.emitter
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self.signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
-        self.outcomes = Outcomes(app._listeners, alarm)
+        self.outcomes = Outcomes(app._listeners, alarm, app.settings.encryption.keep_messages)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has returned; its listeners may still run
@@ -140,11 +141,18 @@ class Attempts:
             return Failed(NoResult(f"{what}: {why}"), payload.attempts - 1)
         if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
             return self._hold(payload, now, f"job {payload.job} is paused")
-        declared = self.app._registry.get(payload.job)
-        if declared is None:
+        declared, unfit = self.app._registry.get(payload.job), None
+        if declared is not None and declared.options.encrypted:
+            try:
+                payload = self.payload = opened(payload, declared, self.app.settings)
+            except errors.DecryptionRefused as error:
+                return Failed(error, payload.attempts - 1)
+            except errors.ConfigError as error:
+                unfit = error
+        if declared is None or unfit is not None:
             if ending_of(reserved.before) is Ending.CANCELLED:
                 return Cancelled(JobCancelled("the job was cancelled"))
-            return self._unroutable(payload, now, unknown_job(self.app._registry, payload.job))
+            return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload.job))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved, declared, limits.timeout)
@@ -295,11 +303,11 @@ class Attempts:
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
         job = attempt.job
-        self.outcomes.exit_if_copy(None if isinstance(error, Settled) else error)
+        self.outcomes.exit_if_copy(job, None if isinstance(error, Settled) else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
-            self.recycle = error
+            self.recycle = self.outcomes.said(job, error)
         if (error is not None or job.outcome is not None) and job.settled_by(error):
             return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
@@ -322,7 +330,7 @@ class Attempts:
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
-        self.outcomes.exit_if_copy()
+        self.outcomes.exit_if_copy(job)
         if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and has(events.JobAttempted):
@@ -336,5 +344,8 @@ class Attempts:
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
         if (payload := readable(reserved.member)) is not None:
-            job = self._running(payload, reserved, self.app._registry.get(payload.job))
+            declared = self.app._registry.get(payload.job)
+            with suppress(errors.QdError):
+                payload = opened(payload, declared, self.app.settings)
+            job = self._running(payload, reserved, declared)
             self.outcomes.notify(0.0, events.LeaseLost(job))
