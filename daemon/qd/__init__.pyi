@@ -9,6 +9,7 @@ from qd.dispatch.composite import Batch as Batch
 from qd.dispatch.dispatcher import Keyed as Keyed
 from qd.dispatch.dispatcher import Queue as Queue
 from qd.drivers.types import BatchState as BatchState
+from qd.drivers.types import JobEvent as JobEvent
 from qd.errors import ArgumentError as ArgumentError
 from qd.errors import BatchFinished as BatchFinished
 from qd.errors import DeclarationError as DeclarationError
@@ -33,6 +34,7 @@ from qd.jobs.job import JobFunction as JobFunction
 from qd.jobs.job import Link as Link
 from qd.jobs.job import NeverSent as NeverSent
 from qd.jobs.plan import Duration as Duration
+from qd.jobs.plan import EventStream as EventStream
 from qd.jobs.plan import Handle as Handle
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.plan import Options as Options

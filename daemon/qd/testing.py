@@ -35,6 +35,7 @@ from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
 from qd.dispatch.route import Message, opened
 from qd.dispatch.services import Services
+from qd.drivers.send_only import always
 from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
 from qd.errors import ArgumentError, QdError
 from qd.jobs.context import RunningJob
@@ -224,8 +225,8 @@ class Waiting:
 
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
-        before = self._kept.get(end.id)
-        self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
+        before = self._kept.get(end.id) or Kept(None, b"", None, None)
+        self._kept[end.id] = before._replace(status=end.status, value=end.value, at=time.time())
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
         return self._change(self._under(queue, name), None)
@@ -263,8 +264,10 @@ class Waiting:
     def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
         return list(map(self.kept, ids))
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        self._kept[id] = Kept(None, b"", percent, None)
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        self._kept[id] = Kept(None, b"", percent, None, decode_value(details or b"{}"))
+
+    events = always([])
 
     def _under(self, queue: str, name: str) -> Message | None:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)
@@ -454,7 +457,7 @@ class Inline(Fake):
         declared, services = plan.declared, self._services
         payload = opened(read(message.body), declared, services.current_settings())
         ttl = message.relations and message.relations.result
-        progress = (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
+        progress = (lambda *now: self._waiting.progress(message.id, now[0], ttl, now[1])) if ttl else None
         job = local.SentJob(payload, message.body, declared, message.connection, message.queue, services, progress)
         runner = local.LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)

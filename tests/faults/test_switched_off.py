@@ -145,6 +145,16 @@ MECHANISMS = {
         "faults/test_mechanisms.py::test_the_leases_of_all_jobs_of_a_worker_are_renewed",
         "match='lease'",
     ),
+    "events once": Named(
+        "a call that is repeated appends no event twice",
+        "contract/keyspace/test_streams.py::test_a_repeated_call_appends_nothing_twice[redis]",
+        "assert 2 == 0",
+    ),
+    "events before the end": Named(
+        "the events of a job are on the server before its end is",
+        "process/producer/test_streams.py::test_the_last_events_of_many_jobs_are_there_when_they_have_ended",
+        "assert",
+    ),
     "record of steps": Named(
         "the result of a durable step is on the server before step() returns",
         "faults/test_durable_steps.py::test_a_killed_worker_runs_no_recorded_step_again[stepped-43]",

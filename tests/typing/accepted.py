@@ -14,6 +14,8 @@ from uuid import UUID
 
 import attrs
 from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from qd import (
     Backoff,
@@ -21,9 +23,11 @@ from qd import (
     BatchState,
     Call,
     Duration,
+    EventStream,
     Fail,
     Handle,
     Job,
+    JobEvent,
     JobFunction,
     Limiter,
     Link,
@@ -38,6 +42,7 @@ from qd import (
     current_job,
     provided,
 )
+from qd.contrib.sse import sse
 from qd.events import Event, JobExceptionOccurred, JobFailed, JobProcessing, Looping, WorkerStopping
 from qd.jobs.plan import Status
 from qd.locks.lease import Owner
@@ -464,6 +469,24 @@ assert_type(sent_batch.look(), BatchState)
 assert_type(sent_batch.add(bare.bind("more")), list[Handle[Any]])
 assert_type(app.batch_of(sent_batch.id).cancelled, bool)
 tied: list[Call[None]] = [chain, batch]
+
+
+# events and progress
+async def followed() -> None:
+    stream = app.handle("id").events(since=7)
+    assert_type(stream, EventStream)
+    async for event in stream:
+        assert_type(event, JobEvent)
+        assert_type((event.number, event.at), tuple[int, float])
+    assert_type(stream.status, Status | None)
+
+
+def polled(handle: Handle[None], request: Request) -> StreamingResponse:
+    assert_type([event.data for event in handle.events(7, wait=timedelta(seconds=1))], list[Any])
+    assert_type(handle.progress_details(), dict[str, Any])
+    current_job().emit({"token": "a"})
+    current_job().progress(40, "scaling", step=3)
+    return sse(handle, request, keep_alive=5)
 
 
 # results: call and wait, handles of earlier calls, results passed along a chain

@@ -244,6 +244,17 @@ FailOnException("ValueError")  # E: arg-type
 SkipIf(True)  # E: arg-type
 
 
+# events and progress
+async def events() -> None:
+    app.handle("id").events(since="7")  # E: arg-type
+    app.handle("id").events(7, 1.0)  # E: call-arg
+    async for event in app.handle("id").events():
+        event.number = 7  # E: misc
+    current_job().progress("half")  # E: arg-type
+    current_job().progress(50, 7)  # E: arg-type
+    current_job().emit()  # E: call-arg
+
+
 # steps
 def download(url: str, *, tries: int = 3) -> bytes:
     return b""

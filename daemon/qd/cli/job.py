@@ -92,10 +92,10 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
 
     def there(name: str) -> tuple[str, str] | None:
         """The connection, and where the cancelled job was; None if there was none."""
-        jobs = context.queue(found, name).jobs
+        its = context.queue(found, name)
         for each in [queue] if queue else known_queues(found, name, reports):
-            if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
-                return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
+            if (spot := its.jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
+                return (name, spot.spot) if SentJobs(lambda: its, each).cancel(id) else None
         return None
 
     connection, was = search(found, there) or (context.connection_name(found), None)
@@ -306,7 +306,7 @@ def lines_of(seen: JobView) -> list[tuple[str, object]]:
         if spot.payload.crashes:
             lines.append(("crashes", spot.payload.crashes))
     if kept is not None and kept.percent is not None:
-        lines.append(("progress", f"{kept.percent:g} %"))
+        lines.append(("progress", f"{kept.percent:g} % {kept.details.get('message') or ''}".rstrip()))
     if kept is not None and kept.status is not None:
         lines.append(("ended", output.ago(None if kept.at is None else seen.now - kept.at)))
         lines.append(("result" if kept.status == "done" else "error", kept.value.decode("utf-8", "replace")))

@@ -220,7 +220,7 @@ class Dispatcher:
         keeps = None if isinstance(at, Place) else bool(at.options.result_ttl)
         native = partial(self._connections.native, place.connection)
         name = self.connection(place.connection)
-        return SentJobs(lambda: self._connections.get(name).jobs, place.queue, keeps, at.declared, native)
+        return SentJobs(partial(self._connections.get, name), place.queue, keeps, at.declared, native)
 
     def place(self, plan: Plan) -> Place:
         """Where jobs of this plan are sent, for handles of earlier calls. Raises ConfigError."""

@@ -244,7 +244,7 @@ class SentJob:
     connection: str
     queue: str
     backing: Backing
-    report_progress: Callable[[float], None] | None = None
+    report_progress: Callable[[float, bytes], None] | None = None
     saved: bytes | None = None
     steps: dict[str, bytes] = field(default_factory=dict)
 

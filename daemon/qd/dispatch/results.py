@@ -17,11 +17,11 @@ import msgspec
 
 from qd.arguments.signature import type_returned
 from qd.arguments.values import FAILURES, check_value, encode, made, why
-from qd.drivers.base import Connector, Jobs
+from qd.drivers.base import Connector
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
 from qd.drivers.types import Found, Kept, Spot, ends
 from qd.errors import ArgumentError, ConnectionLost, JobFailedError, NoResult, ResultTimeout, ServerBusy
-from qd.jobs.plan import Status
+from qd.jobs.plan import NewEvents, Status
 from qd.jobs.registry import Declared
 from qd.payload.build import chained_payload
 from qd.payload.format import Payload, check, read
@@ -37,6 +37,7 @@ FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the
 GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
+EVERY = 0.05  # seconds between two reads of a stream while events come: as long as workers collect them
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
 TRIES = 50  # a job may move on between being found and being cancelled
@@ -68,10 +69,10 @@ def read_by(native: Native | None, read: Callable[[], T], step: Callable[[Connec
 
 @dataclass(frozen=True, slots=True)
 class SentJobs:
-    """Jobs of one queue. jobs, native: called at each use, since connections belong to threads and event loops. keeps:
+    """Jobs of one queue. connector, native: called at each use, since connections belong to threads and event loops. keeps:
     whether they keep a result; None: unknown. declared: their declaration, if known."""
 
-    jobs: Callable[[], Jobs]
+    connector: Callable[[], Connector]
     queue: str
     keeps: bool | None = None
     declared: Declared | None = None
@@ -79,7 +80,7 @@ class SentJobs:
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
-            kept = self._record(id)
+            kept = self.kept(id)  # without result_ttl there may be one, too: of a job that has emitted events
             if kept is not None and kept.status in ("done", "failed"):
                 return kept.status  # type: ignore[return-value]
             found = self.find(id)
@@ -88,17 +89,43 @@ class SentJobs:
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
-        return self.jobs().find(self.queue, id, *((spots,) if spots else ()))
+        return self.connector().jobs.find(self.queue, id, *((spots,) if spots else ()))
 
     def kept(self, id: str) -> Kept | None:
-        return self.jobs().kept(id)
+        return self.connector().jobs.kept(id)
 
-    def _record(self, id: str) -> Kept | None:
+    def record(self, id: str) -> Kept | None:
         return None if self.keeps is False else self.kept(id)
 
-    def progress(self, id: str) -> float | None:
-        kept = self._record(id)
-        return None if kept is None else kept.percent
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]:
+        """Waits for events after the number `since`, at most `wait` seconds (None: no limit). Raises ConnectionLost as
+        `result`; with `wait` at once."""
+        began, look_at, every, away = time.monotonic(), LOOK, LOOK, 0.0
+        read, ended = partial(events_after, id, since), None
+        while True:
+            silence = time.monotonic() - began
+            try:
+                if wait is None and silence >= look_at:
+                    ended = yield threaded(partial(self._ended, id))
+                    look_at, every = look_at + every, every * 2
+                events, status = yield read_by(self.native, lambda: read(self.connector()), read)
+                if events or status or ended or (wait is not None and silence >= wait):
+                    return events, status or ended
+                away = 0.0
+            except ConnectionLost:
+                away = away or time.monotonic()
+                if wait is not None or time.monotonic() - away > AWAY:
+                    raise
+            pause = max(EVERY, min(LONGEST_WAIT, silence / 10))
+            yield sleep(pause if wait is None else max(0.0, min(pause, wait - silence)))
+
+    def _ended(self, id: str) -> Status | None:
+        """How a job without a record has ended. None: it has not, or the broker cannot find jobs."""
+        found = self.find(id, "running") or self.find(id) or self.find(id)  # twice: see status()
+        if found is None:
+            limits = self.connector().limits  # a job of the driver sync has no lease: it has run where it was sent
+            return None if "find" in limits and "lease" not in limits else "unknown"
+        return "failed" if found.spot == "failed" or was_cancelled(found) else None
 
     # -- result
 
@@ -147,14 +174,23 @@ class SentJobs:
                 if missed == 2:
                     return False
             elif found.spot == "running":
-                if self.jobs().stop(found):
+                if self.connector().jobs.stop(found):
                     return True
                 if found.text == before:
                     return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
-            elif self.jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
+            elif self.connector().jobs.drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
+
+
+def events_after(id: str, since: int, queue: Connector) -> NewEvents:
+    events = queue.jobs.events(id, since)
+    kept = None if events else queue.jobs.kept(id)
+    if kept is None or kept.status is None:
+        return events, None
+    # The last events may have come in between: they are written before the end.
+    return queue.jobs.events(id, since), "done" if kept.status == "done" else "failed"
 
 
 def value_of(id: str, kept: Kept, declared: Declared | None) -> Any:

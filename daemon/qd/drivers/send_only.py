@@ -44,6 +44,7 @@ class NoJobs:
     """base.Jobs for a connection in which no job waits."""
 
     find = kept = progress = steps = always(None)
+    emit = events = always([])
     drop = stop = always(False)
 
     def ids(self, queue: str, start: str) -> set[str]:

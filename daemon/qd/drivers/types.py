@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -143,6 +143,15 @@ class BatchState(msgspec.Struct, frozen=True):
     def progress(self) -> int:
         """Percent of jobs that have ended, rounded down: 100 only when none is left."""
         return 100 if not self.pending else 100 * (self.total - self.pending) // max(1, self.total)
+
+
+class JobEvent(NamedTuple):
+    """An event that a job has emitted. number: grows over all attempts of the job; one that is missing is no longer kept.
+    data: what was emitted, as JSON values. at: unix seconds, by the server's clock."""
+
+    number: int
+    data: Any
+    at: float
 
 
 Gap = Literal["order", "head", "delay", "lease", "counts", "ends", "find", "clear", "sizes", "failed", "memory"]
@@ -319,12 +328,13 @@ class Found(NamedTuple):
 
 class Kept(NamedTuple):
     """The stored record of a job with result_ttl. status: done or failed, None until it ends. value: JSON, the result or
-    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds."""
+    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds. details: of its progress."""
 
     status: str | None
     value: bytes
     progress: float | None
     at: float | None
+    details: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def percent(self) -> float | None:

@@ -31,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
+MOST_EMITTED = 16 * 1024  # bytes of an event, or of the details of a progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class RunningJob:
     ended_by: EndJob | None = None
     unfreed: int = 0
     outcome: Release | GiveUp | None = None
-    _report_progress: Callable[[float], None] | None = None  # records a percentage; None: nothing records it
+    _report_progress: Callable[[float, bytes], None] | None = None  # records percentage and details; None: nothing does
+    _emit: Callable[[bytes], None] | None = None  # sends an event; None: nothing does
     _step_store: Callable[..., Any] | None = None  # see jobs/steps.py
     _steps: Any = None
     _tags: tuple[str, ...] = ()  # of a job without a payload
@@ -161,14 +163,8 @@ class RunningJob:
             ArgumentError: JSON cannot represent it, or it is too large.
             NotInJob: The job has ended, or this process was forked by the job.
         """
-        try:
-            check_value(state)
-            text = encode(state)
-        except FAILURES as error:
-            raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
-        if len(text) > MOST_SAVED:
-            fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
-            raise ArgumentError(f"{fact}: save a position (an id, a row number), and the rest elsewhere")
+        hint = "save a position (an id, a row number), and the rest elsewhere"
+        text = encoded(state, "job.checkpoint()", "save", MOST_SAVED, hint)
         if self._save is not None:
             self._save(text)
         self._saved = text
@@ -200,16 +196,40 @@ class RunningJob:
 
         return step(self, name, function, partial(function, *args, **kwargs))
 
-    def progress(self, percent: float) -> None:
-        """Report the progress of the job, 0 to 100, for handle.progress().
+    def emit(self, data: object) -> None:
+        """Send an event to all who follow the job, within 50 ms: `current_job().emit({"token": "Hello"})`.
+
+        From any thread of the job, and from async code. It does not wait; while the server is unreachable, events wait in
+        the worker. The server keeps the last 1,000 of a job, and 1 MB. Does nothing in run().
+
+        Args:
+            data: A JSON value of at most 16 kB.
+
+        Raises:
+            ArgumentError: JSON cannot represent it, or it is too large.
+            NotInJob: The job has ended, or this process was forked by the job.
+        """
+        text = encoded(data, "job.emit()", "send", MOST_EMITTED, "emit smaller pieces, or the address of the data")
+        if self._emit is not None:
+            self._emit(text)
+
+    def progress(self, percent: float, message: str | None = None, **fields: object) -> None:
+        """Report the progress of the job for its handle: `job.progress(40, "scaling", step=3, of=7)`.
 
         Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
-        nothing in a job without result_ttl. Raises ArgumentError for anything but a number from 0 to 100.
+        nothing in a job without result_ttl. Raises ArgumentError for other values.
+
+        Args:
+            percent: A number from 0 to 100.
+            message: What the job does now, for people.
+            fields: JSON values, of at most 16 kB together.
         """
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
+        details = fields if message is None else {"message": message, **fields}
+        text = encoded(details, "job.progress()", "report", MOST_EMITTED, "emit() it") if details else b""
         if self._report_progress is not None:
-            self._report_progress(percent)
+            self._report_progress(percent, text)
 
     def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
         """Stop here and run again in `delay` seconds. Raises Retry through the job.
@@ -245,6 +265,18 @@ class RunningJob:
 
     def __repr__(self) -> str:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
+
+
+def encoded(value: object, method: str, verb: str, most: int, hint: str) -> bytes:
+    """The JSON text of a value. Raises ArgumentError."""
+    try:
+        check_value(value)
+        text = encode(value)
+    except FAILURES as error:
+        raise ArgumentError(f"{method} cannot {verb} {type(value).__qualname__}: {why(error)}") from None
+    if len(text) > most:
+        raise ArgumentError(f"{method} was given {len(text)} bytes of JSON, more than {most}: {hint}")
+    return text
 
 
 _of_process: RunningJob | None = None  # the worker's only current job, seen by every thread the job starts

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
+from qd.drivers.types import JobEvent, Kept
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
@@ -112,9 +113,6 @@ def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, P
     return display, unique
 
 
-Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
-
-
 class Place(NamedTuple):
     """Where jobs are sent, for a handle made from an id alone. connection: None is the default one. declared: None if the
     job is not known."""
@@ -124,6 +122,38 @@ class Place(NamedTuple):
     declared: Declared | None = None
 
 
+Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
+NewEvents = tuple[list[JobEvent], Status | None]  # and how the job has ended, if it has and there are no more
+
+
+class EventStream:
+    """The events of a job, for `async for` and `for`. Missing numbers are events that are no longer kept.
+
+    since: the number of the last event that it has returned, to resume after it. status: "done", "failed" or "unknown"
+    once it has found that the job has ended; None before.
+    """
+
+    def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
+        self._read, self._once, self._ended, self.since = read, once, False, since
+        self.status: Status | None = None
+
+    def __iter__(self) -> Iterator[JobEvent]:
+        while not self._ended:
+            events, self.status = block_on(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
+                self.since = event.number
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[JobEvent]:
+        while not self._ended:
+            events, self.status = await wait_for(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
+                self.since = event.number
+                yield event
+
+
 class JobLookup(Protocol):
     """Status, result, progress and cancellation of jobs, by id."""
 
@@ -131,7 +161,9 @@ class JobLookup(Protocol):
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]: ...
 
-    def progress(self, id: str) -> float | None: ...
+    def record(self, id: str) -> Kept | None: ...
+
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]: ...
 
     def cancel(self, id: str) -> bool: ...
 
@@ -196,7 +228,30 @@ class Handle(Generic[T_co]):
 
     def progress(self) -> float | None:
         """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
-        return self._lookup().progress(self.id)
+        record = self._lookup().record(self.id)
+        return None if record is None else record.percent
+
+    def progress_details(self) -> dict[str, Any]:
+        """What the job reported with its last progress(): {"message": "scaling", "step": 3}; {} if nothing."""
+        record = self._lookup().record(self.id)
+        return {} if record is None else dict(record.details)
+
+    def events(self, since: int = 0, *, wait: Duration | None = None) -> EventStream:
+        """Its events: `async for event in app.handle(id).events(since=7): print(event.number, event.data)`. Or `for`.
+
+        Args:
+            since: Only events with a higher number; 0: all that are kept.
+            wait: Read once, as soon as there are events, after so many seconds at the latest. None: until the job has ended.
+
+        Raises:
+            ArgumentError: `since` or `wait` is invalid.
+            ConnectionLost: While iterating; without `wait` after a minute.
+        """
+        if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 1 << 53:
+            raise ArgumentError(f"events() takes the number of an event as since, 0 or more, not {since!r}")
+        seconds = None if wait is None else seconds_of("wait of events()", wait, ArgumentError)
+        lookup = self._lookup()
+        return EventStream(lambda after: lookup.events(self.id, after, seconds), since, once=wait is not None)
 
     def cancel(self) -> bool:
         """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,

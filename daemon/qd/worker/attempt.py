@@ -90,7 +90,8 @@ class Attempts:
         board: Scoreboard,
     ) -> None:
         self._board = board
-        self._keep, self._progress, self._step = checkpoints.keep, checkpoints.progress, checkpoints.step
+        self._keep, self._progress, self._emit = checkpoints.keep, checkpoints.progress, checkpoints.emit
+        self._step, self.emitter = checkpoints.step, checkpoints.emitter
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
         self.signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
         self.outcomes = Outcomes(app._listeners, alarm, app.settings.encryption.keep_messages)
@@ -222,7 +223,7 @@ class Attempts:
         if (signing := self.signing) is not None:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
-        ttl = payload.qd is not None and payload.qd.result
+        ttl = payload.qd.result if payload.qd is not None else None
         # The bytes that the reserve replaced have the unanswered mark of an earlier one.
         interrupted = b'"rsv":' in reserved.before and replaced_mark(reserved.before).rpartition(".")[2].isdecimal()
         return RunningJob(
@@ -243,6 +244,7 @@ class Attempts:
             backing=self.app._services,
             _step_store=self._stored,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
+            _emit=partial(self._emit, reserved.mark, known, ttl),
             interrupted=interrupted,
         )
 

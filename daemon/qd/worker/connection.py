@@ -29,6 +29,7 @@ from qd.payload.format import readable
 from qd.payload.reservation import marks_of, saving, unstarted
 from qd.process.scoreboard import L, LaneState, Scoreboard, Slot, W, now
 from qd.process.shield import in_main_thread, shield
+from qd.worker.emitter import Emitter
 from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
 
@@ -60,8 +61,8 @@ def still_held(queue: Connector, job: Reserved) -> Reserved | None:
 
 
 class Checkpoints:
-    def __init__(self, queue: Connector, alarm: Alarm, log: Log) -> None:
-        self.queue, self.alarm, self.log = queue, alarm, log
+    def __init__(self, queue: Connector, alarm: Alarm, log: Log, emitter: Emitter) -> None:
+        self.queue, self.alarm, self.log, self.emitter = queue, alarm, log, emitter
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._mark: str | None = None  # of the current job; None: no attempt is running
@@ -93,9 +94,24 @@ class Checkpoints:
             if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
 
-    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+    def progress(self, mark: str, id: str, ttl: float, percent: float, details: bytes) -> None:
         """Try to save the progress of the job that was reserved under `mark`. Raises NotInJob."""
-        self._call("progress", mark, lambda: self.queue.jobs.progress(id, percent, ttl))
+        self._call("progress", mark, lambda: self.queue.jobs.progress(id, percent, ttl, details))
+
+    def emit(self, mark: str, id: str, ttl: float | None, data: bytes) -> None:
+        """Send an event (JSON) of the job that was reserved under `mark`, soon. Raises NotInJob."""
+        with shield:
+            self._check("emit", mark)
+            with self.emitter.lock:  # Emitter.end takes it, too, and sees this event
+                self._check("emit", mark)
+                self.emitter.add(mark, id, ttl, data)
+
+    def _check(self, name: str, mark: str) -> None:
+        if os.getpid() != self._pid:
+            way = "call it in the job's own"
+            raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
+        if self._mark != mark:
+            raise NotInJob(f"job.{name}() was called after its job had ended")
 
     def step(self, id: str, mark: str, *added: str | bytes) -> Any:
         """As Jobs.steps. None: the server did not answer, which is logged once. Raises NotInJob; LeaseLost in the job."""
@@ -114,13 +130,10 @@ class Checkpoints:
     def _call(self, name: str, mark: str, call: Callable[[], object], state: bytes | None = None) -> object:
         """Call the server for the running job. Returns None if the call broke or must wait; `state` is then remembered."""
         with shield:
-            if os.getpid() != self._pid:
-                way = "call it in the job's own"
-                raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
+            self._check(name, mark)
             self._used = True
             with self._lock:
-                if self._mark != mark:
-                    raise NotInJob(f"job.{name}() was called after its job had ended")
+                self._check(name, mark)
                 self._unsaved = self._unsaved if state is None else state
                 began = time.monotonic()
                 if self._calling or began < self._not_before:

@@ -66,8 +66,8 @@ class InboxQueue:
     def checkpoint(self, held: Reserved, member: bytes) -> object:
         return self._call(lambda: self._queue.checkpoint(held, member))
 
-    def progress(self, id: str, percent: float, ttl: float) -> object:
-        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl))
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> object:
+        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl, details))
 
     def steps(self, *step: Any) -> object:
         return self._call(lambda: self._queue.jobs.steps(*step), seconds=STEP_PATIENCE)
@@ -79,9 +79,9 @@ class InboxQueue:
 class LaneCheckpoints(Checkpoints):
     """A task does not wait for the server: its states are saved in order, and a lost lease ends it a moment later."""
 
-    def __init__(self, queue: InboxQueue, alarm: Alarm, log: Any, post: Callable[[Callable[[], None]], None]) -> None:
-        super().__init__(cast(Connector, queue), alarm, log)
-        self._post = post
+    def __init__(self, queue: InboxQueue, alarm: Alarm, worker: ConcurrentWorker) -> None:
+        super().__init__(cast(Connector, queue), alarm, worker.log, worker.emitter)
+        self._post = worker.inbox.post
 
     def keep(self, mark: str, state: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
@@ -91,10 +91,10 @@ class LaneCheckpoints(Checkpoints):
         self._unsaved, self._used = state, True
         self._post(lambda: self._later(lambda: Checkpoints.keep(self, mark, state)))
 
-    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+    def progress(self, mark: str, id: str, ttl: float, percent: float, details: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
-            return super().progress(mark, id, ttl, percent)
-        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent)))
+            return super().progress(mark, id, ttl, percent, details)
+        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent, details)))
 
     def _later(self, act: Callable[[], None]) -> None:
         with suppress(NotInJob, EndJob):  # it has ended meanwhile, and its answer saves the state
@@ -116,7 +116,7 @@ class LaneRun:
         self.words = worker.connection.words[number]
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
-        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)
+        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker)
         self.attempts = Attempts(worker.app, self.alarm, self.run, self.checkpoints, worker.board)
         self.job: Reserved | None = None
         self.turn = self.began = 0
@@ -155,7 +155,8 @@ class LaneRun:
         self.owner.turn = 0
         self.held, self.outcome = self.checkpoints.end(), outcome
         payload = self.attempts.payload
-        plain = payload is not None and payload.qd is None and not self.held.steps
+        emitted = self.held.job.mark in self.worker.emitter.attempts
+        plain = payload is not None and payload.qd is None and not (self.held.steps or emitted)
         if isinstance(outcome, Done) and plain and not self.held.unsure:
             self.words[L.PROOF] = self.worker.board.proof_of(self.turn)
         self.worker.finished(self)

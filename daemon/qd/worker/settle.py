@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd import events
-from qd.dispatch.results import value_of_error, value_of_result
+from qd.dispatch.results import UNFIT, value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
-from qd.drivers.types import Effect, Forget, Released, Reserved, ends, put_back
+from qd.drivers.types import Effect, Forget, Keep, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
@@ -184,6 +184,7 @@ class Settlement:
     def __init__(
         self, connection: RetryingConnection, attempts: Attempts, slot: Slot, counters: SlotCounters | None = None
     ) -> None:
+        self.emitter = attempts.emitter
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
         self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
         self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
@@ -201,6 +202,10 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
+        with self.emitter.lock:
+            emitted = job.mark in self.emitter.attempts
+        if emitted:
+            effects += self._end_stream(job, payload, outcome)
         steps = held.steps or (isinstance(outcome, Cancelled) and b'"rsv":' in job.before)  # of earlier attempts
         if steps and payload is not None and isinstance(outcome, Done | Cancelled):  # a failed job keeps them
             effects += (Forget(payload.id or payload.uuid or ""),)
@@ -233,6 +238,15 @@ class Settlement:
             elif isinstance(outcome, Failed) and self.copier is not None and self._buried is not None:
                 self.copier.copy(*self._buried)
                 self._buried = None
+
+    def _end_stream(self, job: Reserved, payload: Payload | None, outcome: Outcome) -> tuple[Effect, ...]:
+        """Wait until the events of the attempt are sent. The effect: its end is recorded, also without result_ttl."""
+        attempt = self.connection.fetch(partial(self.emitter.end, job.mark))
+        if not isinstance(outcome, ENDS) or (payload and payload.qd and payload.qd.result):
+            return ()
+        error = None if isinstance(outcome, Done) else outcome.error
+        value = UNFIT + b"it has no result_ttl" if error is None else value_of_error(error, words_of(error))
+        return (Keep(attempt.id, "done" if error is None else "failed", value, attempt.ttl),)
 
     def _answer(
         self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]

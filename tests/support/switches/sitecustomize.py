@@ -187,6 +187,8 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "proof": [("qd.process.scoreboard", replaced("Scoreboard.finished", never(0)))],
     "suspects": [(SCRIPTS, script_without(name, NOT_ALONE, "crashes = crashes + 1")) for name in ("lanes", "turn")],
     "renewal of lanes": [("qd.keeper.keeper", replaced("Keeper._seats", first_seats))],
+    "events once": [(SCRIPTS, script_without("emit", "if by == attempt then", "if false then"))],
+    "events before the end": [("qd.worker.settle", replaced("Settlement._end_stream", never(())))],
     "record of steps": [(SCRIPTS, script_without("steps", RECORDED, ""))],
     "nothing": [],
 }

@@ -634,3 +634,60 @@ def test_arguments_that_do_not_convert_are_returned_as_json(app: FakeQd) -> None
     job = RunningJob("id", "x", "default", 1, declared=declared, data=b'{"n":"many"}')
     assert job.arguments == {"n": "many"}
     assert RunningJob("id", "y", "default", 1, data=b'{"n":"1"}').arguments == {"n": "1"}
+
+
+# -- events and progress
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (object(), r"job.emit\(\) cannot send object: a value of type object has no JSON form"),
+        (float("nan"), r"job.emit\(\) cannot send float: nan is not a JSON number"),
+        ("x" * 16_384, r"job.emit\(\) was given 16386 bytes of JSON, more than 16384: emit smaller pieces"),
+    ],
+    ids=["object", "nan", "large"],
+)
+def test_an_invalid_event_is_refused(data, words):
+    with pytest.raises(ArgumentError, match=words):
+        job().emit(data)
+
+
+def test_an_event_is_sent_as_json():
+    sent: list[bytes] = []
+    RunningJob("an-id", "x", "default", 1, _emit=sent.append).emit({"token": "Hallo", "n": (1, 2)})
+    RunningJob("an-id", "x", "default", 1, _emit=sent.append).emit("x" * 16_382)
+    assert sent[0] == b'{"token":"Hallo","n":[1,2]}'
+
+
+def test_progress_has_a_message_and_fields():
+    seen: list[tuple[float, bytes]] = []
+    running_job = RunningJob("an-id", "x", "default", 1, _report_progress=lambda *now: seen.append(now))
+    running_job.progress(5)
+    running_job.progress(40, "scaling", step=3, of=7)
+    running_job.progress(50, step=4)
+    assert seen == [(5, b""), (40, b'{"message":"scaling","step":3,"of":7}'), (50, b'{"step":4}')]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "words"),
+    [
+        ((101,), {}, "takes a number from 0 to 100, not 101"),
+        ((True,), {}, "takes a number from 0 to 100, not True"),
+        ((1,), {"step": object()}, "cannot report dict: a value of type object has no JSON form"),
+        ((1, "x" * 16_384), {}, "bytes of JSON, more than 16384"),
+    ],
+)
+def test_an_invalid_progress_is_refused(arguments, fields, words):
+    with pytest.raises(ArgumentError, match=words):
+        job().progress(*arguments, **fields)
+
+
+def test_a_job_under_run_may_emit(app: FakeQd):
+    @app.job("emits")
+    def emits() -> str:
+        current_job().emit({"token": "a"})
+        current_job().progress(10, "begun")
+        return "done"
+
+    assert emits.run() == "done"

@@ -4,6 +4,7 @@
     KeptJobs.drop     drop.lua       a waiting job, by its exact bytes
     KeptJobs.stop     stop.lua       a running job: a field of qd:cancel, which the keeper of its worker reads
     KeptJobs.kept     HGETALL        the record that the end of the job wrote (keep.lua)
+    KeptJobs.emit     emit.lua       qd:job:ID:events, its numbered events; events.lua reads those after a number
     KeptJobs.steps    steps.lua      reads or records the durable steps of a job
     KeptBatches       batch_add.lua  creates batches and adds jobs; the scripts that answer jobs count them (batch.lua)
     KeptTicks         tick.lua       takes ticks, in one write for all queues
@@ -22,10 +23,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from qd.arguments.values import decode_value
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Forget, Found, Kept, NewBatch, Spot
+from qd.drivers.types import (
+    Answers,
+    BatchState,
+    Claim,
+    Claimed,
+    Effect,
+    Entry,
+    Forget,
+    Found,
+    JobEvent,
+    Kept,
+    NewBatch,
+    Spot,
+)
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
@@ -119,12 +134,23 @@ class KeptJobs(Records):
                 replies = checked(self.space.call_many(commands))
             for each in (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies):
                 status = each[b"status"].decode("utf-8", "replace") if b"status" in each else None
-                kept = Kept(status, each.get(b"value", b""), number(each.get(b"progress")), number(each.get(b"at")))
-                found.append(kept if each else None)
+                progress, at = number(each.get(b"progress")), number(each.get(b"at"))
+                details = decode_value(each.get(b"details") or b"{}")
+                found.append(Kept(status, each.get(b"value", b""), progress, at, details) if each else None)
         return found
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl)
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl, details)
+
+    def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
+        return self.space.run_many([ScriptCall(script("emit"), self._keys(keys.stream(id)), args) for id, args in some])
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        entries = [
+            each.split(b" ", 5) for each in script("events").call(self.space, self._keys(keys.stream(id)), since)
+        ]
+        found = [JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in entries]
+        return [event for event in found if event.number > since]
 
     def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
         return script("steps").call(self.space, self._keys(keys.steps(id)), mark, *added)
