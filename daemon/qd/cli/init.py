@@ -272,6 +272,8 @@ def project_here() -> Project:
     used = dict.fromkeys([found.default, found.control, *(work.connection for work in pools.values())])
     named = [found.connections[name].url for name in used if name in found.connections]
     urls = [url for url in (*named, found.failed.database) if url]
+    extras = {"encryption"} if found.encryption.keys else set[str]()
+    extras |= {extra for url in urls if (extra := extra_of_url(url))}
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
     program = Path(sys.executable).with_name("qd")  # with its full path, because supervisors have another PATH
     return Project(
@@ -284,7 +286,7 @@ def project_here() -> Project:
         pools={pool: work.stop_timeout for pool, work in pools.items()},
         url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
+        packages=_packages(found.root, sorted(extras)),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",
         connection=found.default,
         writes=tuple(_written(found.root, urls)),

@@ -8,7 +8,6 @@ cancel     deletes a waiting job; the keeper of a running one stops it at its ne
 from __future__ import annotations
 
 import time
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from qd.arguments.signature import usable
+from qd.arguments.signature import type_returned
 from qd.arguments.values import FAILURES, check_value, encode, made, why
 from qd.drivers.base import Connector, Jobs
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
 from qd.drivers.types import Found, Kept, Spot, ends
-from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
+from qd.errors import ArgumentError, ConnectionLost, JobFailedError, NoResult, ResultTimeout, ServerBusy
 from qd.jobs.plan import Status
 from qd.jobs.registry import Declared
+from qd.payload.build import chained_payload
+from qd.payload.format import Payload, check, read
 from qd.payload.reservation import Ending
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class SentJobs:
     # -- result
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]:
-        """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
+        """Raises ResultTimeout, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
         if self.keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         look_at = 0.0 if self.keeps is None else LOOK  # a bare id: check first that the job exists
@@ -111,7 +112,7 @@ class SentJobs:
             try:
                 kept = yield read_by(self.native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
                 if kept is not None and kept.status is not None:
-                    return self._value(id, kept)
+                    return value_of(id, kept, self.declared)
                 if passed >= look_at:
                     yield threaded(partial(self._check_exists, id))  # it may search in many calls
                     look_at, every = look_at + every, every * 2
@@ -121,7 +122,7 @@ class SentJobs:
                 if timeout is None and time.monotonic() - away > AWAY:
                     raise
             yield pause
-        raise TimeoutError(f"job {id} has not ended within {timeout:g} s")
+        raise ResultTimeout(f"job {id} has not ended within {timeout:g} s; it goes on, and its handle can wait again")
 
     def _check_exists(self, id: str) -> None:
         """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""
@@ -133,22 +134,6 @@ class SentJobs:
             raise NoResult(f"job {id} has no result: it is unknown or has expired")
         if found.spot == "failed":
             raise error_of(id, found.text.partition(b"\n")[0])
-
-    def _value(self, id: str, kept: Kept) -> Any:
-        if kept.status == "failed":
-            raise error_of(id, kept.value)
-        if kept.value[:1] == UNFIT:
-            reason = kept.value[1:].decode("utf-8", "replace")
-            raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
-        hint = Any if self.declared is None else result_type(self.declared)
-        try:
-            return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
-        except FAILURES:
-            pass  # the value does not match the annotation
-        try:
-            return msgspec.json.decode(kept.value)
-        except FAILURES as error:
-            raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
 
     # -- cancel
 
@@ -172,6 +157,24 @@ class SentJobs:
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
 
 
+def value_of(id: str, kept: Kept, declared: Declared | None) -> Any:
+    """The result in the record of a job that has ended. Raises JobFailedError, NoResult."""
+    if kept.status == "failed":
+        raise error_of(id, kept.value)
+    if kept.value[:1] == UNFIT:
+        reason = kept.value[1:].decode("utf-8", "replace")
+        raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
+    hint = Any if declared is None else result_type(declared)
+    try:
+        return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
+    except FAILURES:
+        pass  # the value does not match the annotation
+    try:
+        return msgspec.json.decode(kept.value)
+    except FAILURES as error:
+        raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
+
+
 def was_cancelled(found: Found) -> bool:
     """Whether it was cancelled while it ran. It stays in ready until the next worker sees that."""
     return found.spot == "ready" and (found.payload.rsv or "").endswith(f".{Ending.CANCELLED}")
@@ -179,12 +182,7 @@ def was_cancelled(found: Found) -> bool:
 
 def result_type(declared: Declared) -> Any:
     """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
-    target = declared.target
-    try:
-        hint = typing.get_type_hints(getattr(target, "handle", target), include_extras=True).get("return", Any)
-        return usable(hint)
-    except Exception:  # whatever annotations raise
-        return Any
+    return type_returned(getattr(declared.target, "handle", declared.target))
 
 
 # -- encoding
@@ -200,6 +198,27 @@ def value_of_result(result: object, most: int) -> bytes:
     if most and len(text) > most:
         return UNFIT + f"it has {len(text)} bytes of JSON, and max_payload is {most}".encode()
     return text
+
+
+def passed_on(result: object, what: str) -> bytes:
+    """The JSON of the result of `what`, for the next job of a chain. Raises NoResult."""
+    value = value_of_result(result, 0)
+    if value[:1] == UNFIT:
+        raise NoResult(f"the next job of the chain takes the result of {what}, and {value[1:].decode()}")
+    return value
+
+
+def check_passed_on(payload: Payload, result: object, max_payload: int, max_depth: int) -> None:
+    """Raises NoResult if the next job of its chain takes the result, and cannot get it."""
+    if payload.qd is None or not payload.qd.passes:
+        return
+    first, *rest = payload.qd.chain
+    passed = (payload.uuid or "", passed_on(result, f"job '{payload.job}'"), None)
+    link = chained_payload(first, time.time(), tuple(rest), payload.qd.catch, passed)
+    try:
+        check(link, read(link).job, max_payload, max_depth, bytes(read(link).data))
+    except ArgumentError as error:
+        raise NoResult(f"the result of job '{payload.job}' cannot be passed on: {error}") from None
 
 
 def value_of_error(error: BaseException, message: str) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
     Answers,
@@ -148,8 +148,14 @@ class Jobs(Protocol):
     def kept(self, id: str) -> Kept | None:
         """The job's stored result and progress. None: nothing is stored."""
 
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        """The same for many jobs, a thousand in a round trip."""
+
     def progress(self, id: str, percent: float, ttl: float) -> None:
         """Store the job's progress for `ttl` seconds."""
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        """Read the durable steps of a job for its attempt `mark`, or record one: see steps.lua."""
 
 
 class Ticks(Protocol):

@@ -11,7 +11,7 @@ from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
-from qd.options.kinds import seconds_of
+from qd.options.kinds import Backoff, seconds_of
 from qd.options.tables import JobOptions
 
 T_co = TypeVar("T_co", covariant=True)
@@ -25,6 +25,9 @@ class Middleware(Protocol):
     def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
+IN_CODE = ("middleware", "retry_on", "fail_on")  # options that only a declaration has
+
+
 class Options(TypedDict, total=False):
     """Options of a job, both in @app.job(...) and in .using(...)."""
 
@@ -32,7 +35,10 @@ class Options(TypedDict, total=False):
     connection: str
     tries: int
     timeout: Duration
-    backoff: Duration | Sequence[Duration]
+    backoff: Duration | Sequence[Duration] | Backoff | Literal["exponential"]
+    jitter: float  # up to this share of each backoff is added to it
+    retry_on: type[Exception] | Sequence[type[Exception]]  # any other error fails the job at once
+    fail_on: type[Exception] | Sequence[type[Exception]]  # such an error fails the job at once
     max_exceptions: int
     retry_for: Duration
     fail_on_timeout: bool
@@ -46,6 +52,7 @@ class Options(TypedDict, total=False):
     delete_when_missing: bool
     raw: bool
     exclusive: bool  # no other job runs in its worker meanwhile
+    encrypted: bool  # its arguments are encrypted, with [encryption] keys
 
 
 class SendOptions(Options, total=False):
@@ -79,10 +86,11 @@ class Plan:
         options, name = dict(given), self.declared.name
         delay, key = options.pop("delay", self.delay), options.pop("key", self.key)
         after_commit = options.pop("after_commit", self.after_commit)
-        if options.get("raw", self.declared.options.raw) != self.declared.options.raw:
-            raise DeclarationError("using() cannot change raw: set it in @app.job(raw=...)")
-        if "middleware" in options:
-            raise DeclarationError("using() takes no middleware (a payload carries no functions): set it in @app.job()")
+        for fixed in ("raw", "encrypted"):
+            if options.get(fixed, declared := getattr(self.declared.options, fixed)) != declared:
+                raise DeclarationError(f"using() cannot change {fixed}: set it in @app.job({fixed}=...)")
+        if code := [name for name in IN_CODE if name in options]:
+            raise DeclarationError(f"using() takes no {code[0]} (a payload carries no code): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):
             raise DeclarationError(f"option key of job '{name}': {key!r} is no name (written 'order:42')")
         if not isinstance(after_commit, bool | None):
@@ -108,10 +116,12 @@ Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
 
 
 class Place(NamedTuple):
-    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one."""
+    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one. declared: None if the
+    job is not known."""
 
     connection: str | None
     queue: str
+    declared: Declared | None = None
 
 
 class JobLookup(Protocol):
@@ -141,6 +151,9 @@ class Sender(Protocol):
     def lookup(self, at: Plan | Place) -> JobLookup:
         """The lookup of jobs sent by this plan, or to this place."""
 
+    def place(self, plan: Plan) -> Place:
+        """Where jobs of this plan are sent."""
+
 
 def waiting_time(timeout: Duration | None) -> float | None:
     """The timeout of result() in seconds. Raises ArgumentError."""
@@ -168,7 +181,7 @@ class Handle(Generic[T_co]):
         """Wait until the job has ended, for at most `timeout` seconds (None: no limit), and return its result.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            ResultTimeout: It has not ended in time. It goes on.
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """

@@ -11,7 +11,7 @@ from typing import Any
 from qd.arguments.injection import Known
 from qd.arguments.signature import Signature
 from qd.arguments.values import decode_value, encode_value
-from qd.errors import DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
+from qd.errors import ArgumentError, DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
 from qd.options.tables import JobOptions
 
 
@@ -33,6 +33,15 @@ class Declared:
         if not (args or kwargs or self._needs):
             return b"{}"
         return self.signature.encode(self.signature.bind(args, kwargs))
+
+    def encode_link(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, bytes]:
+        """The name of its first parameter, and the `data` of a call without that. Raises ArgumentError."""
+        if self.options.raw:
+            raise ArgumentError(f"{self.signature.title} is raw, and takes the whole data: it cannot take a result")
+        bound = self.signature.bind((None, *args), kwargs)
+        first = next(iter(bound))
+        del bound[first]
+        return first, self.signature.encode(bound, partial=True)
 
     def decode(self, data: bytes) -> Any:
         """The argument of `call` and `arguments`. Raises UnknownParameters or WrongType."""

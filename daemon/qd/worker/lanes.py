@@ -35,8 +35,8 @@ from qd.process import fork
 from qd.process.scoreboard import L, LaneState, Slot, W, Why, now
 from qd.process.shield import in_main_thread
 from qd.worker.attempt import Attempts
-from qd.worker.connection import PATIENCE, Checkpoints, HeldJob
-from qd.worker.outcome import Attempt, Death, Done, Failed, Outcome
+from qd.worker.connection import PATIENCE, STEP_PATIENCE, Checkpoints, HeldJob
+from qd.worker.outcome import LUCK, Attempt, Death, Done, Failed, Outcome
 from qd.worker.threads import Inbox
 from qd.worker.timeout import Alarm, LaneAlarm
 
@@ -68,6 +68,9 @@ class InboxQueue:
 
     def progress(self, id: str, percent: float, ttl: float) -> object:
         return self._call(lambda: self._queue.jobs.progress(id, percent, ttl))
+
+    def steps(self, *step: Any) -> object:
+        return self._call(lambda: self._queue.jobs.steps(*step), seconds=STEP_PATIENCE)
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> object:
         return self._call(lambda: self._queue.owned_by(queue, owners))
@@ -142,7 +145,7 @@ class LaneRun:
         assert job is not None
         fails = fails_when_killed(limits, payload)
         words[L.FAILS] = fails
-        words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[L.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
         self.name = payload.job.encode("utf-8", "replace")
         words.describe(self.name, job.queue.encode())
@@ -152,7 +155,8 @@ class LaneRun:
         self.owner.turn = 0
         self.held, self.outcome = self.checkpoints.end(), outcome
         payload = self.attempts.payload
-        if isinstance(outcome, Done) and payload is not None and payload.qd is None and not self.held.unsure:
+        plain = payload is not None and payload.qd is None and not self.held.steps
+        if isinstance(outcome, Done) and plain and not self.held.unsure:
             self.words[L.PROOF] = self.worker.board.proof_of(self.turn)
         self.worker.finished(self)
 

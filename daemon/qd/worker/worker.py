@@ -36,6 +36,7 @@ from qd.process.scoreboard import H, Slot, SlotState, W, now
 from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
+from qd.worker.outcome import LUCK
 from qd.worker.prefetch import PrefetchConnection
 from qd.worker.queues import Rota, ShutQueues
 from qd.worker.settle import Settlement, short
@@ -220,7 +221,7 @@ class BaseWorker:
         words = self.slot.words
         fails = fails_when_killed(limits, payload)
         words[W.FAILS] = fails
-        words[W.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[W.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         words[W.JOB_AT] = self._began = now()
         self._count_start(self.attempts, self._job, payload)
