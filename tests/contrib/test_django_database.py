@@ -270,6 +270,11 @@ with transaction.atomic():
 POINTS = {"saved": (0, 0), "sent": (0, 0), "committed": (1, 1)}
 
 
+@pytest.mark.fault(
+    "70",
+    "kill -9 of a Django process that saves a row and sends its job in one transaction",
+    "both exist, or neither does",
+)
 @pytest.mark.parametrize("point", list(POINTS))
 def test_a_kill_leaves_both_the_row_and_its_job_or_neither(shop: FrameworkProject, point: str):
     """Killed after the row is saved, after the job is sent, and after the commit."""
