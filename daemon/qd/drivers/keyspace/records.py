@@ -24,23 +24,11 @@ from functools import partial
 from typing import Any
 
 from qd.arguments.values import decode_value
+from qd.drivers import types
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import (
-    Answers,
-    BatchState,
-    Claim,
-    Claimed,
-    Effect,
-    Entry,
-    Forget,
-    Found,
-    JobEvent,
-    Kept,
-    NewBatch,
-    Spot,
-)
+from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Forget, Found, Kept, NewBatch, Spot
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
@@ -145,11 +133,10 @@ class KeptJobs(Records):
     def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
         return self.space.run_many([ScriptCall(script("emit"), self._keys(keys.stream(id)), args) for id, args in some])
 
-    def events(self, id: str, since: int) -> list[JobEvent]:
-        entries = [
-            each.split(b" ", 5) for each in script("events").call(self.space, self._keys(keys.stream(id)), since)
-        ]
-        found = [JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in entries]
+    def events(self, id: str, since: int) -> list[types.JobEvent]:
+        entries = script("events").call(self.space, self._keys(keys.stream(id)), since)
+        parts = [entry.split(b" ", 5) for entry in entries]  # as emit.lua writes them
+        found = [types.JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in parts]
         return [event for event in found if event.number > since]
 
     def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
