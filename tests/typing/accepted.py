@@ -82,6 +82,14 @@ async def slow(at: datetime, price: Decimal, id: UUID) -> dict[str, int]:
 def hook(data: Any) -> None: ...
 
 
+def from_v1(data: dict[str, Any]) -> dict[str, Any]:
+    return {"to": data["address"]}
+
+
+@app.job("letters.send", version=3, upgrade={1: from_v1, 2: lambda data: {**data, "copies": 1}})
+def letter(to: str, copies: int) -> None: ...
+
+
 @app.job("any.words")
 def words(**values: str) -> list[str]:
     return sorted(values)

@@ -222,6 +222,9 @@ def plain(result: object) -> Any:
         return repr(result)
 
 
+FUNCTIONS = frozenset(("middleware", "upgrade"))  # options that are functions
+
+
 @click.command()
 @context.options
 def declared() -> None:
@@ -235,14 +238,14 @@ def declared() -> None:
     rows = list[tuple[str, ...]]()
     for job in jobs:
         values = ((name, JOB_KINDS[name], value) for name, value in options_of(job).items() if name != "queue")
-        texts = (f"{name}={', '.join(v) if kind == 'middleware' else shown(kind, v)}" for name, kind, v in values)
+        texts = (f"{name}={', '.join(v) if name in FUNCTIONS else shown(kind, v)}" for name, kind, v in values)
         rows.append((job.name, job.options.queue or "-", " ".join(texts), job.where))
     output.table(("job", "queue", "options", "declared at"), rows)
 
 
 def options_of(job: Declared) -> dict[str, Any]:
-    """The options of its declaration, middleware by name."""
+    """The options of its declaration, functions by name."""
     options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
-    if "middleware" in options:
-        options["middleware"] = [title_of(stage) for stage in options["middleware"]]
+    for name in FUNCTIONS & options.keys():
+        options[name] = [title_of(function) for function in options[name]]
     return options

@@ -201,7 +201,7 @@ class LocalRunner:
     def _fail(self, declared: Declared, job: RunningJob, error: Exception | Settled) -> NoReturn:
         """Call failed(), then the listeners, then raise the error."""
         try:
-            declared.on_failed(bytes(job.data), error)
+            declared.on_failed(job.current_data, error)
         finally:
             self._emit(
                 *[kind(job, error) for kind in (events.JobFailed, events.JobExceptionOccurred, events.JobAttempted)]
@@ -256,6 +256,7 @@ class SentJob:
             relations=payload.qd,
             declared=self.declared,
             data=payload.data,
+            version=payload.job_version,
             backing=self.backing,
             _report_progress=self.report_progress,
         )

@@ -117,6 +117,7 @@ class Route:
             backoff=options.backoff,
             timeout=timeout,
             delete_when_missing=options.delete_when_missing,
+            version=declared.version,
             extra={"tags": options.tags} if options.tags else None,
         )
         self.template = PayloadTemplate(fixed, options.retry_for is not None)
@@ -140,7 +141,7 @@ class Route:
         if relations is not None:
             body = with_relations(body, id, relations)
         if self.signing is not None:
-            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA)
+            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA, plan.declared.version)
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)

@@ -6,4 +6,5 @@ pipeline    The chain of middleware around a job, and the checks on each.
 plan        Dispatch options, Plan, Handle, and the Sender protocol.
 policy      Retry policy: may a job run, and what follows an error. Pure.
 registry    Declared jobs by name.
+versions    Versions of the arguments: the upgrade of an older payload.
 """

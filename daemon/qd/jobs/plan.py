@@ -46,6 +46,8 @@ class Options(TypedDict, total=False):
     delete_when_missing: bool
     raw: bool
     exclusive: bool  # no other job runs in its worker meanwhile
+    version: int  # of its arguments, 1 if not given
+    upgrade: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]  # {1: from_v1, 2: from_v2}
 
 
 class SendOptions(Options, total=False):
@@ -81,6 +83,8 @@ class Plan:
         after_commit = options.pop("after_commit", self.after_commit)
         if options.get("raw", self.declared.options.raw) != self.declared.options.raw:
             raise DeclarationError("using() cannot change raw: set it in @app.job(raw=...)")
+        if not options.keys().isdisjoint(("version", "upgrade")):
+            raise DeclarationError("using() takes no version or upgrade: set them in @app.job()")
         if "middleware" in options:
             raise DeclarationError("using() takes no middleware (a payload carries no functions): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):

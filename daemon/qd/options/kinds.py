@@ -8,7 +8,7 @@ Each parser also accepts its own results, and raises ValueError with a hint. Opt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qd.errors import DeclarationError, QdError
@@ -249,6 +249,18 @@ def _middleware(value: object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
+def _upgrade(value: object) -> tuple[Any, ...]:
+    """Functions by the version that they upgrade from, 1 to the last one without a gap. jobs/versions.py checks them."""
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is not a dict of functions (write {{1: from_v1}})")
+    if gap := [number for number in range(1, len(value) + 1) if number not in value]:
+        keys = ", ".join(map(repr, value))
+        raise ValueError(f"it has no function for version {gap[0]} (keys: {keys}); give one for each from 1 on")
+    return tuple([value[number] for number in range(1, len(value) + 1)])
+
+
 def _arguments(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
@@ -260,5 +272,5 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware,
+    "middleware": _middleware, "upgrade": _upgrade,
 }  # fmt: skip

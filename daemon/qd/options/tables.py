@@ -41,6 +41,8 @@ class JobOptions:
     delete_when_missing: bool | None = _option("switch")
     raw: bool | None = _option("switch")
     exclusive: bool | None = _option("switch")
+    version: int | None = _option("count")
+    upgrade: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] | None = _option("upgrade")
 
     @classmethod
     def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:

@@ -55,6 +55,7 @@ def make(
     timeout: float | None = None,
     retry_until: float | None = None,
     delete_when_missing: bool | None = None,
+    version: int = 1,
     created_at: int,
     extra: Mapping[str, object] | None = None,
 ) -> bytes:
@@ -73,7 +74,8 @@ def make(
         f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null",
         _whole(timeout),
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
-        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
+        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},')
+        + ("" if version == 1 else f'"job_version":{version},'),
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id())},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)

@@ -4,9 +4,9 @@ worker verifies before it decodes an argument.
     "sig":"v2.KEY.MAC"     a key of the payload; MAC is base64url without padding
 
 The signed text is unambiguous: the version, then each part as ` LENGTH:BYTES` (UTF-8; a missing part has length 0). v2
-signs uuid, id, job and data; v1 signs no id, because Laravel adds it after its hooks. A checkpoint is signed together with
-uuid, id and job (c1) and stored as `KEY.MAC.STATE`. `data` is signed byte for byte, so rewriting the JSON breaks the
-signature.
+signs uuid, id, job, data, and the version of the job's arguments if that is not 1; v1 signs no id, because Laravel adds it
+after its hooks. A checkpoint is signed together with uuid, id and job (c1) and stored as `KEY.MAC.STATE`. `data` is signed
+byte for byte, so rewriting the JSON breaks the signature.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Signing:
     def __repr__(self) -> str:
         return f"<signing with {self._first}, verifying {', '.join(self._secrets)}>"
 
-    def signed(self, body: bytes, uuid: str, id: str, job: str, data: bytes) -> bytes:
+    def signed(self, body: bytes, uuid: str, id: str, job: str, data: bytes, version: int = 1) -> bytes:
         """The payload `body` with its signature as first key. The other arguments are its values."""
-        text = _text(b"v2", (uuid.encode(), id.encode(), job.encode(), data))
+        text = _text(b"v2", (uuid.encode(), id.encode(), job.encode(), data, *_version(version)))
         mac = _mac(self._secrets[self._first], text)
         return b'{"sig":"v2.%b.%b",%b' % (self._first.encode(), mac, body[1:])
 
@@ -54,7 +54,7 @@ class Signing:
             raise SignatureRefused(f"signed with an unknown key: {name[:32]}")
         uuid, id, job = _identity(payload)
         identity = (uuid, id, job) if version == "v2" else (uuid, job)
-        text = _text(version.encode(), (*identity, bytes(payload.data)))
+        text = _text(version.encode(), (*identity, bytes(payload.data), *_version(payload.job_version)))
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
             raise SignatureRefused("its signature does not match: job, id or data were changed")
 
@@ -76,6 +76,11 @@ class Signing:
         if secret is None or not hmac.compare_digest(_mac(secret, _text(b"c1", (*_identity(payload), state))), mac):
             raise SignatureRefused("its checkpoint does not match: it was changed, or belongs to another job")
         return state
+
+
+def _version(version: int) -> tuple[bytes, ...]:
+    """Of the arguments. Version 1 has no key in the payload and no part in the signed text."""
+    return () if version == 1 else (b"%d" % version,)
 
 
 def _identity(payload: Payload) -> tuple[bytes, bytes, bytes]:
