@@ -45,6 +45,9 @@ def show(pool: str | None) -> None:
     output.table(("key", "value", "origin"), rows)
 
 
+SHOWN = {"queues": "weighted"}  # kind of option -> the attribute that is shown
+
+
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     """(dotted key, its option, the value without secrets), in the order of the file."""
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
@@ -54,7 +57,11 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     for section, rows, held in sections:
         for option in rows.values():
             if option.in_file or (option.name == "pool" and found.work.pool):
-                yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
+                yield (
+                    f"{section}.{option.name}",
+                    option,
+                    _shown(option, getattr(held, SHOWN.get(option.kind, option.name), None)),
+                )
     for entry in found.schedule.entries:
         for option in SECTIONS["schedule.entries.NAME"].values():
             if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:

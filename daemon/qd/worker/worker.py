@@ -37,7 +37,7 @@ from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
 from qd.worker.prefetch import PrefetchConnection
-from qd.worker.queues import Rota, ShutQueues
+from qd.worker.queues import Rota, ShutQueues, WeightedRota
 from qd.worker.settle import Settlement, short
 from qd.worker.timeout import Alarm
 
@@ -72,6 +72,8 @@ class BaseWorker:
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
+        if self.work.weights:
+            rota = WeightedRota(self.work.queues, self.work.weights, begin=assignment.slot)
         self.ahead: PrefetchConnection | None = None
         self.connection = self._connect(rota)
         self.counters = self.board.counters.slot(assignment.slot)
