@@ -49,8 +49,9 @@ def run(load: Load) -> int:
         from qd.foreground import run_inline  # for breakpoints: without a master
 
         return run_inline(settings, load, token(), announce)
-    log = Log("master", format=settings.work.log_format, level=settings.work.log_level, write=Unblocked())
-    pool = f" [{settings.work.pool}]" if settings.work.pool else ""
+    work = settings.work
+    log = Log("master", format=work.log_format, level=work.log_level, jobs=work.log_jobs, write=Unblocked())
+    pool = f" [{work.pool}]" if work.pool else ""
     master = Master(
         plan_of(settings, load),
         token=token(),
@@ -122,8 +123,9 @@ class Bodies:
     def _own(self, context: ChildContext) -> ChildContext:
         """The context with the log settings of this plan. Also restores its variables: a later reload may have failed."""
         VARIABLES.put(self._variables)
-        work, log = self.settings.work, context.log
-        return replace(context, log=Log(log.role, format=work.log_format, level=work.log_level, write=log.write))
+        work, log = self.settings.work, context.log.of(context.log.role)
+        log.tune(work.log_format, work.log_level, work.log_jobs)
+        return replace(context, log=log)
 
     def _complete(self, app: Qd) -> Settings:
         return self._load(app._code_settings)

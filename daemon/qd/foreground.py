@@ -42,7 +42,8 @@ Announce = Callable[[Log, "Settings", Imported], None]
 def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -> int:
     """Work until a signal, `qd restart`, or the end that --once, --stop-when-empty, --max-jobs or --max-time set. Returns
     the exit code."""
-    log = Log("worker", format=settings.work.log_format, level=settings.work.log_level)
+    work = settings.work
+    log = Log("worker", format=work.log_format, level=work.log_level, jobs=work.log_jobs)
     board, receiver, began = Scoreboard(), MessageReceiver(), now()
     app = boot.imported(settings, lambda app: load(app._code_settings), log)
     if isinstance(app, Exit):

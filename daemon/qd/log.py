@@ -118,18 +118,22 @@ class WaitingLogWriter(Unblocked):
 class Log:
     """role: "master", "worker", ... The pid is read for each line, so a fork needs no special care."""
 
-    def __init__(self, role: str, *, format: str = "text", level: str = "info", write: Write = to_stderr) -> None:
+    def __init__(
+        self, role: str, *, format: str = "text", level: str = "info", jobs: str = "all", write: Write = to_stderr
+    ) -> None:
         self.role, self.write = role, write
-        self.tune(format, level)
+        self.tune(format, level, jobs)
 
-    def tune(self, format: str, level: str) -> None:
-        self.format, self.level, self.least = format, level, LEVELS[level]
-        self.informs = self.least <= 20  # for hot paths: check before building fields
+    def tune(self, format: str, level: str, jobs: str = "all") -> None:
+        """jobs: which jobs have a line when they end, see log_jobs of [worker]."""
+        self.format, self.level, self.jobs, self.least = format, level, jobs, LEVELS[level]
+        self.tells_done = self.least <= 20 and jobs == "all"  # for the hot path: checked before fields are built
+        self.tells_ends = jobs != "off"
         self.debugs = self.least <= 10
 
     def of(self, role: str, write: Write | None = None) -> Log:
         """The same log for another role."""
-        return Log(role, format=self.format, level=self.level, write=write or self.write)
+        return Log(role, format=self.format, level=self.level, jobs=self.jobs, write=write or self.write)
 
     def debug(self, event: str, **fields: object) -> None:
         self.line("debug", event, fields)

@@ -189,7 +189,7 @@ def test_a_server_that_is_away_is_told_and_over_when_it_is_back(
     ("lines", "error"),
     [
         ("", "does not say whom to tell"),
-        ('webhook = "ftp://x"', "webhook is not an http:// or https:// url"),
+        ('webhook = "ftp://x"', "webhook in qd.toml:4 [alerts]: not an http:// or https:// url"),
         ('webhook = "http://x"\ntemplate = "{text"', "the template is not JSON"),
         ('webhook = "http://x"\nfailure_rate = 100', "is not from 1 to 99"),
         ('webhook = "http://x"\n[alerts.queues.mail]\nmax_redy = 1', "(did you mean 'max_ready'?)"),

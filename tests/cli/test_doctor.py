@@ -184,7 +184,7 @@ def test_a_signing_key_that_others_can_read(mode: int, readers: str, shop: Proje
     key.write_text("a-new-secret-of-ours\n")
     key.chmod(mode)
     shop.config('[signing]\nkeys = ["2026:file:key"]\n')
-    line = doctor(shop).line("signing")
+    line = doctor(shop).line("secrets")
     assert (line.sign, line.value) == ("warn", f"{key} can be read by {readers} (mode {mode:04o})")
     subprocess.run(shlex.split(line.fix.partition(",")[0]), check=True)
     assert doctor(shop).bad() == []

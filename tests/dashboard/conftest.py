@@ -29,7 +29,7 @@ class Open:
     """The parts of a dashboard. client: has a session with the level write."""
 
     def __init__(self, folder: Path) -> None:
-        self.sessions = Sessions(LOOPBACK, users_of(config.load(folder / "qd.toml", environ={}).dashboard))
+        self.sessions = Sessions(LOOPBACK, users_of(config.load(folder / "qd.toml", environ={}).dashboard.users))
         self.app = dashboard(Given(), self.sessions)
         self.poller = self.app.state.site.poller
         self.client = self.logged_in("write")

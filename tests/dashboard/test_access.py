@@ -312,7 +312,7 @@ def test_a_user_that_is_none_is_refused(folder: Path) -> None:
     with (folder / "qd.toml").open("a") as file:
         file.write('[dashboard]\nusers = ["ana:admin:x"]\n')
     result = CliRunner().invoke(command, ["dashboard"], prog_name="qd")
-    assert (result.exit_code, "entry 1 of users" in result.stderr) == (78, True)
+    assert (result.exit_code, "user 1 is not NAME:LEVEL:HASH" in result.stderr) == (78, True)
 
 
 @pytest.mark.usefixtures("folder")

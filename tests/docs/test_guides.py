@@ -50,7 +50,7 @@ def shown(lines: list[str]) -> str:
 
 def test_every_command_prints_what_the_page_shows(project: Callable[..., Project]) -> None:
     one = project(url="embedded:")
-    one.allowed |= {".qd"}
+    one.allowed |= {".qd", "qd.schema.json"}
     for name in ("qd.toml", "jobs.py"):
         (one.root / name).unlink()
     work: Procs | None = None

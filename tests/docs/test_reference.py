@@ -27,6 +27,7 @@ from tests.support.pages import ROOT
 
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
 SAMPLE = (ROOT / "conf" / "qd.toml").read_text()
+FILES = {f"#{row.name} = " for rows in SECTIONS.values() for row in rows.values() if row.file_of}
 ROWS = [(section, row) for section, rows in {**SECTIONS, "worker": WORK}.items() for row in rows.values()]
 
 
@@ -52,7 +53,8 @@ def test_each_choice_is_named_in_the_reference_and_the_sample(choice):
 def sample(tmp_path_factory):
     """The sample with every example and default uncommented."""
     path = tmp_path_factory.mktemp("conf") / "qd.toml"
-    path.write_text(re.sub(r"^#(?=\[|\w+ = )", "", SAMPLE, flags=re.MULTILINE))
+    lines = (line for line in SAMPLE.splitlines(keepends=True) if not line.startswith(tuple(FILES)))
+    path.write_text(re.sub(r"^#(?=\[|\w+ = )", "", "".join(lines), flags=re.MULTILINE))
     return config.load(path, environ={}, pool="mail")
 
 
@@ -62,7 +64,14 @@ def test_the_unchanged_sample_sets_nothing(tmp_path):
     assert set(found.origins.values()) == {"built in"}
 
 
-@pytest.mark.parametrize(("section", "row"), [each for each in ROWS if each[1].in_file and "pools" not in each[0]])
+def test_the_sample_names_the_file_of_each_secret():
+    assert [line for line in FILES if f"\n{line}" not in SAMPLE] == []
+
+
+IN_FILE = [each for each in ROWS if each[1].in_file and not each[1].file_of and "pools" not in each[0]]
+
+
+@pytest.mark.parametrize(("section", "row"), IN_FILE)
 def test_each_key_is_in_the_sample_with_its_default(section, row, sample):
     """For a key without a default, the sample has an example."""
     name = "cleanup" if "entries" in section else "redis"

@@ -1,4 +1,4 @@
-"""`qd config show` and `qd config check`: what is configured and from where, and whether it can be used."""
+"""`qd config show`, `check` and `schema`: what is configured and from where, whether it can be used, and what can be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from qd import config as configuration
 from qd.cli import context, output
+from qd.config.load import RESOLVED
 from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
@@ -25,23 +26,25 @@ def config() -> None:
 
 @config.command("show")
 @click.option("--pool", metavar="NAME", help="Show the values of [pools.NAME].")
+@click.option("--changed", is_flag=True, help="Show only the values that differ from the defaults.")
 @context.options
-def show(pool: str | None) -> None:
-    """Print each value with its origin, passwords masked."""
+def show(pool: str | None, changed: bool) -> None:
+    """Print each value with its origin, secrets masked."""
     found = context.loaded(pool=pool)
     if found.app:
         try:
             found = context.loaded(context.app_of(found)._code_settings, pool=pool)
         except ConfigError as error:  # an app that does not import does not hide the rest
             output.note(f"qd config show: {error}; the arguments of Qd(...) are missing here")
+    listed = [each for each in _values(found) if not changed or _differs(found, *each)]
     if context.given().json:
-        values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in _values(found)}
+        values = {name: {"value": value, "origin": _origin(found, name)} for name, _, value in listed}
         output.document({"file": str(found.file) if found.file else None, "root": str(found.root), "values": values})
         return
     output.say(f"file  {found.file or 'none'}")
     output.say(f"root  {found.root}")
     output.say()
-    rows = [(name, shown(option.kind, value) or "-", _origin(found, name)) for name, option, value in _values(found)]
+    rows = [(name, shown(option.kind, value) or "-", _origin(found, name)) for name, option, value in listed]
     output.table(("key", "value", "origin"), rows)
 
 
@@ -53,19 +56,24 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
     sections += [(f"connections.{name}", CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work)]
-    sections += [(name, SECTIONS[name], getattr(found, name)) for name in ("laravel", "failed", "signing", "schedule")]
+    names = ("laravel", "failed", "signing", "schedule", "alerts", "dashboard")
+    sections += [(name, SECTIONS[name], getattr(found, name)) for name in names]
     for section, rows, held in sections:
         for option in rows.values():
-            if option.in_file or (option.name == "pool" and found.work.pool):
-                yield (
-                    f"{section}.{option.name}",
-                    option,
-                    _shown(option, getattr(held, SHOWN.get(option.kind, option.name), None)),
-                )
-    for entry in found.schedule.entries:
-        for option in SECTIONS["schedule.entries.NAME"].values():
-            if (name := f"schedule.entries.{entry.name}.{option.name}") in found.origins:
-                yield name, option, getattr(entry, option.name)
+            if (option.in_file and not option.file_of) or (option.name == "pool" and found.work.pool):
+                value = getattr(held, SHOWN.get(option.kind, option.name), None)
+                yield f"{section}.{option.name}", option, _shown(option, value)
+    own: list[tuple[str, str, object]] = [("schedule.entries", each.name, each) for each in found.schedule.entries]
+    own += [("alerts.queues", name, limits) for name, limits in found.alerts.queues.items()]
+    for section, name, held in own:
+        for option in SECTIONS[f"{section}.NAME"].values():
+            if (dotted := f"{section}.{name}.{option.name}") in found.origins:
+                yield dotted, option, getattr(held, option.name)
+
+
+def _differs(found: Settings, name: str, option: Option, value: Any) -> bool:
+    """The defaults of RESOLVED options depend on others: they differ if something sets them."""
+    return found.origins[name] != "built in" and (option.name in RESOLVED or value != option.default)
 
 
 def _origin(found: Settings, name: str) -> str:
@@ -75,10 +83,12 @@ def _origin(found: Settings, name: str) -> str:
 
 
 def _shown(option: Option, value: Any) -> Any:
-    """The value without its secrets: passwords, and signing keys but for their ids."""
+    """The value without its secrets: passwords, webhooks, signing keys but for their ids, hashes of passwords."""
     if option.kind in ("url", "database") and value:
         return mask_url(value)
-    return tuple(f"{key.partition(':')[0]}:***" for key in value) if option.kind == "keys" else value
+    if option.kind in ("keys", "users"):
+        return tuple(f"{each.rpartition(':')[0]}:***" for each in value)
+    return "***" if option.secret and value else value
 
 
 @config.command("check")
@@ -97,6 +107,7 @@ def check() -> None:
         check_concurrency(each)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
+    notes += configuration.open_files(found).values()
     for line in notes:
         output.note(f"qd config check: {line}")
     if context.given().json:
@@ -106,6 +117,18 @@ def check() -> None:
         app = f"; the app {found.app} was not imported, `qd doctor` does that, and checks the entries of its schedule"
         app = f", and the app {found.app} imports" if _url_of_code(found) else app
         output.say(f"{found.file or 'no file: variables and defaults'}: ok{app if found.app else '; no app is named'}")
+
+
+@config.command("schema")
+@context.options
+def schema() -> None:
+    """Print the JSON schema of qd.toml, for editors.
+
+    `qd init` writes it next to qd.toml; after an upgrade: qd config schema > qd.schema.json
+    """
+    from qd.config.schema import text
+
+    click.echo(text(), nl=False)
 
 
 def _check_schedule(found: Settings) -> None:

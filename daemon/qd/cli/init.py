@@ -1,7 +1,7 @@
 """`qd init`: writes a first project into an empty folder, or prints the file that runs this one, made of templates/ and the
 facts of the project:
 
-    qd.toml, jobs.py                      a first project, written unchanged
+    qd.toml, jobs.py, qd.schema.json      a first project, written unchanged, with the schema of this qd (no network needed)
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, kubernetes.yaml           containers
 """
@@ -22,6 +22,7 @@ import click
 
 from qd import __version__
 from qd.cli import context, output
+from qd.config import schema
 from qd.config.file import PYPROJECT, find
 from qd.config.settings import CONNECTION, environ_name
 from qd.options.drivers import extra_of_url, scheme_of
@@ -31,9 +32,9 @@ GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOREVER = 86400  # seconds, if qd waits for running jobs without limit
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+")  # names that systemd passes to %i unchanged
 PROBE = json.dumps(["qd", "health", "--live"])
-FIRST = ("qd.toml", "jobs.py")
+FIRST = ("qd.toml", "jobs.py", schema.NAME)
 NEXT = """\
-wrote qd.toml and jobs.py. Next:
+wrote qd.toml, jobs.py and qd.schema.json. Next:
   qd work                                         a worker; Ctrl-C stops it
   qd dispatch mail.welcome to=ada@example.org     a job, from another terminal\
 """
@@ -197,8 +198,8 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 def init(target: str | None) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
-    Without an argument: writes both files into this folder, with comments. With one: prints the file that runs this
-    project under supervisord, systemd, Docker or Kubernetes."""
+    Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
+    that runs this project under supervisord, systemd, Docker or Kubernetes."""
     if target is None:
         write_first_project()
         return click.echo(NEXT)
@@ -222,7 +223,7 @@ def write_first_project() -> None:
         raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
     for name in FIRST:  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
-            file.write(text_of(name))
+            file.write(schema.text() if name == schema.NAME else text_of(name))
 
 
 def project_here() -> Project:

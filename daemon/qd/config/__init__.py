@@ -4,7 +4,16 @@
 
 from __future__ import annotations
 
-from qd.config.load import load, unknown_drivers, unknown_variables
+from qd.config.load import load, open_files, unknown_drivers, unknown_variables
 from qd.config.settings import check_work, from_json, provider_of, to_json
 
-__all__ = ["check_work", "from_json", "load", "provider_of", "to_json", "unknown_drivers", "unknown_variables"]
+__all__ = [
+    "check_work",
+    "from_json",
+    "load",
+    "open_files",
+    "provider_of",
+    "to_json",
+    "unknown_drivers",
+    "unknown_variables",
+]

@@ -40,9 +40,9 @@ class ConfigFile:
             else:
                 raise ConfigError(self._unknown_section(name, value))
 
-    def where(self, dotted: str) -> str:
+    def where(self, *names: str) -> str:
         """`qd.toml:12`, the place of a key; for a key inside an inline table, the start of that table."""
-        line = self.line(dotted)
+        line = self.line(".".join(names))
         return f"{self.shown}:{line}" if line else self.shown
 
     def line(self, dotted: str) -> int:

@@ -8,8 +8,10 @@ Entries of the schedule ([schedule.entries.NAME]) come from the file only.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,13 +43,15 @@ OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER", "QD_ACTOR"}  # vari
 
 @dataclass(slots=True)
 class Layers:
-    """The layers of configuration. origins: the source of each value by its dotted name; grows with each lookup."""
+    """The layers of configuration. origins: the source of each value by its dotted name; it and secret_files grow with each
+    lookup."""
 
     file: ConfigFile | None
     environ: Mapping[str, str]
     flags: Mapping[str, object]
     code: Mapping[str, object]
     origins: dict[str, str] = field(default_factory=dict)
+    secret_files: list[str] = field(default_factory=list)
 
     def value(self, dotted: str, option: Option, code: str = "", connection: str = "", built_in: object = None) -> Any:
         """The value of one key from the first layer that has it; records its origin."""
@@ -63,20 +67,49 @@ class Layers:
         section, _, key = dotted.rpartition(".")
         if section in ("worker", "qd") and key in self.flags:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
-        variables = [sections.environ_name(option, connection)] if option.environ else []
-        variables += ["REDIS_URL"] if connection == "redis" and option.name == "url" else []
-        for name in variables:
-            if self.environ.get(name):  # empty counts as not set, as in most programs
-                yield self.environ[name], f"environment {name}"
+        if option.environ:
+            name = sections.environ_name(option, connection)
+            beside = f"{name}_FILE" if option.secret else name
+            if held := {each: value for each in (name, beside) if (value := self.environ.get(each))}:  # empty: not set
+                yield from self._held(held, name, beside, "environment {}".format)
+        if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
+            yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
             yield self.code[code], "Qd(...)"
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
-        for names in (*pools, tuple(section.split(".", 1))):
-            if self.file and key in (held := self.file.section(*names)):
-                yield held[key], self.file.where(".".join((*names, key)))
+        for names in (*pools, tuple(section.split(".", 1))) if self.file else ():
+            assert self.file is not None
+            found, beside = self.file.section(*names), f"{key}_file" if option.secret else key
+            if key in found or beside in found:
+                yield from self._held(found, key, beside, partial(self.file.where, *names))
+
+    def _held(
+        self, held: Mapping[str, Any], key: str, beside: str, where: Callable[[str], str]
+    ) -> Iterator[tuple[object, str]]:
+        """The value of a key in one layer. beside: names the file that has the value; the key itself if it is no secret."""
+        if beside == key or beside not in held:
+            yield held[key], where(key)
+            return
+        if key in held:
+            raise ConfigError(f"{where(beside)}: {key} and {beside} are both given, remove one of them")
+        path = self.root / str(held[beside]).strip()
+        yield self.secret(key, path, where(beside)), f"{where(beside)}, file {path}"
+
+    def secret(self, what: str, path: Path, origin: str) -> str:
+        """The secret in the file, without white space around it. Raises ConfigError, which never shows it."""
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"{origin}: cannot read {what} from {path}: {why}") from None
+        if not found:
+            raise ConfigError(f"{origin}: {path} is empty, write the value of {what} into it")
+        self.secret_files.append(str(path))
+        return found
 
     def all(self, section: str, but: Collection[str] = ()) -> dict[str, Any]:
-        return {name: self.value(f"{section}.{name}", row) for name, row in ROWS[section].items() if name not in but}
+        rows = [row for row in ROWS[section].values() if row.name not in but and not row.file_of]
+        return {row.name: self.value(f"{section}.{row.name}", row) for row in rows}
 
     def section(self, *names: str) -> Mapping[str, Any]:
         return self.file.section(*names) if self.file else {}
@@ -136,6 +169,7 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
     held = {
         key: layers.value(f"{section}.{key}", option, "url" if default and key == "url" else "", name)
         for key, option in CONNECTION.items()
+        if not option.file_of
     }
     named = "" if layers.origins[f"{section}.driver"] == "built in" else held["driver"]
     held["driver"] = driver_of(layers, section, named, held["url"])
@@ -239,6 +273,7 @@ def settings_of(layers: Layers) -> Settings:
         alerts=alerts_of(layers),
         dashboard=sections.DashboardSettings(**layers.all("dashboard")),
         origins=layers.origins,
+        secret_files=tuple(dict.fromkeys(layers.secret_files)),
     )
 
 
@@ -266,11 +301,10 @@ def laravel_of(layers: Layers) -> sections.LaravelSettings | None:
 def signing_of(layers: Layers) -> sections.SigningSettings:
     held = layers.all("signing")
     origin = layers.origins["signing.keys"]
-    keys, files = list[str](), list[str]()
+    keys = list[str]()
     for id, _, secret in (key.partition(":") for key in held["keys"]):
         if secret.startswith(FROM_FILE):
-            files.append(str(layers.root / secret.removeprefix(FROM_FILE)))
-            secret = secret_of(id, Path(files[-1]), origin)
+            secret = layers.secret(f"the signing key {id}", layers.root / secret.removeprefix(FROM_FILE), origin)
         if len(secret) < SHORTEST or not secret.isprintable():
             way = f"at least {SHORTEST} characters; `openssl rand -hex 32` generates one"
             raise ConfigError(f"{origin}: the signing key {id} is too short ({way})")
@@ -279,16 +313,7 @@ def signing_of(layers: Layers) -> sections.SigningSettings:
         raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
     if not keys and held["require"] and (where := layers.origins["signing.require"]) != "built in":
         raise ConfigError(f'{where}: require = true needs signing keys (keys = ["ID:SECRET"])')
-    return sections.SigningSettings(tuple(keys), held["require"], tuple(files))
-
-
-def secret_of(id: str, path: Path, origin: str) -> str:
-    """The secret in the file. Raises ConfigError, which never shows it."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{origin}: cannot read the signing key {id} from {path}: {why}") from None
+    return sections.SigningSettings(tuple(keys), held["require"])
 
 
 def schedule_of(layers: Layers) -> sections.ScheduleSettings:
@@ -307,9 +332,6 @@ def schedule_of(layers: Layers) -> sections.ScheduleSettings:
 
 def alerts_of(layers: Layers) -> sections.AlertSettings:
     held = layers.all("alerts")
-    for key in ("webhook", "heartbeat"):
-        if held[key] and not held[key].startswith(("http://", "https://")):
-            raise ConfigError(f"{layers.origins[f'alerts.{key}']}: {key} is not an http:// or https:// url")
     template, where = held["template"], layers.origins["alerts.template"]
     if template:
         import json
@@ -388,6 +410,16 @@ def unknown_variables(settings: Settings, environ: Mapping[str, str]) -> list[st
         for name in sorted(environ)
         if name.startswith("QD_") and name not in known
     ]
+
+
+def open_files(settings: Settings) -> dict[str, str]:
+    """The files with a secret that other users can read -> one line about each."""
+    found = {path: stat.S_IMODE(os.stat(path).st_mode) for path in settings.secret_files}
+    return {
+        path: f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
+        for path, mode in found.items()
+        if mode & 0o044
+    }
 
 
 def unknown_drivers(settings: Settings) -> list[str]:

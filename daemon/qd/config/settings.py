@@ -31,7 +31,7 @@ class ConnectionSettings:
     )  # fmt: skip
     url: str | None = option(
         None, "url", "where it is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
-        "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", repr=False,  # it may hold a password
+        "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", repr=False, secret=True,
         shown="none; for the connection redis also REDIS_URL",
     )  # fmt: skip
     credentials: str = option(
@@ -52,7 +52,9 @@ class ConnectionSettings:
 class LaravelSettings:
     """cache_url and down_file: "" for none."""
 
-    cache_url: str = option("", "url", "the Redis where Laravel's cache keeps its restart and pause keys", repr=False)
+    cache_url: str = option(
+        "", "url", "the Redis where Laravel's cache keeps its restart and pause keys", repr=False, secret=True
+    )
     cache_prefix: str = option("", "text", "prefix of the cache's keys", shown='""')
     down: bool = option(False, "switch", "obey `php artisan down` if its driver is this cache")
     down_file: str = option("", "text", "obey `php artisan down` if it creates this file, storage/framework/down")
@@ -72,20 +74,19 @@ class FailedSettings:
     )
     database: str = option(
         "", "database", "copy failed jobs into Laravel's table failed_jobs there: mysql://, postgresql://, sqlite:///",
-        shown="none", repr=False,  # it may hold a password
+        shown="none", repr=False, secret=True,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """keys: "ID:SECRET"; without keys nothing is signed or verified. files: where keys were read from."""
+    """keys: "ID:SECRET"; without keys nothing is signed or verified."""
 
     keys: tuple[str, ...] = option(
         (), "keys", "sign payloads with the first of these keys (ID:SECRET, or ID:file:PATH), accept all of them",
         shown="none", repr=False,
     )  # fmt: skip
     require: bool = option(True, "switch", "with keys, refuse unsigned payloads")
-    files: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +148,14 @@ class QueueAlerts:
 class AlertSettings(QueueAlerts):
     """What `qd alerts` sends where. "": nowhere. queues: those with limits of their own."""
 
-    webhook: str = option("", "text", "POST alerts to this url as JSON", shown="none", repr=False)
+    webhook: str = option("", "http", "POST alerts to this url as JSON", shown="none", repr=False, secret=True)
     template: str = option(
         "", "text", 'the body of the POST, `{"content": {text}}`; {text} becomes a JSON string', shown="the document"
     )
     exec: str = option("", "text", "run this line with /bin/sh, with the JSON on its stdin", shown="none")
     heartbeat: str = option(
-        "", "text", "GET this url once a minute while nothing is wrong, for a dead man's switch", shown="none", repr=False
+        "", "http", "GET this url once a minute while nothing is wrong, for a dead man's switch",
+        shown="none", repr=False, secret=True,
     )  # fmt: skip
     every: float = option(15.0, "span", "look this often", at_least=1)
     queues: Mapping[str, QueueAlerts] = field(default_factory=dict)
@@ -164,11 +166,11 @@ class DashboardSettings:
     """Who may see `qd dashboard`. users: "NAME:LEVEL:HASH"."""
 
     users: tuple[str, ...] = option(
-        (), "texts", "who may log in, NAME:LEVEL:HASH; LEVEL is read, operate or write, and `qd dashboard --hash` prints "
-        "the HASH", shown="the printed link, on loopback only", repr=False,
+        (), "users", "who may log in, NAME:LEVEL:HASH; LEVEL is read, operate or write, and `qd dashboard --hash` prints "
+        "the HASH", shown="the printed link, on loopback only", repr=False, secret=True,
     )  # fmt: skip
     hosts: tuple[str, ...] = option((), "names", "names by which browsers may reach it, besides those of loopback")
-    prefix: str = option("", "text", "serve it below this path, `/qd`, which a proxy forwards unchanged", shown='""')
+    prefix: str = option("", "prefix", "serve it below this path, `/qd`, which a proxy forwards unchanged", shown='""')
     hide: tuple[str, ...] = option(
         ("password", "secret", "token", "api_key", "authorization"), "names",
         "hide the values of arguments whose name contains one of these", repr=False,
@@ -210,6 +212,7 @@ class Settings:
     )
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    secret_files: tuple[str, ...] = field(default=(), compare=False, repr=False)  # from which secrets were read
 
     def connection(self, name: str | None = None) -> ConnectionSettings:
         """The connection of that name; None or "" for the default one. Raises ConfigError: unknown, or without a url."""

@@ -137,7 +137,8 @@ class Reload:
         self.state.notifier.ready("")
         self.state.plan, self.state.wanted = coming.plan, coming.plan.work.workers
         self._revive.count = 0
-        self.log.tune(coming.plan.work.log_format, coming.plan.work.log_level)
+        work = coming.plan.work
+        self.log.tune(work.log_format, work.log_level, work.log_jobs)
 
     def _revive_template(self) -> None:
         """Replace a template that died, and its workers. While the code is bad, the delay grows."""

@@ -14,11 +14,11 @@ from typing import Any
 from qd.errors import DeclarationError, QdError
 from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
+SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LONGEST = 100 * 365 * 86400.0  # seconds, a century: more is a mistake, and would overflow a timer
+LONGEST = 100 * 365 * 86400.0  # seconds, a century: more is a mistake, and would overflow a timer
 
 
 def span(value: object) -> float:
@@ -27,12 +27,12 @@ def span(value: object) -> float:
     if hasattr(value, "total_seconds"):  # a timedelta; importing datetime would cost 2 ms at every start
         seconds = float(value.total_seconds())
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value) if abs(value) <= _LONGEST else -1.0  # an integer may be too large for a float
-    elif isinstance(value, str) and (match := _SPAN.fullmatch(value.strip())):
+        seconds = float(value) if abs(value) <= LONGEST else -1.0  # an integer may be too large for a float
+    elif isinstance(value, str) and (match := SPAN.fullmatch(value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2]]
     else:
         raise ValueError(f"{value!r} is not a duration (seconds, or text like '100ms', '90s', '5m', '2h', '30d')")
-    if not 0 <= seconds <= _LONGEST:
+    if not 0 <= seconds <= LONGEST:
         raise ValueError(f"{value!r} is not a duration (0 up to 100 years)")
     return seconds
 
@@ -41,7 +41,7 @@ def span_in_code(value: object) -> float:
     """A duration in code, where text is refused: it is for files, variables and flags."""
     if not isinstance(value, str):
         return span(value)
-    seconds = f"{span(value):g}" if _SPAN.fullmatch(value.strip()) else "300"
+    seconds = f"{span(value):g}" if SPAN.fullmatch(value.strip()) else "300"
     raise ValueError(f"{value!r} is text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
 
 
@@ -57,7 +57,7 @@ def size(value: object) -> int:
     """A number of bytes: an integer, or text like "512K", "128M", "2G" in steps of 1024. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := SIZE.fullmatch(value.strip())):
         return int(float(match[1]) * _BYTES[match[2].upper()])
     raise ValueError(f"{value!r} is not a size (bytes, or text like '512K', '128M', '2G')")
 
@@ -89,7 +89,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
-_WORD = re.compile(r"[a-z][a-z0-9_-]*")
+WORD = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def _count(value: object) -> int:
@@ -100,16 +100,16 @@ def _count(value: object) -> int:
     raise ValueError(f"{value!r} is not a whole number, 0 or more")
 
 
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def _switch(value: object) -> bool:
     if isinstance(value, bool):
         return value
     word = value.strip().lower() if isinstance(value, str) else ""
-    if word not in _WORDS:
+    if word not in WORDS:
         raise ValueError(f"{value!r} is neither true nor false")
-    return _WORDS[word]
+    return WORDS[word]
 
 
 def _text(value: object) -> str:
@@ -190,18 +190,18 @@ def _spans(value: object) -> tuple[float, ...]:
     return found
 
 
-_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _reference(value: object) -> str:
-    if isinstance(value, str) and (value == "" or _REFERENCE.fullmatch(value.strip())):
+    if isinstance(value, str) and (value == "" or REFERENCE.fullmatch(value.strip())):
         return value.strip()
     raise ValueError(f"{value!r} is not of the form MODULE:ATTRIBUTE (shop.aws:provider)")
 
 
 def _driver(value: object) -> str:
     """The name of a driver: qd's, or the app's own (app.extend). "" if the url determines it."""
-    if value == "" or (isinstance(value, str) and _WORD.fullmatch(value)):
+    if value == "" or (isinstance(value, str) and WORD.fullmatch(value)):
         return value
     near = did_you_mean(str(value), DRIVERS)
     raise ValueError(f"unknown driver {value!r}{near} (known: {', '.join(DRIVERS)})")
@@ -222,17 +222,49 @@ def _url(value: object) -> str:
     raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 
 
-_SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
+SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:
     """Signing keys. Messages do not show them."""
     found = _several(value)
     for number, key in enumerate(found, 1):
-        if not isinstance(key, str) or not _SIGNING_KEY.fullmatch(key):
+        if not isinstance(key, str) or not SIGNING_KEY.fullmatch(key):
             form = "ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
             raise ValueError(f"signing key {number} is not {form}")
     return tuple(str(key) for key in found)
+
+
+USER = re.compile(r"([^:,\s][^:,]*):(read|operate|write):(scrypt\$[0-9a-f]{32}\$[0-9a-f]{128})")
+
+
+def _users(value: object) -> tuple[str, ...]:
+    """Users of the dashboard; text has one on each line, or commas between them. Messages do not show their hashes."""
+    found, names = re.split(r"[,\n]", value) if isinstance(value, str) else _several(value), set[str]()
+    for number, user in enumerate(found, 1):
+        if not isinstance(user, str) or not (match := USER.fullmatch(user.strip())):
+            form = "NAME:LEVEL:HASH, where LEVEL is read, operate or write, and `qd dashboard --hash` prints the HASH"
+            raise ValueError(f"user {number} is not {form}")
+        if match[1] in names:
+            raise ValueError(f"two users have the name '{match[1]}' (rename one of them)")
+        names.add(match[1])
+    return tuple(str(user).strip() for user in found)
+
+
+PREFIX = re.compile(r"(/[\w.~-]+)*")
+
+
+def _prefix(value: object) -> str:
+    if isinstance(value, str) and PREFIX.fullmatch(value):
+        return value
+    raise ValueError(f"{value!r} is not the beginning of a path (write /qd)")
+
+
+def _http(value: object) -> str:
+    """Messages do not show it: such a url is often a secret."""
+    if isinstance(value, str) and value.isprintable() and (not value or value.startswith(("http://", "https://"))):
+        return value
+    raise ValueError("not an http:// or https:// url")
 
 
 def _until(value: object) -> str:
@@ -297,5 +329,5 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware, "upgrade": _upgrade,
+    "middleware": _middleware, "upgrade": _upgrade, "users": _users, "prefix": _prefix, "http": _http,
 }  # fmt: skip

@@ -92,6 +92,8 @@ class Option(NamedTuple):  # a dataclass would cost a millisecond at every start
     choices: tuple[str, ...] = ()
     at_least: float = 0
     at_most: float = 0  # 0: no bound
+    secret: bool = False  # its value may be in a file of its own, which the next row names
+    file_of: str = ""  # the option whose value is in this file
 
     def read(self, value: object) -> Any:
         """The value of this option from a file, the environment, a flag or code. Raises ValueError."""
@@ -133,7 +135,7 @@ def shown(kind: str, value: Any) -> str:
         return kinds.size_text(value)
     if kind == "spans":
         return ",".join(kinds.span_text(part) for part in value)
-    if kind in ("names", "queues", "texts", "keys"):
+    if kind in ("names", "queues", "texts", "keys", "users"):
         return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -147,7 +149,7 @@ def option(default: T, kind: str, help: str, *, repr: bool = True, **more: Any) 
 
 def rows_of(options: Any, environ: str = "QD_", *, flags: bool = False) -> Mapping[str, Option]:
     """The rows of the options that a dataclass declares, with what follows from their names and kinds. environ: what the
-    names of their variables begin with, "" for options without variables."""
+    names of their variables begin with, "" for options without variables. A secret has a second row, NAME_file."""
     rows = dict[str, Option]()
     for held in fields(options):
         if held.metadata:
@@ -157,7 +159,11 @@ def rows_of(options: Any, environ: str = "QD_", *, flags: bool = False) -> Mappi
                 "unit": _UNITS.get(held.metadata["kind"], ""),
                 "shown": shown(held.metadata["kind"], held.default) or "none",
             }
-            rows[held.name] = Option(name=held.name, default=held.default, **{**derived, **held.metadata})
+            row = rows[held.name] = Option(name=held.name, default=held.default, **{**derived, **held.metadata})
+            if row.secret:
+                name, help = f"{row.name}_file", f"read `{row.name}` from this file"
+                variable = row.environ and f"{row.environ}_FILE"
+                rows[name] = Option(name, "name", "", help, shown="none", environ=variable, file_of=row.name)
     return rows
 
 
@@ -217,6 +223,10 @@ class WorkOptions:
     log_level: str = option(
         "info", "name", "write log lines of this level and above", choices=("debug", "info", "warning", "error")
     )
+    log_jobs: str = option(
+        "all", "name", "write a line for each job that ends, only for those that did not succeed, or for none",
+        choices=("all", "failed", "off"),
+    )  # fmt: skip
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)
     in_turn: bool = False  # no queue was named, so they have no order: each turn starts with the next one
     weights: tuple[int, ...] = ()  # of the queues; (): strict order

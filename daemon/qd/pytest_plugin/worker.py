@@ -272,7 +272,8 @@ def environ_of(settings: Settings) -> dict[str, str]:
     urls = {(CONNECTION["url"], name): found.url for name, found in settings.connections.items()}
     if settings.laravel is not None:
         urls[SECTIONS["laravel"]["cache_url"], ""] = settings.laravel.cache_url
-    return {environ_name(option, name): url for (option, name), url in urls.items() if url is not None}
+    given = {environ_name(option, name): url for (option, name), url in urls.items() if url is not None}
+    return {**given, **dict.fromkeys((f"{name}_FILE" for name in given), "")}  # empty: not set
 
 
 def name_of(app: Qd, named: str) -> str:

@@ -42,7 +42,7 @@ DEFAULTS = {field.name: field.default for field in fields(EntrySettings)}
 GROUPS = {
     "failed": ("forget", "list", "retry", "show", "summary"),
     "schedule": ("clear-locks", "list", "pause", "resume", "run", "test", "work"),
-    "config": ("check", "show"),
+    "config": ("check", "schema", "show"),
     "embedded": ("status", "stop"),
     "batch": ("cancel", "list", "retry", "show"),
     "locks": ("list", "release"),

@@ -203,8 +203,9 @@ class Settlement:
                 self._count(job, outcome, took)
                 self.connection.finish(job)
             if isinstance(outcome, Missing):
-                self.log.info("job.missing", **log_fields(job), reason=outcome.why)
-            elif self.log.informs:
+                if self.log.tells_ends:
+                    self.log.info("job.missing", **log_fields(job), reason=outcome.why)
+            elif self.log.tells_done:
                 self.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
                 self._count(job, outcome, took, kept=self._ack(held, effects))
@@ -271,7 +272,10 @@ class Settlement:
         return self.queue.bury(job, json.dumps(record).encode(), raw, effects)
 
     def _log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
-        fields, error = log_fields(job), outcome.error
+        error = outcome.error
+        if not (self.log.tells_ends or isinstance(error, Malformed)):
+            return
+        fields = log_fields(job)
         reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}
         if isinstance(outcome, Back):
             level = "info" if error is None else "warning"

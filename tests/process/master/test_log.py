@@ -81,6 +81,41 @@ def test_a_json_log_is_one_object_a_line(shop: Project, witness: Witness, redis:
     assert "RuntimeError: second" in str(records[-1]["trace"])
 
 
+LOG_JOBS = """
+from qd import current_job
+
+@app.job("works")
+def works() -> None: ...
+
+@app.job("fails", tries=2)
+def fails() -> None:
+    raise ValueError("no")
+
+@app.job("waits", tries=2)
+def waits() -> None:
+    if current_job().attempt == 1:
+        current_job().release(0)
+"""
+ENDS = {"works": ["job.done"], "fails": ["job.released", "job.failed"], "waits": ["job.released", "job.done"]}
+
+
+@FAILED
+@pytest.mark.parametrize("log_jobs", ["all", "failed", "off"])
+def test_log_jobs_decides_which_jobs_have_a_line_when_they_end(shop: Project, redis: Client, log_jobs: str) -> None:
+    """A payload that cannot be read always has one."""
+    shop.jobs(LOG_JOBS)
+    shop.config(f'[worker]\nlog_jobs = "{log_jobs}"\n')
+    for name in ENDS:
+        push_laravel(redis, name)
+    redis.call("RPUSH", "queues:default", "not JSON")
+    lines = documents(shop.work_off("--log-format", "json"))
+    wanted = {"all": ENDS, "failed": {name: [e for e in ends if e != "job.done"] for name, ends in ENDS.items()}}
+    for name, ends in wanted.get(log_jobs, {key: list[str]() for key in ENDS}).items():
+        assert [one["event"] for one in lines if one.get("job") == name] == ends
+    assert [one["level"] for one in lines if one["event"] == "job.malformed"] == ["error"]
+    assert len(failed(redis)) == 2
+
+
 def test_a_failed_import_is_logged_in_json_too(shop: Project) -> None:
     shop.jobs("import nothing_of_that_name\n")
     for more in ((), ("--no-preload",), ("-w", "0")):

@@ -306,6 +306,30 @@ def test_the_configuration_of_a_refused_version_does_not_count(shop: Project, wi
     work.stop()
 
 
+def test_a_secret_in_a_file_of_its_own_is_read_again(shop: Project, witness: Witness, redis: Client) -> None:
+    """The url moves to another database; a file that is empty then changes nothing."""
+    shop.allowed.add("secret")
+    secret = shop.root / "secret"
+    secret.write_text(f"{shop.url}\n")
+    work = ready(shop, "-w", "1", QD_REDIS_URL_FILE="secret")
+    runs_version(redis, witness, "one")
+    other = f"{shop.url}?db=9"
+    secret.write_text(f"{other}\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line("master.reloaded workers=1")
+    redis.call("SELECT", "9")
+    try:
+        runs_version(redis, witness, "one")
+    finally:
+        redis.call("FLUSHDB")
+    secret.write_text("\n")
+    work.signal(signal.SIGHUP)
+    work.wait_line(
+        f"master.reload_refused reason=.*QD_REDIS_URL_FILE: {secret} is empty, write the value of QD_REDIS_URL "
+    )
+    work.stop()
+
+
 MODE = """
 AT_IMPORT = os.environ.get("MODE")
 

@@ -140,7 +140,7 @@ def test_every_other_key_is_read_from_its_variable(section, folder):
         "text": "/redis",
         "reference": "shop.aws:provider",
     }
-    for row in SECTIONS[section].values():
+    for row in (each for each in SECTIONS[section].values() if not each.file_of):
         word = words.get(row.kind, "redis")
         variable = environ_name(row, "redis")
         environ = {variable: word, **({"QD_LARAVEL_CACHE_URL": "redis://c/1"} if section == "laravel" else {})}
@@ -152,6 +152,77 @@ def test_every_other_key_is_read_from_its_variable(section, folder):
         held = homes.get(section, found)
         assert getattr(held, row.name) == row.read(word)
         assert found.origins[f"{section.replace('NAME', 'redis')}.{row.name}"] == f"environment {variable}"
+
+
+SECRETS = [(section, row) for section, rows in SECTIONS.items() for row in rows.values() if row.file_of]
+USERS = f"ana:read:scrypt${'0' * 32}${'0' * 128}\nbob:write:scrypt${'1' * 32}${'1' * 128}"
+VALUES = {
+    "url": "redis://u:pw@secret/1",
+    "cache_url": "redis://secret/1",
+    "database": "mysql://u:pw@h/db",
+    "users": USERS,
+}
+
+
+@pytest.mark.parametrize(("section", "row"), SECRETS, ids=lambda each: getattr(each, "name", each))
+@pytest.mark.parametrize("layer", ["file", "environment"])
+def test_a_secret_is_read_from_the_file_that_its_key_or_variable_names(section, row, layer, write):
+    write(VALUES.get(row.file_of, "https://hook.example.com/secret") + "\r\n\n", "hidden")
+    name = section.replace("NAME", "redis")
+    variable = environ_name(row, "redis")
+    if layer == "file":
+        write(f'[{name}]\n{row.name} = "hidden"\n')  # relative to qd.toml
+    found = load(environ={variable: "hidden"} if layer == "environment" else {})
+    home = found.connections["redis"] if section == "connections.NAME" else getattr(found, section)
+    secret = VALUES.get(row.file_of, "https://hook.example.com/secret")
+    assert getattr(home, row.file_of) == (tuple(secret.split("\n")) if "\n" in secret else secret)
+    where = "qd.toml:2" if layer == "file" else f"environment {variable}"
+    path = str(Path.cwd() / "hidden")
+    assert found.origins[f"{name}.{row.file_of}"] == f"{where}, file {path}"
+    assert found.secret_files == (path,)
+
+
+def test_the_options_that_may_hold_a_secret_have_a_file():
+    assert {row.file_of for _, row in SECRETS} == {"url", "cache_url", "database", "webhook", "heartbeat", "users"}
+
+
+def test_a_variable_overrides_the_secret_of_the_file_and_the_other_way_round(write):
+    write("redis://file/1\n", "hidden")
+    write(URL)
+    assert load(environ={"QD_REDIS_URL_FILE": "hidden"}).connections["redis"].url == "redis://file/1"
+    assert (
+        load(environ={"QD_REDIS_URL_FILE": "hidden", "REDIS_URL": "redis://r/1"}).connections["redis"].url
+        == "redis://file/1"
+    )
+    write('[connections.redis]\nurl_file = "absent"\n')
+    assert load(environ={"QD_REDIS_URL": "redis://env/1"}).connections["redis"].url == "redis://env/1"
+
+
+def test_a_secret_that_is_given_twice_in_one_layer_is_refused(write):
+    write('[connections.redis]\nurl = "redis://h/0"\nurl_file = "hidden"\n')
+    assert refused() == "qd.toml:3: url and url_file are both given, remove one of them"
+    found = refused(environ={"QD_REDIS_URL": "redis://h/0", "QD_REDIS_URL_FILE": "hidden"})
+    assert (
+        found == "environment QD_REDIS_URL_FILE: QD_REDIS_URL and QD_REDIS_URL_FILE are both given, remove one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "qd.toml:2: cannot read webhook from {path}: No such file or directory"),
+        (b"", "qd.toml:2: {path} is empty, write the value of webhook into it"),
+        (b" \n", "qd.toml:2: {path} is empty, write the value of webhook into it"),
+        (b"\xff\xfe", "qd.toml:2: cannot read webhook from {path}: it is not UTF-8 text"),
+        (b"hunter2", "qd.toml:2, file {path}: not an http:// or https:// url"),
+        (b"https://h/hunter2\nhttps://h/hunter2", "qd.toml:2, file {path}: not an http:// or https:// url"),
+    ],
+)
+def test_a_secret_file_that_cannot_be_used_is_one_clear_error(content, expected, write, folder):
+    write('[alerts]\nwebhook_file = "hidden"\n')
+    if content is not None:
+        (folder / "hidden").write_bytes(content)
+    assert refused() == expected.format(path=folder / "hidden")
 
 
 def test_an_empty_variable_counts_as_not_set(folder):

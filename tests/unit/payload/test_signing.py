@@ -165,7 +165,7 @@ def test_signing_keys_come_from_the_configuration_files_and_the_environment(tmp_
     (tmp_path / "key").write_text("a-new-secret-of-ours\n")
     found = load(tmp_path, f'[signing]\nkeys = ["2026b:file:key", "{OLD}"]\n')
     assert found.signing == SigningSettings((NEW, OLD), True)
-    assert found.signing.files == (str(tmp_path / "key"),)
+    assert found.secret_files == (str(tmp_path / "key"),)
     assert config.from_json(config.to_json(found)).signing == found.signing
     found = load(tmp_path, "", QD_SIGNING_KEYS=f"{OLD},{NEW}", QD_SIGNING_REQUIRE="no")
     assert found.signing == SigningSettings((OLD, NEW), False)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -59,11 +58,8 @@ def check_project(project: Project) -> Iterator[Finding]:
     yield ok("configuration", f"{place}, {count(len(project.pools), 'pool')}" if project.pools.keys() - {""} else place)
     for line in configuration.unknown_variables(found, os.environ):
         yield warn("environment", line, "remove it, or correct its name")
-    for path in found.signing.files:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if mode & 0o044:  # a user who can read a signing key can send jobs that workers run
-            fact = f"{path} can be read by {'every user' if mode & 0o004 else 'its group'} (mode {mode:04o})"
-            yield warn("signing", fact, f"chmod 600 {quote(str(path))}, owned by the user that runs qd")
+    for path, line in configuration.open_files(found).items():  # who reads a signing key can send jobs that workers run
+        yield warn("secrets", line, f"chmod 600 {quote(path)}, owned by the user that runs qd")
     yield from check_app(project, found)
     for name, settings in connections(project).items():
         try:
