@@ -1,5 +1,6 @@
 # Every target sets up what it needs: Python 3.11 or newer and make are enough, the rest goes into .venv.
 #   make demo        a real queue, two workers and a few jobs, in twenty seconds
+#   make demo-laravel  Laravel and Python share one Redis; it needs PHP
 #   make demo-dashboard  a living system and its dashboard, until Ctrl-C
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
 #   make quick       those for the inner loop: unit, contract on one Redis, typing
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-dashboard test quick compiled collected faults soak check static format lint types floors bench clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -29,6 +30,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
+
+demo-laravel: $(STAMP)
+	@$(BIN)/python examples/laravel/run.py
 
 demo-dashboard: $(STAMP)
 	@$(BIN)/python examples/living.py $(ARGS)

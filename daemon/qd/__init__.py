@@ -17,15 +17,18 @@ _DEFINED = {
     "qd.arguments.injection": ("Provided", "Serialized", "Serializer", "provided"),
     "qd.dispatch.composite": ("Batch",),
     "qd.dispatch.dispatcher": ("Keyed", "Queue"),
-    "qd.drivers.types": ("BatchState",),
+    "qd.drivers.types": ("BatchState", "JobEvent"),
     "qd.errors": (
         "ArgumentError", "BatchFinished", "DeclarationError", "JobCancelled", "JobFailedError", "JobInterrupted",
-        "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "UnknownBatch",
+        "JobTimeout", "LeaseLost", "LockError", "LockLost", "LockTaken", "NoResult", "NotInJob", "QdError", "ResultTimeout",
+        "UnknownBatch",
     ),
     "qd.jobs.context": ("RunningJob", "current_job"),
-    "qd.jobs.job": ("Call", "Job", "JobFunction", "NeverSent"),
-    "qd.jobs.plan": ("Duration", "Handle", "Middleware", "Options", "SendOptions"),
+    "qd.jobs.job": ("Call", "Job", "JobFunction", "Link", "NeverSent"),
+    "qd.jobs.plan": ("Duration", "EventStream", "Handle", "Middleware", "Options", "SendOptions"),
+    "qd.jobs.policy": ("Fail", "Retry"),
     "qd.locks": ("Limiter", "Lock"),
+    "qd.options.kinds": ("Backoff",),
     "qd.schedule.builder": ("Scheduled",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _DEFINED.items() for name in names}

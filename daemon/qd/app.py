@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from qd.arguments.injection import Serializer
 from qd.dispatch.composite import Batch, BatchCall, Chain, current_batch
@@ -24,7 +24,7 @@ from qd.dispatch.services import Services, extension, limit_of
 from qd.drivers.connections import loaded
 from qd.errors import ArgumentError, ConfigError, DeclarationError, NoProvider, UnknownJob
 from qd.events import Event, Looping
-from qd.jobs.job import Call, Declare, Job, JobFunction, caller, plan_of
+from qd.jobs.job import AnyJob, Call, Declare, Job, JobFunction, Link, caller, declared_plan, plan_of
 from qd.jobs.plan import Duration, Handle, Options, Place, Plan, SendOptions
 from qd.schedule.declare import Schedule
 
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 C = TypeVar("C")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+T5 = TypeVar("T5")
+Catch = Call[Any] | None
 
 
 class Qd:
@@ -118,16 +122,50 @@ class Qd:
     def _handles(self, ids: Sequence[str], sent: Sequence[tuple[Plan, bytes]]) -> list[Handle[Any]]:
         return [Handle(id, self._send, plan) for id, (plan, _) in zip(ids, sent, strict=True)]
 
-    def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]:
-        """The handle of a job sent earlier. queue: where it was sent, None for the connection's default queue;
-        connection: None for the default connection."""
-        place = self.settings.connection(connection)
-        return Handle(id, self._send, Place(place.name, queue or place.queue))
+    @overload
+    def handle(self, id: str, *, queue: str | None = None, connection: str | None = None) -> Handle[Any]: ...
+    @overload
+    def handle(
+        self, id: str, job: AnyJob[T], *, queue: str | None = None, connection: str | None = None
+    ) -> Handle[T]: ...
+    def handle(
+        self, id: str, job: Any = None, *, queue: str | None = None, connection: str | None = None
+    ) -> Handle[Any]:
+        """The handle of a job that was sent earlier: `app.handle(id, ChargeCard).result(timeout=5)`.
 
-    def chain(self, *calls: Call[Any], catch: Call[Any] | None = None) -> Chain:
-        """Jobs that run one after another, each once the previous one has succeeded. catch: runs once one of them has
-        failed permanently. Raises ArgumentError if there are no calls."""
-        return Chain(self._send, calls, catch, caller())
+        Args:
+            job: Its function or class, which declares the type of the result. Of a function also `job.handle(id)`.
+            queue, connection: Where it was sent, if not where the job goes, or else the default queue and connection.
+        """
+        default = self.settings.connection(connection)
+        at = Place(default.name, default.queue) if job is None else self._send.place(declared_plan(job))
+        return Handle(id, self._send, at._replace(connection=connection or at.connection, queue=queue or at.queue))
+
+    @overload
+    def chain(self, *calls: Call[Any], catch: Call[Any] | None = None, pass_results: Literal[False] = ...) -> Chain: ...
+    @overload
+    def chain(self, a: Call[T], b: Link[T, Any], /, *, catch: Catch = None, pass_results: Literal[True]) -> Chain: ...
+    @overload
+    def chain(self, a: Call[T], b: Link[T, C], c: Link[C, Any], /, *,
+              catch: Catch = None, pass_results: Literal[True]) -> Chain: ...  # fmt: skip
+    @overload
+    def chain(self, a: Call[T], b: Link[T, C], c: Link[C, T3], d: Link[T3, Any], /, *,
+              catch: Catch = None, pass_results: Literal[True]) -> Chain: ...  # fmt: skip
+    @overload
+    def chain(self, a: Call[T], b: Link[T, C], c: Link[C, T3], d: Link[T3, T4], e: Link[T4, Any], /, *,
+              catch: Catch = None, pass_results: Literal[True]) -> Chain: ...  # fmt: skip
+    @overload
+    def chain(self, a: Call[T], b: Link[T, C], c: Link[C, T3], d: Link[T3, T4], e: Link[T4, T5], f: Link[T5, Any], /,
+              *more: Link[Any, Any], catch: Catch = None, pass_results: Literal[True]) -> Chain: ...  # fmt: skip
+    def chain(self, *calls: Any, catch: Catch = None, pass_results: bool = False) -> Chain:
+        """Jobs that run one after another, each once the previous one has succeeded. Raises ArgumentError without calls.
+
+        Args:
+            catch: Sent once one of them has failed permanently.
+            pass_results: Each result is the first argument of the next job; give `job.link(...)` behind the first call:
+                `app.chain(fetch.bind(url), convert.link("webm"), publish.link(), pass_results=True).dispatch()`.
+        """
+        return Chain(self._send, calls, catch, pass_results, caller())
 
     def batch(
         self,
@@ -241,14 +279,22 @@ class Qd:
         return Handle(self._send.send(plan, data), self._send, plan)
 
     def transaction(self, session: object, connection: str | None = None) -> AbstractContextManager[None]:
-        """Write the jobs sent in this block to `connection`, a database, inside the open transaction of `session`
-        (SQLAlchemy): they exist only if it commits. Raises ConfigError if the session uses another database, or is a
-        connection of Django."""
-        if (kind := type(session)).__module__.startswith("django."):  # checked first: needs no SQLAlchemy
-            raise ConfigError(
-                f"app.transaction() cannot use Django's {kind.__name__}: pass a Session or Connection of SQLAlchemy, or send"
-                " the job with `using(after_commit=True)`"
-            )
+        """Write the jobs sent in this block to `connection`, a database, inside the open transaction of `session`: they
+        exist only if it commits.
+
+        Args:
+            session: A Session or Connection of SQLAlchemy, or `django.db.connection` inside `transaction.atomic()`.
+            connection: None for the default one.
+
+        Raises:
+            ConfigError: The session uses another database, or no transaction is open.
+
+        Example:
+            with transaction.atomic():
+                order.save()
+                with app.transaction(django.db.connection):
+                    confirm.dispatch(order)
+        """
         joined: Callable[..., AbstractContextManager[None]] = loaded("qd.drivers.database.joined:joined")
         return joined(self.connections, session, connection)
 

@@ -77,6 +77,10 @@ class SignatureRefused(QdError):
     """The payload is unsigned, signed with an unknown key, or was changed after signing. The job never runs."""
 
 
+class DecryptionRefused(QdError):
+    """The arguments of an encrypted job were changed after it was sent. The job never runs."""
+
+
 class ConnectionLost(QdError):
     """The server is unreachable, or the connection broke during a call, whose effect is then unknown."""
 
@@ -144,7 +148,7 @@ class LockLost(LockError):
 
 
 class JobFailure(QdError):
-    """job.fail("why") was called."""
+    """The job called job.fail("why") or raised Fail("why")."""
 
 
 class JobFailedError(JobFailure):
@@ -162,8 +166,14 @@ class NoResult(QdError):
     """The job has no result: it keeps none (result_ttl), the result has expired, or was not JSON."""
 
 
+class ResultTimeout(QdError, TimeoutError):
+    """The job has not ended in time. It goes on, and its handle can wait again: the message has its id."""
+
+
 class Settled(BaseException):
-    """release() or fail() was called in the job. The outcome is recorded and the rest of the job does not run."""
+    """The base class of Retry and Fail, which release() and fail() raise: the rest of the job does not run."""
+
+    job: object = None  # whose release() or fail() has recorded it; None: it was raised directly
 
 
 class EndJob(BaseException):

@@ -23,7 +23,7 @@ from qd.drivers.keyspace import keys
 from qd.errors import ConnectionLost, DeclarationError, EndJob, ServerRefused
 from qd.jobs.pipeline import title_of
 from qd.jobs.plan import Middleware as Middleware
-from qd.jobs.policy import Fail
+from qd.jobs.policy import GiveUp
 from qd.options.kinds import seconds_of
 from qd.payload.format import plain_name
 from qd.process.shield import shield
@@ -333,7 +333,8 @@ class SkipIfBatchCancelled(Stage):
 
 
 class FailOnException(Stage):
-    """An error of one of these types fails the job permanently at once, whatever attempts are left."""
+    """An error of one of these types fails the job permanently at once, whatever attempts are left. For all jobs of an app;
+    for one job the option fail_on is shorter."""
 
     def __init__(self, *types: type[Exception]) -> None:
         if not types or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in types):
@@ -344,5 +345,5 @@ class FailOnException(Stage):
         try:
             return call_next()
         except self._types as error:
-            job.outcome = job.outcome or Fail(str(error), error)
+            job.outcome = job.outcome or GiveUp(str(error), error)
             raise

@@ -33,8 +33,9 @@ from qd.config.load import unread
 from qd.config.settings import ConnectionSettings, Settings
 from qd.dispatch import local
 from qd.dispatch.dispatcher import Push as PushBatch
-from qd.dispatch.route import Message
+from qd.dispatch.route import Message, opened
 from qd.dispatch.services import Services
+from qd.drivers.send_only import always
 from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
 from qd.errors import ArgumentError, QdError
 from qd.jobs.context import RunningJob
@@ -96,6 +97,11 @@ def dispatched(message: Message) -> Dispatched:
     plan, declared = message.plan, message.plan.declared
     if isinstance(declared, DeclaredRaw):
         arguments = {declared.signature.parameters[0].name: decode_value(message.data)}
+    elif (
+        message.relations is not None and message.relations.takes is not None
+    ):  # without the result of the job before it
+        given = cast(dict[str, object], decode_value(message.data))
+        arguments = {name: declared.signature.converted(name, value) for name, value in given.items()}
     else:
         arguments = declared.signature.decode(message.data)
     options = {name: value for name in JOB_KINDS if (value := getattr(plan.options, name)) is not None}
@@ -219,8 +225,8 @@ class Waiting:
 
     def keep(self, end: Keep) -> None:
         """Keep how a job has ended, with the progress it reported."""
-        before = self._kept.get(end.id)
-        self._kept[end.id] = Kept(end.status, end.value, before and before.progress, time.time())
+        before = self._kept.get(end.id) or Kept(None, b"", None, None)
+        self._kept[end.id] = before._replace(status=end.status, value=end.value, at=time.time())
 
     def cancel_keyed(self, queue: str, name: str) -> bool:
         return self._change(self._under(queue, name), None)
@@ -255,8 +261,13 @@ class Waiting:
     def kept(self, id: str) -> Kept | None:
         return self._kept.get(id)
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        self._kept[id] = Kept(None, b"", percent, None)
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        return list(map(self.kept, ids))
+
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        self._kept[id] = Kept(None, b"", percent, None, decode_value(details or b"{}"))
+
+    events = always([])
 
     def _under(self, queue: str, name: str) -> Message | None:
         return self._first(lambda each: each.queue == queue and key_name(each) == name)
@@ -436,15 +447,17 @@ class Inline(Fake):
                 if isinstance(pushed, Push):  # a job of a chain, with the rest of it
                     payload = read(pushed.payload)
                     next_one = self._made[payload.id or ""]
-                    ahead.append(replace(next_one, body=pushed.payload, relations=payload.qd))
+                    data = bytes(payload.data)
+                    ahead.append(replace(next_one, body=pushed.payload, data=data, relations=payload.qd))
             errors += self._done(effects)
         if errors:
             raise errors[0]
 
     def _attempts(self, message: Message, plan: Plan, on_effect: Callable[[Effect], None]) -> None:
-        declared, payload, services = plan.declared, read(message.body), self._services
+        declared, services = plan.declared, self._services
+        payload = opened(read(message.body), declared, services.current_settings())
         ttl = message.relations and message.relations.result
-        progress = (lambda percent: self._waiting.progress(message.id, percent, ttl)) if ttl else None
+        progress = (lambda *now: self._waiting.progress(message.id, now[0], ttl, now[1])) if ttl else None
         job = local.SentJob(payload, message.body, declared, message.connection, message.queue, services, progress)
         runner = local.LocalRunner(services.pipeline, services.listeners, InlinePolicy(plan), on_effect)
         runner.run(declared, job.attempt, payload)

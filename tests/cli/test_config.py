@@ -268,6 +268,13 @@ def test_check_validates_the_schedule_entries_of_an_imported_app(folder):
         assert done.stderr.count("\n") == 1
 
 
+def test_show_prints_a_growing_backoff_by_its_name(folder):
+    (folder / "qd.toml").write_text("[worker]\nbackoff = 'exponential'\njitter = 0.25\n")
+    values = json.loads(qd("config", "show", "--json").stdout)["values"]
+    assert (values["worker.backoff"]["value"], values["worker.jitter"]["value"]) == ("exponential", 0.25)
+    assert re.search(r"worker.backoff +exponential ", qd("config", "show").stdout)
+
+
 def test_errors_name_the_folder_without_a_configuration_file(folder):
     where = f"(no qd.toml in {folder}, the current folder: change to the folder of qd.toml, or set QD_CONFIG)"
     for words in (("declared",), ("work",), ("schedule", "list")):

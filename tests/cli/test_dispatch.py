@@ -301,6 +301,24 @@ def test_jobs_lists_versions(project: Projects) -> None:
     assert found["priced"] == {"version": 2, "upgrade": ["jobs.from_v1"]}
 
 
+def test_jobs_lists_how_jobs_are_retried(project: Projects) -> None:
+    shop = project("""
+        from qd import Backoff
+
+        @app.job("grows", backoff="exponential", jitter=0, retry_on=ConnectionError)
+        def grows() -> None: ...
+
+        @app.job("tuned", backoff=Backoff(5, jitter=0.5), fail_on=(ValueError, KeyError))
+        def tuned() -> None: ...
+    """)
+    listed = shop.qd("declared").stdout
+    assert "backoff=exponential jitter=0.0 retry_on=builtins.ConnectionError" in listed
+    assert "backoff=Backoff(first=5.0, factor=2.0, max=600.0, jitter=0.5) jitter=0.5" in listed
+    found = {job["name"]: job["options"] for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]}
+    assert found["grows"] == {"backoff": "exponential", "jitter": 0.0, "retry_on": ["builtins.ConnectionError"]}
+    assert found["tuned"]["fail_on"] == ["builtins.ValueError", "builtins.KeyError"]
+
+
 STAGES = """
 from functools import partial
 from qd.middleware import (

@@ -178,12 +178,13 @@ def test_an_unknown_environment_variable(shop: Project) -> None:
 
 
 @pytest.mark.parametrize(("mode", "readers"), [(0o640, "its group"), (0o644, "every user")])
-def test_a_signing_key_that_others_can_read(mode: int, readers: str, shop: Project) -> None:
+@pytest.mark.parametrize("section", ["signing", "encryption"])
+def test_a_key_that_others_can_read(mode: int, readers: str, section: str, shop: Project) -> None:
     key = shop.root / "key"
     shop.allowed.add("key")
-    key.write_text("a-new-secret-of-ours\n")
+    key.write_text("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n")
     key.chmod(mode)
-    shop.config('[signing]\nkeys = ["2026:file:key"]\n')
+    shop.config(f'[{section}]\nkeys = ["2026:file:key"]\n')
     line = doctor(shop).line("secrets")
     assert (line.sign, line.value) == ("warn", f"{key} can be read by {readers} (mode {mode:04o})")
     subprocess.run(shlex.split(line.fix.partition(",")[0]), check=True)

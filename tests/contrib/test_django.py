@@ -401,47 +401,6 @@ def test_each_log_line_has_the_offset_of_its_process(shop: FrameworkProject, wit
         assert times_by_role["worker"][0].endswith("+05:30")
 
 
-def test_app_transaction_rejects_djangos_connection_and_names_the_alternative(shop: FrameworkProject):
-    (shop.root / "qd.toml").write_text('[connections.db]\nurl = "sqlite:///jobs.sqlite"\n')
-    django(
-        shop,
-        """
-from django.db import connections, transaction
-from qd.errors import ConfigError
-Order.objects.count()
-for given in (connection, connections["default"], connection.connection):
-    with transaction.atomic():
-        try:
-            with app.transaction(given, "db"):
-                pass
-        except ConfigError as error:
-            assert "\\n" not in str(error)
-            driver = given is connection.connection
-            expected = "a Session nor a Connection of SQLAlchemy" if driver else "using(after_commit=True)"
-            assert expected in str(error), error
-        else:
-            raise SystemExit("accepted")
-""",
-    )
-
-
-def test_app_transaction_rejects_djangos_connection_without_sqlalchemy(shop: FrameworkProject):
-    django(
-        shop,
-        """
-import sys
-from qd.errors import ConfigError
-sys.modules["sqlalchemy"] = None
-try:
-    app.transaction(connection)
-except ConfigError as error:
-    assert "using(after_commit=True)" in str(error) and "pip install" not in str(error), error
-else:
-    raise SystemExit("accepted")
-""",
-    )
-
-
 OWN = """
 import qd.contrib.django
 from qd import Qd

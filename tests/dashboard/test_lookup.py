@@ -110,6 +110,14 @@ def test_arguments_called_password_are_hidden(board: Open, redis: Client) -> Non
         assert "redacted" in text or path.startswith("/jobs/redis/a?")
 
 
+def test_arguments_of_encrypted_jobs_are_not_shown(board: Open, redis: Client) -> None:
+    text = json.loads(payload("mail.welcome", "a"))
+    redis.call("RPUSH", "queues:mail", json.dumps(text | {"data": {"encrypted": "eyJpdiI6"}}))
+    for path in ("/jobs", "/jobs?format=json", "/queues/redis/mail", "/jobs/redis/a"):
+        text = board.client.get(path).text
+        assert ("eyJpdiI6" in text, "encrypted" in text) == (False, True), path
+
+
 def test_a_job_shows_why_it_does_not_run_and_its_timeline(board: Open, redis: Client) -> None:
     redis.call("ZADD", "queues:mail:delayed", time.time() + 90, payload("mail.welcome", "a", attempts=2, rsv="T.0.1.-"))
     text = board.client.get("/jobs/redis/a").text

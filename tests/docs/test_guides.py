@@ -9,10 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from qd.payload.format import read
 from tests.contrib.conftest import FrameworkProject
@@ -22,6 +23,7 @@ from tests.support.payloads import failed, push
 from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project
 from tests.support.redis import FAILED, Client
+from tests.support.servers.postgres import Postgres
 from tests.support.servers.redis import Server
 from tests.support.witness import Witness
 
@@ -139,20 +141,22 @@ FILES = re.findall(r"^```py\n# (\S+)\.py\n(.*?)^```$", PAGE_DJANGO, re.DOTALL | 
 
 
 @pytest.fixture
-def django_shop(framed: Callable[..., FrameworkProject], server: Server) -> FrameworkProject:
+def django_shop(framed: Callable[..., FrameworkProject], postgres: Postgres) -> Iterator[FrameworkProject]:
+    url = make_url(postgres.fresh_database())
     files: dict[str, str] = {}
     for name, text in FILES:  # a file that is named again is continued
         path = name.replace("/", "__")
-        files[path] = files.get(path, "") + text.replace("redis://localhost:6379/0", server.url)
+        files[path] = files.get(path, "") + text
+    at = {"NAME": url.database, "USER": url.username, "PASSWORD": "", "PORT": url.port}
+    files["shop__settings"] += f'DATABASES["default"] |= {at}\n'
     found = framed(manage=MANAGE, shop____init__="", **files)
-    found.allowed.add("shop.sqlite3")
-    done = manage(found, "migrate", "--run-syncdb", "-v", "0")
-    assert done.returncode == 0, done.stderr
-    return found
+    for words in (("migrate", "--run-syncdb", "-v", "0"), ("qd", "migrate")):
+        done = manage(found, *words)
+        assert done.returncode == 0, done.stderr
+    yield found
+    postgres.drop(url.render_as_string())
 
 
-@pytest.mark.usefixtures("clean_redis")
-@pytest.mark.leaves("qd:job:*")
 def test_the_django_project_of_the_page_works(django_shop: FrameworkProject):
     django_shop.python(
         """
@@ -162,6 +166,7 @@ def test_the_django_project_of_the_page_works(django_shop: FrameworkProject):
         from shop import tasks, views
         request = RequestFactory().get("/")
         assert views.buy(request).status_code == 201
+        views.order_by_mail("bob@example.org")
         asyncio.run(views.counted(request))
         assert tasks.remind.enqueue(7).id
         """,
@@ -169,8 +174,83 @@ def test_the_django_project_of_the_page_works(django_shop: FrameworkProject):
     )
     work = django_shop.start("manage.py", "qd", "work", "default", "mail", "-w", "1", "--stop-when-empty")
     work.ends_clean()
-    assert work.output == ["order 1 of ada@example.org is confirmed"]
-    assert len(work.matches("job.done")) == 3
+    assert work.output == ["order 1 of ada@example.org is confirmed", "order 2 of bob@example.org is confirmed"]
+    assert len(work.matches("job.done")) == 4
+
+
+ADMIN = """
+INSTALLED_APPS = ["qd.contrib.django", "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
+    "django.contrib.sessions", "django.contrib.messages", "shop"]
+MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.messages.middleware.MessageMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware"]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
+    "context_processors": ["django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages"]}}]
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["*"]
+STATIC_URL = "static/"
+"""
+VISITS = """
+import asyncio, httpx
+from shop.asgi import application
+from django.contrib.auth.models import User
+from django.test import Client
+
+def visit(name, **more):
+    client = Client()
+    client.force_login(User.objects.create_user(name, **more))
+    session = client.cookies["sessionid"].value
+
+    async def pages():
+        transport, cookies = httpx.ASGITransport(application), {"sessionid": session}
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", cookies=cookies) as browser:
+            return [await browser.get(path) for path in ("/admin/", "/qd/", "/qd/queues")]
+
+    return asyncio.run(pages())
+
+index, overview, queues = visit("boss", is_staff=True, is_superuser=True)
+assert index.status_code == 200 and '<a href="/qd/">Background jobs</a>' in index.text, index.text
+assert overview.status_code == 200 and "boss" in overview.text, overview.text
+assert queues.status_code == 200
+index, overview, queues = visit("guest")
+assert index.status_code == 302
+assert overview.status_code == queues.status_code == 403
+"""
+
+
+def test_staff_reach_the_dashboard_from_the_admin(django_shop: FrameworkProject):
+    path = django_shop.root / "shop" / "settings.py"
+    path.write_text(path.read_text() + ADMIN)
+    assert manage(django_shop, "migrate", "-v", "0").returncode == 0
+    django_shop.python(VISITS)
+
+
+TESTS = """
+from django.core.management import call_command
+from django.test import TestCase
+from shop.jobs import confirm
+from shop.models import Order
+from shop.qd import app
+
+class Buying(TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        call_command("qd", "migrate")
+
+    def test_it_sends_a_job(self):
+        confirm.dispatch(Order.objects.create(email="a@b.c"))
+        self.assertEqual(app.queue("mail").size(), 1)
+
+    def test_and_each_test_begins_without_one(self):
+        self.assertEqual(app.queue("mail").size(), 0)
+"""
+
+
+def test_a_test_case_rolls_its_jobs_back(django_shop: FrameworkProject):
+    django_shop.write(shop__tests=TESTS)
+    done = manage(django_shop, "test", "shop", "--noinput")
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr
 
 
 # --- recipes.md

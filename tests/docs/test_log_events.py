@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "log-events.md").read_text()
 LEVELS = ("debug", "info", "warning", "error")
 JOB = {"queue", "job", "display", "id", "attempt", "crashes", "tags"}
 SPREAD = {"log_fields": JOB, "named": {"job", "id"}}  # what these functions return
-CALLS = {"job.progress", "job.checkpoint"}  # for f"job.{name}" in worker/connection.py
+CALLS = {"job.progress", "job.checkpoint", "job.step"}  # for f"job.{name}" in worker/connection.py
 
 
 @dataclass

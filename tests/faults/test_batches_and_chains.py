@@ -41,6 +41,11 @@ def step(run: int, name: str, fails: bool = False) -> None:
     note(f"{run}.", name, json.loads(current_job().payload).get("crashes", 0))
     if fails:
         raise ValueError("this step does not work")
+
+@app.job("passes", tries=1)
+def passes(before: list[str], run: int, name: str) -> list[str]:
+    note(f"{run}.", "".join([*before, name]), json.loads(current_job().payload).get("crashes", 0))
+    return [*before, name]
 """
 
 
@@ -53,6 +58,17 @@ def shop(project: MakeProject) -> Project:
 def app(server: Server) -> Iterator[Qd]:
     with producer(server.url) as made:
         yield made
+
+
+@pytest.fixture
+def passes(app: Qd) -> Any:
+    """The job `passes` of SHOP, declared in the app of the test file."""
+
+    @app.job("passes", tries=1)
+    def passes(before: list[str], run: int, name: str) -> list[str]:
+        return [*before, name]
+
+    return passes
 
 
 class Sweep:
@@ -165,4 +181,21 @@ def test_each_step_of_a_chain_is_sent_once_if_its_worker_is_killed_at_any_line(
         return lambda: len({line.split()[1] for line in sweep.witness.starting(f"{run}. ")}) == 3
 
     sweep.run(send, {"a", "b", "c"})
+    report_kills(figures, sweep)
+
+
+@pytest.mark.fault(
+    "43a",
+    "the same, in a chain that passes results",
+    "each step is sent once, with the result of the one before it",
+)
+def test_each_step_gets_the_right_result_if_its_worker_is_killed_at_any_line(
+    app: Qd, passes: Any, sweep: Sweep, figures: Figures
+) -> None:
+    def send(run: int) -> Callable[[], bool]:
+        links = (passes.link(run, "b"), passes.link(run, "c"))
+        app.chain(passes.bind([], run, "a"), *links, pass_results=True).dispatch()
+        return lambda: len({line.split()[1] for line in sweep.witness.starting(f"{run}. ")}) == 3
+
+    sweep.run(send, {"a", "ab", "abc"})
     report_kills(figures, sweep)

@@ -57,6 +57,11 @@ MECHANISMS = {
         "::test_a_killed_master_leaves_no_worker_and_the_next_gives_back_its_jobs[sleep-the master]",
         "no orphan",
     ),
+    "jitter": Named(
+        "a random share is added to each backoff, also to that of a job killed for its timeout",
+        "process/worker/test_timeouts.py::test_a_killed_job_waits_for_its_backoff_and_a_jitter",
+        "came back together: [0.3, 0.3, 0.3]",
+    ),
     "hard kill": Named(
         "a job over its timeout is killed from outside",
         "process/worker/test_timeouts.py::test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logged[mutex]",
@@ -139,6 +144,21 @@ MECHANISMS = {
         "the keeper renews the leases of all jobs of a worker",
         "faults/test_mechanisms.py::test_the_leases_of_all_jobs_of_a_worker_are_renewed",
         "match='lease'",
+    ),
+    "events once": Named(
+        "a call that is repeated appends no event twice",
+        "contract/keyspace/test_streams.py::test_a_repeated_call_appends_nothing_twice[redis]",
+        "assert 2 == 0",
+    ),
+    "events before the end": Named(
+        "the events of a job are on the server before its end is",
+        "process/producer/test_streams.py::test_the_last_events_of_many_jobs_are_there_when_they_have_ended",
+        "assert",
+    ),
+    "record of steps": Named(
+        "the result of a durable step is on the server before step() returns",
+        "faults/test_durable_steps.py::test_a_killed_worker_runs_no_recorded_step_again[stepped-43]",
+        "and ran again",
     ),
 }
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd import Qd
-from qd.config.settings import ConnectionSettings, FailedSettings, ScheduleSettings, Settings, SigningSettings
+from qd.config.settings import (
+    ConnectionSettings,
+    EncryptionSettings,
+    FailedSettings,
+    ScheduleSettings,
+    Settings,
+    SigningSettings,
+)
 from qd.drivers.connections import no_memory
 from qd.drivers.types import Outgoing, Sizes
 from qd.errors import ConfigError
@@ -104,6 +111,7 @@ def settings(root: Path = Path("/nowhere"), **more: ConnectionSettings) -> Setti
         laravel=None,
         failed=FailedSettings(),
         signing=SigningSettings(),
+        encryption=EncryptionSettings(),
         schedule=ScheduleSettings(),
         max_payload=16 << 20,
         max_depth=512,

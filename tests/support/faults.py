@@ -20,7 +20,8 @@ run its command line; every child is forked from them.
 that waits for a job before reaching n writes the number of lines it ran into FILE.all and is left alone.
 
 `each-line`: FILE lists the lines of qd at which a process was killed. LINES_OF in the environment names the source files;
-LINES_EACH=3 tries every third line only. Workers are killed between the reservation of a job and the next turn's answer.
+LINES_EACH=3 tries every third line only. Workers are killed between the reservation of a job and the next turn's answer;
+with LINES_OF=emitters while they collect or send events of jobs.
 
 `host`: KIND is `name` (another host name), `boot` (same name, other boot) or `ns` (another container, same name and kernel).
 """
@@ -249,6 +250,7 @@ class LineKill:
 
 
 HOME = str(Path(qd.__file__).parent) + os.sep
+RECORDS = "drivers/keyspace/records.py"
 OF_RETRY = "cli/failed.py store/failed.py retried.py drivers/keyspace/base.py"
 
 
@@ -299,6 +301,34 @@ def in_workers(file: Path) -> None:
         return reply
 
     setattr(RedisQueue, "turn", turn)  # noqa: B010
+
+
+def in_emitters(file: Path) -> None:
+    """Install it in this program, in the calls that collect and send the events of jobs, in any thread. The first job of
+    each worker is spared."""
+    from qd.worker.emitter import Emitter
+
+    ended = list[int]()
+
+    class Sparing(Killer):
+        def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+            if not frame.f_code.co_filename.startswith(self.places):
+                return None
+            return super().__call__(frame, event, arg) if ended == [os.getpid()] else self
+
+    def traced(whole: Callable[..., Any], *args: Any) -> Any:
+        before = sys.gettrace()
+        sys.settrace(Sparing(file, ("worker/emitter.py", RECORDS)))
+        try:
+            return whole(*args)
+        finally:
+            sys.settrace(before)
+            if whole.__name__ == "end":
+                ended[:] = [os.getpid()]
+
+    for name in ("add", "_serve", "end"):
+        method = getattr(Emitter, name)
+        setattr(Emitter, name, lambda *args, method=method: traced(method, *args))
 
 
 def in_forks(file: Path) -> int:
@@ -365,7 +395,7 @@ if __name__ == "__main__":
         sys.argv = ["qd", *rest]
         if rest[0] != "work":
             sys.exit(in_forks(Path(path)))
-        in_workers(Path(path))
+        (in_emitters if os.environ.get("LINES_OF") == "emitters" else in_workers)(Path(path))
     else:
         kind, *rest = rest
         appear_elsewhere(kind)

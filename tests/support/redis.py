@@ -58,6 +58,15 @@ class Client:
     def keys(self) -> list[str]:
         return sorted(self.text("KEYS", "*"))
 
+    def everything(self) -> str:
+        """The values of all keys, as text to search in. (DUMP compresses them.)"""
+        reads = {"list": ("LRANGE", 0, -1), "zset": ("ZRANGE", 0, -1), "hash": ("HGETALL",), "set": ("SMEMBERS",)}
+        found = list[Any]()
+        for key in self.keys():
+            command, *more = reads.get(self.text("TYPE", key), ("GET",))
+            found.append(self.call(command, key, *more))
+        return repr(found)
+
     def leftovers(self, *but: str) -> list[str]:
         """The keys that are there, without those that masters keep when they stop and that match patterns in `but`."""
         return leftovers(self.keys(), *but)

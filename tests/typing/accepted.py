@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,26 +14,35 @@ from uuid import UUID
 
 import attrs
 from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from qd import (
+    Backoff,
     Batch,
     BatchState,
     Call,
     Duration,
+    EventStream,
+    Fail,
     Handle,
     Job,
+    JobEvent,
     JobFunction,
     Limiter,
+    Link,
     Lock,
     Provided,
     Qd,
     Queue,
+    Retry,
     RunningJob,
     Scheduled,
     Serializer,
     current_job,
     provided,
 )
+from qd.contrib.sse import sse
 from qd.events import Event, JobExceptionOccurred, JobFailed, JobProcessing, Looping, WorkerStopping
 from qd.jobs.plan import Status
 from qd.locks.lease import Owner
@@ -66,6 +76,7 @@ def welcome(to: str, subject: str = "Hello", *, html: bool = True) -> int:
     job = current_job()
     assert_type(job, RunningJob)
     assert_type(job.attempt, int)
+    assert_type(job.step("fetch", download, to, tries=5), bytes)
     if job.stopping:
         job.release(30)
     if not to:
@@ -78,6 +89,26 @@ async def slow(at: datetime, price: Decimal, id: UUID) -> dict[str, int]:
     current_job().release(timedelta(seconds=1))
 
 
+@app.job(
+    "mail.grows", tries=8, backoff="exponential", jitter=0, retry_on=ConnectionError, fail_on=(ValueError, KeyError)
+)
+def grows(to: str) -> int:
+    if not to:
+        raise Fail("nobody to write to")
+    if current_job().attempt == 1:
+        raise Retry(delay=timedelta(seconds=5), reason="busy", counts=False)
+    raise Retry(30)
+
+
+@app.job("mail.tuned", backoff=Backoff(first=1, factor=2, max="10m", jitter=0.1), retry_on=[OSError])
+def tuned(to: str) -> None: ...
+
+
+assert_type(Backoff("5s", 1.5, timedelta(hours=1)).max, float)
+tuned.using(backoff=Backoff(5), jitter=0.5).dispatch("a@b.c")
+tuned.using(backoff="exponential").dispatch("a@b.c")
+
+
 @app.job("raw.hook", raw=True, tags=("hook",), fail_on_timeout=True, max_exceptions=2, connection="redis")
 def hook(data: Any) -> None: ...
 
@@ -88,6 +119,23 @@ def from_v1(data: dict[str, Any]) -> dict[str, Any]:
 
 @app.job("letters.send", version=3, upgrade={1: from_v1, 2: lambda data: {**data, "copies": 1}})
 def letter(to: str, copies: int) -> None: ...
+
+
+def download(url: str, *, tries: int = 3) -> bytes:
+    return b""
+
+
+async def adownload(url: str) -> list[bytes]:
+    return []
+
+
+@app.job("any.steps")
+async def stepped(url: str) -> None:
+    job = current_job()
+    assert_type(await job.step("fetch", adownload, url), list[bytes])
+    first, second = await asyncio.gather(job.step("a", adownload, url), job.step("b", adownload, url))
+    assert_type(first + second, list[bytes])
+    assert_type(await asyncio.to_thread(job.step, "c", download, url, tries=5), bytes)
 
 
 @app.job("any.words")
@@ -187,7 +235,15 @@ assert_type(ChargeCard(order_id=7).run(), Decimal)
 mail = app.queue("mail", connection="redis")
 assert_type(mail, Queue)
 assert_type(mail.push(r"App\Jobs\Report@fire", {"month": 7}), Handle[None])
-mail.push("Legacy", delay=timedelta(minutes=1))
+mail.push("Legacy", delay=timedelta(minutes=1), encrypted=True)
+
+
+@app.job("shop.pay", encrypted=True)
+def pay(card: str) -> int:
+    return len(card)
+
+
+assert_type(pay.dispatch("4111"), Handle[int])
 mail.push_raw(b"{}", delay=3)
 waiting: int = mail.size() + mail.clear()
 
@@ -421,6 +477,66 @@ assert_type(sent_batch.look(), BatchState)
 assert_type(sent_batch.add(bare.bind("more")), list[Handle[Any]])
 assert_type(app.batch_of(sent_batch.id).cancelled, bool)
 tied: list[Call[None]] = [chain, batch]
+
+
+# events and progress
+async def followed() -> None:
+    stream = app.handle("id").events(since=7)
+    assert_type(stream, EventStream)
+    async for event in stream:
+        assert_type(event, JobEvent)
+        assert_type((event.number, event.at), tuple[int, float])
+    assert_type(stream.status, Status | None)
+
+
+def polled(handle: Handle[None], request: Request) -> StreamingResponse:
+    assert_type([event.data for event in handle.events(7, wait=timedelta(seconds=1))], list[Any])
+    assert_type(handle.progress_details(), dict[str, Any])
+    current_job().emit({"token": "a"})
+    current_job().progress(40, "scaling", step=3)
+    return sse(handle, request, keep_alive=5)
+
+
+# results: call and wait, handles of earlier calls, results passed along a chain
+@app.job("film.fetch")
+async def film(title: str) -> Decimal:
+    return Decimal(len(title))
+
+
+@app.job("film.cut")
+def cut(length: Decimal, minutes: int, *, quiet: bool = False) -> int:
+    return int(length) - minutes
+
+
+@app.job("film.rate")
+def rate(minutes: float | None) -> str:
+    return str(minutes)
+
+
+async def call_and_wait() -> None:
+    assert_type(await film.bind("Vertigo").acall(timeout=5), Decimal)
+    assert_type(welcome.bind("a@b.c").call(timeout=timedelta(seconds=5)), int)
+    assert_type(ChargeCard(order_id=7).call(timeout=5), Decimal)
+
+
+assert_type(film.handle("id"), Handle[Decimal])
+assert_type(film.using(queue="high").handle("id").result(5), Decimal)
+assert_type(app.handle("id", ChargeCard), Handle[Decimal])
+assert_type(app.handle("id", job=film, queue="mail"), Handle[Decimal])
+assert_type(app.current_batch().results(), list[Any])
+assert_type(app.current_batch().results(film), list[Decimal])
+assert_type(app.batch_of("id").results(ChargeCard), list[Decimal])
+
+assert_type(cut.link(7, quiet=True), Link[Decimal, int])
+app.chain(film.bind("Vertigo"), cut.link(7), pass_results=True).dispatch()
+app.chain(ChargeCard(order_id=7), cut.using(queue="high", delay=5).link(7), rate.link(), pass_results=True)
+short = (cut.link(7), rate.link(), bare.link())
+app.chain(film.bind("Vertigo"), *short, catch=bare.bind("sorry"), pass_results=True).run()
+app.chain(film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), pass_results=True)
+app.chain(film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), rate.link(), pass_results=True)
+app.chain(
+    film.bind("x"), cut.link(7), rate.link(), film.link(), cut.link(7), rate.link(), bare.link(), pass_results=True
+)
 
 
 # middleware

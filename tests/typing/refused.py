@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 from pydantic import BaseModel
 
-from qd import Handle, Job, Qd, RunningJob, current_job, provided
+from qd import Backoff, Fail, Handle, Job, Qd, Retry, RunningJob, current_job, provided
 from qd.events import Event, JobFailed, JobProcessing, Looping
 from qd.middleware import FailOnException, RateLimited, SkipIf
 
@@ -80,6 +80,17 @@ welcome.dispatch("a@b.c", delay=5)  # E: call-arg
 welcome.using(dealy=5)  # E: call-arg
 welcome.using(delay="5m")  # E: arg-type
 welcome.using(tries="3")  # E: arg-type
+welcome.using(encrypted="2026b")  # E: arg-type
+welcome.using(backoff="linear")  # E: arg-type
+welcome.using(backoff=[1, "5s"])  # E: list-item
+welcome.using(jitter="10%")  # E: arg-type
+app.job("mail.picky", retry_on=["ConnectionError"])  # E: list-item
+app.job("mail.picky", fail_on=ValueError())  # E: call-overload
+Backoff(factor="2")  # E: arg-type
+Backoff(0, 2, "10m", 0.1, 5)  # E: call-arg
+Retry("5m")  # E: arg-type
+Retry(30, "busy")  # E: call-arg
+Fail()  # E: call-arg
 app.job("mail.other", delay=5)  # E: call-overload
 app.job("mail.other", timeout="30s")  # E: call-overload
 app.job("mail.other", middleware=["lock"])  # E: list-item
@@ -101,6 +112,7 @@ app.dispatch([welcome.bind("a@b.c")])  # E: arg-type
 app.dispatch(welcome("a@b.c"))  # E: arg-type
 app.queue("mail").push_raw("{}")  # E: arg-type
 app.queue("mail").push("Legacy", delay="5m")  # E: arg-type
+app.queue("mail").push("Legacy", encrypted="2026b")  # E: arg-type
 
 
 # a class job whose handle() returns something else
@@ -140,11 +152,42 @@ app.on(JobFailed)(lambda event: print(event.delay))  # E: attr-defined
 
 
 # chains and batches
-app.chain(welcome)  # E: arg-type
-app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: arg-type
+app.chain(welcome)  # E: call-overload
+app.chain(welcome.bind("a@b.c"), catch="sorry")  # E: call-overload
 app.batch([welcome.bind("a@b.c")])  # E: arg-type
 app.batch(welcome.bind("a@b.c"), allow_failures="yes")  # E: arg-type
 app.batch_of(7)  # E: arg-type
+
+
+# results
+@app.job("film.cut")
+def cut(film: bytes, minutes: int) -> str:
+    return ""
+
+
+@app.job("film.rate")
+def rate(text: str) -> None: ...
+
+
+@app.job("film.none")
+def none() -> None: ...
+
+
+fetched = fetch.bind("https://example.org")
+fetched.call()  # E: call-arg
+fetch.handle(7)  # E: arg-type
+app.handle("id", ChargeCard).result(5).title()  # E: attr-defined
+app.handle("id", Order)  # E: arg-type
+app.current_batch().results(welcome)[0].title()  # E: attr-defined
+cut.link()  # E: call-arg
+cut.link("7")  # E: arg-type
+none.link()  # E: misc
+app.dispatch(rate.link())  # E: arg-type
+app.chain(fetched, cut.link(7))  # E: call-overload
+app.chain(fetched, rate.bind("x"), pass_results=True)  # E: call-overload
+app.chain(fetched, rate.link(), pass_results=True)  # E: call-overload
+app.chain(fetched, cut.link(7), cut.link(7), pass_results=True)  # E: call-overload
+app.chain(fetched, cut.link(7), rate.link(), rate.link(), pass_results=True)  # E: call-overload
 
 
 class OrderPaid(Event):
@@ -202,6 +245,29 @@ app.limit("stripe", 100)  # E: call-arg
 RateLimited("stripe", "100", per=60)  # E: arg-type
 FailOnException("ValueError")  # E: arg-type
 SkipIf(True)  # E: arg-type
+
+
+# events and progress
+async def events() -> None:
+    app.handle("id").events(since="7")  # E: arg-type
+    app.handle("id").events(7, 1.0)  # E: call-arg
+    async for event in app.handle("id").events():
+        event.number = 7  # E: misc
+    current_job().progress("half")  # E: arg-type
+    current_job().progress(50, 7)  # E: arg-type
+    current_job().emit()  # E: call-arg
+
+
+# steps
+def download(url: str, *, tries: int = 3) -> bytes:
+    return b""
+
+
+current_job().step("fetch", download)  # E: call-overload
+current_job().step("fetch", download, 7)  # E: call-overload
+current_job().step(download, "fetch")  # E: call-overload
+current_job().step("fetch", download("u"))  # E: call-overload
+timeout: str = current_job().step("fetch", len, "u")  # E: assignment
 
 
 # the schedule

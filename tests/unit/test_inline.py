@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qd import Job, NotInJob, Qd, RunningJob, current_job
+from qd import Fail, Job, NotInJob, Qd, Retry, RunningJob, current_job
 from qd.errors import AttemptsExceeded, ConfigError, JobFailure
 from qd.events import JobFailed, JobProcessed, JobProcessing, JobReleased
 from qd.jobs.plan import Middleware
@@ -154,6 +154,17 @@ def test_a_released_job_runs_again_at_once(app: Qd, done: list[Any]):
         3,
         "JobProcessed",
     ]
+
+
+def test_a_job_may_raise_retry_and_fail(app: Qd, done: list[Any]):
+    @app.job("poll", tries=5)
+    async def poll() -> None:
+        done.append(current_job().attempt)
+        raise Retry(60) if current_job().attempt < 3 else Fail("still not there")
+
+    with app.inline(), pytest.raises(JobFailure, match="still not there"):
+        poll.dispatch()
+    assert done == [1, 2, 3]
 
 
 def test_a_released_job_finds_its_checkpoint(app: Qd, done: list[Any]):

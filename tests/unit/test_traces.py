@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from traceback import format_exception
 
 import pytest
 
 from qd import Qd, RunningJob
-from qd.errors import ConnectionLost
-from qd.traces import HIDDEN, shown, trimmed
+from qd.errors import ConnectionLost, JobTimeout
+from qd.traces import HIDDEN, shown, trimmed, without_words
 from tests.support.fakes import FakeQd
 
 HERE = str(Path(__file__))
@@ -110,3 +111,70 @@ def test_a_failed_import_shows_only_the_modules(tmp_path: Path, monkeypatch: pyt
 def test_an_error_without_frames_of_the_app_is_shown():
     assert trimmed(ValueError("x")) is None
     assert shown(ValueError("x")) == "ValueError: x\n"
+
+
+# -- without_words
+
+
+CARD = "".join(["41", "11"])  # not in the source lines that a traceback shows
+
+
+def test_an_error_without_words_has_its_class_and_frames_and_no_value() -> None:
+    def job() -> None:
+        try:
+            int(f"x{CARD}")
+        except ValueError as error:
+            error.add_note(CARD)
+            raise KeyError(CARD) from error
+
+    def again() -> None:
+        try:
+            job()
+        except KeyError:
+            raise ExceptionGroup(CARD, [UnicodeDecodeError("utf8", b"", 0, 1, CARD), SyntaxError(CARD)]) from None
+
+    for body in (job, again):
+        error = raised_by(body)
+        assert CARD in (trimmed(error) or "")
+        copy = without_words(error)
+        text = trimmed(copy) or ""
+        assert (str(copy), CARD in text) == ("", False)
+        assert files(copy)[-1] == HERE
+    assert (type(copy).__name__, "UnicodeDecodeError" in text, "SyntaxError" in text) == ("ExceptionGroup", True, True)
+    text = trimmed(without_words(raised_by(job))) or ""
+    assert "ValueError\n\nThe above exception was the direct cause of" in text
+    assert text.endswith("\nKeyError\n")
+
+
+def test_an_error_without_words_keeps_the_text_given_and_the_class_of_one_that_ends_the_job() -> None:
+    def job() -> None:
+        try:
+            raise ValueError(CARD)
+        finally:
+            raise JobTimeout("it ran longer than its timeout of 1 s")
+
+    error = raised_by(job)
+    copy = without_words(error, str(error))
+    assert isinstance(copy, JobTimeout)
+    assert (trimmed(copy) or "").endswith("JobTimeout: it ran longer than its timeout of 1 s\n")
+    assert CARD in (trimmed(error) or "")
+    assert CARD not in (trimmed(copy) or "")
+
+
+def test_deeply_nested_groups_without_words_are_cut() -> None:
+    error: Exception = ValueError(CARD)
+    for _ in range(50):
+        error = ExceptionGroup(CARD, [error, KeyError(CARD)])
+    text = "".join(format_exception(without_words(error)))
+    assert (text.count("KeyError") > 5, CARD in text) == (True, False)
+
+
+def test_a_long_chain_of_errors_without_words_is_cut() -> None:
+    error = last = ValueError()
+    for _ in range(100):
+        last.__cause__ = last = ValueError()
+    copy: BaseException | None = without_words(error)
+    count = 0
+    while copy is not None:
+        copy, count = copy.__cause__, count + 1
+    assert count == 21

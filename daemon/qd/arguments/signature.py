@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from string import Formatter
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -187,8 +187,9 @@ class Signature:
             raise ArgumentError(f"{self.title} is missing {_listed('argument', missing)}")
         return bound
 
-    def encode(self, arguments: Mapping[str, object]) -> bytes:
-        """A JSON object with one entry per argument. Raises ArgumentError for a value that would not arrive unchanged."""
+    def encode(self, arguments: Mapping[str, object], partial: bool = False) -> bytes:
+        """A JSON object with one entry per argument. partial: a required one is added later. Raises ArgumentError for a
+        value that would not arrive unchanged."""
         try:
             if self.extras is not None:
                 arguments = {name: self.extras.packed(name, value) for name, value in arguments.items()}
@@ -205,7 +206,10 @@ class Signature:
                 for name, value in arguments.items():
                     self._check_untyped(name, value)
         except FAILURES as error:
-            name, reason = self._culprit(arguments) or (", ".join(arguments), why(error))
+            culprit = self._culprit(arguments)
+            if partial and culprit is None:
+                return data
+            name, reason = culprit or (", ".join(arguments), why(error))
             raise ArgumentError(f"{self.title}: argument {name} cannot be sent: {reason}") from None
         return data
 
@@ -393,6 +397,14 @@ def usable(hint: Any) -> Any:
     hint = values.known_to_msgspec(hint)
     msgspec.json.Decoder(hint)
     return hint
+
+
+def type_returned(function: Any) -> Any:
+    """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
+    try:
+        return usable(get_type_hints(function, include_extras=True).get("return", Any))
+    except Exception:  # whatever annotations raise
+        return Any
 
 
 def _listed(word: str, names: Iterable[str]) -> str:

@@ -15,7 +15,9 @@ from qd.config.load import RESOLVED
 from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
 from qd.drivers.connections import check_url
 from qd.errors import ConfigError
+from qd.options.kinds import Backoff
 from qd.options.tables import WORK, Option, shown
+from qd.payload.encryption import cipher
 from qd.redaction import mask_url
 
 
@@ -56,7 +58,7 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
     sections += [(f"connections.{name}", CONNECTION, held) for name, held in found.connections.items()]
     sections += [("worker", WORK, found.work)]
-    names = ("laravel", "failed", "signing", "schedule", "alerts", "dashboard")
+    names = ("laravel", "failed", "signing", "encryption", "schedule", "alerts", "dashboard")
     sections += [(name, SECTIONS[name], getattr(found, name)) for name in names]
     for section, rows, held in sections:
         for option in rows.values():
@@ -83,12 +85,12 @@ def _origin(found: Settings, name: str) -> str:
 
 
 def _shown(option: Option, value: Any) -> Any:
-    """The value without its secrets: passwords, webhooks, signing keys but for their ids, hashes of passwords."""
+    """The value without its secrets: passwords, webhooks, keys but for their ids, hashes of passwords."""
     if option.kind in ("url", "database") and value:
         return mask_url(value)
     if option.kind in ("keys", "users"):
         return tuple(f"{each.rpartition(':')[0]}:***" for each in value)
-    return "***" if option.secret and value else value
+    return "***" if option.secret and value else shown("spans", value) if isinstance(value, Backoff) else value
 
 
 @config.command("check")
@@ -105,6 +107,8 @@ def check() -> None:
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
         check_concurrency(each)
+    for key in found.encryption.keys:
+        cipher(key)
     _check_schedule(found)
     notes = [*configuration.unknown_variables(found, os.environ), *configuration.unknown_drivers(found)]
     notes += configuration.open_files(found).values()

@@ -15,6 +15,7 @@ from qd.cli.context import app, app_if_named
 from qd.errors import QdError, UnknownParameters
 from qd.events import JobQueued, UniqueJobSkipped
 from qd.jobs.pipeline import title_of
+from qd.jobs.plan import IN_CODE
 from qd.options.tables import JOB_KINDS, JobOptions, shown
 from qd.traces import trimmed
 
@@ -222,9 +223,6 @@ def plain(result: object) -> Any:
         return repr(result)
 
 
-FUNCTIONS = frozenset(("middleware", "upgrade"))  # options that are functions
-
-
 @click.command()
 @context.options
 def declared() -> None:
@@ -238,14 +236,16 @@ def declared() -> None:
     rows = list[tuple[str, ...]]()
     for job in jobs:
         values = ((name, JOB_KINDS[name], value) for name, value in options_of(job).items() if name != "queue")
-        texts = (f"{name}={', '.join(v) if name in FUNCTIONS else shown(kind, v)}" for name, kind, v in values)
+        texts = (f"{name}={', '.join(v) if name in IN_CODE else shown(kind, v)}" for name, kind, v in values)
         rows.append((job.name, job.options.queue or "-", " ".join(texts), job.where))
     output.table(("job", "queue", "options", "declared at"), rows)
 
 
 def options_of(job: Declared) -> dict[str, Any]:
-    """The options of its declaration, functions by name."""
+    """The options of its declaration; middleware and errors by name."""
     options = {name: value for name in JOB_KINDS if (value := getattr(job.options, name)) is not None}
-    for name in FUNCTIONS & options.keys():
-        options[name] = [title_of(function) for function in options[name]]
+    for name in [name for name in IN_CODE if name in options]:
+        options[name] = [title_of(each) for each in options[name]]
+    if not isinstance(waits := options.get("backoff"), tuple | None):
+        options["backoff"] = shown("spans", waits)
     return options

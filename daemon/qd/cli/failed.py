@@ -24,6 +24,7 @@ import click
 from qd.cli import context, output
 from qd.errors import QdError
 from qd.options import kinds
+from qd.payload.encryption import hidden
 from qd.store.failed import EVERY, FailedStore, Record, Wanted
 
 SHOWN = 100  # records of a table without --limit
@@ -306,7 +307,7 @@ def value_of(key: str, value: object) -> str:
 def pretty(record: Record) -> str:
     """The payload, indented; unchanged if it is not JSON."""
     try:
-        return json.dumps(json.loads(record.payload), indent=2, ensure_ascii=False)
+        return json.dumps(json.loads(hidden(record.text() or "")), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return record.text() or repr(record.payload)[2:-1]
 

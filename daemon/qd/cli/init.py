@@ -2,6 +2,7 @@
 facts of the project:
 
     qd.toml, jobs.py, qd.schema.json      a first project, written unchanged, with the schema of this qd (no network needed)
+    django.txt, flask.txt, fastapi.txt    the files that such a project needs, and what its user must edit
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, kubernetes.yaml           containers
 """
@@ -13,7 +14,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -194,12 +195,23 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
+@click.option(
+    "--django",
+    "framework",
+    flag_value="django",
+    help="Write jobs.py and qd.toml into the Django project of this folder.",
+)
+@click.option("--fastapi", "framework", flag_value="fastapi", help="Write jobs.py and qd.toml for an app of FastAPI.")
+@click.option("--flask", "framework", flag_value="flask", help="Write jobs.py and qd.toml for an app of Flask.")
 @context.options
-def init(target: str | None) -> None:
+def init(target: str | None, framework: str | None) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
-    that runs this project under supervisord, systemd, Docker or Kubernetes."""
+    that runs this project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to
+    add by hand."""
+    if framework:
+        return write_for(framework)
     if target is None:
         write_first_project()
         return click.echo(NEXT)
@@ -215,15 +227,41 @@ def init(target: str | None) -> None:
 
 
 def write_first_project() -> None:
+    texts = {name: schema.text() if name == schema.NAME else text_of(name) for name in FIRST}
+    write_new(texts, "run `qd init` in an empty folder")
+
+
+def write_for(framework: str) -> None:
+    """Write the files of its template, and print the notes at the end of it."""
+    settings = django_settings() if framework == "django" else ""
+    package = settings.rpartition(".")[0].partition(".")[0]
+    places = {"folder": f"{package}/" * bool(package), "module": f"{package}." * bool(package)}
+    _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, **places))
+    texts = dict(zip(parts[::2], parts[1::2], strict=True))
+    notes = texts.pop("notes")
+    write_new(texts, "move it away, or see the page of the framework for what to add")
+    click.echo(f"wrote {' and '.join(texts)}. {notes}", nl=False)
+
+
+def django_settings() -> str:
+    """The settings module that manage.py names."""
+    text = Path("manage.py").read_text(encoding="utf-8") if os.path.isfile("manage.py") else ""
+    found = re.search(r"""DJANGO_SETTINGS_MODULE["'], *["']([\w.]+)""", text)
+    if found is None:
+        raise context.Refused("no manage.py that names the settings is here; run `qd init --django` in its folder")
+    return found[1]
+
+
+def write_new(texts: Mapping[str, str], way: str) -> None:
     """All files or none."""
-    for name in FIRST:
+    for name in texts:
         if os.path.lexists(name):
-            raise context.Refused(f"{name} already exists; nothing was written; run `qd init` in an empty folder")
+            raise context.Refused(f"{name} already exists; nothing was written; {way}")
     if (found := find(None, {})) is not None:  # [tool.qd]
         raise context.Refused(f"{found.shown} has [tool.qd] already, nothing was written")
-    for name in FIRST:  # "x": do not overwrite a file created meanwhile
+    for name, text in texts.items():  # "x": do not overwrite a file created meanwhile
         with open(name, "x", encoding="utf-8") as file:
-            file.write(schema.text() if name == schema.NAME else text_of(name))
+            file.write(text)
 
 
 def project_here() -> Project:
@@ -234,6 +272,8 @@ def project_here() -> Project:
     used = dict.fromkeys([found.default, found.control, *(work.connection for work in pools.values())])
     named = [found.connections[name].url for name in used if name in found.connections]
     urls = [url for url in (*named, found.failed.database) if url]
+    extras = {"encryption"} if found.encryption.keys else set[str]()
+    extras |= {extra for url in urls if (extra := extra_of_url(url))}
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
     program = Path(sys.executable).with_name("qd")  # with its full path, because supervisors have another PATH
     return Project(
@@ -246,7 +286,7 @@ def project_here() -> Project:
         pools={pool: work.stop_timeout for pool, work in pools.items()},
         url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        packages=_packages(found.root, sorted({extra for url in urls if (extra := extra_of_url(url))})),
+        packages=_packages(found.root, sorted(extras)),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",
         connection=found.default,
         writes=tuple(_written(found.root, urls)),

@@ -92,10 +92,10 @@ def cancel_id(found: Settings, id: str, queue: str | None) -> tuple[str, str | N
 
     def there(name: str) -> tuple[str, str] | None:
         """The connection, and where the cancelled job was; None if there was none."""
-        jobs = context.queue(found, name).jobs
+        its = context.queue(found, name)
         for each in [queue] if queue else known_queues(found, name, reports):
-            if (spot := jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
-                return (name, spot.spot) if SentJobs(lambda: jobs, each).cancel(id) else None
+            if (spot := its.jobs.find(each, id, ("delayed", "ready", "running"))) is not None:
+                return (name, spot.spot) if SentJobs(lambda: its, each).cancel(id) else None
         return None
 
     connection, was = search(found, there) or (context.connection_name(found), None)
@@ -306,7 +306,7 @@ def lines_of(seen: JobView) -> list[tuple[str, object]]:
         if spot.payload.crashes:
             lines.append(("crashes", spot.payload.crashes))
     if kept is not None and kept.percent is not None:
-        lines.append(("progress", f"{kept.percent:g} %"))
+        lines.append(("progress", f"{kept.percent:g} % {kept.details.get('message') or ''}".rstrip()))
     if kept is not None and kept.status is not None:
         lines.append(("ended", output.ago(None if kept.at is None else seen.now - kept.at)))
         lines.append(("result" if kept.status == "done" else "error", kept.value.decode("utf-8", "replace")))
@@ -462,7 +462,9 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Findin
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held:
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
-        what = f"no worker that took it knew '{payload.job}'{newer}, or it was paused then; see `job.released`"
+        what = (
+            f"no worker that took it knew '{payload.job}'{newer} or had its key, or it was paused; see `job.released`"
+        )
         yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")

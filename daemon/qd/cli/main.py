@@ -33,6 +33,7 @@ class CommandRow(NamedTuple):
 # In the order of `qd --help`.
 COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
+    "dev": CommandRow("dev", "command", "Run worker, scheduler and dashboard in this terminal."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
     "queues": CommandRow("status", "queues", "Show queues: their sizes, their pace, and who paused them."),
     "top": CommandRow("top", "command", "Watch queues and workers on a live screen, and act on them."),
@@ -71,7 +72,7 @@ COMMANDS = {
     "help": CommandRow("main", "help_", "Show the help of a command."),
 }
 HELP = {
-    "Run": ("work", "schedule", "dispatch", "run", "declared"),
+    "Run": ("work", "dev", "schedule", "dispatch", "run", "declared"),
     "Jobs": ("job", "why", "cancel", "promote", "batch", "locks"),
     "Queues": ("queues", "peek", "pause", "resume", "move", "clear", "wait"),
     "Fleet": ("status", "top", "dashboard", "health", "alerts", "metrics", "events", "restart", "scale", "down", "up"),

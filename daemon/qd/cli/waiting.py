@@ -28,6 +28,7 @@ from qd.drivers.connections import gaps_of
 from qd.drivers.types import Found, Push, Spot, ends
 from qd.errors import Malformed
 from qd.options.kinds import queue_name
+from qd.payload.encryption import hidden
 from qd.payload.format import Payload, read, tags_of
 from qd.redaction import redact
 from qd.store.base import KeyspaceStore
@@ -57,7 +58,7 @@ class Peeked(NamedTuple):
     @property
     def arguments(self) -> str:
         """As JSON, without secrets."""
-        return redact(bytes(self.payload.data).decode("utf-8", "replace")) if self.payload else ""
+        return hidden(redact(bytes(self.payload.data).decode("utf-8", "replace"))) if self.payload else ""
 
 
 class Search:

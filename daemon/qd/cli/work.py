@@ -21,7 +21,7 @@ from qd.config.settings import Settings
 from qd.options.kinds import names_and_weights
 from qd.options.tables import WORK, Option
 
-METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME"}
+METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME", "share": "SHARE"}
 Words = tuple[tuple[str, ...], ...]  # each argument, split at its commas
 ELSEWHERE = ("queues", "connection")  # arguments, and an option of every command
 

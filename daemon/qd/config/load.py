@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
+from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ ROWS = {**SECTIONS, "worker": WORK}  # also the options that only flags set
 SCHEDULE_POOL = "schedule"  # the default pool of `qd schedule work`; it need not be in the file
 FROM_FILE = "file:"
 SHORTEST = 16  # characters of a signing key
+AES_256 = 32  # bytes of an encryption key
 LINGER = 1.5  # seconds qd work stays up at least, because its supervisor takes a quick exit for a failed start
 RESOLVED = ("connection", "queues", "workers", "prefetch", "min_uptime")  # their built-in values depend on others
 OTHERS = {"QD_CONFIG", "QD_ENV_FILE", "QD_POOL", "QD_OWNER", "QD_ACTOR"}  # variables that are not in a table
@@ -250,7 +252,8 @@ def load(
 
 def unread(code: Mapping[str, object]) -> Settings:
     """The built-in values and the arguments of Qd(...), without file and environment. For tests."""
-    return settings_of(Layers(None, {}, {"workers": 1}, given(code)))
+    built_in = settings_of(Layers(None, {}, {"workers": 1}, given(code)))
+    return replace(built_in, encryption=sections.EncryptionSettings((f"tests:{'A' * 43}=",)))
 
 
 def given(values: Mapping[str, object]) -> dict[str, object]:
@@ -269,6 +272,7 @@ def settings_of(layers: Layers) -> Settings:
         laravel=laravel_of(layers),
         failed=failed_of(layers),
         signing=signing_of(layers),
+        encryption=encryption_of(layers),
         schedule=schedule_of(layers),
         alerts=alerts_of(layers),
         dashboard=sections.DashboardSettings(**layers.all("dashboard")),
@@ -299,21 +303,38 @@ def laravel_of(layers: Layers) -> sections.LaravelSettings | None:
 
 
 def signing_of(layers: Layers) -> sections.SigningSettings:
-    held = layers.all("signing")
-    origin = layers.origins["signing.keys"]
-    keys = list[str]()
+    way = f"too short (at least {SHORTEST} characters; `openssl rand -hex 32` generates one)"
+    found = keyed(layers, "signing", lambda secret: len(secret) >= SHORTEST and secret.isprintable(), way)
+    if not found["keys"] and found["require"] and (where := layers.origins["signing.require"]) != "built in":
+        raise ConfigError(f'{where}: require = true needs signing keys (keys = ["ID:SECRET"])')
+    return sections.SigningSettings(**found)
+
+
+def encryption_of(layers: Layers) -> sections.EncryptionSettings:
+    def is_key(secret: str) -> bool:
+        try:
+            return len(a2b_base64(secret.removeprefix("base64:"), strict_mode=True)) == AES_256
+        except ValueError:
+            return False
+
+    way = f"not {AES_256} bytes as base64 (`openssl rand -base64 {AES_256}` generates one)"
+    return sections.EncryptionSettings(**keyed(layers, "encryption", is_key, way))
+
+
+def keyed(layers: Layers, section: str, fits: Callable[[str], bool], way: str) -> dict[str, Any]:
+    """The values of a section with keys, with the secrets of their files. way: what a secret is that does not fit."""
+    held, origin = layers.all(section), layers.origins[f"{section}.keys"]
+    keys = dict[str, str]()
     for id, _, secret in (key.partition(":") for key in held["keys"]):
         if secret.startswith(FROM_FILE):
-            secret = layers.secret(f"the signing key {id}", layers.root / secret.removeprefix(FROM_FILE), origin)
-        if len(secret) < SHORTEST or not secret.isprintable():
-            way = f"at least {SHORTEST} characters; `openssl rand -hex 32` generates one"
-            raise ConfigError(f"{origin}: the signing key {id} is too short ({way})")
-        keys.append(f"{id}:{secret}")
-    if len({key.partition(":")[0] for key in keys}) < len(keys):
-        raise ConfigError(f"{origin}: two signing keys have the same id (give each one its own)")
-    if not keys and held["require"] and (where := layers.origins["signing.require"]) != "built in":
-        raise ConfigError(f'{where}: require = true needs signing keys (keys = ["ID:SECRET"])')
-    return sections.SigningSettings(tuple(keys), held["require"])
+            path = layers.root / secret.removeprefix(FROM_FILE)
+            secret = layers.secret(f"the {section} key {id}", path, origin)
+        if not fits(secret):
+            raise ConfigError(f"{origin}: the {section} key {id} is {way}")
+        if id in keys:
+            raise ConfigError(f"{origin}: two {section} keys have the same id (give each one its own)")
+        keys[id] = secret
+    return held | {"keys": tuple([f"{id}:{secret}" for id, secret in keys.items()])}
 
 
 def schedule_of(layers: Layers) -> sections.ScheduleSettings:

@@ -33,6 +33,7 @@ ABOUT = {
     "laravel": "What qd shares with a Laravel application.",
     "failed": "The failed jobs of each queue.",
     "signing": "Signed payloads: workers run only what a program with one of these keys has sent.",
+    "encryption": "The keys of jobs with encrypted=True.",
     "schedule": "The schedule, and entries that need no code.",
     "schedule.entries.NAME": "An entry: one of job, call, shell and qd, and one of cron and every.",
     "alerts": "What `qd alerts` reports, and where to.",
@@ -69,7 +70,10 @@ NUMBER: Schema = {"type": "number", "minimum": 0, "maximum": kinds.LONGEST}
 KINDS: Mapping[str, Schema] = {
     "count": {"anyOf": [{"type": "integer", "minimum": 0}, text_of("[0-9]{1,15}")]},
     "span": {"anyOf": [NUMBER, text_of(SPAN)]},
-    "spans": {"anyOf": [NUMBER, *several({"anyOf": [NUMBER, text_of(SPAN)]}, SPANS, 1)["anyOf"]]},
+    "spans": {
+        "anyOf": [NUMBER, text_of("exponential"), *several({"anyOf": [NUMBER, text_of(SPAN)]}, SPANS, 1)["anyOf"]]
+    },
+    "share": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, text_of(r"0?\.[0-9]+|[01](\.0*)?")]},
     "size": {"anyOf": [{"enum": [0]}, {"type": "integer", "minimum": 1 << 20}, text_of(SIZE)]},
     "switch": {"anyOf": [{"type": "boolean"}, text_of(SWITCH)]},
     "text": {"type": "string", "pattern": f"^{PLAIN}$"},

@@ -90,6 +90,17 @@ class SigningSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EncryptionSettings:
+    """keys: "ID:SECRET", SECRET being 32 bytes as base64."""
+
+    keys: tuple[str, ...] = option(
+        (), "keys", "encrypt jobs with the first of these keys (ID:SECRET, or ID:file:PATH), decrypt with all of them",
+        shown="none", repr=False,
+    )  # fmt: skip
+    keep_messages: bool = option(False, "switch", "keep the messages of errors of encrypted jobs")
+
+
+@dataclass(frozen=True, slots=True)
 class EntrySettings:
     """One [schedule.entries.NAME] with its file and line: one of job, call, shell and qd, and one of cron and every. args:
     JSON, or "". every, timeout: seconds; None and 0 for none. qd.schedule.declare checks which keys fit together."""
@@ -188,6 +199,7 @@ class Settings:
     laravel: LaravelSettings | None
     failed: FailedSettings
     signing: SigningSettings
+    encryption: EncryptionSettings
     schedule: ScheduleSettings
     origins: Mapping[str, str]  # "worker.timeout" -> "qd.toml:12"
     # [qd]
@@ -248,6 +260,7 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "laravel": rows_of(LaravelSettings, "QD_LARAVEL_"),
     "failed": rows_of(FailedSettings, "QD_FAILED_"),
     "signing": rows_of(SigningSettings, "QD_SIGNING_"),
+    "encryption": rows_of(EncryptionSettings, "QD_ENCRYPTION_"),
     "schedule": rows_of(ScheduleSettings, "QD_SCHEDULE_"),
     "schedule.entries.NAME": rows_of(EntrySettings, ""),
     "alerts": rows_of(AlertSettings, "QD_ALERTS_"),
@@ -330,7 +343,8 @@ def hide_secrets(settings: Settings) -> None:
     urls += [settings.failed.database]
     register_secrets([password for url in urls for password in passwords_in(url)])
     register_secrets([url for url in (settings.alerts.webhook, settings.alerts.heartbeat) if url])
-    register_secrets([key.partition(":")[2] for key in settings.signing.keys])
+    keys = (*settings.signing.keys, *settings.encryption.keys)
+    register_secrets([key.partition(":")[2].removeprefix("base64:") for key in keys])
 
 
 def to_json(settings: Settings) -> bytes:

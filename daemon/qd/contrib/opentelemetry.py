@@ -23,10 +23,9 @@ from opentelemetry.util.types import AttributeValue
 
 from qd import __version__
 from qd.app import Qd
-from qd.errors import Settled
 from qd.events import JobQueued
 from qd.jobs.context import RunningJob
-from qd.jobs.policy import Fail
+from qd.jobs.policy import Retry
 
 # The bounds of the histogram.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 600)
@@ -93,7 +92,7 @@ class Instrumentation:
             try:
                 return call_next()
             except BaseException as raised:
-                if not isinstance(raised, Settled) or isinstance(job.outcome, Fail):  # a release is no error
+                if not isinstance(raised, Retry):  # a release is no error
                     error = type(raised).__qualname__
                     span.record_exception(raised)
                     span.set_status(StatusCode.ERROR, str(raised))

@@ -64,7 +64,7 @@ def processed(job: RunningJob, call_next: Callable[[], object]) -> object:
             try:
                 return call_next()
             except Settled as raised:  # a release is no error, and must not set the status when it leaves the block
-                if isinstance(job.outcome, Fail):
+                if isinstance(raised, Fail):
                     span.set_status("internal_error")
                 settled = raised
         raise settled

@@ -23,6 +23,7 @@ from qd.dashboard.charts import Line, Mark, chart, sparkline
 from qd.dashboard.reader import EVENTS, Poller, Snapshot, failed_jobs
 from qd.drivers.connections import gaps_of
 from qd.errors import QdError
+from qd.payload import encryption
 from qd.redaction import redact
 from qd.store.audit import Entry
 from qd.store.failed import Record
@@ -420,7 +421,7 @@ def memory(now: Snapshot) -> str:
 def payload_of(record: Record) -> str:
     """Indented, and without the values of arguments that are hidden; as it is if it is no JSON."""
     try:
-        whole = json.loads(record.payload)
+        whole = json.loads(encryption.hidden(record.text() or ""))
         return json.dumps(hidden(whole, context.settings().dashboard.hide), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return pretty(record)

@@ -19,21 +19,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from qd.dispatch.dispatcher import Dispatcher
 from qd.dispatch.local import LocalConnection, MemoryBatches
-from qd.dispatch.results import polls, read_by
+from qd.dispatch.results import passed_on, polls, read_by, value_of, value_of_result
 from qd.dispatch.route import Message
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
-from qd.drivers.types import BatchState, Callback, Entry, NewBatch
-from qd.errors import ArgumentError, DeclarationError, JobFailedError, UnknownBatch
+from qd.drivers.types import BatchState, Callback, Entry, Kept, NewBatch
+from qd.errors import ArgumentError, DeclarationError, JobFailedError, NoResult, ResultTimeout, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
-from qd.jobs.job import Call, caller
+from qd.jobs.job import AnyJob, Call, Link, caller, declared_plan
 from qd.jobs.plan import Duration, Handle, Plan, SendOptions, Status, waiting_time
-from qd.payload.build import new_id, new_uuid, time_positions
+from qd.payload.build import id_in_batch, new_id, new_pair, new_uuid, time_positions, with_argument
 from qd.payload.format import Relations, read
 from qd.process.shield import shield
 
@@ -42,16 +42,19 @@ if TYPE_CHECKING:
     from qd.store.failed import FailedStore, Record
 
 
+T = TypeVar("T")
 CHAIN, BATCH = "a chain", "a batch"
 MOST = 100  # records that one call moves
+ARRIVES = 3.0  # seconds until the result of a job that has been counted is there, on another node of a cluster
 FOR_ONE = ("delay", "key", "unique", "unique_for", "unique_until")  # options of a single job
 
 
 class Member(NamedTuple):
-    """A call in a chain or batch."""
+    """A call in a chain or batch. takes: of a link, the argument that its data lacks, the result of the job before it."""
 
     plan: Plan
     data: bytes
+    takes: str = ""
 
     def using(self, options: Mapping[str, Any]) -> Member:
         return self._replace(plan=self.plan.using(options)) if options else self
@@ -70,9 +73,20 @@ def members(calls: Iterable[object]) -> list[Member]:
     found = []
     for call in calls:
         if not isinstance(call, Call):
-            raise ArgumentError(f"{call!r} is not a call: give job.bind(...) or an instance of a class job")
+            links = ", or pass_results=True in a chain of links" if isinstance(call, Link) else ""
+            raise ArgumentError(f"{call!r} is not a call: give job.bind(...) or an instance of a class job{links}")
         found.append(Member(*call._to_send()[1:]))
     return found
+
+
+def linked(call: object) -> Member:
+    """A link, which counts as sent from now on. Raises ArgumentError for anything else."""
+    if not isinstance(call, Link):
+        raise ArgumentError(
+            f"{call!r} takes no result: after the first call give job.link(...), with pass_results=True"
+        )
+    call._origin = None
+    return Member(call._plan, call._data, call._takes)
 
 
 def later(member: Member, what: str) -> Member:
@@ -83,6 +97,9 @@ def later(member: Member, what: str) -> Member:
             f"job '{plan.declared.name}' has delay={plan.delay}, but in {what} a delay counts from the moment the job is "
             "sent: give seconds"
         )
+    if member.takes and plan.options.encrypted:
+        why = "the result would be readable in its payload; pass the id of a stored value, or do both in one job"
+        raise DeclarationError(f"job '{plan.declared.name}' is encrypted and cannot take the result of a job: {why}")
     return unlocked(member, what)
 
 
@@ -112,15 +129,15 @@ def check_connections(messages: Sequence[Message], what: str) -> None:
 
 
 class Chain(CompositeCall):
-    """A chain that is not sent yet. origin: file and line that made it."""
+    """A chain that is not sent yet. passes: results are passed on. origin: file and line that made it."""
 
     def __init__(
-        self, send: Dispatcher, calls: Sequence[Call[Any]], catch: Call[Any] | None, origin: tuple[str, int] | None
+        self, send: Dispatcher, calls: Sequence[object], catch: object, passes: bool, origin: tuple[str, int] | None
     ) -> None:
         if not calls:
             raise ArgumentError("app.chain() needs at least one job")
         self._send = send
-        self._members = members(calls)
+        self._members = [*members(calls[:1]), *map(linked, calls[1:])] if passes else members(calls)
         self._caught = members([] if catch is None else [catch])
         self._origin = origin
 
@@ -142,7 +159,7 @@ class Chain(CompositeCall):
 
     async def adispatch(self) -> Handle[None]:
         """As dispatch(); the event loop goes on."""
-        queue = await self._send.native([plan for plan, _ in (*self._members, *self._caught)])
+        queue = await self._send.native([each.plan for each in (*self._members, *self._caught)])
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
         self._origin = None
@@ -150,28 +167,32 @@ class Chain(CompositeCall):
 
     def run(self) -> None:
         """Run the jobs in this process, in order. If one fails: run the `catch` job and raise the error."""
-        self._origin = None
+        self._origin, before, result = None, "", None
         try:
-            for plan, data in self._members:
-                self._send.run(plan, data)
+            for plan, data, takes in self._members:
+                given = with_argument(data, takes, passed_on(result, before)) if takes else data
+                before, result = f"job '{plan.declared.name}'", self._send.run(plan, given)
         except Exception:
-            for plan, data in self._caught:
+            for plan, data, _ in self._caught:
                 self._send.run(plan, data)
             raise
 
     def _message(self) -> Message:
-        (plan, data), *rest = self._members
-        links = [self._made(member) for member in rest]
+        (plan, data, _), *rest = self._members
+        pairs = [new_pair() for _ in self._members]
+        links = [self._made(*each) for each in zip(rest, pairs[1:], pairs, strict=False)]
         catch = [self._made(member) for member in self._caught]
         if any(each.plan.after_commit for each in (*self._members, *self._caught)):
             plan = plan.using({"after_commit": True})
         relations = Relations(chain=tuple([each.link for each in links]), catch=tuple([each.link for each in catch]))
-        first = self._send.prepare(plan, data, relations)
+        first = self._send.prepare(plan, data, relations, None, *pairs[0])
         check_connections([first, *links, *catch], CHAIN)
         return first
 
-    def _made(self, member: Member) -> Message:
-        return self._send.prepare(*later(member, CHAIN))
+    def _made(self, member: Member, pair: Sequence[str] = (), before: Sequence[str] = ()) -> Message:
+        """pair: its uuid and id. before: those of the job before it."""
+        plan, data, takes = later(member, CHAIN)
+        return self._send.prepare(plan, data, Relations(takes=f"{before[0]} {takes}") if takes else None, None, *pair)
 
     def __repr__(self) -> str:
         return f"<chain of {', '.join([member.plan.declared.name for member in self._members])}>"
@@ -225,21 +246,22 @@ class BatchCall(CompositeCall):
         """The batch, its jobs and its callbacks, to be sent."""
         self._origin = None
         id = new_uuid()
-        messages = [self._send.prepare(*unlocked(member, BATCH), Relations(batch=id)) for member in self._members]
-        after = {
-            what: self._send.prepare(*later(each, BATCH), Relations(after=id)) for what, each in self._callbacks.items()
-        }
-        every = [*messages, *after.values()]
+        prepare, relations, after = self._send.prepare, Relations(batch=id), Relations(after=id)
+        bare = [unlocked(member, BATCH)[:2] for member in self._members]
+        messages = [prepare(*each, relations, None, new_uuid(), id_in_batch(id, at)) for at, each in enumerate(bare)]
+        called = {what: prepare(*later(each, BATCH)[:2], after) for what, each in self._callbacks.items()}
+        every = [*messages, *called.values()]
         check_connections(every, BATCH)
         connection = every[0].connection if every else self._send.connection(None)
-        new = NewBatch(id, self._name, self._allow, {what: callback(message) for what, message in after.items()})
-        return Batch(id, self._send, connection), new, messages, list(after.values())
+        callbacks = {what: callback(message) for what, message in called.items()}
+        new = NewBatch(id, self._name, self._allow, callbacks, len(messages))
+        return Batch(id, self._send, connection), new, messages, list(called.values())
 
     def run(self) -> None:
         """Run the jobs in this process, in order, then the callbacks, then raise the first error. Unless failures are
         allowed, no job runs after the first error."""
         self._origin = None
-        new = NewBatch(new_uuid(), self._name, self._allow, {})
+        new = NewBatch(new_uuid(), self._name, self._allow, {}, len(self._members))
         LocalBatch(self._send, new, self._members, self._callbacks).run()
 
     def __repr__(self) -> str:
@@ -291,7 +313,7 @@ class Batch(Handle[None]):
     def result(self, timeout: Duration | None = None) -> None:
         """Wait until all of its jobs have ended, for at most `timeout` seconds (None: no limit).
 
-        Raises TimeoutError; JobFailedError if one of its jobs has failed.
+        Raises ResultTimeout; JobFailedError if one of its jobs has failed.
         """
         block_on(self._result(timeout))
 
@@ -303,11 +325,44 @@ class Batch(Handle[None]):
                 break
             yield pause
         else:
-            raise TimeoutError(f"batch {self.id} has not finished within {seconds:g} s: {state.pending} jobs are left")
+            left = f"{state.pending} jobs are left, and go on"
+            raise ResultTimeout(f"batch {self.id} has not finished within {seconds:g} s: {left}")
         if state.failed:
             raise JobFailedError(
                 self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed"
             )
+
+    @overload
+    def results(self) -> list[Any]: ...
+    @overload
+    def results(self, job: AnyJob[T]) -> list[T]: ...
+    def results(self, job: Any = None) -> list[Any]:
+        """What its jobs have returned, in the order in which they were sent with it: `app.current_batch().results(count)`
+        in its `then`. Without those that were added later. One round trip per 1,000 jobs.
+
+        Args:
+            job: The job that they are calls of, for results of the type that it declares. Without it: JSON values.
+
+        Raises:
+            NoResult: One has not ended, has no result_ttl (`app.batch(...).using(result_ttl=3600)`), or it has expired.
+            JobFailedError: One has failed.
+        """
+        declared = None if job is None else declared_plan(job).declared
+        ids = missing = [id_in_batch(self.id, place) for place in range(self.look().jobs)]
+        found = dict[str, Kept | None]()
+        for _, pause in polls(ARRIVES):
+            found |= zip(missing, self._kept_of(missing), strict=True)
+            missing = [id for id in missing if (kept := found[id]) is None or kept.status is None]
+            if not missing:
+                return [value_of(id, cast(Kept, found[id]), declared) for id in ids]
+            if len(missing) == len(ids):
+                break
+            pause.block()
+        fact = f"{len(missing)} of the {len(ids)} jobs of batch {self.id} have no result, the first is {missing[0]}"
+        raise NoResult(f"{fact}: not ended, expired, or not kept; send the batch with .using(result_ttl=3600)")
+
+    def _kept_of(self, ids: Sequence[str]) -> list[Kept | None]:
+        return self._send.connector(self._connection).jobs.kept_many(ids)
 
     @property
     def name(self) -> str:
@@ -359,8 +414,8 @@ class Batch(Handle[None]):
     def add(self, *calls: Call[Any]) -> list[Handle[Any]]:
         """Send more jobs in the batch. Returns their handles in order. Raises BatchFinished, which cannot happen inside one
         of its jobs."""
-        added = [unlocked(member, BATCH) for member in members(calls)]
-        messages = [self._send.prepare(*member, Relations(batch=self.id)) for member in added]
+        added = [unlocked(member, BATCH)[:2] for member in members(calls)]
+        messages = [self._send.prepare(*each, Relations(batch=self.id)) for each in added]
         batch = Message(self._connection, "", b"", name=f"batch {self.id}")
         check_connections([batch, *messages], BATCH)
         self._submit(messages, lambda sent: self._kept.add(self.id, entries(sent)))
@@ -412,7 +467,7 @@ def callback(message: Message) -> Callback:
 class LocalBatch(Batch):
     """A batch that run() runs in this process. app.current_batch() returns it in its jobs and callbacks."""
 
-    __slots__ = ("_allow", "_callbacks", "_left", "_local")
+    __slots__ = ("_allow", "_callbacks", "_ended", "_left", "_local")
 
     def __init__(
         self, send: Dispatcher, new: NewBatch, jobs: Sequence[Member], callbacks: Mapping[str, Member]
@@ -420,7 +475,8 @@ class LocalBatch(Batch):
         super().__init__(new.id, send, "")
         self._callbacks, self._allow = callbacks, new.allow_failures
         self._local = LocalConnection(MemoryBatches(), self)
-        self._left = deque([(new_id(), member) for member in jobs])
+        self._left = deque([(id_in_batch(new.id, place), member) for place, member in enumerate(jobs)])
+        self._ended = dict[str, Kept]()  # the results of jobs with a result_ttl
         self._kept.send(new, local_entries(self._left))
 
     @property
@@ -436,9 +492,11 @@ class LocalBatch(Batch):
             id, member = self._left.popleft()
             how = "skipped"
             if error is None or self._allow:
-                job = self._send.made(id, *member, self._local, Relations(batch=self.id))
+                job = self._send.made(id, *member[:2], self._local, Relations(batch=self.id))
                 try:
-                    self._send.run_made(job, member.plan)
+                    result = self._send.run_made(job, member.plan)
+                    if member.plan.options.result_ttl:
+                        self._ended[id] = Kept("done", value_of_result(result, 0), None, None)
                     how = "skipped" if job.skipped else "done"
                 except Exception as raised:
                     how, error = "failed", raised if error is None else error
@@ -453,6 +511,9 @@ class LocalBatch(Batch):
         self._left += added
         return [Handle(id) for id, _ in added]
 
+    def _kept_of(self, ids: Sequence[str]) -> list[Kept | None]:
+        return list(map(self._ended.get, ids))
+
     @property
     def dropped(self) -> int:
         """All of its failed jobs, since none of them is in the failed store."""
@@ -465,7 +526,7 @@ class LocalBatch(Batch):
     def _call_back(self, due: Iterable[str]) -> None:
         for what in due:
             if (member := self._callbacks.get(what)) is not None:
-                job = self._send.made(new_id(), *member, self._local, Relations(after=self.id))
+                job = self._send.made(new_id(), *member[:2], self._local, Relations(after=self.id))
                 self._send.run_made(job, member.plan)
 
 

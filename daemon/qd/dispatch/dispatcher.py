@@ -30,6 +30,7 @@ from qd.jobs.pipeline import Pipeline
 from qd.jobs.plan import Duration, Handle, Place, Plan
 from qd.options.kinds import queue_name
 from qd.payload.build import make, new_id, new_pair, new_pairs
+from qd.payload.encryption import sealed
 from qd.payload.format import HOLD, NO_DATA, Relations, check
 from qd.process.shield import shield
 
@@ -102,10 +103,13 @@ class Dispatcher:
             self._emit(JobQueueing, messages)
         return self._sent(messages, await queue.do(push or partial(posted, messages)) or {})
 
-    def prepare(self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None) -> Message:
+    def prepare(
+        self, plan: Plan, data: bytes, relations: Relations | None = None, now: float | None = None, *pair: str
+    ) -> Message:
         """Make a message without sending it. relations: those of its chain or batch. now: unix seconds of its creation, if
-        not this moment. Raises ArgumentError, DeclarationError, ConfigError."""
-        return self.route(plan).message(plan, data, *new_pair(), relations, now)
+        not this moment. pair: its uuid and id, if they are fixed. Raises ArgumentError, DeclarationError, ConfigError."""
+        uuid, id = pair or new_pair()
+        return self.route(plan).message(plan, data, uuid, id, relations, now)
 
     def submit(self, messages: Sequence[Message]) -> list[str]:
         """Send them, one round trip per connection; jobs with after_commit=True once the open transaction is committed.
@@ -165,7 +169,7 @@ class Dispatcher:
             if push is not None:
                 push(messages)
             elif len(messages) == 1:
-                held = posted(messages, self._connections.get(messages[0].connection))
+                held = posted(messages, self._connections.to_send(messages[0].connection))
             else:
                 held = self._push_batch(messages)
         return self._sent(messages, held)
@@ -185,7 +189,7 @@ class Dispatcher:
             groups[message.connection].append(index)
         held: dict[int, str] = {}
         for connection, indexes in groups.items():
-            some = posted([messages[index] for index in indexes], self._connections.get(connection))
+            some = posted([messages[index] for index in indexes], self._connections.to_send(connection))
             held |= {indexes[place]: owner for place, owner in some.items()}
         return held
 
@@ -208,14 +212,20 @@ class Dispatcher:
         return self._settings().connection(name).name
 
     def connector(self, connection: str | None) -> Connector:
-        return self._connections.get(self.connection(connection))
+        return self._connections.to_send(self.connection(connection))
 
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)
-        keeps, declared = (None, None) if isinstance(at, Place) else (bool(at.options.result_ttl), at.declared)
+        keeps = None if isinstance(at, Place) else bool(at.options.result_ttl)
         native = partial(self._connections.native, place.connection)
-        return SentJobs(lambda: self.connector(place.connection).jobs, place.queue, keeps, declared, native)
+        name = self.connection(place.connection)
+        return SentJobs(partial(self._connections.get, name), place.queue, keeps, at.declared, native)
+
+    def place(self, plan: Plan) -> Place:
+        """Where jobs of this plan are sent, for handles of earlier calls. Raises ConfigError."""
+        route = self.route(plan)
+        return Place(route.connection, route.queue, plan.declared)
 
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run it in this process, without configuration and server."""
@@ -261,20 +271,25 @@ class Queue:
     def __init__(self, send: Dispatcher, name: str, connection: str | None = None) -> None:
         self._send, self.name, self._connection = send, name, connection
 
-    def push(self, job: str, data: object = "", *, delay: Duration | datetime | None = None) -> Handle[None]:
-        """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value."""
+    def push(
+        self, job: str, data: object = "", *, delay: Duration | datetime | None = None, encrypted: bool = False
+    ) -> Handle[None]:
+        """Send a job by its name in the other program: "App\\\\Jobs\\\\X@fire" for PHP. data: a JSON value. encrypted: PHP
+        gets {"encrypted": "..."}, which Laravel's Encrypter decrypts."""
         seconds = 0.0 if delay is None else due_in(delay, job)
         text = encode_value(data, f"the data of job '{job}'", as_it_is=True)
         settings, connection = self._place()
         uuid, id = new_pair()
-        signing = signing_of(settings)
+        signing, plain = signing_of(settings), text
+        if encrypted:
+            text = sealed(text or NO_DATA, settings.encryption.keys, job)
         body = make(job, text, uuid=uuid, id=id, created_at=int(time.time()))
         if self._send.hooks:
             body = self._send.hooks.put_into(body, id, connection, self.name)
         if signing is not None:
             body = signing.signed(body, uuid, id, job, text or NO_DATA)
         check(body, job, settings.max_payload, settings.max_depth)
-        self._send.submit((Message(connection, self.name, body, seconds, job, id, uuid, text),))
+        self._send.submit((Message(connection, self.name, body, seconds, job, id, uuid, plain),))
         return Handle(id, self._send, Place(self._connection, self.name))
 
     def push_raw(self, payload: bytes, *, delay: Duration | datetime | None = None) -> None:

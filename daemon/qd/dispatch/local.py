@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from qd import events
-from qd.dispatch.results import value_of_error, value_of_result
+from qd.dispatch.results import check_passed_on, value_of_error, value_of_result
 from qd.drivers.types import BatchState, Effect, End, Entry, Free, NewBatch, ends
 from qd.errors import (
     AttemptsExceeded,
     BatchFinished,
     JobFailure,
     ModelGone,
+    NoResult,
     Settled,
     UnknownBatch,
     UnknownParameters,
@@ -39,8 +40,9 @@ from qd.errors import (
 from qd.events import Listeners
 from qd.jobs.context import Backing, RunningJob, running
 from qd.jobs.pipeline import Pipeline, through
-from qd.jobs.policy import Fail, Release, after_error, before, limits_of
+from qd.jobs.policy import GiveUp, Release, after_error, before, limits_of
 from qd.jobs.registry import Declared
+from qd.jobs.steps import in_memory
 from qd.payload.format import Payload
 
 if TYPE_CHECKING:
@@ -64,9 +66,9 @@ class Policy:
         """Why the next attempt must not start; None: it may."""
         return None
 
-    def after_error(self, error: Exception) -> Release | Fail | None:
+    def after_error(self, error: Exception) -> Release | GiveUp | None:
         """What follows an attempt that raised. None: the job is dropped and counts as done."""
-        return Fail(RAISED, error)
+        return GiveUp(RAISED, error)
 
     def after_release(self, job: RunningJob, release: Release) -> None:
         """Called when the job has released itself. Raises if it must not run again."""
@@ -88,15 +90,15 @@ class SentPolicy(Policy):
             return f"{self._declared.name} was released {MOST_RUNS} times and never completed"
         return before(self._limits, self._payload, time.time())
 
-    def after_error(self, error: Exception) -> Release | Fail | None:
+    def after_error(self, error: Exception) -> Release | GiveUp | None:
         if isinstance(error, UnknownParameters | WrongType):
-            return Fail(RAISED, error)
+            return GiveUp(RAISED, error)
         if isinstance(error, ModelGone):
             delete = self._payload.deleteWhenMissingModels
             if self._declared.options.delete_when_missing if delete is None else delete:
                 return None
         exceptions = self._payload.exceptions + 1
-        verdict = after_error(self._limits, self._payload, time.time(), exceptions=exceptions)
+        verdict = after_error(self._limits, self._payload, time.time(), exceptions=exceptions, error=error, luck=0.0)
         if isinstance(verdict, Release):
             self._spend(verdict, exceptions)
         return verdict
@@ -151,7 +153,7 @@ class LocalRunner:
                     result = self._attempt(declared, job, payload)
                 except (Exception, Settled) as error:
                     verdict = self._verdict(job, error)
-                    if isinstance(verdict, Fail):
+                    if isinstance(verdict, GiveUp):
                         self._fail(declared, job, error)
                     if verdict is None:
                         return None, False
@@ -162,28 +164,33 @@ class LocalRunner:
                     self._emit(events.JobReleased(job, release.delay, release.reason), events.JobAttempted(job, None))
                     self.policy.after_release(job, release)
                     continue
+                if payload is not None:
+                    try:
+                        check_passed_on(payload, result, 0, 0)
+                    except NoResult as error:
+                        self._fail(declared, job, error)
                 self._emit(events.JobProcessed(job), events.JobAttempted(job, None))
                 return result, job.skipped
 
     def _attempt(self, declared: Declared, job: RunningJob, payload: Payload | None) -> object:
         """Returns what the job returned; `job.outcome` is a Release if it released itself. Raises what the job raised, and
-        JobFailure if it called fail()."""
+        JobFailure if it called fail() or raised Fail."""
         call, result = self._freeing(job.prepared(declared), payload), None
         try:
             self._emit(events.JobProcessing(job))
             result = through(self.pipeline.around(declared), declared, job, call, finished)
-        except (Exception, Settled):
-            if job.outcome is None:
+        except (Exception, Settled, BaseExceptionGroup) as error:
+            if not job.settled_by(error):
                 raise
-        if isinstance(job.outcome, Fail):
+        if isinstance(job.outcome, GiveUp):
             raise job.outcome.error or JobFailure(job.outcome.reason)
         return result
 
-    def _verdict(self, job: RunningJob, error: Exception | Settled) -> Release | Fail | None:
-        if isinstance(job.outcome, Fail):
+    def _verdict(self, job: RunningJob, error: Exception | Settled) -> Release | GiveUp | None:
+        if isinstance(job.outcome, GiveUp):
             return job.outcome
         if isinstance(error, Settled):  # raised by a job around this one
-            return Fail(RAISED)
+            return GiveUp(RAISED)
         return self.policy.after_error(error)
 
     def _freeing(self, call: Callable[[], object], payload: Payload | None) -> Callable[[], object]:
@@ -218,10 +225,10 @@ class LocalRunner:
 
 
 def effects_of(payload: Payload | None, how: End, value: Callable[[], bytes]) -> list[Effect]:
-    """value: encodes the result or error; called only if the job keeps one."""
+    """value: encodes the result or error; called only if the job keeps one, or passes it on."""
     if payload is None or payload.qd is None:
         return []
-    return ends(payload, how, value=value() if payload.qd.result else b"null")
+    return ends(payload, how, value=value() if payload.qd.result or payload.qd.passes else b"null")
 
 
 @dataclass(slots=True)
@@ -237,8 +244,9 @@ class SentJob:
     connection: str
     queue: str
     backing: Backing
-    report_progress: Callable[[float], None] | None = None
+    report_progress: Callable[[float, bytes], None] | None = None
     saved: bytes | None = None
+    steps: dict[str, bytes] = field(default_factory=dict)
 
     def attempt(self, number: int) -> RunningJob:
         payload = self.payload
@@ -259,6 +267,7 @@ class SentJob:
             version=payload.job_version,
             backing=self.backing,
             _report_progress=self.report_progress,
+            _step_store=partial(in_memory, self.steps),
         )
 
 
@@ -373,7 +382,7 @@ class MemoryBatches:
             return None
         pending, failed = len(kept.pending), len(kept.failed)
         ends = kept.cancelled_at, kept.finished_at
-        return BatchState(id, kept.new.name, kept.total, pending, failed, kept.created_at, *ends)
+        return BatchState(id, kept.new.name, kept.total, pending, failed, kept.created_at, *ends, kept.new.jobs)
 
     def failures(self, id: str) -> Mapping[str, tuple[str, str]]:
         return {}  # there is no failed store to retry from

@@ -8,7 +8,6 @@ cancel     deletes a waiting job; the keeper of a running one stops it at its ne
 from __future__ import annotations
 
 import time
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from qd.arguments.signature import usable
+from qd.arguments.signature import type_returned
 from qd.arguments.values import FAILURES, check_value, encode, made, why
-from qd.drivers.base import Connector, Jobs
+from qd.drivers.base import Connector
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
 from qd.drivers.types import Found, Kept, Spot, ends
-from qd.errors import ConnectionLost, JobFailedError, NoResult, ServerBusy
-from qd.jobs.plan import Status
+from qd.errors import ArgumentError, ConnectionLost, JobFailedError, NoResult, ResultTimeout, ServerBusy
+from qd.jobs.plan import NewEvents, Status
 from qd.jobs.registry import Declared
+from qd.payload.build import chained_payload
+from qd.payload.format import Payload, check, read
 from qd.payload.reservation import Ending
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the
 GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
+EVERY = 0.05  # seconds between two reads of a stream while events come: as long as workers collect them
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
 TRIES = 50  # a job may move on between being found and being cancelled
@@ -67,10 +69,10 @@ def read_by(native: Native | None, read: Callable[[], T], step: Callable[[Connec
 
 @dataclass(frozen=True, slots=True)
 class SentJobs:
-    """Jobs of one queue. jobs, native: called at each use, since connections belong to threads and event loops. keeps:
+    """Jobs of one queue. connector, native: called at each use, since connections belong to threads and event loops. keeps:
     whether they keep a result; None: unknown. declared: their declaration, if known."""
 
-    jobs: Callable[[], Jobs]
+    connector: Callable[[], Connector]
     queue: str
     keeps: bool | None = None
     declared: Declared | None = None
@@ -78,7 +80,7 @@ class SentJobs:
 
     def status(self, id: str) -> Status:
         for _ in range(2):  # the first search misses a job that is put back behind its position
-            kept = self._record(id)
+            kept = self.kept(id)  # without result_ttl there may be one, too: of a job that has emitted events
             if kept is not None and kept.status in ("done", "failed"):
                 return kept.status  # type: ignore[return-value]
             found = self.find(id)
@@ -87,22 +89,48 @@ class SentJobs:
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
-        return self.jobs().find(self.queue, id, *((spots,) if spots else ()))
+        return self.connector().jobs.find(self.queue, id, *((spots,) if spots else ()))
 
     def kept(self, id: str) -> Kept | None:
-        return self.jobs().kept(id)
+        return self.connector().jobs.kept(id)
 
-    def _record(self, id: str) -> Kept | None:
+    def record(self, id: str) -> Kept | None:
         return None if self.keeps is False else self.kept(id)
 
-    def progress(self, id: str) -> float | None:
-        kept = self._record(id)
-        return None if kept is None else kept.percent
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]:
+        """Waits for events after the number `since`, at most `wait` seconds (None: no limit). Raises ConnectionLost as
+        `result`; with `wait` at once."""
+        began, look_at, every, away = time.monotonic(), LOOK, LOOK, 0.0
+        read, ended = partial(events_after, id, since), None
+        while True:
+            silence = time.monotonic() - began
+            try:
+                if wait is None and silence >= look_at:
+                    ended = yield threaded(partial(self._ended, id))
+                    look_at, every = look_at + every, every * 2
+                events, status = yield read_by(self.native, lambda: read(self.connector()), read)
+                if events or status or ended or (wait is not None and silence >= wait):
+                    return events, status or ended
+                away = 0.0
+            except ConnectionLost:
+                away = away or time.monotonic()
+                if wait is not None or time.monotonic() - away > AWAY:
+                    raise
+            pause = max(EVERY, min(LONGEST_WAIT, silence / 10))
+            yield sleep(pause if wait is None else max(0.0, min(pause, wait - silence)))
+
+    def _ended(self, id: str) -> Status | None:
+        """How a job without a record has ended. None: it has not, or the broker cannot find jobs."""
+        found = self.find(id, "running") or self.find(id) or self.find(id)  # twice: see status()
+        if found is None:
+            limits = self.connector().limits  # a job of the driver sync has no lease: it has run where it was sent
+            return None if "find" in limits and "lease" not in limits else "unknown"
+        return "failed" if found.spot == "failed" or was_cancelled(found) else None
 
     # -- result
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]:
-        """Raises TimeoutError, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
+        """Raises ResultTimeout, JobFailedError, NoResult; ConnectionLost for a server that is unreachable for too long."""
         if self.keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         look_at = 0.0 if self.keeps is None else LOOK  # a bare id: check first that the job exists
@@ -111,7 +139,7 @@ class SentJobs:
             try:
                 kept = yield read_by(self.native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
                 if kept is not None and kept.status is not None:
-                    return self._value(id, kept)
+                    return value_of(id, kept, self.declared)
                 if passed >= look_at:
                     yield threaded(partial(self._check_exists, id))  # it may search in many calls
                     look_at, every = look_at + every, every * 2
@@ -121,7 +149,7 @@ class SentJobs:
                 if timeout is None and time.monotonic() - away > AWAY:
                     raise
             yield pause
-        raise TimeoutError(f"job {id} has not ended within {timeout:g} s")
+        raise ResultTimeout(f"job {id} has not ended within {timeout:g} s; it goes on, and its handle can wait again")
 
     def _check_exists(self, id: str) -> None:
         """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""
@@ -133,22 +161,6 @@ class SentJobs:
             raise NoResult(f"job {id} has no result: it is unknown or has expired")
         if found.spot == "failed":
             raise error_of(id, found.text.partition(b"\n")[0])
-
-    def _value(self, id: str, kept: Kept) -> Any:
-        if kept.status == "failed":
-            raise error_of(id, kept.value)
-        if kept.value[:1] == UNFIT:
-            reason = kept.value[1:].decode("utf-8", "replace")
-            raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
-        hint = Any if self.declared is None else result_type(self.declared)
-        try:
-            return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
-        except FAILURES:
-            pass  # the value does not match the annotation
-        try:
-            return msgspec.json.decode(kept.value)
-        except FAILURES as error:
-            raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
 
     # -- cancel
 
@@ -162,14 +174,41 @@ class SentJobs:
                 if missed == 2:
                     return False
             elif found.spot == "running":
-                if self.jobs().stop(found):
+                if self.connector().jobs.stop(found):
                     return True
                 if found.text == before:
                     return False  # it stays in reserved, but no worker of qd has it
                 before = found.text
-            elif self.jobs().drop(found, ends(found.payload, "failed", value=CANCELLED)):
+            elif self.connector().jobs.drop(found, ends(found.payload, "failed", value=CANCELLED)):
                 return True
         raise ServerBusy(f"job {id} changed its state at each of {TRIES} attempts to cancel it: try again")
+
+
+def events_after(id: str, since: int, queue: Connector) -> NewEvents:
+    events = queue.jobs.events(id, since)
+    kept = None if events else queue.jobs.kept(id)
+    if kept is None or kept.status is None:
+        return events, None
+    # The last events may have come in between: they are written before the end.
+    return queue.jobs.events(id, since), "done" if kept.status == "done" else "failed"
+
+
+def value_of(id: str, kept: Kept, declared: Declared | None) -> Any:
+    """The result in the record of a job that has ended. Raises JobFailedError, NoResult."""
+    if kept.status == "failed":
+        raise error_of(id, kept.value)
+    if kept.value[:1] == UNFIT:
+        reason = kept.value[1:].decode("utf-8", "replace")
+        raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
+    hint = Any if declared is None else result_type(declared)
+    try:
+        return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
+    except FAILURES:
+        pass  # the value does not match the annotation
+    try:
+        return msgspec.json.decode(kept.value)
+    except FAILURES as error:
+        raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
 
 
 def was_cancelled(found: Found) -> bool:
@@ -179,12 +218,7 @@ def was_cancelled(found: Found) -> bool:
 
 def result_type(declared: Declared) -> Any:
     """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
-    target = declared.target
-    try:
-        hint = typing.get_type_hints(getattr(target, "handle", target), include_extras=True).get("return", Any)
-        return usable(hint)
-    except Exception:  # whatever annotations raise
-        return Any
+    return type_returned(getattr(declared.target, "handle", declared.target))
 
 
 # -- encoding
@@ -200,6 +234,27 @@ def value_of_result(result: object, most: int) -> bytes:
     if most and len(text) > most:
         return UNFIT + f"it has {len(text)} bytes of JSON, and max_payload is {most}".encode()
     return text
+
+
+def passed_on(result: object, what: str) -> bytes:
+    """The JSON of the result of `what`, for the next job of a chain. Raises NoResult."""
+    value = value_of_result(result, 0)
+    if value[:1] == UNFIT:
+        raise NoResult(f"the next job of the chain takes the result of {what}, and {value[1:].decode()}")
+    return value
+
+
+def check_passed_on(payload: Payload, result: object, max_payload: int, max_depth: int) -> None:
+    """Raises NoResult if the next job of its chain takes the result, and cannot get it."""
+    if payload.qd is None or not payload.qd.passes:
+        return
+    first, *rest = payload.qd.chain
+    passed = (payload.uuid or "", passed_on(result, f"job '{payload.job}'"), None)
+    link = chained_payload(first, time.time(), tuple(rest), payload.qd.catch, passed)
+    try:
+        check(link, read(link).job, max_payload, max_depth, bytes(read(link).data))
+    except ArgumentError as error:
+        raise NoResult(f"the result of job '{payload.job}' cannot be passed on: {error}") from None
 
 
 def value_of_error(error: BaseException, message: str) -> bytes:

@@ -21,11 +21,13 @@ from msgspec.structs import asdict
 from qd.arguments.parameters import check_callable, named
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.plan import Duration, Plan, patterns
+from qd.jobs.policy import waits
 from qd.jobs.registry import Declared
 from qd.options.kinds import seconds_of
 from qd.options.tables import JobOptions
+from qd.payload import encryption
 from qd.payload.build import OWN_KEYS, PayloadTemplate, make, with_due, with_extra, with_relations, without_due
-from qd.payload.format import NO_DATA, ChainedJob, Relations, check, harmless, key_of, plain_name
+from qd.payload.format import NO_DATA, ChainedJob, Payload, Relations, check, harmless, key_of, plain_name
 from qd.payload.signing import Signing
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class Route:
         self.settings, self.signing, self.hooks = settings, signing_of(settings), hooks
         self.harmless = harmless(settings.max_payload, settings.max_depth)  # up to this many bytes need no check
         self.retry_for = options.retry_for  # seconds after they are due
+        self.encrypted = options.encrypted
         self.relations: Relations | None = None  # of every job of the plan
         if options.unique is not None or options.result_ttl:
             until: Literal["start", "done"] = "start" if options.unique_until == "start" else "done"
@@ -107,6 +110,7 @@ class Route:
         timeout = options.timeout
         if timeout and timeout % 1 and timeout == declared.options.timeout:
             timeout = None  # payloads have whole seconds only: the worker reads the fraction in the declaration
+        tries = options.tries if options.retry_for is None else None  # with retry_for they do not count
         fixed = partial(
             make,
             declared.name,
@@ -114,7 +118,8 @@ class Route:
             max_tries=options.tries,
             max_exceptions=options.max_exceptions,
             fail_on_timeout=bool(options.fail_on_timeout),
-            backoff=options.backoff,
+            backoff=None if options.backoff is None else waits(options.backoff, tries),
+            jitter=None if options.jitter == declared.options.jitter else options.jitter,
             timeout=timeout,
             delete_when_missing=options.delete_when_missing,
             version=declared.version,
@@ -135,13 +140,18 @@ class Route:
                 id = uuid  # the owner of the lock, and the id that a skipped dispatch returns
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
-        body = self.template.filled(data, uuid, id, int(now), until, display)
+        sent = data
+        if self.encrypted:
+            check(data, self.job, 0, self.settings.max_depth)  # in the payload its depth is hidden
+            sent = encryption.sealed(data or NO_DATA, self.settings.encryption.keys, self.job)
+        body = self.template.filled(sent, uuid, id, int(now), until, display)
         if self.hooks:
             body = self.hooks.put_into(body, id, self.connection, self.queue)
         if relations is not None:
             body = with_relations(body, id, relations)
         if self.signing is not None:
-            body = self.signing.signed(body, uuid, id, self.job, data or NO_DATA, plan.declared.version)
+            takes = relations.takes if relations else None
+            body = self.signing.signed(body, uuid, id, self.job, sent or NO_DATA, takes, plan.declared.version)
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)
@@ -171,6 +181,14 @@ def name_of(job: str, key: str) -> str:
 
 def signing_of(settings: Settings) -> Signing | None:
     return Signing(settings.signing.keys, settings.signing.require) if settings.signing.keys else None
+
+
+def opened(payload: Payload, declared: Declared | None, settings: Settings) -> Payload:
+    """The payload with its arguments, which may be encrypted. Raises as encryption.opened."""
+    if declared is None or not declared.options.encrypted:
+        return payload
+    data = encryption.opened(bytes(payload.data), settings.encryption.keys)
+    return msgspec.structs.replace(payload, data=msgspec.Raw(data))
 
 
 def due_in(delay: Duration | datetime, job: str | None = None) -> float:

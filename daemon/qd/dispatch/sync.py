@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from qd.dispatch.local import Lenient, LocalRunner, MemoryBatches, SentJob, SentPolicy, effects_of, outside_loop
 from qd.dispatch.results import value_of_error
+from qd.dispatch.route import opened
 from qd.drivers.send_only import NoJobs, SendingOnly
 from qd.drivers.types import Count, Effect, Entry, Free, Gaps, Keep, Kept, NewBatch, Outgoing, Push
 from qd.errors import ConfigError, UnknownJob
@@ -142,6 +143,7 @@ class SyncQueue(SendingOnly):
             for effect in effects_of(payload, "failed", partial(value_of_error, error, str(error))):
                 on_effect(effect)
             raise error
+        payload = opened(payload, declared, services.current_settings())
         job = SentJob(payload, text, declared, self.settings.name, queue, services)
         policy = SentPolicy(payload, declared, self._work)
         LocalRunner(services.pipeline, services.listeners, policy, on_effect).run(declared, job.attempt, payload)

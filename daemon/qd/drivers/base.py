@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
     Answers,
@@ -28,6 +28,7 @@ from qd.drivers.types import (
     Entry,
     Found,
     Gaps,
+    JobEvent,
     Kept,
     LaneAnswer,
     LaneReply,
@@ -43,7 +44,7 @@ from qd.drivers.types import (
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
-    from qd.drivers.keyspace.base import Keyspace
+    from qd.drivers.keyspace.base import Arg, Keyspace
 
 
 class Patience:
@@ -148,8 +149,20 @@ class Jobs(Protocol):
     def kept(self, id: str) -> Kept | None:
         """The job's stored result and progress. None: nothing is stored."""
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        """Store the job's progress for `ttl` seconds."""
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        """The same for many jobs, a thousand in a round trip."""
+
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        """Store the job's progress for `ttl` seconds. details: JSON."""
+
+    def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
+        """Append events of jobs, in one round trip: for each its id and ARGV of emit.lua. Returns its replies, or errors."""
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        """The events of a job that are kept and have a higher number."""
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        """Read the durable steps of a job for its attempt `mark`, or record one: see steps.lua."""
 
 
 class Ticks(Protocol):

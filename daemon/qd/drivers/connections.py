@@ -102,6 +102,7 @@ class Connections:
         self._all: WeakSet[ThreadConnections] = WeakSet()
         self._lock = threading.Lock()
         self.used: Callable[[], None] | None = None  # called before each use
+        self.join: Callable[[str], Connector | None] | None = None  # the connection in a transaction that is open here
 
     def get(self, name: str | None) -> Connector:
         """The connection called `name` (None: the default). Raises ConfigError."""
@@ -119,6 +120,12 @@ class Connections:
         if queue is None:
             queue = own.queues[name] = self.make(settings, name)
         return queue
+
+    def to_send(self, name: str) -> Connector:
+        """The connection called `name`, in the transaction that is open here if there is one, see `join`."""
+        if self.join is not None and self.make is self._opens and not self.is_lent(name):
+            return self.join(name) or self.get(name)
+        return self.get(name)
 
     async def native(self, name: str | None) -> AsyncQueue | None:
         """The connection called `name` (None: the default) for the tasks of the running event loop. None: call `get` in a

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from qd.drivers.base import Batches, Connector, Jobs, Ticks
-from qd.drivers.types import NONE, Gaps, Outgoing, Sizes
+from qd.drivers.types import NONE, Gaps, Kept, Outgoing, Sizes
 from qd.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
@@ -43,11 +43,15 @@ def always(answer: object) -> Callable[..., Any]:
 class NoJobs:
     """base.Jobs for a connection in which no job waits."""
 
-    find = kept = progress = always(None)
+    find = kept = progress = steps = always(None)
+    emit = events = always([])
     drop = stop = always(False)
 
     def ids(self, queue: str, start: str) -> set[str]:
         return set()
+
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        return [self.kept(id) for id in ids]
 
 
 class NoBatches:

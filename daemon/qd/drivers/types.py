@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from qd.errors import ConnectionLost, ServerRefused
 from qd.payload.build import chained_payload
 from qd.payload.format import HOLD, Payload
 from qd.payload.reservation import unanswered
+from qd.payload.signing import Signing
 from qd.process import SLOTS
 
 
@@ -86,7 +87,13 @@ class Keep(msgspec.Struct, frozen=True):
     ttl: float
 
 
-Effect = Push | Free | Hold | Leave | Vacate | Count | Keep
+class Forget(msgspec.Struct, frozen=True):
+    """Delete the durable steps of the job `id`, which runs no more."""
+
+    id: str
+
+
+Effect = Push | Free | Hold | Leave | Vacate | Count | Keep | Forget
 
 
 class Entry(NamedTuple):
@@ -109,17 +116,18 @@ class Callback(NamedTuple):
 
 
 class NewBatch(msgspec.Struct, frozen=True):
-    """callbacks: keys "then", "catch", "finally"."""
+    """callbacks: keys "then", "catch", "finally". jobs: how many are sent with it, with the ids of build.id_in_batch."""
 
     id: str
     name: str
     allow_failures: bool
     callbacks: Mapping[str, Callback]
+    jobs: int = 0
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """A batch at one moment. total: jobs sent; pending: not ended; failed: permanently failed. The times are unix seconds by
-    the server's clock, None for not yet."""
+    """A batch at one moment. total: jobs sent; pending: not ended; failed: permanently failed; jobs: those that were sent
+    with it, not added later. The times are unix seconds by the server's clock, None for not yet."""
 
     id: str
     name: str
@@ -129,11 +137,21 @@ class BatchState(msgspec.Struct, frozen=True):
     created_at: float
     cancelled_at: float | None
     finished_at: float | None
+    jobs: int = 0
 
     @property
     def progress(self) -> int:
         """Percent of jobs that have ended, rounded down: 100 only when none is left."""
         return 100 if not self.pending else 100 * (self.total - self.pending) // max(1, self.total)
+
+
+class JobEvent(NamedTuple):
+    """An event that a job has emitted. number: grows over all attempts of the job; one that is missing is no longer kept.
+    data: what was emitted, as JSON values. at: unix seconds, by the server's clock."""
+
+    number: int
+    data: Any
+    at: float
 
 
 Gap = Literal["order", "head", "delay", "lease", "counts", "ends", "find", "clear", "sizes", "failed", "memory"]
@@ -310,12 +328,13 @@ class Found(NamedTuple):
 
 class Kept(NamedTuple):
     """The stored record of a job with result_ttl. status: done or failed, None until it ends. value: JSON, the result or
-    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds."""
+    {error, message}; b"!" and the reason if JSON cannot represent it. at: unix seconds. details: of its progress."""
 
     status: str | None
     value: bytes
     progress: float | None
     at: float | None
+    details: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def percent(self) -> float | None:
@@ -339,11 +358,13 @@ def reserved_of(queue: str, member: bytes, base: str = "") -> Reserved:
 End = Literal["done", "skipped", "failed"]  # skipped: not run because its batch was cancelled
 
 
-def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") -> list[Effect]:
+def ends(
+    payload: Payload, how: End, place: str = "", value: bytes = b"null", signing: Signing | None = None
+) -> list[Effect]:
     """The effects of a job's end, in the order in which they happen. A cancelled job counts as failed.
 
     place: queue and id of a failed job's record, "" if there is none. value: result or error as JSON, for the record of a
-    job with result_ttl.
+    job with result_ttl and for the next job of the chain. signing: signs that one, if it takes the result.
     """
     relations, effects = payload.qd, list[Effect]()
     if relations is None:
@@ -355,7 +376,8 @@ def ends(payload: Payload, how: End, place: str = "", value: bytes = b"null") ->
         effects += [Push(link.queue, chained_payload(link, now), link.delay) for link in relations.catch]
     elif relations.chain:
         link, *rest = relations.chain
-        effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), relations.catch), link.delay))
+        passed = (uuid, value, signing)
+        effects.append(Push(link.queue, chained_payload(link, now, tuple(rest), relations.catch, passed), link.delay))
     if relations.batch is not None:
         effects.append(Count(relations.batch, uuid, how, place))
     if relations.result and (known := payload.id or uuid):

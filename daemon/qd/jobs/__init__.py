@@ -6,5 +6,6 @@ pipeline    The chain of middleware around a job, and the checks on each.
 plan        Dispatch options, Plan, Handle, and the Sender protocol.
 policy      Retry policy: may a job run, and what follows an error. Pure.
 registry    Declared jobs by name.
+steps       job.step(): functions that run once, however often their job is tried.
 versions    Versions of the arguments: the upgrade of an older payload.
 """

@@ -7,28 +7,31 @@ as no other job runs in the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Raw
 
 from qd.arguments.parameters import ABSENT
 from qd.arguments.values import FAILURES, check_value, decode_value, encode, why
-from qd.errors import ArgumentError, EndJob, NotInJob, Settled, UnknownParameters, WrongType
-from qd.jobs.policy import Fail, Release
+from qd.errors import ArgumentError, EndJob, JobFailure, NotInJob, Settled, UnknownParameters, WrongType
+from qd.jobs.policy import Fail, GiveUp, Release, Retry
 from qd.jobs.registry import Declared
-from qd.options.kinds import span_in_code
 from qd.payload.format import Relations, tags_of
 
 if TYPE_CHECKING:
     from qd.drivers.base import Connector
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_SAVED = 64 * 1024  # bytes of a checkpoint: it travels with the payload at every step
+MOST_EMITTED = 16 * 1024  # bytes of an event, or of the details of a progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class RunningJob:
         ended_by: The JobTimeout, JobInterrupted, JobCancelled or LeaseLost that ends the attempt from outside; None: none.
             An async job sees a CancelledError for all of them.
         relations: Lock, key, chain and batch of the job; None for a plain job.
-        outcome: What release() or fail() decided, even if the job's code swallows the exception they raise.
+        outcome: What release() or fail() decided, even if the job's code swallows the exception they raise; or what Retry
+            or Fail decided, once it has left the job.
         version: Of `data`; None: that of the declaration.
         skipped: The job was not run because its batch was cancelled.
         unfreed: How many concurrency slots it may still hold because the server did not answer.
@@ -107,8 +111,11 @@ class RunningJob:
     skipped: bool = False
     ended_by: EndJob | None = None
     unfreed: int = 0
-    outcome: Release | Fail | None = None
-    _report_progress: Callable[[float], None] | None = None  # records a percentage; None: nothing records it
+    outcome: Release | GiveUp | None = None
+    _report_progress: Callable[[float, bytes], None] | None = None  # records percentage and details; None: nothing does
+    _emit: Callable[[bytes], None] | None = None  # sends an event; None: nothing does
+    _step_store: Callable[..., Any] | None = None  # see jobs/steps.py
+    _steps: Any = None
     _tags: tuple[str, ...] = ()  # of a job without a payload
     _fields: Any = ABSENT  # its arguments, once they are converted
 
@@ -165,47 +172,120 @@ class RunningJob:
             ArgumentError: JSON cannot represent it, or it is too large.
             NotInJob: The job has ended, or this process was forked by the job.
         """
-        try:
-            check_value(state)
-            text = encode(state)
-        except FAILURES as error:
-            raise ArgumentError(f"job.checkpoint() cannot save {type(state).__qualname__}: {why(error)}") from None
-        if len(text) > MOST_SAVED:
-            fact = f"job.checkpoint() was given {len(text)} bytes of JSON, more than {MOST_SAVED}"
-            raise ArgumentError(f"{fact}: save a position (an id, a row number), and the rest elsewhere")
+        hint = "save a position (an id, a row number), and the rest elsewhere"
+        text = encoded(state, "job.checkpoint()", "save", MOST_SAVED, hint)
         if self._save is not None:
             self._save(text)
         self._saved = text
 
-    def progress(self, percent: float) -> None:
-        """Report the progress of the job, 0 to 100, for handle.progress().
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function once, however often the job is tried: `page = job.step("fetch", fetch, url)`.
+
+        In an async job: `await job.step("fetch", afetch, url)`. While the server is unreachable, it waits.
+
+        Args:
+            name: Of the step, used once in an attempt.
+            function: It returns what JSON can represent.
+
+        Returns:
+            In every attempt, the first too: the result from its JSON, converted to the function's return annotation.
+
+        Raises:
+            ArgumentError: The name was used, the result is no JSON, or there are over 1,000 steps or 1 MB of results.
+            NotInJob: The job has ended, or this process was forked by the job.
+        """
+        from qd.jobs.steps import step  # loaded only by jobs that use it
+
+        return step(self, name, function, partial(function, *args, **kwargs))
+
+    def emit(self, data: object) -> None:
+        """Send an event to all who follow the job, within 50 ms: `current_job().emit({"token": "Hello"})`.
+
+        From any thread of the job, and from async code. It does not wait; while the server is unreachable, events wait in
+        the worker. The server keeps the last 1,000 of a job, and 1 MB. Does nothing in run().
+
+        Args:
+            data: A JSON value of at most 16 kB.
+
+        Raises:
+            ArgumentError: JSON cannot represent it, or it is too large.
+            NotInJob: The job has ended, or this process was forked by the job.
+        """
+        text = encoded(data, "job.emit()", "send", MOST_EMITTED, "emit smaller pieces, or the address of the data")
+        if self._emit is not None:
+            self._emit(text)
+
+    def progress(self, percent: float, message: str | None = None, **fields: object) -> None:
+        """Report the progress of the job for its handle: `job.progress(40, "scaling", step=3, of=7)`.
 
         Costs one call to the server; an unreachable server is ignored. May be called from any thread of the job. Does
-        nothing in a job without result_ttl. Raises ArgumentError for anything but a number from 0 to 100.
+        nothing in a job without result_ttl. Raises ArgumentError for other values.
+
+        Args:
+            percent: A number from 0 to 100.
+            message: What the job does now, for people.
+            fields: JSON values, of at most 16 kB together.
         """
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
             raise ArgumentError(f"job.progress() takes a number from 0 to 100, not {percent!r}")
+        details = fields if message is None else {"message": message, **fields}
+        text = encoded(details, "job.progress()", "report", MOST_EMITTED, "emit() it") if details else b""
         if self._report_progress is not None:
-            self._report_progress(percent)
+            self._report_progress(percent, text)
 
     def release(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> NoReturn:
-        """Stop here and run again in `delay` seconds. Raises through the job.
+        """Stop here and run again in `delay` seconds. Raises Retry through the job.
 
         Args:
             delay: Seconds, or a timedelta.
             reason: For the log line and JobReleased.
             counts: Whether this attempt counts. False for middleware that puts back a job that cannot run yet.
         """
-        self.outcome = Release(span_in_code(delay), reason, counts)
-        raise Settled(f"released for {self.outcome.delay:g} s")
+        self._settle(Retry(delay, reason=reason, counts=counts))
 
     def fail(self, reason: str) -> NoReturn:
-        """Stop here and mark the job as permanently failed. Raises through the job."""
-        self.outcome = Fail(reason)
-        raise Settled(f"failed: {reason}")
+        """Stop here and mark the job as permanently failed. Raises Fail through the job."""
+        self._settle(Fail(reason))
+
+    def _settle(self, raised: Retry | Fail) -> NoReturn:
+        self.outcome, raised.job = raised.decision, self
+        raise raised
+
+    def settled_by(self, error: BaseException | None) -> bool:
+        """Whether the job's outcome is decided, after it has raised `error`: a Retry or Fail, also in the group that a
+        TaskGroup makes of it. One that an outer job has recorded decides nothing here."""
+        found = error.subgroup(Settled) if isinstance(error, BaseExceptionGroup) else error
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if self.outcome is None and isinstance(found, Retry | Fail) and found.job is None:
+            self.outcome = found.decision
+            if isinstance(found, Fail):
+                failure = JobFailure(found.decision.reason).with_traceback(found.__traceback__)
+                failure.__cause__ = found.__cause__
+                self.outcome = GiveUp(found.decision.reason, failure)
+        return self.outcome is not None
 
     def __repr__(self) -> str:
         return f"<running job {self.name} id={self.id} attempt={self.attempt}>"
+
+
+def encoded(value: object, method: str, verb: str, most: int, hint: str) -> bytes:
+    """The JSON text of a value. Raises ArgumentError."""
+    try:
+        check_value(value)
+        text = encode(value)
+    except FAILURES as error:
+        raise ArgumentError(f"{method} cannot {verb} {type(value).__qualname__}: {why(error)}") from None
+    if len(text) > most:
+        raise ArgumentError(f"{method} was given {len(text)} bytes of JSON, more than {most}: {hint}")
+    return text
 
 
 _of_process: RunningJob | None = None  # the worker's only current job, seen by every thread the job starts

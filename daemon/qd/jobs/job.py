@@ -3,6 +3,8 @@
     welcome.dispatch("a@b.c")                      straight to the sender
     welcome.using(delay=60).dispatch("a@b.c")      a copy with another plan
     welcome.bind("a@b.c")                          a Call, for app.dispatch(...) and others
+    welcome.bind("a@b.c").call(timeout=5)          dispatch and wait for the result
+    convert.link("webm")                           a Link: all arguments but the first, for app.chain(..., pass_results=True)
 
 Arguments are encoded where they are given, so that a wrong value raises there.
 """
@@ -14,12 +16,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import update_wrapper
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Concatenate,
     Final,
     Generic,
     Never,
@@ -27,23 +31,28 @@ from typing import (
     Self,
     TypeVar,
     Unpack,
+    cast,
     dataclass_transform,
     overload,
 )
 
 from qd.arguments.parameters import ABSENT, named
 from qd.arguments.signature import Signature, signature_of, signature_of_fields
-from qd.errors import DeclarationError
+from qd.errors import ArgumentError, DeclarationError, NotInJob
+from qd.jobs.context import current_job
 from qd.jobs.pipeline import check_stages
-from qd.jobs.plan import Handle, Options, Plan, Sender, SendOptions
+from qd.jobs.plan import Duration, Handle, Options, Plan, Sender, SendOptions, waiting_time
 from qd.jobs.registry import Declared, DeclaredClass, DeclaredRaw, Registry
 from qd.options.tables import JobOptions
 
 P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+A = TypeVar("A")
 C = TypeVar("C")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 J = TypeVar("J", bound="Job[Any]")
+KEPT = 300.0  # seconds for which the result of call() is kept, if the job itself keeps none
 COMPUTED = ("display_name", "tags", "tries", "backoff")
 
 
@@ -100,6 +109,26 @@ class Call(Unsent, Generic[T_co]):
         sender, plan, data = self._to_send()
         return Handle(await sender.asend(plan, data), sender, plan)
 
+    def call(self, *, timeout: Duration) -> T_co:
+        """Send it, wait until it has ended, and return its result: `count.bind("report.pdf").call(timeout=5)`.
+
+        Args:
+            timeout: Seconds to wait at most, or a timedelta. Without result_ttl the result is kept for 5 minutes.
+
+        Raises:
+            ResultTimeout: It has not ended in time. It goes on.
+            JobFailedError: It has failed, or was cancelled.
+        """
+        sender, plan, data = self._to_send()
+        plan, seconds = to_wait_for(plan, timeout)
+        return Handle[T_co](sender.send(plan, data), sender, plan).result(seconds)
+
+    async def acall(self, *, timeout: Duration) -> T_co:
+        """As call(); the event loop goes on. If the task is cancelled, the job goes on."""
+        sender, plan, data = self._to_send()
+        plan, seconds = to_wait_for(plan, timeout)
+        return await Handle[T_co](await sender.asend(plan, data), sender, plan).aresult(seconds)
+
     def run(self) -> T_co:
         """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
         sender, plan, data = self._to_send()
@@ -107,6 +136,36 @@ class Call(Unsent, Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"<call of job {self._plan.declared.name}>"
+
+
+_waits_in_jobs = set[str]()  # names of the jobs that have been warned about
+
+
+def to_wait_for(plan: Plan, timeout: Duration) -> tuple[Plan, float | None]:
+    """The plan with a result_ttl, and the timeout in seconds. Warns in a worker. Raises ArgumentError."""
+    name = plan.declared.name
+    if plan.after_commit or plan.by is not None:
+        why = "has after_commit=True" if plan.after_commit else "has its own send()"
+        raise ArgumentError(f"job '{name}' {why}: call() cannot wait for it; dispatch() it, and ask its handle later")
+    with suppress(NotInJob):
+        job = current_job()
+        if job.mark and job.name not in _waits_in_jobs:  # in a worker
+            _waits_in_jobs.add(job.name)
+            import logging  # loaded only for this warning
+
+            text = "job '%s' waits for job '%s': when all workers wait, none is left to run it; use a chain, or other queues"
+            logging.getLogger("qd.results").warning(text, job.name, name)
+    return (plan if plan.options.result_ttl else plan.using({"result_ttl": KEPT})), waiting_time(timeout)
+
+
+class Link(Unsent, Generic[A, T_co]):
+    """A job of a chain with all arguments but the first (takes), which is the result of the job before it."""
+
+    def __init__(self, plan: Plan, takes: str, data: bytes, origin: tuple[str, int] | None) -> None:
+        self._plan, self._takes, self._data, self._origin = plan, takes, data, origin
+
+    def __repr__(self) -> str:
+        return f"<link of job {self._plan.declared.name}>"
 
 
 class JobFunction(Unsent, Generic[P, C, T]):
@@ -132,6 +191,18 @@ class JobFunction(Unsent, Generic[P, C, T]):
         """The job with its arguments, to be sent later. Raises ArgumentError."""
         self._origin = None
         return Call(self._sender, self._plan, self._plan.declared.encode(args, kwargs), caller())
+
+    def link(self: Callable[Concatenate[A, Rest], Any], *args: Rest.args, **kwargs: Rest.kwargs) -> Link[A, T]:
+        """The job with all arguments but the first, which is the result of the job before it:
+        `app.chain(fetch.bind(url), convert.link("webm"), pass_results=True)`. Raises ArgumentError."""
+        job = cast(JobFunction[..., Any, T], self)  # mypy infers A of a Callable only
+        job._origin = None
+        return Link(job._plan, *job._plan.declared.encode_link(args, kwargs), caller())
+
+    def handle(self, id: str) -> Handle[T]:
+        """The handle of a call that was sent earlier; to another queue: `job.using(queue=...).handle(id)`."""
+        self._origin = None
+        return Handle(id, self._sender, self._sender.place(self._plan))
 
     def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
         """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""
@@ -223,6 +294,17 @@ def plan_of(job: object) -> Plan | None:
         return job._plan
     declared_as = job._declared_as if isinstance(job, type) and issubclass(job, Job) else None
     return declared_as and declared_as[1]
+
+
+def declared_plan(job: object) -> Plan:
+    """The same. Raises ArgumentError for anything else."""
+    plan = plan_of(job)
+    if plan is None:
+        raise ArgumentError(f"{job!r} is not a job: pass the function or class that @app.job decorated")
+    return plan
+
+
+AnyJob = JobFunction[..., Any, T] | type[Job[T]]
 
 
 def same(value: object, default: object) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from qd.arguments.signature import Pattern
 from qd.drivers.pausing import Pausing, block_on, threaded, wait_for
+from qd.drivers.types import JobEvent, Kept
 from qd.errors import ArgumentError, DeclarationError
 from qd.jobs.context import RunningJob
 from qd.jobs.registry import Declared
-from qd.options.kinds import seconds_of
+from qd.options.kinds import Backoff, seconds_of
 from qd.options.tables import JobOptions
 
 T_co = TypeVar("T_co", covariant=True)
@@ -25,6 +26,9 @@ class Middleware(Protocol):
     def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
+IN_CODE = ("middleware", "retry_on", "fail_on", "upgrade")  # options that only a declaration has
+
+
 class Options(TypedDict, total=False):
     """Options of a job, both in @app.job(...) and in .using(...)."""
 
@@ -32,7 +36,10 @@ class Options(TypedDict, total=False):
     connection: str
     tries: int
     timeout: Duration
-    backoff: Duration | Sequence[Duration]
+    backoff: Duration | Sequence[Duration] | Backoff | Literal["exponential"]
+    jitter: float  # up to this share of each backoff is added to it
+    retry_on: type[Exception] | Sequence[type[Exception]]  # any other error fails the job at once
+    fail_on: type[Exception] | Sequence[type[Exception]]  # such an error fails the job at once
     max_exceptions: int
     retry_for: Duration
     fail_on_timeout: bool
@@ -48,6 +55,7 @@ class Options(TypedDict, total=False):
     exclusive: bool  # no other job runs in its worker meanwhile
     version: int  # of its arguments, 1 if not given
     upgrade: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]  # {1: from_v1, 2: from_v2}
+    encrypted: bool  # its arguments are encrypted, with [encryption] keys
 
 
 class SendOptions(Options, total=False):
@@ -81,12 +89,11 @@ class Plan:
         options, name = dict(given), self.declared.name
         delay, key = options.pop("delay", self.delay), options.pop("key", self.key)
         after_commit = options.pop("after_commit", self.after_commit)
-        if options.get("raw", self.declared.options.raw) != self.declared.options.raw:
-            raise DeclarationError("using() cannot change raw: set it in @app.job(raw=...)")
-        if not options.keys().isdisjoint(("version", "upgrade")):
-            raise DeclarationError("using() takes no version or upgrade: set them in @app.job()")
-        if "middleware" in options:
-            raise DeclarationError("using() takes no middleware (a payload carries no functions): set it in @app.job()")
+        for fixed in ("raw", "encrypted", "version"):
+            if options.get(fixed, declared := getattr(self.declared.options, fixed)) != declared:
+                raise DeclarationError(f"using() cannot change {fixed}: set it in @app.job({fixed}=...)")
+        if code := [name for name in IN_CODE if name in options]:
+            raise DeclarationError(f"using() takes no {code[0]} (a payload carries no code): set it in @app.job()")
         if key is not None and not (isinstance(key, str) and key.strip()):
             raise DeclarationError(f"option key of job '{name}': {key!r} is no name (written 'order:42')")
         if not isinstance(after_commit, bool | None):
@@ -108,14 +115,45 @@ def patterns(declared: Declared, options: JobOptions) -> tuple[Pattern | None, P
     return display, unique
 
 
-Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
-
-
 class Place(NamedTuple):
-    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one."""
+    """Where jobs are sent, for a handle made from an id alone. connection: None is the default one. declared: None if the
+    job is not known."""
 
     connection: str | None
     queue: str
+    declared: Declared | None = None
+
+
+Status = Literal["ready", "delayed", "running", "done", "failed", "unknown"]
+NewEvents = tuple[list[JobEvent], Status | None]  # and how the job has ended, if it has and there are no more
+
+
+class EventStream:
+    """The events of a job, for `async for` and `for`. Missing numbers are events that are no longer kept.
+
+    since: the number of the last event that it has returned, to resume after it. status: "done", "failed" or "unknown"
+    once it has found that the job has ended; None before.
+    """
+
+    def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
+        self._read, self._once, self._ended, self.since = read, once, False, since
+        self.status: Status | None = None
+
+    def __iter__(self) -> Iterator[JobEvent]:
+        while not self._ended:
+            events, self.status = block_on(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
+                self.since = event.number
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[JobEvent]:
+        while not self._ended:
+            events, self.status = await wait_for(self._read(self.since))
+            self._ended = self._once or self.status is not None
+            for event in events:
+                self.since = event.number
+                yield event
 
 
 class JobLookup(Protocol):
@@ -125,7 +163,9 @@ class JobLookup(Protocol):
 
     def result(self, id: str, timeout: float | None) -> Pausing[Any]: ...
 
-    def progress(self, id: str) -> float | None: ...
+    def record(self, id: str) -> Kept | None: ...
+
+    def events(self, id: str, since: int, wait: float | None) -> Pausing[NewEvents]: ...
 
     def cancel(self, id: str) -> bool: ...
 
@@ -144,6 +184,9 @@ class Sender(Protocol):
 
     def lookup(self, at: Plan | Place) -> JobLookup:
         """The lookup of jobs sent by this plan, or to this place."""
+
+    def place(self, plan: Plan) -> Place:
+        """Where jobs of this plan are sent."""
 
 
 def waiting_time(timeout: Duration | None) -> float | None:
@@ -172,7 +215,7 @@ class Handle(Generic[T_co]):
         """Wait until the job has ended, for at most `timeout` seconds (None: no limit), and return its result.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            ResultTimeout: It has not ended in time. It goes on.
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """
@@ -187,7 +230,30 @@ class Handle(Generic[T_co]):
 
     def progress(self) -> float | None:
         """The percentage the job reported last, 100 once it is done. None: nothing reported, or no result_ttl."""
-        return self._lookup().progress(self.id)
+        record = self._lookup().record(self.id)
+        return None if record is None else record.percent
+
+    def progress_details(self) -> dict[str, Any]:
+        """What the job reported with its last progress(): {"message": "scaling", "step": 3}; {} if nothing."""
+        record = self._lookup().record(self.id)
+        return {} if record is None else dict(record.details)
+
+    def events(self, since: int = 0, *, wait: Duration | None = None) -> EventStream:
+        """Its events: `async for event in app.handle(id).events(since=7): print(event.number, event.data)`. Or `for`.
+
+        Args:
+            since: Only events with a higher number; 0: all that are kept.
+            wait: Read once, as soon as there are events, after so many seconds at the latest. None: until the job has ended.
+
+        Raises:
+            ArgumentError: `since` or `wait` is invalid.
+            ConnectionLost: While iterating; without `wait` after a minute.
+        """
+        if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 1 << 53:
+            raise ArgumentError(f"events() takes the number of an event as since, 0 or more, not {since!r}")
+        seconds = None if wait is None else seconds_of("wait of events()", wait, ArgumentError)
+        lookup = self._lookup()
+        return EventStream(lambda after: lookup.events(self.id, after, seconds), since, once=wait is not None)
 
     def cancel(self) -> bool:
         """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,

@@ -1,22 +1,28 @@
-"""Retry policy: may this job run, and what follows an error? Pure arithmetic; `now` is an argument.
+"""Retry policy: may this job run, and what follows an error? Pure arithmetic; `now` and `luck`, a random number from 0 to
+1, are arguments. Retry and Fail: what a job raises to decide it itself.
 
 Used by worker/attempt.py and dispatch/local.py. The rules are Laravel's (Queue/Worker.php, 8 and 13), plus one for crashes.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from qd.options.kinds import span_text
+from qd.errors import Settled
+from qd.options.kinds import Backoff, span_in_code, span_text
 from qd.options.tables import JobOptions, WorkOptions
 from qd.payload.format import LONGEST_TIME, Payload
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 T = TypeVar("T")
 
 FIRST_HOLD = 1.0  # seconds until a job that no worker here can run is tried again,
 LONGEST_HOLD = 60.0  # doubling up to this
+MOST_WAITS = 20  # of a Backoff; the last one repeats, as in a list
 
 
 class JobLimits(msgspec.Struct, frozen=True):
@@ -30,6 +36,9 @@ class JobLimits(msgspec.Struct, frozen=True):
     fail_on_timeout: bool
     max_crashes: int  # 0: unlimited
     unroutable_ttl: float
+    jitter: float = 0.0  # up to this share of a backoff is added to it
+    retry_on: tuple[type[Exception], ...] | None = None  # None: any error
+    fail_on: tuple[type[Exception], ...] = ()
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -40,11 +49,48 @@ class Release(msgspec.Struct, frozen=True):
     counts: bool = True
 
 
-class Fail(msgspec.Struct, frozen=True):
+class GiveUp(msgspec.Struct, frozen=True):
     """Failed permanently. error: the exception to report, if there is one."""
 
     reason: str
     error: BaseException | None = None
+
+
+class Retry(Settled):
+    """Raise it in a job, from any depth: the job stops here and runs again in `delay` seconds, whatever its backoff.
+
+    Args:
+        delay: Seconds, or a timedelta. No jitter is added.
+        reason: For the log line and JobReleased.
+        counts: Whether this attempt counts toward `tries`.
+
+    Raises:
+        ValueError: The delay is no duration.
+
+    Example:
+        `raise Retry(delay=30)`
+    """
+
+    def __init__(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> None:
+        self.decision = Release(span_in_code(delay), reason, counts)
+
+    def __str__(self) -> str:
+        return f"retry in {self.decision.delay:g} s"
+
+
+class Fail(Settled):
+    """Raise it in a job, from any depth: the job stops here and has failed permanently, whatever attempts are left.
+
+    Args:
+        reason: For the failed store.
+
+    Example:
+        `raise Fail("the account is closed")`
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.decision = GiveUp(reason)
 
 
 def limits_of(payload: Payload, job: JobOptions, worker: WorkOptions) -> JobLimits:
@@ -52,13 +98,16 @@ def limits_of(payload: Payload, job: JobOptions, worker: WorkOptions) -> JobLimi
     return JobLimits(
         tries=_first(payload.maxTries, job.tries, worker.tries),
         timeout=min(max(0.0, _first(payload.timeout, job.timeout, worker.timeout)), LONGEST_TIME),
-        backoff=_first(payload.backoffs, job.backoff, worker.backoff) or (0.0,),
+        backoff=waits(_first(payload.backoffs, job.backoff, worker.backoff)) or (0.0,),
         max_exceptions=_first(payload.maxExceptions, job.max_exceptions, None),
         retry_until=_retry_until(payload, job.retry_for),
         # Laravel writes false for a job that does not set it, so only true is a setting.
         fail_on_timeout=bool(payload.failOnTimeout or job.fail_on_timeout),
         max_crashes=worker.max_crashes,
         unroutable_ttl=worker.unroutable_ttl,
+        jitter=_first(payload.own_jitter, job.jitter, worker.jitter),
+        retry_on=job.retry_on,
+        fail_on=job.fail_on or (),
     )
 
 
@@ -88,19 +137,30 @@ def before(limits: JobLimits, payload: Payload, now: float) -> str | None:
 
 
 def after_error(
-    limits: JobLimits, payload: Payload, now: float, *, exceptions: int, timed_out: bool = False
-) -> Release | Fail:
-    """What follows an attempt that raised or timed out. exceptions: how many so far, with this one; timeouts count."""
+    limits: JobLimits,
+    payload: Payload,
+    now: float,
+    *,
+    exceptions: int,
+    error: BaseException | None,
+    luck: float,
+) -> Release | GiveUp:
+    """What follows an attempt that raised `error`, None: that timed out. exceptions: how many so far, with this one;
+    timeouts count."""
+    if error is not None and isinstance(error, limits.fail_on):
+        return GiveUp(f"raised {type(error).__name__} (fail_on)")
+    if error is not None and limits.retry_on is not None and not isinstance(error, limits.retry_on):
+        return GiveUp(f"raised {type(error).__name__}, which is not in retry_on")
     if limits.retry_until is not None:
         if now >= limits.retry_until:
-            return Fail(_too_late(limits.retry_until, now))
+            return GiveUp(_too_late(limits.retry_until, now))
     elif 0 < limits.tries <= payload.attempts:
-        return Fail(f"attempted {_times(payload.attempts)} (tries {limits.tries})")
+        return GiveUp(f"attempted {_times(payload.attempts)} (tries {limits.tries})")
     if limits.max_exceptions is not None and exceptions >= limits.max_exceptions:
-        return Fail(f"raised {_times(exceptions)} (max_exceptions {limits.max_exceptions})")
-    if timed_out and limits.fail_on_timeout:
-        return Fail(f"ran longer than its timeout of {span_text(limits.timeout)} (fail_on_timeout)")
-    return Release(backoff(limits.backoff, payload.attempts))
+        return GiveUp(f"raised {_times(exceptions)} (max_exceptions {limits.max_exceptions})")
+    if error is None and limits.fail_on_timeout:
+        return GiveUp(f"ran longer than its timeout of {span_text(limits.timeout)} (fail_on_timeout)")
+    return Release(backoff(limits, payload.attempts, luck))
 
 
 def fails_when_killed(limits: JobLimits, payload: Payload) -> bool:
@@ -109,9 +169,21 @@ def fails_when_killed(limits: JobLimits, payload: Payload) -> bool:
     return last or limits.fail_on_timeout or payload.exceptions + 1 >= (limits.max_exceptions or 1 << 30)
 
 
-def backoff(waits: tuple[float, ...], attempts: int) -> float:
-    """Seconds after attempt number `attempts`: (1, 5, 30) gives 1, 5, 30, 30, ..."""
-    return waits[min(max(attempts, 1), len(waits)) - 1]
+def backoff(limits: JobLimits, attempts: int, luck: float) -> float:
+    """Seconds after attempt number `attempts`: (1, 5, 30) gives 1, 5, 30, 30, ... plus its jitter, in whole ms."""
+    wait = limits.backoff[min(max(attempts, 1), len(limits.backoff)) - 1]
+    return wait and min(wait + int(wait * limits.jitter * luck * 1000) / 1000, LONGEST_TIME)
+
+
+def waits(given: tuple[float, ...] | Backoff, tries: int | None = None) -> tuple[float, ...]:
+    """The seconds after each attempt but the last, as payloads have them. tries: None or 0: unknown or unlimited."""
+    if not isinstance(given, Backoff):
+        return given
+    wait, found = given.first, list[float]()
+    for _ in range(min(tries - 1, MOST_WAITS) if tries else MOST_WAITS):
+        found.append(round(wait, 3))
+        wait = min(wait * given.factor, given.max)
+    return tuple(found)
 
 
 def hold_delay(since: float, now: float) -> float:

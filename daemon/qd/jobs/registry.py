@@ -11,7 +11,7 @@ from typing import Any
 from qd.arguments.injection import Known
 from qd.arguments.signature import Signature
 from qd.arguments.values import decode_value, encode_value
-from qd.errors import DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
+from qd.errors import ArgumentError, DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
 from qd.jobs.versions import upgraded, version_of
 from qd.options.tables import JobOptions
 
@@ -39,6 +39,15 @@ class Declared:
     def upgraded(self, data: bytes, version: int) -> bytes:
         """`data` of an older version as that of the declared one. Raises WrongType."""
         return upgraded(self.name, self.options.upgrade or (), data, version)
+
+    def encode_link(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, bytes]:
+        """The name of its first parameter, and the `data` of a call without that. Raises ArgumentError."""
+        if self.options.raw:
+            raise ArgumentError(f"{self.signature.title} is raw, and takes the whole data: it cannot take a result")
+        bound = self.signature.bind((None, *args), kwargs)
+        first = next(iter(bound))
+        del bound[first]
+        return first, self.signature.encode(bound, partial=True)
 
     def decode(self, data: bytes) -> Any:
         """The argument of `call` and `arguments`. Raises UnknownParameters or WrongType."""

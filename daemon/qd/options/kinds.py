@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qd.errors import DeclarationError, QdError
 from qd.options.drivers import DRIVERS, SCHEMES, scheme_of
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 SPAN = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -87,6 +92,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def number(value: Any, least: float, most: float) -> float:
+    """A number in this range, also as text. Raises ValueError."""
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, bool) and least <= float(value) <= most:
+            return float(value)
+    raise ValueError(f"{value!r} is not a number from {least:g} to {most:g}")
+
+
+def share(value: object) -> float:
+    return number(value, 0, 1)
 
 
 WORD = re.compile(r"[a-z][a-z0-9_-]*")
@@ -183,10 +200,69 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_name(part) for part in _several(value)))
 
 
-def _spans(value: object) -> tuple[float, ...]:
+@dataclass(frozen=True, init=False, slots=True)
+class Backoff:
+    """Waits between attempts that grow by `factor` up to `max`: 1 s, 2 s, 4 s, ... at most 10 minutes by default.
+
+    Args:
+        first: Wait after the first attempt: seconds, a timedelta, or text like "5s".
+        factor: Each wait is this many times the one before, 1 to 1000.
+        max: Longest wait: seconds, a timedelta, or text like "10m".
+        jitter: Up to this share of a wait, 0 to 1, is added at random. None: what the option `jitter` says, 0.1.
+
+    Raises:
+        DeclarationError: A value is invalid.
+
+    Example:
+        `@app.job(tries=8, backoff=Backoff(first=5, factor=3, max="1h"))` waits 5 s, 15 s, 45 s, ...
+    """
+
+    first: float
+    factor: float
+    max: float
+    jitter: float | None
+
+    def __init__(
+        self,
+        first: float | timedelta | str = 1,
+        factor: float = 2,
+        max: float | timedelta | str = "10m",
+        jitter: float | None = None,
+    ) -> None:
+        for name, kind, value in (
+            ("first", span, first), ("factor", lambda value: number(value, 1, 1000), factor), ("max", span, max),
+            ("jitter", lambda value: None if value is None else share(value), jitter),
+        ):  # fmt: skip
+            try:
+                object.__setattr__(self, name, kind(value))
+            except ValueError as error:
+                raise DeclarationError(f"{name} of Backoff: {error}") from None
+        if not 0 < self.first <= self.max:
+            raise DeclarationError(
+                f"first of Backoff: {self.first:g} s is not more than 0, at most max ({self.max:g} s)"
+            )
+
+
+EXPONENTIAL = Backoff()
+
+
+def _spans(value: object) -> tuple[float, ...] | Backoff:
+    if isinstance(value, Backoff):
+        return value
+    if isinstance(value, str) and value.strip() == "exponential":
+        return EXPONENTIAL
     found = tuple(span(part) for part in _several(value))
     if not found:
         raise ValueError("an empty list of waits (0 retries at once)")
+    return found
+
+
+def _errors(value: object) -> tuple[type[Exception], ...]:
+    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for each in found:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            named = getattr(each, "__name__", repr(each))
+            raise ValueError(f"{named} is not a type of errors that a job raises (write (ValueError,))")
     return found
 
 
@@ -226,12 +302,12 @@ SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:
-    """Signing keys. Messages do not show them."""
+    """Keys of [signing] and [encryption]. Messages do not show them."""
     found = _several(value)
     for number, key in enumerate(found, 1):
         if not isinstance(key, str) or not SIGNING_KEY.fullmatch(key):
             form = "ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
-            raise ValueError(f"signing key {number} is not {form}")
+            raise ValueError(f"key {number} is not {form}")
     return tuple(str(key) for key in found)
 
 
@@ -329,5 +405,6 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware, "upgrade": _upgrade, "users": _users, "prefix": _prefix, "http": _http,
+    "middleware": _middleware, "upgrade": _upgrade, "errors": _errors, "share": share, "users": _users, "prefix": _prefix,
+    "http": _http,
 }  # fmt: skip

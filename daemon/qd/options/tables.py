@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from qd.errors import DeclarationError
 from qd.options import kinds
-from qd.options.kinds import KINDS
+from qd.options.kinds import EXPONENTIAL, KINDS, Backoff
 
 PREFETCHED = 100  # jobs that a worker fetches at once, at most; the keeper and the scripts are bounded by it
 
@@ -27,7 +27,10 @@ class JobOptions:
     connection: str | None = _option("name")
     tries: int | None = _option("count")
     timeout: float | None = _option("span")
-    backoff: tuple[float, ...] | None = _option("spans")
+    backoff: tuple[float, ...] | Backoff | None = _option("spans")
+    jitter: float | None = _option("share")
+    retry_on: tuple[type[Exception], ...] | None = _option("errors")
+    fail_on: tuple[type[Exception], ...] | None = _option("errors")
     max_exceptions: int | None = _option("count")
     retry_for: float | None = _option("span")
     fail_on_timeout: bool | None = _option("switch")
@@ -43,6 +46,7 @@ class JobOptions:
     exclusive: bool | None = _option("switch")
     version: int | None = _option("count")
     upgrade: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] | None = _option("upgrade")
+    encrypted: bool | None = _option("switch")
 
     @classmethod
     def read(cls, given: Mapping[str, object], job: str | None = None) -> Self:
@@ -57,6 +61,10 @@ class JobOptions:
                 found[name] = None if value is None else read(value)
             except ValueError as error:
                 raise DeclarationError(f"option {name} of {what}: {error}") from None
+        if (own := getattr(found.get("backoff"), "jitter", None)) is not None:
+            if found.setdefault("jitter", own) not in (None, own):
+                raise DeclarationError(f"option jitter of {what}: its Backoff has a jitter of {own:g}: remove one")
+            found["jitter"] = own
         return cls(**found)
 
     def over(self, below: JobOptions) -> JobOptions:
@@ -69,6 +77,8 @@ JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fie
 
 def _spans(value: Any) -> Any:
     several = isinstance(value, Sequence) and not isinstance(value, str)
+    if isinstance(value, Backoff) or value == "exponential":
+        return KINDS["spans"](value)
     return KINDS["spans"]([kinds.span_in_code(part) for part in value] if several else kinds.span_in_code(value))
 
 
@@ -129,8 +139,10 @@ def shown(kind: str, value: Any) -> str:
     """The text of a value of this kind: (1.0, 5.0) spans -> "1s,5s", 128 MiB -> "128M"."""
     if value is None or value == ():
         return ""
+    if isinstance(value, str | Backoff):
+        return "exponential" if value == EXPONENTIAL else str(value)
     if kind == "span":
-        return value if isinstance(value, str) else kinds.span_text(value)
+        return kinds.span_text(value)
     if kind == "size":
         return kinds.size_text(value)
     if kind == "spans":
@@ -195,9 +207,11 @@ class WorkOptions:
     force: bool = option(False, "switch", "work in maintenance mode too", in_file=False, environ="")
     tries: int = option(1, "count", "number of attempts before a job fails, 0: unlimited", unit="attempts")
     timeout: float = option(60.0, "span", "end a job that runs longer, 0: never")
-    backoff: tuple[float, ...] = option(
-        (0.0,), "spans", "wait this long before each retry, `1,5,30` for the first, second and later ones"
-    )
+    backoff: tuple[float, ...] | Backoff = option(
+        (0.0,), "spans",
+        "wait this long before each retry, `1,5,30` for the first, second and later ones, `exponential`: 1, 2, 4 up to 600",
+    )  # fmt: skip
+    jitter: float = option(0.1, "share", "add up to this share to each backoff at random, 0: nothing")
     memory: int = option(
         128 << 20, "size", "replace a worker that has grown by this much since it was ready, between jobs, 0: never"
     )

@@ -14,6 +14,7 @@ sent_again(failed payload), as pushed and as if pushed now:
 chained_payload(job of a chain, batch or catch), when its turn has come:
     createdAt    now, and retryUntil moves with it; due_ms, now or after its delay
     qd           the jobs that follow it
+    data         the result of the job before it, as the argument that `qd.takes` names, and a new signature
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qd.errors import ArgumentError
+from qd.errors import ArgumentError, SignatureRefused
 from qd.payload.format import FAILURES, LIMIT, LONGEST_TIME, NO_DATA, ChainedJob, Payload, Relations, pairs_of, read
+from qd.payload.signing import Signing
 
 _HEAD = (
     '{"uuid":%s,"displayName":%s,"job":%s,"maxTries":%s,"maxExceptions":%s,"failOnTimeout":%s,"backoff":%s,"timeout":%s,'
@@ -52,6 +54,7 @@ def make(
     max_exceptions: int | None = None,
     fail_on_timeout: bool = False,
     backoff: Sequence[float] | None = None,
+    jitter: float | None = None,
     timeout: float | None = None,
     retry_until: float | None = None,
     delete_when_missing: bool | None = None,
@@ -74,6 +77,7 @@ def make(
         f'"{",".join([_plain(wait) for wait in backoff])}"' if backoff else "null",
         _whole(timeout),
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
+        + ("" if jitter is None else f'"jitter":{_plain(jitter)},')
         + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},')
         + ("" if version == 1 else f'"job_version":{version},'),
     )
@@ -222,6 +226,13 @@ def new_id() -> str:
     return _id(os.urandom(ID))
 
 
+def id_in_batch(batch: str, place: int) -> str:
+    """The id of the job in this place of a batch: so a batch knows the ids of its jobs without a list of them."""
+    from hashlib import sha256  # only batches need it
+
+    return _id(sha256(f"{batch} {place}".encode()).digest())
+
+
 def new_pair() -> tuple[str, str]:
     """The uuid and the id of a job."""
     noise = os.urandom(UUID + ID)
@@ -292,19 +303,54 @@ def object_of(pairs: Mapping[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([b"%b:%b" % (msgspec.json.encode(key), value) for key, value in pairs.items()])
 
 
+Links = tuple[ChainedJob, ...]
+Passed = tuple[str, bytes, Signing | None]  # the uuid of a job, its result as JSON, and what signs the next one
+
+
+def with_argument(data: bytes, name: str, value: bytes) -> bytes:
+    """The JSON object `data` with one more entry, in front. The others keep their bytes."""
+    return b"{%b:%b%b" % (msgspec.json.encode(name), value, b"," + data[1:] if data[:2] == b'{"' else b"}")
+
+
+def with_result(text: bytes, payload: Payload, passed: Passed) -> bytes:
+    """The payload with the argument that it `takes`. Unchanged, for its worker to report, if that is the result of another
+    job, or if its signature does not match: a worker must not sign what no producer has sent."""
+    uuid, value, signing = passed
+    before, _, name = ((payload.qd and payload.qd.takes) or "").partition(" ")
+    if before != uuid:
+        return text
+    at, data = text.index(_DATA) + len(_DATA), bytes(payload.data)
+    whole = with_argument(data, name, value)
+    body = text[:at] + whole + text[at + len(data) :]
+    if payload.sig is None or signing is None:
+        return body
+    try:
+        signing.check(payload)
+    except SignatureRefused:
+        return text
+    body = b"{" + body.removeprefix(b'{"sig":"%b",' % payload.sig.encode())
+    return signing.signed(body, payload.uuid or "", payload.id or "", payload.job, whole, version=payload.job_version)
+
+
 def chained_payload(
-    link: ChainedJob, now: float, rest: tuple[ChainedJob, ...] = (), catch: tuple[ChainedJob, ...] = ()
+    link: ChainedJob, now: float, rest: Links = (), catch: Links = (), passed: Passed | None = None
 ) -> bytes:
     """The payload of `link` to send now, followed by `rest`. Text that is not a payload is sent unchanged: the worker that
     reserves it reports the error."""
     text = link.payload.encode()
     try:
-        payload = read(text)
+        payload, more = read(text), dict[str, object]()
+        if passed is not None and payload.qd is not None and payload.qd.takes is not None:
+            whole = with_result(text, payload, passed)
+            if whole is not text:
+                text, payload, more = whole, read(whole), {"takes": None}
         later = int(now) - int(payload.createdAt or now)
         for start, end in reversed(time_positions(text, payload)):
             text = b"%b%d%b" % (text[:start], int(text[start:end]) + later, text[end:])
         if rest or catch:
-            text = with_more_relations(text, payload, chain=rest, catch=catch)
+            more |= {"chain": rest, "catch": catch}
+        if more:
+            text = with_more_relations(text, payload, **more)
         return text if payload.createdAt is None else with_due(text, now + link.delay)
     except ValueError:
         return text

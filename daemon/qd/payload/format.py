@@ -45,6 +45,12 @@ class Relations(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     hold: Seconds | None = None  # the longest time the lock is held, from when the job is due; None: HOLD
     unique: str | None = None  # the name of its lock; the owner is the job's uuid
     key: str | None = None  # "ISSUE NAME", to move or cancel it while it waits (keyspace/sending.py)
+    takes: str | None = None  # "UUID NAME": it lacks its argument NAME, the result of that job (build.py)
+
+    @property
+    def passes(self) -> bool:
+        """Whether the next job of the chain takes the result. Behind the key "qd" its payload has plain values only."""
+        return bool(self.chain) and '"takes":' in self.chain[0].payload.rpartition(',"qd":')[2]
 
 
 HOLD = 86400.0  # seconds a unique lock is held at most by default
@@ -97,6 +103,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
     due_ms: object = None  # build.py: with_due
+    jitter: object = None  # of using(): what differs from the declaration
     sig: str | None = None  # signing.py
     attempts: Count = 0
     qd: Relations | None = None
@@ -120,8 +127,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_limits(self) -> bool:
         """Whether the payload itself sets tries, timeouts or retries."""
-        all_none = self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is None
-        return not all_none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
+        none = self.maxTries is self.timeout is self.backoff is self.delay is self.maxExceptions is self.jitter is None
+        return not none or bool(self.failOnTimeout or self.retryUntil or self.timeoutAt)
 
     @property
     def backoffs(self) -> tuple[float, ...] | None:
@@ -129,6 +136,12 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         was `delay`. In 13 `delay` is the delay of the push, and is used as backoff without one."""
         text = self.delay if self.backoff is None else self.backoff
         return None if text is None else tuple([_seconds(part) for part in str(text).split(",")])
+
+    @property
+    def own_jitter(self) -> float | None:
+        """None: it sets none, or another program has put something else there."""
+        found = self.jitter
+        return None if found is None or not isinstance(found, int | float) or not 0 <= found <= 1 else found
 
     @property
     def deadline(self) -> float | None:

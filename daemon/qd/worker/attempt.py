@@ -8,20 +8,23 @@ Nothing here answers the job: settle.py does. User code runs only inside `alarm.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from qd import events
+from qd import errors, events
 from qd.app import Qd
-from qd.dispatch.route import signing_of
+from qd.dispatch.results import check_passed_on
+from qd.dispatch.route import opened, signing_of
 from qd.drivers.types import Reserved
 from qd.errors import (
     EndJob,
     JobCancelled,
     Malformed,
     NewerVersion,
+    NoResult,
     Settled,
     SignatureRefused,
     UnknownParameters,
@@ -98,10 +101,11 @@ class Attempts:
         board: Scoreboard,
     ) -> None:
         self._board = board
-        self._keep, self._progress = checkpoints.keep, checkpoints.progress
+        self._keep, self._progress, self._emit = checkpoints.keep, checkpoints.progress, checkpoints.emit
+        self._step, self.emitter = checkpoints.step, checkpoints.emitter
         self.app, self.work, self.alarm, self._run_coroutine = app, app.settings.work, alarm, run_coroutine
-        self._signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
-        self.outcomes = Outcomes(app._listeners, alarm)
+        self.signing, self._max_depth = signing_of(app.settings), app.settings.max_depth
+        self.outcomes = Outcomes(app._listeners, alarm, app.settings.encryption.keep_messages)
         self._pipeline = app.middleware
         self._result: object = None
         self._returned = False  # the job's function has returned; its listeners may still run
@@ -135,20 +139,34 @@ class Attempts:
         now = time.time()
         if payload.is_laravel_object:
             return self._hold(payload, now, "a Laravel object job: PHP runs it")
-        if self._signing is not None:
+        if self.signing is not None:
             try:
-                self._signing.check(payload)
-                self._signing.opened(payload)
+                self.signing.check(payload)
+                self.signing.opened(payload)
             except SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
+        if payload.qd is not None and payload.qd.takes is not None:
+            what = f"its argument '{payload.qd.takes.partition(' ')[2]}', the result of the job before it, was not passed on"
+            why = "the worker of that job had an older qd or no valid key, or the payload was changed"
+            return Failed(NoResult(f"{what}: {why}"), payload.attempts - 1)
         if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
             return self._hold(payload, now, f"job {payload.job} is paused")
         declared = self.app._registry.get(payload.job)
+        unfit: Exception | None = None
         if declared is None or payload.job_version > declared.version:
+            unfit = unknown_job(self.app._registry, payload)
+        elif declared.options.encrypted:
+            try:
+                payload = self.payload = opened(payload, declared, self.app.settings)
+            except errors.DecryptionRefused as error:
+                return Failed(error, payload.attempts - 1)
+            except errors.ConfigError as error:
+                unfit = error
+        if declared is None or unfit is not None:
             if ending_of(reserved.before) is Ending.CANCELLED:
                 return Cancelled(JobCancelled("the job was cancelled"))
-            return self._unroutable(payload, now, unknown_job(self.app._registry, payload))
+            return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved, declared, limits.timeout)
@@ -216,10 +234,10 @@ class Attempts:
         known = payload.id or payload.uuid or reserved.mark
         saved = payload.checkpoint
         keep: Callable[[bytes], None] = partial(self._keep, reserved.mark)
-        if (signing := self._signing) is not None:
+        if (signing := self.signing) is not None:
             saved = signing.opened(payload)
             keep = lambda state: self._keep(reserved.mark, signing.sealed(payload, state))  # noqa: E731
-        ttl = payload.qd is not None and payload.qd.result
+        ttl = payload.qd.result if payload.qd is not None else None
         # The bytes that the reserve replaced have the unanswered mark of an earlier one.
         interrupted = b'"rsv":' in reserved.before and replaced_mark(reserved.before).rpartition(".")[2].isdecimal()
         return RunningJob(
@@ -239,9 +257,28 @@ class Attempts:
             data=payload.data,
             version=payload.job_version,
             backing=self.app._services,
+            _step_store=self._stored,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
+            _emit=partial(self._emit, reserved.mark, known, ttl),
             interrupted=interrupted,
         )
+
+    def _stored(self, job: RunningJob, name: str = "", text: bytes = b"") -> Mapping[str, bytes] | None:
+        """The store of jobs/steps.py, signed as checkpoints are. Raises SignatureRefused; as Checkpoints.step."""
+        payload, signing = read(job.payload), self.signing
+        if not (payload.id or payload.uuid):
+            raise errors.ArgumentError("job.step() needs a job with an id, and this payload has neither id nor uuid")
+        sealed = text if signing is None else signing.sealed(payload, text, name.encode())
+        flat: Any = -1 if len(text) > 1 << 20 else self._step(job.id, job.mark, *((name, sealed) if name else ()))
+        if flat is None:
+            return None
+        if flat == -1:
+            most = "a job can have 1,000 steps and 1 MB of results: store large data elsewhere and return a reference"
+            raise errors.ArgumentError(f"job.step({name!r}) has {len(text)} bytes of JSON too many; {most}")
+        found: dict[bytes, Any] = dict(zip(flat[::2], flat[1::2], strict=True))
+        if signing is not None:
+            found = {step: signing.opened(payload, result, step) for step, result in found.items() if step}
+        return {name: text, **{step.decode(): result for step, result in found.items()}}
 
     def _limits_of(self, payload: Payload, declared: Declared) -> JobLimits:
         """The limits of the payload, else of the declaration, which are computed once."""
@@ -281,16 +318,22 @@ class Attempts:
         return self._outcome(attempt, error)
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
-        job, settled = attempt.job, isinstance(error, Settled)
-        self.outcomes.exit_if_copy(None if settled else error)
+        job = attempt.job
+        self.outcomes.exit_if_copy(job, None if isinstance(error, Settled) else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
-            self.recycle = error
-        if settled or job.outcome is not None:
+            self.recycle = self.outcomes.said(job, error)
+        if (error is not None or job.outcome is not None) and job.settled_by(error):
             return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
-            return DONE if job.relations is None else Done(self._result, job.skipped)
+            if job.relations is None:
+                return DONE
+            try:
+                check_passed_on(attempt.payload, self._result, self.app.settings.max_payload, self._max_depth)
+            except NoResult as refused:  # it would be the same in another attempt
+                return self.outcomes.fail(attempt, refused)
+            return Done(self._result, job.skipped)
         return self.outcomes.after(attempt, self.alarm.ended_by or error)
 
     def _body(self, attempt: Attempt, call: Callable[[], object]) -> object:
@@ -303,7 +346,7 @@ class Attempts:
         stages = self._pipeline.around(declared)
         result = through(stages, declared, job, call, self._finished) if stages else self._finished(call())
         self._returned, self._result = True, result
-        self.outcomes.exit_if_copy()
+        self.outcomes.exit_if_copy(job)
         if job.outcome is None and has(events.JobProcessed):
             listeners.emit(events.JobProcessed(job))
         if job.outcome is None and has(events.JobAttempted):
@@ -317,5 +360,8 @@ class Attempts:
     def notify_lost(self, reserved: Reserved) -> None:
         """Call the listeners of LeaseLost if the answer found out, after the job had ended."""
         if (payload := readable(reserved.member)) is not None:
-            job = self._running(payload, reserved, self.app._registry.get(payload.job))
+            declared = self.app._registry.get(payload.job)
+            with suppress(errors.QdError):
+                payload = opened(payload, declared, self.app.settings)
+            job = self._running(payload, reserved, declared)
             self.outcomes.notify(0.0, events.LeaseLost(job))

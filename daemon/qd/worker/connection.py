@@ -2,7 +2,7 @@
 
 Checkpoints         job.checkpoint() and job.progress() of the current job, from any of its threads; the shield protects
                     calls from alarms. The job sees no connection error: an unsaved state goes with the next checkpoint
-                    or the answer.
+                    or the answer. job.step() tries again instead.
 RetryingConnection  sends each answer until the server has it, and never twice. WorkerConnection makes turns for one job
                     at a time, LaneConnection for several: fetched ahead (prefetch.py), or at once (LaneTurns). After a
                     broken call they first query which jobs the server holds for this worker:
@@ -29,21 +29,24 @@ from qd.payload.format import readable
 from qd.payload.reservation import marks_of, saving, unstarted
 from qd.process.scoreboard import L, LaneState, Scoreboard, Slot, W, now
 from qd.process.shield import in_main_thread, shield
+from qd.worker.emitter import Emitter
 from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
 
 AWAY = (ConnectionLost, ServerRefused)
 PATIENCE = 0.2  # seconds a call waits for the server: less than a job has between its alarm and its kill
+STEP_PATIENCE = 1.0  # the same for a step, which cannot be given up: a slow server must be able to answer
 REST = 10  # after a failed call, states are only remembered for so many times its duration
 
 
 class HeldJob(NamedTuple):
     """The job after its attempt. unsaved: a state that may not be on the server. unsure: a call broke, so the server may
-    have another text of the job, now or soon: query it before the answer, and after a refused one."""
+    have another text of the job, now or soon: query it before the answer, and after a refused one. steps: it has some."""
 
     job: Reserved
     unsaved: bytes | None = None
     unsure: bool = False
+    steps: bool = False
 
 
 def still_held(queue: Connector, job: Reserved) -> Reserved | None:
@@ -58,19 +61,20 @@ def still_held(queue: Connector, job: Reserved) -> Reserved | None:
 
 
 class Checkpoints:
-    def __init__(self, queue: Connector, alarm: Alarm, log: Log) -> None:
-        self.queue, self.alarm, self.log = queue, alarm, log
+    def __init__(self, queue: Connector, alarm: Alarm, log: Log, emitter: Emitter) -> None:
+        self.queue, self.alarm, self.log, self.emitter = queue, alarm, log, emitter
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._mark: str | None = None  # of the current job; None: no attempt is running
         self._job: Reserved | None = None  # with its last saved text
         self._unsaved: bytes | None = None
-        self._used = self._unsure = self._calling = False
+        self._used = self._unsure = self._calling = self._stepped = self._waits = False
         self._not_before = 0.0
 
     def begin(self, job: Reserved) -> None:
         if self._used:
-            self._unsaved, self._used, self._unsure, self._not_before = None, False, False, 0.0
+            self._used = self._unsure = self._stepped = self._waits = False
+            self._unsaved, self._not_before = None, 0.0
         self._job, self._mark = job, job.mark
 
     def end(self) -> HeldJob:
@@ -81,7 +85,7 @@ class Checkpoints:
             with self._lock:
                 pass
         assert self._job is not None
-        return HeldJob(self._job, self._unsaved, self._unsure)
+        return HeldJob(self._job, self._unsaved, self._unsure, self._stepped)
 
     def keep(self, mark: str, state: bytes) -> None:
         """Keep `state` (JSON text) with the job that was reserved under `mark`. Raises NotInJob; LeaseLost in the job."""
@@ -90,33 +94,62 @@ class Checkpoints:
             if not in_main_thread():
                 raise LeaseLost("the reservation is gone")
 
-    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+    def progress(self, mark: str, id: str, ttl: float, percent: float, details: bytes) -> None:
         """Try to save the progress of the job that was reserved under `mark`. Raises NotInJob."""
-        self._call("progress", mark, lambda: self.queue.jobs.progress(id, percent, ttl))
+        self._call("progress", mark, lambda: self.queue.jobs.progress(id, percent, ttl, details))
+
+    def emit(self, mark: str, id: str, ttl: float | None, data: bytes) -> None:
+        """Send an event (JSON) of the job that was reserved under `mark`, soon. Raises NotInJob."""
+        with shield:
+            self._check("emit", mark)
+            with self.emitter.lock:  # Emitter.end takes it, too, and sees this event
+                self._check("emit", mark)
+                self.emitter.add(mark, id, ttl, data)
+
+    def _check(self, name: str, mark: str) -> None:
+        if os.getpid() != self._pid:
+            way = "call it in the job's own"
+            raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
+        if self._mark != mark:
+            raise NotInJob(f"job.{name}() was called after its job had ended")
+
+    def step(self, id: str, mark: str, *added: str | bytes) -> Any:
+        """As Jobs.steps. None: the server did not answer, which is logged once. Raises NotInJob; LeaseLost in the job."""
+        found = self._call("step", mark, lambda: self._steps(id, mark, *added))
+        if found == 0:
+            self.alarm.lease_lost()
+            raise LeaseLost("the reservation is gone")
+        return found
+
+    def _steps(self, id: str, mark: str, *added: str | bytes) -> Any:
+        self._stepped, found = True, self.queue.jobs.steps(id, mark, *added)
+        if found == 0 and self._job is not None and still_held(self.queue, self._job) is not None:
+            return self.queue.jobs.steps(id, mark, *added, 1)  # an attempt without a lease has read them
+        return found
 
     def _call(self, name: str, mark: str, call: Callable[[], object], state: bytes | None = None) -> object:
         """Call the server for the running job. Returns None if the call broke or must wait; `state` is then remembered."""
         with shield:
-            if os.getpid() != self._pid:
-                way = "call it in the job's own"
-                raise NotInJob(f"job.{name}() was called in a process that the job has forked: {way}")
+            self._check(name, mark)
             self._used = True
             with self._lock:
-                if self._mark != mark:
-                    raise NotInJob(f"job.{name}() was called after its job had ended")
+                self._check(name, mark)
                 self._unsaved = self._unsaved if state is None else state
                 began = time.monotonic()
                 if self._calling or began < self._not_before:
                     return None  # in a signal handler during a call, or soon after a failed call
                 self._calling = True
                 try:
-                    with self.queue.within(PATIENCE):
+                    with self.queue.within(STEP_PATIENCE if name == "step" else PATIENCE):
                         return call()
                 except AWAY as error:
                     if state is not None:
                         self._unsure = self._unsure or not isinstance(error, NOTHING_DONE)
                     failed_at = time.monotonic()
                     self._not_before = failed_at + REST * (failed_at - began)
+                    if name == "step" and not self._waits and self._job is not None:
+                        self._waits = True
+                        self.log.warning("job.step_waits", id=id_of(self._job.member), error=str(error))
                     self.log.debug(f"job.{name}", kept="no" if state is None else "in memory", error=str(error))
                     return None
                 finally:

@@ -35,8 +35,8 @@ from qd.process import fork
 from qd.process.scoreboard import L, LaneState, Slot, W, Why, now
 from qd.process.shield import in_main_thread
 from qd.worker.attempt import Attempts
-from qd.worker.connection import PATIENCE, Checkpoints, HeldJob
-from qd.worker.outcome import Attempt, Death, Done, Failed, Outcome
+from qd.worker.connection import PATIENCE, STEP_PATIENCE, Checkpoints, HeldJob
+from qd.worker.outcome import LUCK, Attempt, Death, Done, Failed, Outcome
 from qd.worker.threads import Inbox
 from qd.worker.timeout import Alarm, LaneAlarm
 
@@ -66,8 +66,11 @@ class InboxQueue:
     def checkpoint(self, held: Reserved, member: bytes) -> object:
         return self._call(lambda: self._queue.checkpoint(held, member))
 
-    def progress(self, id: str, percent: float, ttl: float) -> object:
-        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl))
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> object:
+        return self._call(lambda: self._queue.jobs.progress(id, percent, ttl, details))
+
+    def steps(self, *step: Any) -> object:
+        return self._call(lambda: self._queue.jobs.steps(*step), seconds=STEP_PATIENCE)
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> object:
         return self._call(lambda: self._queue.owned_by(queue, owners))
@@ -76,9 +79,9 @@ class InboxQueue:
 class LaneCheckpoints(Checkpoints):
     """A task does not wait for the server: its states are saved in order, and a lost lease ends it a moment later."""
 
-    def __init__(self, queue: InboxQueue, alarm: Alarm, log: Any, post: Callable[[Callable[[], None]], None]) -> None:
-        super().__init__(cast(Connector, queue), alarm, log)
-        self._post = post
+    def __init__(self, queue: InboxQueue, alarm: Alarm, worker: ConcurrentWorker) -> None:
+        super().__init__(cast(Connector, queue), alarm, worker.log, worker.emitter)
+        self._post = worker.inbox.post
 
     def keep(self, mark: str, state: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
@@ -88,10 +91,10 @@ class LaneCheckpoints(Checkpoints):
         self._unsaved, self._used = state, True
         self._post(lambda: self._later(lambda: Checkpoints.keep(self, mark, state)))
 
-    def progress(self, mark: str, id: str, ttl: float, percent: float) -> None:
+    def progress(self, mark: str, id: str, ttl: float, percent: float, details: bytes) -> None:
         if not in_main_thread() or os.getpid() != self._pid:
-            return super().progress(mark, id, ttl, percent)
-        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent)))
+            return super().progress(mark, id, ttl, percent, details)
+        self._post(lambda: self._later(lambda: Checkpoints.progress(self, mark, id, ttl, percent, details)))
 
     def _later(self, act: Callable[[], None]) -> None:
         with suppress(NotInJob, EndJob):  # it has ended meanwhile, and its answer saves the state
@@ -113,7 +116,7 @@ class LaneRun:
         self.words = worker.connection.words[number]
         self.alarm = LaneAlarm(self.words, worker.deadlines.expect)
         self.queue = InboxQueue(worker.queue, worker.inbox)
-        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker.log, worker.inbox.post)
+        self.checkpoints = LaneCheckpoints(self.queue, self.alarm, worker)
         self.attempts = Attempts(worker.app, self.alarm, self.run, self.checkpoints, worker.board)
         self.job: Reserved | None = None
         self.turn = self.began = 0
@@ -142,7 +145,7 @@ class LaneRun:
         assert job is not None
         fails = fails_when_killed(limits, payload)
         words[L.FAILS] = fails
-        words[L.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[L.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[L.WHY] = words[L.PROOF] = words[L.DEADLINE] = 0
         self.name = payload.job.encode("utf-8", "replace")
         words.describe(self.name, job.queue.encode())
@@ -152,7 +155,9 @@ class LaneRun:
         self.owner.turn = 0
         self.held, self.outcome = self.checkpoints.end(), outcome
         payload = self.attempts.payload
-        if isinstance(outcome, Done) and payload is not None and payload.qd is None and not self.held.unsure:
+        emitted = self.held.job.mark in self.worker.emitter.attempts
+        plain = payload is not None and payload.qd is None and not (self.held.steps or emitted)
+        if isinstance(outcome, Done) and plain and not self.held.unsure:
             self.words[L.PROOF] = self.worker.board.proof_of(self.turn)
         self.worker.finished(self)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from qd import errors, events
 from qd.drivers.types import Reserved
 from qd.events import Listeners
 from qd.jobs.context import RunningJob
-from qd.jobs.policy import Fail, JobLimits, Release, after_error
+from qd.jobs.policy import GiveUp, JobLimits, Release, after_error
 from qd.jobs.registry import Declared, Registry
 from qd.log import cut
 from qd.payload.format import Payload
@@ -30,7 +31,7 @@ from qd.payload.reservation import Ending, ending_of
 from qd.process import fork
 from qd.process.exit_codes import OVER_TIMEOUT
 from qd.process.scoreboard import Fails
-from qd.traces import shown
+from qd.traces import shown, without_words
 from qd.worker.timeout import Alarm
 
 HOOK_SECONDS = 60.0  # limit for failed() and its listeners if the job itself has no timeout
@@ -123,21 +124,31 @@ def unknown_job(registry: Registry, payload: Payload) -> errors.UnknownJob:
 
 
 BY_THE_JOB = "released by the job"
+LUCK = random.Random()  # for jitter: jobs seed the one that the module shares
+os.register_at_fork(after_in_child=LUCK.seed)
 
 
 class Outcomes:
-    def __init__(self, listeners: Listeners, alarm: Alarm) -> None:
+    def __init__(self, listeners: Listeners, alarm: Alarm, keep_messages: bool = False) -> None:
         self.listeners, self.alarm, self._pid = listeners, alarm, os.getpid()
+        self._keep_messages = keep_messages
         listeners.worker = self._pid
 
+    def said(self, job: RunningJob, error: BaseException) -> BaseException:
+        """The error for the log and the failed store: of an encrypted job without its message, which may contain values."""
+        encrypted = job.declared is not None and job.declared.options.encrypted
+        if not encrypted or self._keep_messages:
+            return error
+        return without_words(error, str(error) if isinstance(error, errors.EndJob) else "")
+
     def by_job(self, attempt: Attempt) -> Outcome:
-        """The job, or middleware around it, has called release() or fail()."""
+        """The job, or middleware around it, has called release() or fail(), or raised Retry or Fail."""
         requested, job = attempt.job.outcome, attempt.job
         if isinstance(requested, Release):
             reason = requested.reason or BY_THE_JOB
             self._ended(attempt, None, events.JobReleased(job, requested.delay, reason))
             return Back(requested.delay, reason, spends=requested.counts)
-        assert isinstance(requested, Fail)
+        assert isinstance(requested, GiveUp)
         return self.fail(attempt, requested.error or errors.JobFailure(requested.reason))
 
     def after(self, attempt: Attempt, error: BaseException) -> Outcome:
@@ -153,18 +164,18 @@ class Outcomes:
             if not (attempt.declared.options.delete_when_missing if delete is None else delete):
                 return self.fail(attempt, error)  # trying again would not bring the row back
             self._ended(attempt, error)
-            return Missing(why=str(error))
+            return Missing(why=str(self.said(job, error)))
         if isinstance(error, errors.JobInterrupted):
             self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
         timed_out = isinstance(error, errors.JobTimeout)
-        exceptions = payload.exceptions + 1
-        decision = after_error(limits, payload, time.time(), exceptions=exceptions, timed_out=timed_out)
-        if isinstance(decision, Fail):
+        exceptions, raised, luck = payload.exceptions + 1, None if timed_out else error, LUCK.random()
+        decision = after_error(limits, payload, time.time(), exceptions=exceptions, error=raised, luck=luck)
+        if isinstance(decision, GiveUp):
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
         self._ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
-        return Back(decision.delay, "will be retried", exceptions=exceptions, error=error)
+        return Back(decision.delay, "will be retried", exceptions=exceptions, error=self.said(job, error))
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
         self._ended(attempt, error, events.JobCancelled(attempt.job))
@@ -217,35 +228,35 @@ class Outcomes:
                 emit(events.JobAttempted(job, error))
 
         self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
-        self._run(attempt.limits.timeout, hooks)
-        return Failed(error, attempt.payload.attempts, death)
+        self._run(job, attempt.limits.timeout, hooks)
+        return Failed(self.said(job, error) if death is None else error, attempt.payload.attempts, death)
 
     # -- user code
 
-    def _ended(self, attempt: Attempt, error: BaseException | None, *ending: events.Event) -> None:
+    def _ended(self, attempt: Attempt, error: BaseException | None, *ending: events._OfJob) -> None:
         """The attempt has ended, and the job has not failed permanently: emit the events, and then JobAttempted."""
         for event in (*ending, events.JobAttempted(attempt.job, error)):
             self.notify(attempt.limits.timeout, event)
 
-    def notify(self, seconds: float, event: events.Event) -> None:
+    def notify(self, seconds: float, event: events._OfJob) -> None:
         """Emit `event` if it has listeners. seconds: the timeout of the job; 0: none of its own."""
         if self.listeners.has(type(event)):
-            self._run(seconds, partial(self.listeners.emit, event))
+            self._run(event.job, seconds, partial(self.listeners.emit, event))
 
-    def _run(self, seconds: float, hooks: Callable[[], object]) -> None:
+    def _run(self, job: RunningJob, seconds: float, hooks: Callable[[], object]) -> None:
         try:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except BaseException as raised:
-            self.exit_if_copy(raised)
-            logging.getLogger("qd.worker").exception("failed() or a listener raised")
-        self.exit_if_copy()
+            self.exit_if_copy(job, raised)
+            logging.getLogger("qd.worker").error("failed() or a listener raised", exc_info=self.said(job, raised))
+        self.exit_if_copy(job)
 
-    def exit_if_copy(self, error: BaseException | None = None) -> None:
+    def exit_if_copy(self, job: RunningJob, error: BaseException | None = None) -> None:
         """Exit if this is a copy of the worker that the job has forked and that has returned from the job."""
         if os.getpid() == self._pid:
             return
         if isinstance(error, SystemExit):
             fork.leave(fork.code_of(error))
         if error is not None:
-            sys.stderr.write(shown(error))
+            sys.stderr.write(shown(self.said(job, error)))
         fork.leave(int(error is not None))

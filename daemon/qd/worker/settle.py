@@ -17,15 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qd import events
-from qd.dispatch.results import value_of_error, value_of_result
+from qd.dispatch.results import UNFIT, value_of_error, value_of_result
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.sending import left_by
-from qd.drivers.types import Effect, Released, Reserved, ends, put_back
+from qd.drivers.types import Effect, Forget, Keep, Released, Reserved, ends, put_back
 from qd.errors import ConfigError, ConnectionLost, JobTimeout, Malformed, ServerRefused
 from qd.log import Log, cut, encodable
 from qd.payload.build import as_pushed
 from qd.payload.format import Payload, read, readable, tags_of
 from qd.payload.reservation import Ending, answered, ending_of, original, replaced_mark, saving, split_mark
+from qd.payload.signing import Signing
 from qd.process.counters import C, SlotCounters
 from qd.process.scoreboard import Slot, SlotState, W
 from qd.redaction import redact
@@ -76,21 +77,22 @@ class Copier:
             self.queue.copied(record["queue"], record["id"])
 
 
-def effects_of(job: Reserved, payload: Payload, outcome: Outcome, most: int = 0) -> tuple[Effect, ...]:
-    """The effects of an outcome on the job's relations; () without any. A released job keeps its lock. most:
-    bytes of a stored result, 0: no limit."""
+def effects_of(
+    job: Reserved, payload: Payload, outcome: Outcome, most: int = 0, signing: Signing | None = None
+) -> tuple[Effect, ...]:
+    """The effects of an outcome on the job's relations; () without any. A released job keeps its lock. most: bytes of a
+    stored result, 0: no limit. signing: signs the next job of a chain, if that takes the result."""
     relations = payload.qd
     if relations is None or isinstance(outcome, Lost):
         return ()
     if isinstance(outcome, Back):
         return put_back(payload, outcome.delay)
-    kept = relations.result is not None
     if isinstance(outcome, Failed | Cancelled):
         place = f"{job.queue} {job.mark}" if isinstance(outcome, Failed) else ""
-        value = value_of_error(outcome.error, words_of(outcome.error)) if kept else b""
+        value = value_of_error(outcome.error, words_of(outcome.error)) if relations.result is not None else b""
         return tuple(ends(payload, "failed", place, value))
-    value = value_of_result(outcome.result, most) if kept else b""
-    return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value))
+    value = value_of_result(outcome.result, most) if relations.result is not None or relations.passes else b""
+    return tuple(ends(payload, "skipped" if outcome.skipped else "done", value=value, signing=signing))
 
 
 def was_killed(job: Reserved, payload: Payload) -> bool:
@@ -182,6 +184,7 @@ class Settlement:
     def __init__(
         self, connection: RetryingConnection, attempts: Attempts, slot: Slot, counters: SlotCounters | None = None
     ) -> None:
+        self.emitter = attempts.emitter
         self.connection, self.attempts, self.slot, self.counters = connection, attempts, slot, counters
         self.queue, self.log, settings = connection.queue, connection.log, attempts.app.settings
         self.keeps, self.most, url = settings.failed.enabled, settings.max_payload, settings.failed.database
@@ -192,11 +195,20 @@ class Settlement:
 
     def settle(self, held: HeldJob, outcome: Outcome, took: float) -> None:
         job, payload = held.job, self.attempts.payload
-        effects = () if payload is None or payload.qd is None else effects_of(job, payload, outcome, self.most)
+        effects: tuple[Effect, ...] = ()
+        if payload is not None and payload.qd is not None:
+            effects = effects_of(job, payload, outcome, self.most, self.attempts.signing)
         ends = isinstance(outcome, ENDS)
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
+        with self.emitter.lock:
+            emitted = job.mark in self.emitter.attempts
+        if emitted:
+            effects += self._end_stream(job, payload, outcome)
+        steps = held.steps or (isinstance(outcome, Cancelled) and b'"rsv":' in job.before)  # of earlier attempts
+        if steps and payload is not None and isinstance(outcome, Done | Cancelled):  # a failed job keeps them
+            effects += (Forget(payload.id or payload.uuid or ""),)
         if isinstance(outcome, Done):
             if not (held.unsure or effects):
                 # Before `finish`: after that the keeper acks the job of a dead worker. A lost lease is found too late.
@@ -226,6 +238,15 @@ class Settlement:
             elif isinstance(outcome, Failed) and self.copier is not None and self._buried is not None:
                 self.copier.copy(*self._buried)
                 self._buried = None
+
+    def _end_stream(self, job: Reserved, payload: Payload | None, outcome: Outcome) -> tuple[Effect, ...]:
+        """Wait until the events of the attempt are sent. The effect: its end is recorded, also without result_ttl."""
+        attempt = self.connection.fetch(partial(self.emitter.end, job.mark))
+        if not isinstance(outcome, ENDS) or (payload and payload.qd and payload.qd.result):
+            return ()
+        error = None if isinstance(outcome, Done) else outcome.error
+        value = UNFIT + b"it has no result_ttl" if error is None else value_of_error(error, words_of(error))
+        return (Keep(attempt.id, "done" if error is None else "failed", value, attempt.ttl),)
 
     def _answer(
         self, job: Reserved, outcome: Back | Failed | Cancelled, unsaved: bytes | None, effects: Sequence[Effect]

@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
 from setproctitle import setproctitle
@@ -36,6 +36,8 @@ from qd.process.scoreboard import H, Slot, SlotState, W, now
 from qd.process.signals import Mailbox
 from qd.worker.attempt import Attempts, Coroutines
 from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerConnection
+from qd.worker.emitter import Emitter
+from qd.worker.outcome import LUCK
 from qd.worker.prefetch import PrefetchConnection
 from qd.worker.queues import Rota, ShutQueues, WeightedRota
 from qd.worker.settle import Settlement, short
@@ -67,7 +69,8 @@ class BaseWorker:
         self.mailbox = Mailbox()
         self.alarm = self.alarm_type(self.slot)
         self.coroutines = Coroutines()
-        self.checkpoints = Checkpoints(queue, self.alarm, self.log)
+        self.emitter = Emitter(partial(app.connections.get, self.work.connection), self.log)
+        self.checkpoints = Checkpoints(queue, self.alarm, self.log, self.emitter)
         self.attempts = Attempts(app, self.alarm, self.coroutines.run, self.checkpoints, self.board)
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
@@ -222,7 +225,7 @@ class BaseWorker:
         words = self.slot.words
         fails = fails_when_killed(limits, payload)
         words[W.FAILS] = fails
-        words[W.BACKOFF_MS] = 0 if fails else int(backoff(limits.backoff, payload.attempts) * 1000)
+        words[W.BACKOFF_MS] = 0 if fails else round(backoff(limits, payload.attempts, LUCK.random()) * 1000)
         words[W.TURN] = self._turn  # after FAILS, which belongs to TURN
         words[W.JOB_AT] = self._began = now()
         self._count_start(self.attempts, self._job, payload)

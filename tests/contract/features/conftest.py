@@ -6,7 +6,7 @@ from typing import Literal, cast
 
 import pytest
 
-from tests.contract.kinds import Kind
+from tests.contract.kinds import Kind, Tried
 from tests.support.pages import ROOT
 
 Cell = Literal["works", "limited", "refused"]
@@ -24,3 +24,9 @@ def cell(request: pytest.FixtureRequest, kind: Kind) -> Cell:
     found = table()[request.module.FEATURE][kind.name]
     assert found in ("works", "limited", "refused")
     return cast("Cell", found)
+
+
+def add_jobs(tried: Tried, jobs: str) -> None:
+    """Declare these jobs in the project, too."""
+    path = tried.shop.root / "jobs.py"
+    path.write_text(path.read_text() + jobs)

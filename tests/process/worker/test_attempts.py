@@ -17,6 +17,9 @@ pytestmark = pytest.mark.usefixtures("clean_redis")
 FAILING = (
     JOBS
     + """
+import random
+from qd import Backoff
+
 @app.job("fails")
 def fails() -> None:
     note("fails", current_job().attempt)
@@ -45,6 +48,11 @@ def nap(seconds: float) -> None:
 @app.job("nap.short", timeout=1)
 def nap_short(seconds: float) -> None:
     nap(seconds)
+
+@app.job("seeds", tries=10, backoff=Backoff(0.05, factor=1, jitter=1))
+def seeds() -> None:
+    random.seed(7)
+    raise ValueError("no luck")
 
 @app.job("waits", tries=3, backoff=[0.05, 0.15])
 def waits() -> None:
@@ -127,7 +135,7 @@ def test_timeouts_of_flag_declaration_and_payload(shop: Project, witness: Witnes
 
 @FAILED
 def test_backoffs_of_flag_declaration_and_payload(shop: Project, witness: Witness, redis: Client) -> None:
-    shop.config("[worker]\nbackoff = 9")
+    shop.config("[worker]\nbackoff = 9\njitter = 0")
     push_laravel(redis, "fails", maxTries=4)
     assert delays(until_failed(shop, "--backoff", "0.1,0.2")) == [0.1, 0.2, 0.2]
     push_laravel(redis, "waits")
@@ -140,6 +148,14 @@ def test_backoffs_of_flag_declaration_and_payload(shop: Project, witness: Witnes
     assert delays(until_failed(shop)) == [0.0]
     push_laravel(redis, "fails", maxTries=2)
     assert delays(until_failed(shop, "--delay", "0.1")) == [0.1]
+
+
+@FAILED
+def test_jitter_is_random_whatever_the_jobs_seed(shop: Project, witness: Witness, redis: Client) -> None:
+    push_laravel(redis, "seeds")
+    found = delays(until_failed(shop))
+    assert all(0.05 <= delay <= 0.1 for delay in found)
+    assert (len(found), len(set(found)) > 3) == (9, True), found
 
 
 def until_failed(shop: Project, *flags: str) -> Procs:

@@ -208,7 +208,7 @@ def test_a_model_that_does_not_validate_fails_the_job_at_once_naming_the_paramet
     [
         ("", ["open", "run Session", "commit"]),
         ("raise", ["open", "run Session", "rollback ValueError"] * 2),
-        ("release", ["open", "run Session", "rollback Settled", "open", "run Session", "commit"]),
+        ("release", ["open", "run Session", "rollback Retry", "open", "run Session", "commit"]),
     ],
 )
 def test_what_is_provided_is_closed_when_the_job_has_ended_and_sees_its_error(

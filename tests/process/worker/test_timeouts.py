@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ STUCK = (
     JOBS
     + """
 import asyncio, ctypes, re, signal, subprocess, threading
-from qd import JobInterrupted, JobTimeout, events
+from qd import Backoff, JobInterrupted, JobTimeout, events
 
 def asleep():
     time.sleep(60)
@@ -130,6 +131,11 @@ async def astuck(how: str) -> None:
 @app.job("again", timeout=1, tries=2, backoff=[1])
 def again(how: str) -> None:
     note("again", how, current_job().attempt)
+    KINDS[how]()
+
+@app.job("spread", timeout=0.5, tries=4, backoff=Backoff(0.3, factor=1, jitter=1))
+def spread(how: str) -> None:
+    note("spread", current_job().attempt, time.monotonic())
     KINDS[how]()
 
 @app.job("final", timeout=1, tries=5, fail_on_timeout=True)
@@ -259,11 +265,35 @@ def test_it_is_tried_again_after_its_backoff_and_failed_after_its_tries(
     work = ready(shop)
     push(redis, "again", how=how)
     ended = "job.released" if how == "asleep" else "job.requeued .*reason=timeout"
-    work.wait_line(f"{ended}.* delay=1.000|job.released .*delay=1.000")
+    work.wait_line(rf"{ended}.* delay=1\.[01]|job.released .*delay=1\.[01]")
     work.wait_line("job.failed .*job=again")
     assert witness.lines == [f"again {how} 1", f"again {how} 2"]
     ((record, _),) = failed(redis)
     assert record["attempts"] in (2, 3)
+    work.stop()
+
+
+@FAILED
+@pytest.mark.fault(
+    "10a",
+    "a job stuck in C that is killed for its timeout, four times",
+    "it comes back after its backoff and jitter, never earlier, and fails when its tries are used up",
+)
+def test_a_killed_job_waits_for_its_backoff_and_a_jitter(
+    shop: Project, witness: Witness, redis: Client, figures: Figures
+) -> None:
+    work = ready(shop)
+    push(redis, "spread", how="in_c")
+    work.wait_line("job.failed .*job=spread", 30)
+    waits = [float(each[1]) for each in work.matches(r"job.requeued .*job=spread .*delay=([\d.]+)") if float(each[1])]
+    assert len(waits) == 3, waits
+    assert all(0.3 <= wait <= 0.6 for wait in waits), waits
+    assert len(set(waits)) > 1, f"came back together: {waits}"
+    starts = [float(line.split()[2]) for line in witness.starting("spread")]
+    assert [line.split()[1] for line in witness.starting("spread")] == ["1", "2", "3", "4"]
+    for wait, (before, after) in zip(waits, pairwise(starts), strict=True):
+        assert after - before >= 0.5 + wait - 0.01
+    figures.add()
     work.stop()
 
 

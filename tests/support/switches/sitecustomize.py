@@ -146,6 +146,7 @@ SCRIPTS = "qd.drivers.keyspace.base"
 FRESH = "if may_be_tied(p) then q, once_leased = rarely().taken("
 OWNED, OWNED_TOO = (f"redis.pcall('HSET', owners, owner, text{more})" for more in ("", ", unpack(also)"))
 FENCE = "if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end"
+RECORDED = "redis.call('HSET', KEYS[1], name, result)"
 NOT_ALONE = "if tonumber(string.match(mark, '%.(%d+)')) < 256 then crashes = crashes + 1 end"
 
 # Mechanism -> patches of modules.
@@ -170,6 +171,7 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "end of what left the group": [("qd.process.fork", replaced("kill_all", never(0)))],
     "pid namespace": [("qd.keeper.dead_workers", replaced("died_here", in_any_namespace))],
     "signs of life": [("qd.master.watchdog", replaced("silence_of", never(0.0)))],
+    "jitter": [("qd.jobs.policy", replaced("backoff", never(0.3)))],
     "a slower and slower start": [("qd.master.children", replaced("BootBackoff.fell", never(0.0)))],
     "ask after a broken call": [("qd.worker.connection", replaced("WorkerConnection.broke", sure))],
     "one job a worker": [
@@ -185,6 +187,9 @@ SWITCHES: dict[str, list[tuple[str, Patch]]] = {
     "proof": [("qd.process.scoreboard", replaced("Scoreboard.finished", never(0)))],
     "suspects": [(SCRIPTS, script_without(name, NOT_ALONE, "crashes = crashes + 1")) for name in ("lanes", "turn")],
     "renewal of lanes": [("qd.keeper.keeper", replaced("Keeper._seats", first_seats))],
+    "events once": [(SCRIPTS, script_without("emit", "if by == attempt then", "if false then"))],
+    "events before the end": [("qd.worker.settle", replaced("Settlement._end_stream", never(())))],
+    "record of steps": [(SCRIPTS, script_without("steps", RECORDED, ""))],
     "nothing": [],
 }
 

@@ -245,7 +245,7 @@ def test_release_and_fail_are_errors_to_a_provider(app: FakeQd, making: Making):
 
     with suppress(Exception, Settled):
         count.run()
-    assert making.history == ["open", "error failed: by hand", "close"]
+    assert making.history == ["open", "error by hand", "close"]
 
 
 def test_an_error_while_a_provider_closes_fails_a_successful_job(app: FakeQd):

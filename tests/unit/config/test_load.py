@@ -101,6 +101,7 @@ def test_every_option_is_read_from_its_flag_its_key_and_its_variable(row, write)
     examples = {
         "span": "7s",
         "spans": "7s",
+        "share": "0.7",
         "count": "7",
         "size": "7M",
         "switch": "true",

@@ -30,7 +30,7 @@ VALUES: list[Any] = [
     "https://h", "ftp://h", "redis", "sqs", "my_driver", "My-Driver", "shop.aws:provider", "shop:", "1a:b", "a:b:c",
     "2026:a-secret-of-16-characters", "2026:", "2026:a b", "sp ace:secret", ["2026:file:/run/x", "b:c"], "/qd", "/a/b",
     "/qd/", "qd", "//", f"ana:read:{HASH}", f"ana:admin:{HASH}", f"ana:read:{HASH[:-1]}", [f"ana b:write:{HASH}"],
-    f"ana:read:{HASH},bob:operate:{HASH}",
+    f"ana:read:{HASH},bob:operate:{HASH}", "exponential", "0.25",
 ]  # fmt: skip
 ROWS = [(section, row) for section, rows in SECTIONS.items() if section != "pools.NAME" for row in rows.values()]
 

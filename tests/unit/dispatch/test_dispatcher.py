@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, Qd
+from qd import ArgumentError, Backoff, DeclarationError, Job, Qd
 from qd.config.settings import ConnectionSettings
 from qd.errors import ConfigError, ConnectionLost
 from qd.events import JobQueued
@@ -95,6 +95,42 @@ def test_options_travel_in_the_payload(app: FakeQd):
     payload = app.last
     assert (payload["maxTries"], payload["maxExceptions"], payload["failOnTimeout"]) == (5, 2, True)
     assert (payload["backoff"], payload["timeout"], payload["tags"]) == ("1,5,30", 30, ["mail"])
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({}, "1,2,4,8,16,32,64,128,256,512,600,600,600,600,600,600,600,600,600,600"),
+        ({"tries": 0}, "1,2,4,8,16,32,64,128,256,512,600,600,600,600,600,600,600,600,600,600"),
+        ({"tries": 4}, "1,2,4"),
+        ({"tries": 1}, None),
+        ({"tries": 4, "retry_for": 60}, "1,2,4,8,16,32,64,128,256,512,600,600,600,600,600,600,600,600,600,600"),
+        ({"tries": 4, "backoff": Backoff(0.1, 10, 2)}, "0.1,1,2"),
+        ({"tries": 2, "backoff": [1, 5, 30]}, "1,5,30"),
+    ],
+)
+def test_a_payload_has_the_waits_before_the_tries_as_a_list(app: FakeQd, options, written):
+    app.job("mail.welcome", **{"backoff": "exponential", **options})(welcome).dispatch("a@b.c")
+    assert app.last["backoff"] == written
+
+
+def test_only_a_jitter_that_the_declaration_does_not_have_travels(app: FakeQd):
+    job = app.job("mail.welcome", backoff=Backoff(5, jitter=0.5), retry_on=OSError, fail_on=(ValueError,))(welcome)
+    job.dispatch("a@b.c")
+    assert list(app.last) == KEYS
+    job.using(backoff=[1]).dispatch("a@b.c")
+    assert list(app.last) == KEYS
+    job.using(jitter=0).dispatch("a@b.c")
+    assert (list(app.last), app.last["jitter"]) == ([*KEYS[:9], "jitter", *KEYS[9:]], 0)
+    job.using(backoff=Backoff(jitter=0.25)).dispatch("a@b.c")
+    assert app.last["jitter"] == 0.25
+
+
+@pytest.mark.parametrize("name", ["retry_on", "fail_on"])
+def test_types_of_errors_are_refused_where_they_would_have_to_travel(app: FakeQd, name):
+    job = app.job("mail.welcome")(welcome)
+    with pytest.raises(DeclarationError, match=f"takes no {name} .a payload carries no code.: set it in @app.job"):
+        job.using(**{name: (OSError,)})  # type: ignore[arg-type]
 
 
 def test_using_overrides_the_declaration(app: FakeQd):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qd import Qd, config, current_job
+from qd import Fail, Qd, Retry, RunningJob, config, current_job
 from qd.errors import AttemptsExceeded, ConfigError, JobFailure, NoResult, UnknownBatch, UnknownJob, WrongType
 from qd.events import (
     JobAttempted,
@@ -125,6 +125,49 @@ def test_a_job_that_calls_fail_reports_the_reason(shop: Shop) -> None:
     assert shop.did == [1]
 
 
+def test_retry_and_fail_are_raised_by_async_jobs_too(shop: Shop) -> None:
+    @shop.app.job("again", tries=3)
+    async def again(until: int) -> None:
+        shop.did.append(current_job().attempt)
+        await asyncio.sleep(0)
+        raise Retry(delay=60) if current_job().attempt < until else Fail("no stock")
+
+    with pytest.raises(JobFailure, match="no stock"):
+        again.dispatch(3)
+    assert shop.did == [1, 2, 3]
+    with pytest.raises(AttemptsExceeded, match="attempted 3 times"):
+        again.dispatch(9)
+
+
+def test_a_release_of_the_outer_job_ends_the_inner_one_without_another_attempt(shop: Shop) -> None:
+    @shop.app.job("inner", tries=3)
+    def inner() -> None:
+        shop.did.append("inner")
+        outers[0].release(60)
+
+    @shop.app.job("outer", tries=2)
+    def outer() -> None:
+        outers.append(current_job())
+        if current_job().attempt == 1:
+            inner.dispatch()
+
+    outers: list[RunningJob] = []
+    outer.dispatch()
+    assert (shop.did, [job.attempt for job in outers]) == (["inner"], [1, 2])
+
+
+def test_errors_decide_by_their_class_whether_a_job_is_retried(shop: Shop) -> None:
+    @shop.app.job("picky", tries=3, retry_on=OSError, fail_on=(ConnectionError,))
+    def picky(kind: str) -> None:
+        shop.did.append(kind)
+        raise {"os": OSError, "connection": ConnectionError, "value": ValueError}[kind]
+
+    for kind, expected in (("os", OSError), ("connection", ConnectionError), ("value", ValueError)):
+        with pytest.raises(expected):
+            picky.dispatch(kind)
+    assert shop.did == ["os", "os", "os", "connection", "value"]
+
+
 def test_the_traceback_of_an_error_contains_no_frames_of_qd(shop: Shop) -> None:
     with pytest.raises(ValueError, match="does not work") as raised:
         shop.work.using(tries=1).dispatch(1, fails=9)
@@ -141,6 +184,23 @@ def test_the_next_attempt_sees_the_checkpoint(shop: Shop) -> None:
 
     saves.dispatch()
     assert shop.did == [None, {"row": 7}]
+
+
+def test_the_next_attempt_runs_no_step_again(shop: Shop) -> None:
+    def work(name: str) -> int:
+        shop.did.append(name)
+        return len(shop.did)
+
+    @shop.app.job("stepped", tries=2)
+    def stepped() -> None:
+        job = current_job()
+        found = [job.step(name, work, name) for name in ("a", "b")[: job.attempt]]
+        shop.did.append(found)
+        if job.attempt == 1:
+            raise ValueError
+
+    stepped.dispatch()
+    assert shop.did == ["a", [1], "b", [1, 3]]
 
 
 def test_jobs_of_other_programs_are_refused(shop: Shop) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from qd import ArgumentError, Job, NotInJob, RunningJob, current_job
+from qd import ArgumentError, Fail, Job, NotInJob, Retry, RunningJob, current_job
 from qd.errors import JobFailure, Settled
 from qd.events import (
     Event,
@@ -25,7 +27,7 @@ from qd.events import (
     JobReleased,
 )
 from qd.jobs import context
-from qd.jobs.policy import Fail, Release
+from qd.jobs.policy import GiveUp, Release
 from tests.support.fakes import FakeQd
 
 
@@ -97,7 +99,76 @@ def test_fail_records_the_outcome_and_raises():
     one = job()
     with pytest.raises(Settled):
         one.fail("no such order")
-    assert one.outcome == Fail("no such order")
+    assert one.outcome == GiveUp("no such order")
+
+
+def test_release_and_fail_raise_what_a_job_may_raise_itself():
+    with pytest.raises(Retry) as released:
+        job().release(30, reason="not yet", counts=False)
+    assert (
+        released.value.decision == Retry(30, reason="not yet", counts=False).decision == Release(30.0, "not yet", False)
+    )
+    with pytest.raises(Fail) as failed:
+        job().fail("no such order")
+    assert failed.value.decision == Fail("no such order").decision == GiveUp("no such order")
+    assert (str(released.value), str(failed.value)) == ("retry in 30 s", "no such order")
+
+
+@pytest.mark.parametrize(
+    "raised", [Retry(30), Retry(delay=timedelta(seconds=30), reason="r"), Fail("why"), Fail(reason="why")]
+)
+def test_they_return_from_a_pool_of_processes(raised):
+    assert pickle.loads(pickle.dumps(raised)).decision == raised.decision
+
+
+def test_a_raised_retry_decides_once_it_has_left_the_job():
+    one = job()
+    assert one.settled_by(Retry(5))
+    assert one.outcome == Release(5.0)
+    assert one.settled_by(Fail("too late"))  # the first decision stays
+    assert one.outcome == Release(5.0)
+    assert not job().settled_by(ValueError())
+    assert not job().settled_by(None)
+
+
+def test_a_raised_fail_keeps_its_cause_and_its_place():
+    def work() -> None:
+        try:
+            raise KeyError("order 7")
+        except KeyError as error:
+            raise Fail("no such order") from error
+
+    one = job()
+    with pytest.raises(Fail) as raised:
+        work()
+    assert one.settled_by(raised.value)
+    assert isinstance(one.outcome, GiveUp)
+    failure = one.outcome.error
+    assert isinstance(failure, JobFailure)
+    assert (str(failure), repr(failure.__cause__)) == ("no such order", "KeyError('order 7')")
+    assert failure.__traceback__ is not None
+
+
+def test_a_group_of_errors_with_a_retry_decides():
+    one = job()
+    group = BaseExceptionGroup("of a TaskGroup", [ValueError(), BaseExceptionGroup("inner", [Retry(7), Fail("why")])])
+    assert one.settled_by(group)
+    assert one.outcome == Release(7.0)
+    assert not job().settled_by(ExceptionGroup("others", [ValueError(), OSError()]))
+
+
+def test_the_release_of_another_job_decides_nothing():
+    inner, outer = job(), job()
+    with pytest.raises(Retry) as raised:
+        outer.release(5)
+    assert not inner.settled_by(raised.value)
+    assert (inner.outcome, outer.outcome) == (None, Release(5.0))
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), "5m", None])
+def test_a_wrong_delay_of_a_retry_is_an_error_of_the_job(delay):
+    with pytest.raises(ValueError, match=r"is not a duration|is text: write 300"):
+        Retry(delay)
 
 
 def test_except_exception_does_not_catch_it():
@@ -279,6 +350,44 @@ def test_release_is_an_error_in_run(app: FakeQd, heard: list[Event]):
         charging.call.run()
     assert charging.errors == []
     assert kinds(heard) == [JobProcessing, JobReleased, JobAttempted]
+
+
+async def in_a_group(raised: BaseException) -> None:
+    async def deep() -> None:
+        raise raised
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        group.create_task(deep())
+
+
+def in_a_thread(raised: BaseException) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(straight, raised).result()
+
+
+def straight(raised: BaseException) -> None:
+    raise raised
+
+
+@pytest.mark.parametrize("raises", [straight, in_a_thread, in_a_group])
+def test_retry_and_fail_decide_from_any_depth(app: FakeQd, heard: list[Event], raises: Callable[[BaseException], Any]):
+    """run() runs a job once: there a retry is an error."""
+
+    @app.job("work")
+    def work(fails: bool) -> Any:
+        try:
+            return raises(Fail("no such order") if fails else Retry(delay=30, reason="busy"))
+        except Exception as error:
+            raise AssertionError("it was caught") from error
+
+    with pytest.raises(JobFailure, match=r"released itself for 30 s \(busy\)"):
+        work.run(False)
+    assert kinds(heard) == [JobProcessing, JobReleased, JobAttempted]
+    heard.clear()
+    with pytest.raises(JobFailure, match=r"^no such order$"):
+        work.run(True)
+    assert kinds(heard) == [JobProcessing, JobFailed, JobExceptionOccurred, JobAttempted]
 
 
 def test_a_swallowed_fail_is_still_a_failure(app: FakeQd):
@@ -525,3 +634,60 @@ def test_arguments_that_do_not_convert_are_returned_as_json(app: FakeQd) -> None
     job = RunningJob("id", "x", "default", 1, declared=declared, data=b'{"n":"many"}')
     assert job.arguments == {"n": "many"}
     assert RunningJob("id", "y", "default", 1, data=b'{"n":"1"}').arguments == {"n": "1"}
+
+
+# -- events and progress
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (object(), r"job.emit\(\) cannot send object: a value of type object has no JSON form"),
+        (float("nan"), r"job.emit\(\) cannot send float: nan is not a JSON number"),
+        ("x" * 16_384, r"job.emit\(\) was given 16386 bytes of JSON, more than 16384: emit smaller pieces"),
+    ],
+    ids=["object", "nan", "large"],
+)
+def test_an_invalid_event_is_refused(data, words):
+    with pytest.raises(ArgumentError, match=words):
+        job().emit(data)
+
+
+def test_an_event_is_sent_as_json():
+    sent: list[bytes] = []
+    RunningJob("an-id", "x", "default", 1, _emit=sent.append).emit({"token": "Hallo", "n": (1, 2)})
+    RunningJob("an-id", "x", "default", 1, _emit=sent.append).emit("x" * 16_382)
+    assert sent[0] == b'{"token":"Hallo","n":[1,2]}'
+
+
+def test_progress_has_a_message_and_fields():
+    seen: list[tuple[float, bytes]] = []
+    running_job = RunningJob("an-id", "x", "default", 1, _report_progress=lambda *now: seen.append(now))
+    running_job.progress(5)
+    running_job.progress(40, "scaling", step=3, of=7)
+    running_job.progress(50, step=4)
+    assert seen == [(5, b""), (40, b'{"message":"scaling","step":3,"of":7}'), (50, b'{"step":4}')]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "words"),
+    [
+        ((101,), {}, "takes a number from 0 to 100, not 101"),
+        ((True,), {}, "takes a number from 0 to 100, not True"),
+        ((1,), {"step": object()}, "cannot report dict: a value of type object has no JSON form"),
+        ((1, "x" * 16_384), {}, "bytes of JSON, more than 16384"),
+    ],
+)
+def test_an_invalid_progress_is_refused(arguments, fields, words):
+    with pytest.raises(ArgumentError, match=words):
+        job().progress(*arguments, **fields)
+
+
+def test_a_job_under_run_may_emit(app: FakeQd):
+    @app.job("emits")
+    def emits() -> str:
+        current_job().emit({"token": "a"})
+        current_job().progress(10, "begun")
+        return "done"
+
+    assert emits.run() == "done"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from qd import ArgumentError, DeclarationError, Job, Queue
+from qd import ArgumentError, Backoff, DeclarationError, Job, Queue
 from qd.config.settings import SigningSettings
 from qd.payload.format import read
 from qd.payload.signing import Signing
@@ -42,6 +42,23 @@ def test_options_can_be_computed_from_the_fields(app: FakeQd):
     assert (second["displayName"], second["tags"], second["maxTries"]) == ("Charge {1}", ["charge", "order:1"], 2)
     assert first["backoff"] == "1,5"
     assert first["data"] == {"order_id": 7}
+
+
+def test_a_computed_backoff_may_grow(app: FakeQd):
+    @app.job("charge", tries=4)
+    class Charge(Job[None]):
+        order_id: int
+
+        def backoff(self) -> object:
+            return Backoff(1, 3, jitter=0) if self.order_id > 5 else "exponential"
+
+        def handle(self) -> None: ...
+
+    app.dispatch(Charge(order_id=7), Charge(order_id=1))
+    first, second = [sent.read for sent in app.sent]
+    assert (first["backoff"], first["jitter"]) == ("1,3,9", 0)
+    assert second["backoff"] == "1,2,4"
+    assert "jitter" not in second
 
 
 def test_using_overrides_computed_options(app: FakeQd):

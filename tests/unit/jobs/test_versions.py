@@ -228,7 +228,7 @@ def test_a_version_belongs_to_the_declaration(app: FakeQd, options: dict[str, An
     @app.job("x")
     def job(data: int) -> None: ...
 
-    with pytest.raises(DeclarationError, match=r"version or upgrade: set them in @app\.job"):
+    with pytest.raises(DeclarationError, match=r"using\(\) .* (version|upgrade)\b.*: set it in @app\.job"):
         job.using(**options)
 
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from qd.errors import DeclarationError
-from qd.options.kinds import KINDS
+from qd.errors import DeclarationError, JobTimeout
+from qd.options.kinds import KINDS, Backoff
 from qd.options.tables import WORK, JobOptions, WorkOptions, shown
 
 
@@ -34,6 +34,10 @@ def test_every_row_is_complete_and_its_default_parses(row):
         ("backoff", "1,5,30", (1.0, 5.0, 30.0)),
         ("backoff", 5, (5.0,)),
         ("backoff", [1, "5s", "1m"], (1.0, 5.0, 60.0)),
+        ("backoff", "exponential", Backoff(1, 2, 600)),
+        ("backoff", Backoff(5, 3), Backoff(5, 3)),
+        ("jitter", "0.25", 0.25),
+        ("jitter", 0, 0.0),
         ("queues", "high, default,high", ("high", "default")),
         ("queues", ["mail"], ("mail",)),
         ("queues", "high=5, low=1,high=5", ("high=5", "low=1")),
@@ -66,6 +70,12 @@ def test_a_value_is_parsed_as_the_type_of_its_option(name, written, value):
         ("timeout", "auto", "duration"),
         ("backoff", [], "empty list"),
         ("backoff", "1,,5", "duration"),
+        ("backoff", "exponentiel", "duration"),
+        ("jitter", "10%", "'10%' is not a number from 0 to 1"),
+        ("jitter", 1.5, "not a number from 0 to 1"),
+        ("jitter", -0.1, "not a number from 0 to 1"),
+        ("jitter", True, "not a number from 0 to 1"),
+        ("jitter", float("nan"), "not a number from 0 to 1"),
         ("memory", 128, r"128 is 128 bytes, less than a megabyte \(write '128M' for megabytes\)"),
         ("memory", "300K", "300K is 307200 bytes, less than a megabyte$"),
         ("sleep", 0, "at least 0.01"),
@@ -108,6 +118,19 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ({"timeout": "5m"}, "option timeout of a job: '5m' is text: write 300, in seconds, or timedelta"),
         ({"backoff": "1,5"}, "option backoff of a job: '1,5' is text"),
         ({"backoff": [1, "5s"]}, "option backoff of a job: '5s' is text: write 5"),
+        ({"backoff": "exponentially"}, "option backoff of a job: 'exponentially' is text"),
+        ({"jitter": 2}, "option jitter of a job: 2 is not a number from 0 to 1"),
+        (
+            {"jitter": 0, "backoff": Backoff(jitter=0.5)},
+            "option jitter of a job: its Backoff has a jitter of 0.5: remove one",
+        ),
+        ({"retry_on": ["ConnectionError"]}, r"option retry_on of a job: 'ConnectionError' is not a type of errors"),
+        ({"retry_on": ConnectionError()}, "option retry_on of a job: ConnectionError"),
+        (
+            {"fail_on": (ValueError, JobTimeout)},
+            "option fail_on of a job: JobTimeout is not a type of errors that a job",
+        ),
+        ({"fail_on": (int,)}, r"int is not a type of errors that a job raises \(write \(ValueError,\)\)"),
         ({"result_ttl": "90"}, "option result_ttl of a job: '90' is text: write 90"),
         ({"queue": ""}, "option queue of a job: '' is not a name"),
     ],
@@ -115,6 +138,46 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
 def test_a_wrong_job_option_is_refused_by_name(given, expected):
     with pytest.raises(DeclarationError, match=expected):
         JobOptions.read(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"first": 0}, "first of Backoff: 0 s is not more than 0"),
+        ({"first": "soon"}, "first of Backoff: 'soon' is not a duration"),
+        ({"first": 60, "max": 30}, r"first of Backoff: 60 s is not more than 0, at most max \(30 s\)"),
+        ({"first": None}, "first of Backoff: None is not a duration"),
+        ({"factor": 0.5}, "factor of Backoff: 0.5 is not a number from 1 to 1000"),
+        ({"factor": float("inf")}, "factor of Backoff: inf is not a number"),
+        ({"factor": float("nan")}, "factor of Backoff: nan is not a number"),
+        ({"factor": "much"}, "factor of Backoff: 'much' is not a number"),
+        ({"factor": True}, "factor of Backoff: True is not a number"),
+        ({"max": "10 minutes"}, "max of Backoff: '10 minutes' is not a duration"),
+        ({"jitter": 1.1}, "jitter of Backoff: 1.1 is not a number from 0 to 1"),
+    ],
+)
+def test_an_invalid_backoff_is_refused_where_it_is_written(given, expected):
+    with pytest.raises(DeclarationError, match=expected):
+        Backoff(**given)
+
+
+def test_backoffs_are_compared_and_shown_by_value():
+    assert (Backoff(), Backoff("5s")) == (Backoff(1, 2, timedelta(minutes=10)), Backoff(5))
+    assert shown("spans", Backoff()) == "exponential"
+    assert shown("spans", Backoff(5)) == "Backoff(first=5.0, factor=2.0, max=600.0, jitter=None)"
+
+
+def test_the_jitter_of_a_backoff_is_the_option_jitter():
+    assert JobOptions.read({"backoff": Backoff(jitter=0)}).jitter == 0.0
+    assert JobOptions.read({"backoff": Backoff(jitter=0.5), "jitter": 0.5}).jitter == 0.5
+    assert JobOptions.read({"backoff": Backoff(), "jitter": 0}).jitter == 0.0
+    assert JobOptions.read({"backoff": "exponential"}) == JobOptions(backoff=Backoff())
+
+
+def test_types_of_errors_are_one_or_several():
+    assert JobOptions.read({"retry_on": OSError, "fail_on": [ValueError, KeyError]}) == JobOptions(
+        retry_on=(OSError,), fail_on=(ValueError, KeyError)
+    )
 
 
 def test_later_options_win_and_the_others_stay():

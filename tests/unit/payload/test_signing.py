@@ -174,8 +174,8 @@ def test_signing_keys_come_from_the_configuration_files_and_the_environment(tmp_
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('keys = ["s3cret-without-an-id!"]', "signing key 1 is not ID:SECRET"),
-        ('keys = ["a:s3cret-with a space"]', "signing key 1 is not ID:SECRET"),
+        ('keys = ["s3cret-without-an-id!"]', "key 1 is not ID:SECRET"),
+        ('keys = ["a:s3cret-with a space"]', "key 1 is not ID:SECRET"),
         ('keys = ["a:s3cret"]', "the signing key a is too short"),
         ('keys = ["a:file:s3cret"]', "cannot read the signing key a from .*s3cret: No such file"),
         ('keys = ["a:s3cret-s3cret-s3cret", "a:s3cret-s3cret-s3cre2"]', "two signing keys have the same id"),
@@ -225,3 +225,23 @@ def test_a_forged_or_foreign_checkpoint_is_refused():
 def test_an_unsigned_job_saves_an_unsigned_checkpoint():
     held = saved_by(pushed(), b"7", NEW)
     assert read(held).checkpoint == Signing([NEW], require=False).opened(read(held)) == b"7"
+
+
+def test_the_result_of_a_step_is_signed_with_its_name_and_job():
+    mine, other = read(pushed(NEW)), read(pushed(NEW))
+    signing = Signing([NEW])
+    sealed = signing.sealed(mine, b"7", b"fetch")
+    assert Signing([OLD, NEW]).opened(mine, sealed, b"fetch") == b"7"
+    forged = [
+        (mine, sealed, b"pay"),
+        (other, sealed, b"fetch"),
+        (mine, sealed[:-1] + b"8", b"fetch"),
+        (mine, b"8", b"fetch"),
+        (mine, signing.sealed(mine, b"7"), b"fetch"),  # a checkpoint
+        (mine, Signing([OTHER]).sealed(mine, b"7", b"fetch"), b"fetch"),
+    ]
+    for payload, text, name in forged:
+        with pytest.raises(SignatureRefused, match=f"its step '{name.decode()}' does not match"):
+            signing.opened(payload, text, name)
+    unsigned = read(pushed())
+    assert Signing([NEW], require=False).opened(unsigned, signing.sealed(unsigned, b"7", b"fetch"), b"fetch") == b"7"

@@ -22,6 +22,7 @@ from qd.payload.format import read
 from qd.process import SLOTS
 from qd.process.scoreboard import Scoreboard
 from qd.worker.connection import LEAVES, Checkpoints, HeldJob, LaneTurns, WorkerConnection
+from qd.worker.emitter import Emitter
 from qd.worker.queues import Rota
 from qd.worker.timeout import Alarm
 
@@ -96,7 +97,7 @@ def test_an_answer_is_given_once(unsure, script, answer, acked):
 
 def checkpoints(*script: object) -> tuple[Checkpoints, Scripted]:
     queue = Scripted(*script)
-    made = Checkpoints(queue, Alarm(Scoreboard().slot(1)), LOG)  # type: ignore[arg-type]
+    made = Checkpoints(queue, Alarm(Scoreboard().slot(1)), LOG, Emitter(lambda: queue, LOG))  # type: ignore[arg-type,return-value]
     made.begin(OLD)
     return made, queue
 

@@ -95,7 +95,8 @@ def what(entry: Entry) -> str:
             return repr(task.call).strip("<>")
         _, plan, data = task.call._to_send()
         nothing = data in (b"", b"{}", b"[]", b"null")
-        return plan.declared.name + ("" if nothing else f" {data.decode('utf-8', 'replace')}")
+        text = "<encrypted>" if plan.options.encrypted else data.decode("utf-8", "replace")
+        return plan.declared.name + ("" if nothing else f" {text}")
     if isinstance(task, CallTask):
         function = task.function
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"

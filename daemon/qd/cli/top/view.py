@@ -19,6 +19,7 @@ from qd.cli.failed import Group, times
 from qd.cli.output import by_whom, clean, count, duration
 from qd.cli.state import stale
 from qd.cli.top import RECENT, View, size
+from qd.payload.encryption import hidden
 from qd.payload.format import Payload
 from qd.redaction import redact
 from qd.store.statistics import Rate, quantile
@@ -361,7 +362,7 @@ def details(view: View, row: Row) -> list[Line]:
 def jobs(found: list[Payload]) -> list[Line]:
     lines: list[Line] = [[("", "")], [("its jobs", "meta")]]
     for each in found:
-        arguments = clean(redact(bytes(each.data).decode("utf-8", "replace")))
+        arguments = clean(hidden(redact(bytes(each.data).decode("utf-8", "replace"))))
         title = clean(f"{each.id}  {each.display}  attempt {each.attempts}")
         lines.append([(title, "bold"), (f"  {arguments[:500]}", "meta")])
     return lines if found else [[("", "")], [("it runs no job", "meta")]]

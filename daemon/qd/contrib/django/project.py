@@ -24,6 +24,9 @@ from typing import Any
 from qd.app import Qd
 from qd.arguments.injection import Key, Provided
 from qd.contrib.command import check_keys
+from qd.contrib.django.database import alias_of, url_of
+from qd.drivers.base import Connector
+from qd.drivers.connections import loaded
 from qd.errors import ConfigError
 from qd.events import JobExceptionOccurred, JobTimedOut
 from qd.jobs.context import RunningJob
@@ -63,12 +66,30 @@ class DjangoQd(Qd):
     def __init__(self) -> None:
         super().__init__()
         install(self)
+        self.connections.join = self._join
 
     @property
     def _code_settings(self) -> dict[str, object]:
         """settings.QD, in place of arguments of Qd(...). Raises ConfigError."""
-        given = qd_settings()
-        return {key: given[key] for key in ("url", "imports") if given.get(key)}
+        from django.db import connections
+
+        found = {key: value for key, value in qd_settings().items() if key != "app" and value}
+        alias = alias_of(found.get("url"))
+        return found | {"url": url_of(alias, connections.settings)} if alias else found
+
+    def _join(self, name: str) -> Connector | None:
+        """The connection `name` inside Django's open transaction, if its url is django://ALIAS and one is open there."""
+        from django.conf import settings
+        from django.db import connections
+
+        alias = alias_of(getattr(settings, "QD", {}).get("url"))
+        if not alias or self.settings.connection(name).url_origin != "Qd(...)":
+            return None
+        django = connections[alias]
+        if not in_transaction(django):
+            return None
+        joined: Connector | None = loaded("qd.drivers.database.joined:in_django")(self.connections.get(name), django)
+        return joined
 
 
 def install(app: Qd) -> None:
@@ -229,11 +250,15 @@ def wait_for_commit(act: Callable[[], object], waited: frozenset[str] = frozense
     callbacks run. Raises TransactionManagementError if autocommit is off, because Django then reports no commits.
     """
     for found in sorted(opened(), key=lambda each: bool(each.alias != "default")):
-        by_hand = found.connection is not None and not found.autocommit
-        if found.alias not in waited and (found.in_atomic_block or by_hand):
+        if found.alias not in waited and in_transaction(found):
             found.on_commit(partial(committed, act, waited | {found.alias}))
             return True
     return False
+
+
+def in_transaction(found: Any) -> bool:
+    """Whether an atomic block is open on this connection of Django, or its autocommit is off."""
+    return bool(found.in_atomic_block or (found.connection is not None and not found.autocommit))
 
 
 def committed(act: Callable[[], object], waited: frozenset[str]) -> None:

@@ -81,6 +81,7 @@ WORDS = {
     "leave": (1, 2),
     "vacate": (1, 1),
     "keep": (1, 4),
+    "forget": (1, 0),
 }
 """Number of keys and arguments of each effect in effects.lua; vacate exists only in notes."""
 SHAPES = WORDS | {"keyed": (1, 4), "single": (2, 4)}  # the same for every part of a note

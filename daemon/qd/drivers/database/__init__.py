@@ -3,6 +3,7 @@
 commands       The Redis commands of the keyspace, by name.
 connection     One connection: calls, transactions, errors; LISTEN.
 dialects       What each kind of database does in its own way; what its errors mean.
+django         Django's open transaction as a connection of SQLAlchemy.
 joined         app.transaction(session): jobs in the caller's transaction.
 keyspace       DatabaseKeyspace: one step is one transaction; scripts.
 names          A name and its items; Redis's notations.

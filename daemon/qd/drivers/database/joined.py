@@ -2,6 +2,7 @@
 they exist only if it commits, and no worker sees them before.
 
     JoinedConnection   a DatabaseConnection over the caller's; it begins, commits and closes nothing
+    django.py          Django's connection as one of SQLAlchemy
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from qd.drivers.base import Connector
 from qd.drivers.connections import Connections
 from qd.drivers.database.connection import DatabaseConnection
 from qd.drivers.database.dialects import Again, Conflict, unix_us
+from qd.drivers.database.django import DjangoTransaction, transaction_of
 from qd.drivers.database.keyspace import DatabaseKeyspace
 from qd.drivers.database.queue import DatabaseQueue
 from qd.errors import ConfigError
@@ -75,6 +77,10 @@ class JoinedConnection(DatabaseConnection):
             return super().execute(statement, values)
 
     def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
+        if isinstance(
+            self._session, DjangoTransaction
+        ):  # roll back its atomic() block, also if the error is caught there
+            self._session.django.needs_rollback = self._session.django.in_atomic_block
         try:
             super()._failed(error, connecting=connecting)
         except Again as ours:
@@ -88,8 +94,10 @@ class JoinedConnection(DatabaseConnection):
 
 @contextmanager
 def joined(connections: Connections, session: Any, name: str | None) -> Iterator[None]:
-    """session: a Session or Connection of SQLAlchemy. Raises ConfigError if the connection `name` (None: the default) is not
-    in its database."""
+    """session: a Session or Connection of SQLAlchemy, or a connection of Django. Raises ConfigError if the connection `name`
+    (None: the default) is not in its database."""
+    if type(session).__module__.startswith("django.") or hasattr(session, "in_atomic_block"):
+        session = transaction_of(session)
     connection = connection_of(session)
     queue = connections.get(name)
     if not isinstance(queue, DatabaseQueue):
@@ -111,9 +119,11 @@ def connection_of(session: Any) -> sql.Connection:
     if isinstance(session, sql.Connection):
         return session
     sync = getattr(session, "sync_session", session)  # of an AsyncSession, inside run_sync
-    if isinstance(sync, Session | scoped_session):
+    if isinstance(sync, Session | scoped_session | DjangoTransaction):
         return sync.connection()
-    raise ConfigError(f"{type(session).__name__} is neither a Session nor a Connection of SQLAlchemy")
+    raise ConfigError(
+        f"{type(session).__name__} is neither a Session or Connection of SQLAlchemy nor Django's connection"
+    )
 
 
 def commits_each(connection: sql.Connection) -> bool:
@@ -132,7 +142,7 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
     there = _places.get(connection.engine)
     if there is None and kind == ours.kind:
         there = _places[connection.engine] = tuple(connection.exec_driver_sql(WHERE[kind]).one())
-    if there is None or tuple(ours.query(WHERE[kind]).one()) != there:
+    if there is None or kind != ours.kind or tuple(ours.query(WHERE[kind]).one()) != there:
         raise ConfigError(
             f"the session is not in the database of connection '{queue.settings.name}' ({ours.place}): a transaction"
             " covers one database only"
@@ -143,3 +153,8 @@ def inside(queue: DatabaseQueue, session: Any) -> Connector:
     """The same queue, in the session's transaction."""
     connection, at = JoinedConnection(queue.connection, session), queue.settings
     return DatabaseQueue(at, DatabaseKeyspace(connection, at.table, at.prefix))
+
+
+def in_django(queue: Connector, django: Any) -> Connector | None:
+    """The same queue, in the open transaction of one of Django's connections; None for a queue in no database."""
+    return inside(queue, transaction_of(django)) if isinstance(queue, DatabaseQueue) else None

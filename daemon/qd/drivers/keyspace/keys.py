@@ -56,6 +56,8 @@ ON_CLUSTER = (ends(""), seen_ids(""), cancelled(""))
 
 unique = _of("qd:unique:")
 kept = _of("qd:job:")  # the stored result of a job
+stream = _of("qd:job:", ":events")
+steps = _of("qd:job:", ":steps")
 batch = _of("qd:batch:")
 batch_pending = _of("qd:batch:", ":pending")
 batch_failed = _of("qd:batch:", ":failed")

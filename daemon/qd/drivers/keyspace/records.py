@@ -4,10 +4,12 @@
     KeptJobs.drop     drop.lua       a waiting job, by its exact bytes
     KeptJobs.stop     stop.lua       a running job: a field of qd:cancel, which the keeper of its worker reads
     KeptJobs.kept     HGETALL        the record that the end of the job wrote (keep.lua)
+    KeptJobs.emit     emit.lua       qd:job:ID:events, its numbered events; events.lua reads those after a number
+    KeptJobs.steps    steps.lua      reads or records the durable steps of a job
     KeptBatches       batch_add.lua  creates batches and adds jobs; the scripts that answer jobs count them (batch.lua)
     KeptTicks         tick.lua       takes ticks, in one write for all queues
 
-qd:batch:ID            name, total, allow, created_at, cancelled_at, finished_at, skipped; open while jobs are being
+qd:batch:ID            name, total, jobs, allow, created_at, cancelled_at, finished_at, skipped; open while jobs are being
                        sent; and for each callback: NAME its payload, NAME:queue, NAME:delay, NAME:moments, NAME:sent
 qd:batch:ID:pending    uuids of jobs that have not ended
 qd:batch:ID:failed     uuid -> queue and id of the failed record, "" if there is none, RETRIED once the job was sent again
@@ -21,10 +23,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from qd.arguments.values import decode_value
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Found, Kept, NewBatch, Spot
+from qd.drivers.types import (
+    Answers,
+    BatchState,
+    Claim,
+    Claimed,
+    Effect,
+    Entry,
+    Forget,
+    Found,
+    JobEvent,
+    Kept,
+    NewBatch,
+    Spot,
+)
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
@@ -38,6 +54,7 @@ PLACES: tuple[tuple[Spot, str, Callable[[str], str]], ...] = (
     ("running", "zset", keys.reserved),
     ("failed", "hash", keys.failed),
 )
+RECORDS = 1000  # maximum number of records that are read in a round trip
 
 
 class Records:
@@ -85,7 +102,7 @@ class KeptJobs(Records):
     def drop(self, found: Found, effects: Sequence[Effect]) -> bool:
         if found.payload.rsv is not None:  # it was reserved before, and may still have places
             owner = found.payload.uuid or found.payload.id or ""
-            effects = [*effects, *left_by(self.space, self.prefix, owner)]
+            effects = [*effects, *left_by(self.space, self.prefix, owner), Forget(found.payload.id or owner)]
         more, args = effect_args(effects, self.prefix)
         waits = keys.ready if found.spot == "ready" else keys.delayed
         names = self._keys(waits(found.queue), keys.notify(found.queue), keys.keyed(found.queue), *more)
@@ -107,16 +124,36 @@ class KeptJobs(Records):
             return bool(script("stop").call(self.space, names, mark.owner, mark.base))
 
     def kept(self, id: str) -> Kept | None:
-        with shield:
-            flat: list[Any] = self.space.call("HGETALL", self.prefix + keys.kept(id))
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        if not fields:
-            return None
-        status = fields[b"status"].decode("utf-8", "replace") if b"status" in fields else None
-        return Kept(status, fields.get(b"value", b""), number(fields.get(b"progress")), number(fields.get(b"at")))
+        return self.kept_many([id])[0]
 
-    def progress(self, id: str, percent: float, ttl: float) -> None:
-        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl)
+    def kept_many(self, ids: Sequence[str]) -> list[Kept | None]:
+        found = list[Kept | None]()
+        for some in chunked(ids, RECORDS):
+            commands = [("HGETALL", self.prefix + keys.kept(id)) for id in some]
+            with shield:
+                replies = checked(self.space.call_many(commands))
+            for each in (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies):
+                status = each[b"status"].decode("utf-8", "replace") if b"status" in each else None
+                progress, at = number(each.get(b"progress")), number(each.get(b"at"))
+                details = decode_value(each.get(b"details") or b"{}")
+                found.append(Kept(status, each.get(b"value", b""), progress, at, details) if each else None)
+        return found
+
+    def progress(self, id: str, percent: float, ttl: float, details: bytes = b"") -> None:
+        script("progress").call(self.space, self._keys(keys.kept(id)), percent, ttl, details)
+
+    def emit(self, some: Sequence[tuple[str, Sequence[Arg]]]) -> list[object]:
+        return self.space.run_many([ScriptCall(script("emit"), self._keys(keys.stream(id)), args) for id, args in some])
+
+    def events(self, id: str, since: int) -> list[JobEvent]:
+        entries = [
+            each.split(b" ", 5) for each in script("events").call(self.space, self._keys(keys.stream(id)), since)
+        ]
+        found = [JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in entries]
+        return [event for event in found if event.number > since]
+
+    def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:
+        return script("steps").call(self.space, self._keys(keys.steps(id)), mark, *added)
 
 
 def number(text: bytes | None) -> float | None:
@@ -128,7 +165,7 @@ def number(text: bytes | None) -> float | None:
 
 CHUNK, CHUNK_BYTES = 1000, 16 << 20  # maximum number and size of the jobs of a call; a single job may be larger
 RETRIED = b"retried "  # as batch.lua writes it
-FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at")
+FACTS = ("name", "total", "created_at", "cancelled_at", "finished_at", "jobs")
 
 
 class KeptBatches(Records):
@@ -183,12 +220,13 @@ class KeptBatches(Records):
             commands += [("HMGET", batch, *FACTS), ("SCARD", pending), ("HLEN", failed)]
         replies = iter(checked(self.space.call_many(commands)) if commands else ())
         for id in ids:
-            (name, total, *times), left, bad = next(replies), next(replies), next(replies)
+            (name, total, *times, jobs), left, bad = next(replies), next(replies), next(replies)
             state = None
             with suppress(ValueError):  # another program's key
-                made, *at = (None if text is None else float(text) for text in times)
+                made, *(cancelled, ended) = (None if text is None else float(text) for text in times)
                 if total is not None:
-                    state = BatchState(id, (name or b"").decode(), int(total), left, bad, made or 0.0, *at)
+                    numbers = (int(total), left, bad, made or 0.0)
+                    state = BatchState(id, (name or b"").decode(), *numbers, cancelled, ended, int(jobs or 0))
             found.append(state)
         return found
 
@@ -207,7 +245,7 @@ def keys_of(id: str) -> tuple[str, str, str]:
 
 
 def fields_of(batch: NewBatch) -> list[Arg]:
-    fields: list[Arg] = ["name", batch.name]
+    fields: list[Arg] = ["name", batch.name, "jobs", batch.jobs]
     if batch.allow_failures:
         fields += ["allow", 1]
     for name, (queue, payload, delay, moments) in batch.callbacks.items():

@@ -31,7 +31,7 @@ from math import ceil
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, grouped, script
-from qd.drivers.types import Count, Effect, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
+from qd.drivers.types import Count, Effect, Forget, Free, Hold, Keep, Leave, Outgoing, Push, Vacate
 from qd.errors import ConnectionLost
 
 CHUNK = 1000  # maximum number of payloads in a script call
@@ -135,6 +135,8 @@ def _one(effect: Effect, prefix: str) -> tuple[tuple[str, ...], tuple[Arg, ...]]
             return (keys.places_of(owner),), ("vacate", holder)
         case Keep(id, status, value, ttl):
             return (keys.kept(id),), ("keep", id, status, value, ttl)
+        case Forget(id):
+            return (keys.steps(id),), ("forget",)
         case Count(id, job, how, place):
             return (keys.batch(id), keys.batch_pending(id), keys.batch_failed(id)), ("count", job, how, place, prefix)
 

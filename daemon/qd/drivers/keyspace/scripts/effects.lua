@@ -6,6 +6,7 @@
 --   hold   KEYS lock                      ARGV owner, seconds
 --   leave  KEYS places or record          ARGV field, holder (see places.lua)
 --   keep   KEYS record                    ARGV id, status, value, seconds
+--   forget KEYS steps
 --   ends   KEYS ends                      ARGV id, text: on a cluster, a note of the effects in other slots; it is written in
 --                                         the same step, and deleted once they are done (see cluster/deferred.py)
 -- Commands that may be refused come before commands that add: a script that stops after it has added would add again at
@@ -33,6 +34,9 @@ local kinds = {
   end},
   keep = {1, 4, function(k, a) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     keep(KEYS[k], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+  end},
+  forget = {1, 0, function() end, function(k)
+    redis.pcall('EXPIRE', KEYS[k], 0) -- deleted; a user who may not do that can cancel the job all the same, and it expires
   end},
   ends = {1, 2, function(k) redis.call('HDEL', KEYS[k], '') end, function(k, a)
     redis.call('HSET', KEYS[k], ARGV[a], string.format('%.3f ', clock()) .. ARGV[a + 1])

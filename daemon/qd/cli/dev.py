@@ -1,0 +1,125 @@
+"""`qd dev`: `qd work --reload` and `qd dashboard` as two processes, and the private server of the project.
+
+Both are in process groups of their own: Ctrl-C reaches qd dev only, which ends them. The kernel kills them if qd dev dies
+(fork.die_with). GUARD then stops the embedded server if qd dev has started it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import click
+
+from qd.cli import context, output
+from qd.config.settings import CONNECTION, environ_name
+from qd.drivers import embedded
+from qd.errors import ConfigError
+from qd.process import fork
+from qd.process.descriptors import ready_of
+
+HOST, PORT = "127.0.0.1", 8640  # those of `qd dashboard`
+GUARD = 'cat; exec "$@" >/dev/null'  # its stdin ends with qd dev
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+START = 10.0  # seconds for the dashboard
+QD = (sys.executable, "-m", "qd")
+Programs = dict[str, "subprocess.Popen[str]"]
+
+
+@click.command("dev", context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, metavar="[QUEUE]...", type=click.UNPROCESSED)
+@context.options
+def command(words: Sequence[str]) -> int:
+    """Run worker, scheduler and dashboard in this terminal.
+
+    For development: the worker starts again when a file changes. Without a url, jobs are on the private server of
+    `url = "embedded:"`. Ctrl-C stops everything. Other options are those of `qd work`: qd dev -w 1 mail
+    """
+    given, found = context.given(), context.settings()
+    if not found.app:
+        ways = "run `qd init`, write app = below [qd] in qd.toml, set QD_APP or give --app MODULE:ATTR"
+        raise ConfigError(f"no app is named: {ways}{found.unfound}")
+    pairs = {"--app": given.app, "--config": given.config, "-c": given.connection}
+    shared = [word for name, value in pairs.items() if value for word in (name, value)]
+    at, prefix, guard = found.connections[found.default], "", None
+    if at.url is None and at.driver == "redis":
+        name = environ_name(CONNECTION["url"], found.default)
+        os.environ[name], prefix = "embedded:", f"{name}=embedded: "
+    if prefix or (at.url or "").startswith("embedded:"):
+        if embedded.status(found.root) is None:
+            line = ["/bin/sh", "-c", GUARD, "sh", *QD, "embedded", "stop", *shared]
+            guard = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+        embedded.resolve(at.url or "embedded:", found.root)
+    programs: Programs = {}
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # sigwait of macOS does not see ignored signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # after the start of the server, which would inherit it
+    try:
+        click.echo(f"dashboard  {dashboard(programs, shared)}")  # output.say would mask the token of the link
+        output.say(f"app        {found.app} ({found.file or found.origins['qd.app']})")
+        output.say(f"first job  {prefix}qd dispatch JOB KEY=VALUE... in another terminal; `qd declared` lists the jobs")
+        output.say(f"stop       Ctrl-C{', also the embedded server' if guard else ''}")
+        programs["work"] = start("work", "--reload", *words, *shared)
+        return watch(programs)
+    finally:
+        end(programs)
+        if guard:
+            guard.communicate()
+
+
+def start(*words: str, stdout: int | None = None) -> subprocess.Popen[str]:
+    """Start `qd WORDS...`."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        fork.die_with(parent)
+
+    none = subprocess.DEVNULL
+    return subprocess.Popen([*QD, *words], stdin=none, stdout=stdout, text=True, process_group=0, preexec_fn=prepare)
+
+
+def dashboard(programs: Programs, shared: Sequence[str]) -> str:
+    """Start it. Returns its address, or why there is none."""
+    if missing := [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]:
+        return f"not started, {missing[0]} is not installed: pip install 'qd-worker[dashboard]'"
+    for port in [PORT] * is_free(PORT) + [0]:
+        place = f"{HOST}:{port}"
+        programs["dashboard"] = made = start("dashboard", "--listen", place, *shared, stdout=subprocess.PIPE)
+        assert made.stdout is not None
+        if ready_of([made.stdout.fileno()], START) and (line := made.stdout.readline()):
+            return line.strip().removeprefix("dashboard: ") + f" (port {PORT} is taken)" * (not port)
+    return "not started"
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def watch(programs: Programs) -> int:
+    """Until a signal, or until the worker ends. Returns the exit code."""
+    while signal.sigwait(WATCHED) == signal.SIGCHLD:
+        for name in [name for name, program in programs.items() if program.poll() is not None]:
+            code = programs.pop(name).returncode
+            output.note(f"qd dev: `qd {name}` ended with exit code {code}")
+            if name == "work":
+                return code if code >= 0 else 1
+    return 0
+
+
+def end(programs: Programs) -> None:
+    """A further Ctrl-C is passed on to the worker, which then kills its running jobs."""
+    for name, program in programs.items():
+        program.kill() if name == "dashboard" else program.terminate()
+    while any(program.poll() is None for program in programs.values()):
+        if signal.sigwait(WATCHED) != signal.SIGCHLD:
+            for program in programs.values():
+                program.terminate()

@@ -1,0 +1,7 @@
+"""What the shop stores."""
+
+from django.db import models
+
+
+class Order(models.Model):
+    email = models.EmailField()

@@ -1,0 +1,404 @@
+"""Jobs in Django's own database (`QD = {"url": "django://default"}`): a job is part of the transaction that sends it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from qd.contrib.django.database import url_of
+from tests.contrib.conftest import FrameworkProject
+from tests.contrib.test_django import MANAGE, manage
+from tests.support.servers.mariadb import MariaDb
+from tests.support.servers.postgres import Postgres
+from tests.support.witness import Witness
+
+KINDS = {"postgres": "postgresql", "mariadb": "mysql", "sqlite": "sqlite3"}
+SETTINGS = """
+import pymysql
+pymysql.install_as_MySQLdb()
+SECRET_KEY = "not one"
+USE_TZ = True
+INSTALLED_APPS = ["qd.contrib.django", "shop"]
+DATABASES = {"default": <database>}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+QD = {"url": "django://default"}
+"""
+MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    email = models.CharField(max_length=100)
+"""
+JOBS = '''
+import threading
+from django.db import connection, transaction
+from noted import note
+from shop.models import Order
+from shop.qd import app
+
+@app.job("pay")
+def pay(order_id: int) -> None:
+    note("paid", order_id, Order.objects.get(pk=order_id).email)
+
+@app.job("mark")
+def mark() -> None:
+    note("marked")
+
+class Stop(Exception): ...
+
+def elsewhere(act):
+    """Call it in another thread, which is in no transaction."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+def seen():
+    """Jobs that another connection sees."""
+    found = []
+    elsewhere(lambda: found.append(app.queue("default").size()))
+    return found[0]
+'''
+
+
+def settings_of(url: str) -> dict[str, Any]:
+    """The url of a test's database as an entry of DATABASES."""
+    at = make_url(url)
+    engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[at.get_backend_name()]
+    found: dict[str, Any] = {"ENGINE": f"django.db.backends.{engine}", "NAME": at.database}
+    if engine == "sqlite3":
+        return found
+    return found | {"USER": at.username, "HOST": at.host, "PORT": at.port}
+
+
+@pytest.fixture
+def witness(shop: FrameworkProject) -> Witness:
+    return Witness(shop)
+
+
+@pytest.fixture(params=list(KINDS))
+def url(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/framed/shop.sqlite3"
+        return
+    server: Postgres | MariaDb = request.getfixturevalue(request.param)
+    made = server.fresh_database()
+    yield made
+    server.drop(made)
+
+
+@pytest.fixture
+def shop(framed: Callable[..., FrameworkProject], url: str) -> FrameworkProject:
+    found = framed(
+        manage=MANAGE,
+        shop____init__="",
+        shop__settings=SETTINGS.replace("<database>", repr(settings_of(url))),
+        shop__models=MODELS,
+        shop__qd="import qd.contrib.django\n\napp = qd.contrib.django.app()\n",
+        shop__jobs=JOBS,
+    )
+    found.allowed |= {"shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm"}
+    for words in (("migrate", "--run-syncdb", "-v", "0"), ("qd", "migrate")):
+        done = manage(found, *words)
+        assert done.returncode == 0, done.stderr
+    return found
+
+
+def django(shop: FrameworkProject, code: str) -> None:
+    """Run `code` in a new process with Django set up."""
+    shop.python(
+        "import django\ndjango.setup()\nfrom shop.jobs import *\n" + code, DJANGO_SETTINGS_MODULE="shop.settings"
+    )
+
+
+TOGETHER = """
+with transaction.atomic():
+    order = Order.objects.create(email="a@b.c")
+    pay.dispatch(order.pk)
+    if connection.vendor != "sqlite":  # there a reader waits for the writer, but for the WAL that qd sets
+        assert seen() == 0
+assert seen() == 1, seen()
+
+try:
+    with transaction.atomic():
+        Order.objects.create(email="gone")
+        pay.dispatch(0)
+        app.dispatch(pay.bind(1), pay.bind(2))
+        app.chain(pay.bind(1), pay.bind(2)).dispatch()
+        app.batch(pay.bind(1), pay.bind(2), then=pay.bind(3)).dispatch()
+        pay.using(key="order:1", delay=60).dispatch(3)
+        pay.using(unique="order:{order_id}").dispatch(4)
+        raise Stop
+except Stop:
+    pass
+assert seen() == 1, seen()
+pay.using(unique="order:{order_id}").dispatch(4)  # the rollback has freed the lock
+assert seen() == 2, seen()
+
+with transaction.atomic():
+    try:
+        with transaction.atomic():
+            pay.dispatch(0)
+            raise Stop
+    except Stop:
+        pass
+    with transaction.atomic():
+        pay.dispatch(5)
+    pay.using(after_commit=True).dispatch(6)
+    pay.using(key="order:7").dispatch(7)
+    assert app.keyed(pay, "order:7").cancel()  # in the transaction, too; its worker skips it
+assert seen() == 5, seen()
+
+pay.dispatch(7)
+assert seen() == 6, seen()
+transaction.set_autocommit(False)
+pay.dispatch(8)
+transaction.rollback()
+assert seen() == 6, seen()
+pay.dispatch(8)
+transaction.commit()
+assert seen() == 7, seen()
+transaction.set_autocommit(True)
+connection.close()
+with transaction.atomic():
+    pay.dispatch(9)
+assert seen() == 8, seen()
+app.queue("default").clear()
+"""
+
+
+def test_a_job_is_part_of_the_transaction_that_sends_it(shop: FrameworkProject):
+    django(shop, TOGETHER)
+
+
+OWN_APP = """
+from qd import Qd
+from qd.errors import ConfigError, ServerBusy
+from django.db import connections
+
+own = Qd(app.settings.connection(None).url)
+
+@own.job("own")
+def own_job(n: int) -> None: ...
+
+def refused(about, enter):
+    try:
+        with enter:
+            pass
+    except ConfigError as error:
+        assert about in str(error) and "\\n" not in str(error), error
+    else:
+        raise SystemExit(f"accepted: {about}")
+
+for given in (connection, connections["default"]):
+    before = seen()
+    with transaction.atomic():
+        Order.objects.create(email="a@b.c")
+        with own.transaction(given):
+            own_job.dispatch(1)
+            own_job.using(after_commit=True).dispatch(2)  # part of the transaction, too
+    assert seen() == before + 2, seen()
+    try:
+        with transaction.atomic():
+            with own.transaction(given):
+                own_job.dispatch(3)
+            raise Stop
+    except Stop:
+        pass
+    assert seen() == before + 2, seen()
+
+refused("no transaction is open on Django's connection 'default'", own.transaction(connection))
+with transaction.atomic():
+    refused("nor Django's connection", own.transaction(connection.connection))
+other = Qd("sqlite:///other.sqlite3")
+with transaction.atomic():
+    refused("a transaction covers one database only", other.transaction(connection))
+with transaction.atomic():
+    refused("connection 'redis' is not a database", Qd("redis://127.0.0.1:1/0").transaction(connection))
+
+before = seen()
+with connection.cursor() as cursor:
+    cursor.execute("ALTER TABLE jobs RENAME TO away")
+try:
+    with transaction.atomic():
+        Order.objects.create(email="lost")
+        try:
+            pay.dispatch(1)
+        except ServerBusy:
+            pass  # swallowed: Django must not commit the order without its job
+except Exception as error:
+    print(type(error))
+with connection.cursor() as cursor:
+    cursor.execute("ALTER TABLE away RENAME TO jobs")
+assert not Order.objects.filter(email="lost").exists()
+app.queue("default").clear()
+"""
+
+
+def test_app_transaction_takes_djangos_connection_for_any_app(shop: FrameworkProject):
+    shop.allowed |= {"other.sqlite3", "other.sqlite3-wal", "other.sqlite3-shm"}
+    django(shop, OWN_APP)
+
+
+def test_a_worker_sees_the_job_after_the_commit(shop: FrameworkProject, witness: Witness):
+    work = shop.start("manage.py", "qd", "work", "-w", "1")
+    work.wait_line("ready")
+    django(
+        shop,
+        """
+import time
+from pathlib import Path
+notes = Path("witness")
+with transaction.atomic():
+    order = Order.objects.create(email="a@b.c")
+    pay.dispatch(order.pk)
+    if connection.vendor != "sqlite":  # it has one writer at a time
+        elsewhere(mark.dispatch)
+        while not notes.exists() or "marked" not in notes.read_text():
+            time.sleep(0.02)
+    assert not notes.exists() or "paid" not in notes.read_text()
+""",
+    )
+    witness.wait("paid 1 a@b.c")
+    work.stop()
+
+
+POINTS = {"saved": (0, 0), "sent": (0, 0), "committed": (1, 1)}
+
+
+@pytest.mark.fault(
+    "70",
+    "kill -9 of a Django process that saves a row and sends its job in one transaction",
+    "both exist, or neither does",
+)
+@pytest.mark.parametrize("point", list(POINTS))
+def test_a_kill_leaves_both_the_row_and_its_job_or_neither(shop: FrameworkProject, point: str):
+    """Killed after the row is saved, after the job is sent, and after the commit."""
+    killed = shop.start(
+        "-c",
+        f"""
+import os, signal, django
+django.setup()
+from shop.jobs import *
+
+def reach(name):
+    if name == {point!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with transaction.atomic():
+    order = Order.objects.create(email="a@b.c")
+    reach("saved")
+    pay.dispatch(order.pk)
+    reach("sent")
+reach("committed")
+""",
+        DJANGO_SETTINGS_MODULE="shop.settings",
+    )
+    assert killed.process.wait(30) == -signal.SIGKILL
+    django(
+        shop,
+        f"found = Order.objects.count(), seen()\nassert found == {POINTS[point]}, found\napp.queue('default').clear()",
+    )
+
+
+REFUSED = {
+    "oracle": ({"ENGINE": "django.db.backends.oracle", "NAME": "x"}, "ENGINE 'django.db.backends.oracle'"),
+    "memory": ({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}, "name a file"),
+    "role": (
+        {"ENGINE": "django.db.backends.postgresql", "NAME": "x", "OPTIONS": {"assume_role": "y"}},
+        "'assume_role'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_a_database_that_qd_cannot_use_is_rejected_by_name(framed: Callable[..., FrameworkProject], case: str):
+    database, about = REFUSED[case]
+    shop = framed(manage=MANAGE, shop____init__="", shop__settings=SETTINGS.replace("<database>", repr(database)))
+    done = manage(shop, "qd", "status")
+    assert done.returncode == 78, done.stderr
+    assert about in done.stderr
+    assert "DATABASES['default']" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_alias_is_rejected_with_the_known_ones(framed: Callable[..., FrameworkProject]):
+    settings = SETTINGS.replace("django://default", "django://defualt").replace("<database>", repr(REFUSED["role"][0]))
+    done = manage(framed(manage=MANAGE, shop____init__="", shop__settings=settings), "qd", "status")
+    assert done.returncode == 78
+    assert "DATABASES has no 'defualt' (did you mean 'default'?)" in done.stderr
+
+
+AWAY: dict[str, Any] = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": "shop",
+    "HOST": "127.0.0.1",
+    "PORT": 1,
+    "USER": "a b",
+    "PASSWORD": "p@:/w",
+}
+
+
+@pytest.fixture
+def away(framed: Callable[..., FrameworkProject]) -> FrameworkProject:
+    """A project whose database does not answer."""
+    return framed(manage=MANAGE, shop____init__="", shop__settings=SETTINGS.replace("<database>", repr(AWAY)))
+
+
+def test_manage_check_reports_mistakes_and_contacts_no_server(away: FrameworkProject):
+    done = manage(away, "check")
+    assert (done.returncode, done.stdout) == (0, "System check identified no issues (0 silenced).\n"), done.stderr
+    done = manage(away, "check", QD_TIMOUT="3")
+    assert done.returncode == 0
+    assert "(qd.W001) QD_TIMOUT in the environment is not used by qd (did you mean 'QD_TIMEOUT'?)" in done.stderr
+    (away.root / "qd.toml").write_text("[worker]\ntries = -1\n")
+    done = manage(away, "check")
+    assert done.returncode == 1
+    assert "(qd.E001)" in done.stderr
+    assert "qd.toml:2" in done.stderr
+    (away.root / "qd.toml").write_text("")
+    path = away.root / "shop" / "settings.py"
+    path.write_text(path.read_text().replace("QD = {", "QD = {'pools': 2, "))
+    assert "(qd.E001) unknown key 'pools' in QD of the Django settings" in manage(away, "check").stderr
+
+
+def test_the_password_of_the_database_is_not_shown(away: FrameworkProject):
+    found = manage(away, "qd", "config", "show")
+    assert "p@" not in found.stdout + found.stderr
+    assert "p%40" not in found.stdout + found.stderr
+    assert "postgresql://a%20b:***@127.0.0.1:1/shop" in found.stdout
+
+
+URLS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "postgresql://127.0.0.1:1/shop"),
+    "login": ({"USER": "a b", "PASSWORD": "p@:/w"}, "postgresql://a%20b:p%40%3A%2Fw@127.0.0.1:1/shop"),
+    "socket": ({"HOST": "/run/pg", "PORT": ""}, "postgresql:///shop?host=%2Frun%2Fpg"),
+    "several hosts": ({"HOST": "a,b", "PORT": "1,2"}, "postgresql:///shop?host=a%2Cb&port=1%2C2"),
+    "options": (
+        {"OPTIONS": {"sslmode": "require", "pool": True, "isolation_level": 3}},
+        "postgresql://127.0.0.1:1/shop?sslmode=require",
+    ),
+    "service": ({"NAME": "", "HOST": "", "PORT": "", "OPTIONS": {"service": "shop"}}, "postgresql:///?service=shop"),
+    "postgis": ({"ENGINE": "django.contrib.gis.db.backends.postgis"}, "postgresql://127.0.0.1:1/shop"),
+    "mysql": ({"ENGINE": "django.db.backends.mysql", "HOST": "", "PORT": ""}, "mysql://localhost/shop"),
+    "mysql socket": (
+        {"ENGINE": "django.db.backends.mysql", "HOST": "/run/my.sock", "PORT": ""},
+        "mysql://localhost/shop?unix_socket=%2Frun%2Fmy.sock",
+    ),
+    "mysql tls": (
+        {"ENGINE": "django.db.backends.mysql", "OPTIONS": {"ssl": {"ca": "/ca.pem"}, "init_command": "SET x = 1"}},
+        "mysql://127.0.0.1:1/shop?ssl_ca=%2Fca.pem",
+    ),
+    "sqlite": ({"ENGINE": "django.db.backends.sqlite3", "NAME": Path("/srv/a.db")}, "sqlite:////srv/a.db"),
+}
+
+
+@pytest.mark.parametrize("case", list(URLS))
+def test_djangos_settings_become_the_url_of_the_driver(case: str):
+    more, url = URLS[case]
+    found = {**AWAY, "USER": "", "PASSWORD": "", **more}
+    assert url_of("default", {"default": found}) == url
