@@ -174,7 +174,7 @@ def announce(log: Log, settings: Settings, found: Imported) -> None:
         pool=work.pool or "default",
         connection=connection.name,
         url=mask_url(connection.url or ""),
-        queues=None if only else ",".join(work.queues),
+        queues=None if only else ",".join(work.weighted),
         workers=work.workers,
         concurrency=work.concurrency if work.concurrency > 1 else None,
         jobs=found.jobs,

@@ -36,6 +36,10 @@ class UnknownJob(QdError):
     """The app declares no job of this name."""
 
 
+class NewerVersion(UnknownJob):
+    """The app declares an older version of the job than the payload has: a deploy may be in progress."""
+
+
 class UnknownBatch(QdError):
     """No batch has this id, the batch has expired, or the current job belongs to no batch."""
 

@@ -112,6 +112,12 @@ def test_show_as_json_for_programs(folder):
     assert ":secret@" not in json.dumps(found)
 
 
+def test_show_prints_the_weights_of_queues(folder):
+    (folder / "qd.toml").write_text('[worker]\nqueues = ["high=5", "low=1"]\n')
+    assert shown()["worker.queues"] == ["high=5,low=1", "qd.toml:2"]
+    assert json.loads(qd("config", "show", "--json").stdout)["values"]["worker.queues"]["value"] == ["high=5", "low=1"]
+
+
 def test_show_needs_neither_file_nor_url(folder):
     assert shown()["connections.redis.url"] == ["-", "built in"]
 

@@ -285,6 +285,22 @@ def test_jobs_lists_what_the_app_declares(project: Projects) -> None:
     assert found["mail.welcome"]["options"] == {"queue": "mail", "tries": 5, "timeout": 30.0, "backoff": [1.0, 5.0]}
 
 
+VERSIONS = """
+def from_v1(data):
+    return data
+
+@app.job("priced", version=2, upgrade={1: from_v1})
+def priced(n: int) -> None: ...
+"""
+
+
+def test_jobs_lists_versions(project: Projects) -> None:
+    shop = project(JOBS + VERSIONS)
+    assert "  version=2 upgrade=jobs.from_v1  " in shop.qd("declared").stdout
+    found = {job["name"]: job["options"] for job in json.loads(shop.qd("declared", "--json").stdout)["jobs"]}
+    assert found["priced"] == {"version": 2, "upgrade": ["jobs.from_v1"]}
+
+
 def test_jobs_lists_how_jobs_are_retried(project: Projects) -> None:
     shop = project("""
         from qd import Backoff

@@ -470,6 +470,14 @@ def test_an_unknown_name_at_the_head(shop: Project, redis: Client) -> None:
     assert doctor(shop).bad() == []
 
 
+def test_a_newer_version_than_the_app_declares(shop: Project, redis: Client) -> None:
+    push_raw(redis, make("mail.welcome", b"{}", version=2, created_at=just_now()))
+    line = doctor(shop).line("queue default")
+    assert (line.sign, line.fix) == ("fail", "deploy the newer code")
+    fact = "'mail.welcome' at its head has version 2, and this app declares version 1"
+    assert line.value == f"{fact}: it fails after 6 times unroutable_ttl"
+
+
 def test_an_unknown_name_that_is_very_long_is_cut(shop: Project, redis: Client) -> None:
     push_raw(redis, make("x" * 100_000, b"{}", created_at=just_now()))
     assert "xxx... (100000 characters)' at its head is not a job" in doctor(shop).line("queue default").value

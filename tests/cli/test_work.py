@@ -72,6 +72,13 @@ def test_arguments_are_queues_in_order(work):
     assert work("--queue=high,default") == {"queues": ("high", "default")}
 
 
+def test_queues_may_have_weights(work):
+    assert work("high=5", "low=1") == {"queues": ("high=5", "low=1")}
+    assert work("--queue=high=5,low=1") == {"queues": ("high=5", "low=1")}
+    assert "'low' has no weight, and 'high=5' has: write low=1, or no weights" in work("high=5", "low")
+    assert "'reports' names a connection" in work("reports=5")
+
+
 def test_laravels_arguments_are_accepted(work):
     assert work("redis", "--queue=high,default", "--sleep=3", "--tries=3", "--max-time=3600", "--daemon") == {
         "connection": "redis", "queues": ("high", "default"), "sleep": 3.0, "tries": 3, "max_time": 3600.0,

@@ -113,6 +113,14 @@ tuned.using(backoff="exponential").dispatch("a@b.c")
 def hook(data: Any) -> None: ...
 
 
+def from_v1(data: dict[str, Any]) -> dict[str, Any]:
+    return {"to": data["address"]}
+
+
+@app.job("letters.send", version=3, upgrade={1: from_v1, 2: lambda data: {**data, "copies": 1}})
+def letter(to: str, copies: int) -> None: ...
+
+
 def download(url: str, *, tries: int = 3) -> bytes:
     return b""
 

@@ -94,6 +94,9 @@ Fail()  # E: call-arg
 app.job("mail.other", delay=5)  # E: call-overload
 app.job("mail.other", timeout="30s")  # E: call-overload
 app.job("mail.other", middleware=["lock"])  # E: list-item
+app.job("mail.other", version="2")  # E: call-overload
+app.job("mail.other", version=2, upgrade={"1": dict})  # E: dict-item
+app.job("mail.other", version=2, upgrade={1: print})  # E: dict-item
 
 # results
 sent: Handle[str] = welcome.dispatch("a@b.c")  # E: assignment

@@ -50,6 +50,9 @@ def show(pool: str | None, changed: bool) -> None:
     output.table(("key", "value", "origin"), rows)
 
 
+SHOWN = {"queues": "weighted"}  # kind of option -> the attribute that is shown
+
+
 def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     """(dotted key, its option, the value without secrets), in the order of the file."""
     sections: list[tuple[str, Mapping[str, Option], object]] = [("qd", QD, found)]
@@ -60,7 +63,8 @@ def _values(found: Settings) -> Iterator[tuple[str, Option, Any]]:
     for section, rows, held in sections:
         for option in rows.values():
             if (option.in_file and not option.file_of) or (option.name == "pool" and found.work.pool):
-                yield f"{section}.{option.name}", option, _shown(option, getattr(held, option.name, None))
+                value = getattr(held, SHOWN.get(option.kind, option.name), None)
+                yield f"{section}.{option.name}", option, _shown(option, value)
     own: list[tuple[str, str, object]] = [("schedule.entries", each.name, each) for each in found.schedule.entries]
     own += [("alerts.queues", name, limits) for name, limits in found.alerts.queues.items()]
     for section, name, held in own:

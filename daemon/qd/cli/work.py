@@ -18,6 +18,7 @@ from qd.cli.context import Parsed, decorated
 from qd.cli.output import quote
 from qd.config.file import VARIABLES
 from qd.config.settings import Settings
+from qd.options.kinds import names_and_weights
 from qd.options.tables import WORK, Option
 
 METAVARS = {"span": "TIME", "spans": "TIME[,TIME...]", "size": "SIZE", "count": "N", "name": "NAME", "share": "SHARE"}
@@ -108,7 +109,11 @@ def _laravel(words: Words, queues: tuple[str, ...]) -> dict[str, object]:
 def _queues(words: Words) -> dict[str, object]:
     queues = tuple(dict.fromkeys(queue for word in words for queue in word))
     known = context.loaded().connections if queues else {}
-    for queue in queues:
+    try:
+        names, _ = names_and_weights(queues)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    for queue in names:
         if queue in known:
             name = quote(queue)
             ways = f"for its queues type `qd work -c {name}`, for a queue of that name `qd work --queue={name}`"
@@ -150,7 +155,7 @@ worker crashed, 12 memory."""
 @work_flags
 @context.options
 def command(flags: Mapping[str, object]) -> int:
-    """Run the jobs of QUEUE..., in order of priority.
+    """Run the jobs of QUEUE..., in order of priority, or by weight: high=5 low=1.
 
     Without QUEUE: those of every queue that the app declares; the queues take turns."""
     return run(flags)

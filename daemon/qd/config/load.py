@@ -30,7 +30,7 @@ from qd.config.settings import (
 )
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
-from qd.options.kinds import did_you_mean
+from qd.options.kinds import did_you_mean, names_and_weights
 from qd.options.tables import WORK, Option, WorkOptions
 
 ROWS = {**SECTIONS, "worker": WORK}  # also the options that only flags set
@@ -374,8 +374,9 @@ def work_of(layers: Layers, found: Configured) -> WorkOptions:
     if layers.only_schedule and found.connections[held["connection"]].driver in BARE:
         held["connection"] = found.control  # it stores no jobs; the keeper serves the control connection instead
     own_queue = found.connections[held["connection"]].queue
-    held["queues"] = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
+    named = layers.value("worker.queues", WORK["queues"], built_in=(own_queue,))
     held["in_turn"] = layers.origins["worker.queues"] == "built in"
+    held["queues"], held["weights"] = (named, ()) if held["in_turn"] else names_and_weights(named)
     held["pooled"] = pooled(layers, found, held["connection"])
     held["workers"] = layers.value("worker.workers", WORK["workers"], built_in="auto")
     if held["workers"] == "auto":
@@ -399,7 +400,7 @@ def pooled(layers: Layers, found: Configured, connection: str) -> tuple[str, ...
     for name, held in layers.section("pools").items():
         place = held.get("connection") or layers.section("worker").get("connection") or found.default
         if name != layers.pool and "queues" in held and place == connection:
-            queues += WORK["queues"].read(held["queues"])
+            queues += names_and_weights(WORK["queues"].read(held["queues"]))[0]
     return tuple(dict.fromkeys(queues))
 
 

@@ -208,7 +208,7 @@ class LocalRunner:
     def _fail(self, declared: Declared, job: RunningJob, error: Exception | Settled) -> NoReturn:
         """Call failed(), then the listeners, then raise the error."""
         try:
-            declared.on_failed(bytes(job.data), error)
+            declared.on_failed(job.current_data, error)
         finally:
             self._emit(
                 *[kind(job, error) for kind in (events.JobFailed, events.JobExceptionOccurred, events.JobAttempted)]
@@ -264,6 +264,7 @@ class SentJob:
             relations=payload.qd,
             declared=self.declared,
             data=payload.data,
+            version=payload.job_version,
             backing=self.backing,
             _report_progress=self.report_progress,
             _step_store=partial(in_memory, self.steps),

@@ -122,6 +122,7 @@ class Route:
             jitter=None if options.jitter == declared.options.jitter else options.jitter,
             timeout=timeout,
             delete_when_missing=options.delete_when_missing,
+            version=declared.version,
             extra={"tags": options.tags} if options.tags else None,
         )
         self.template = PayloadTemplate(fixed, options.retry_for is not None)
@@ -149,9 +150,8 @@ class Route:
         if relations is not None:
             body = with_relations(body, id, relations)
         if self.signing is not None:
-            body = self.signing.signed(
-                body, uuid, id, self.job, sent or NO_DATA, relations.takes if relations else None
-            )
+            takes = relations.takes if relations else None
+            body = self.signing.signed(body, uuid, id, self.job, sent or NO_DATA, takes, plan.declared.version)
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)

@@ -7,4 +7,5 @@ plan        Dispatch options, Plan, Handle, and the Sender protocol.
 policy      Retry policy: may a job run, and what follows an error. Pure.
 registry    Declared jobs by name.
 steps       job.step(): functions that run once, however often their job is tried.
+versions    Versions of the arguments: the upgrade of an older payload.
 """

@@ -82,6 +82,7 @@ class RunningJob:
         relations: Lock, key, chain and batch of the job; None for a plain job.
         outcome: What release() or fail() decided, even if the job's code swallows the exception they raise; or what Retry
             or Fail decided, once it has left the job.
+        version: Of `data`; None: that of the declaration.
         skipped: The job was not run because its batch was cancelled.
         unfreed: How many concurrency slots it may still hold because the server did not answer.
         local: Takes the place of a connection in run(); None: the job has a connection.
@@ -102,6 +103,7 @@ class RunningJob:
     relations: Relations | None = None
     declared: Declared | None = None
     data: bytes | Raw = b"{}"  # its arguments as JSON
+    version: int | None = None
     backing: Backing | None = None
     local: LocalRun | None = None
     interrupted: bool = False
@@ -129,15 +131,22 @@ class RunningJob:
         """
         if self._fields is ABSENT and self.declared is not None:
             with suppress(UnknownParameters, WrongType):
-                self._fields = self.declared.decode(bytes(self.data))
+                self._fields = self.declared.decode(self.current_data())
         if self._fields is not ABSENT and self.declared is not None:
             return self.declared.arguments(self._fields)
         found = decode_value(bytes(self.data))
         return found if isinstance(found, dict) else {}
 
+    def current_data(self) -> bytes:
+        """`data`, upgraded to the declared version. Raises WrongType."""
+        if self.version is not None and self.declared is not None and self.version < self.declared.version:
+            self.data = self.declared.upgraded(bytes(self.data), self.version)
+            self.version = self.declared.version
+        return bytes(self.data)
+
     def prepared(self, declared: Declared) -> Callable[[], object]:
         """The call of its function, with the values of `arguments`. Raises UnknownParameters, WrongType."""
-        self._fields = declared.decode(bytes(self.data))
+        self._fields = declared.decode(self.current_data())
         return declared.call(self._fields)
 
     @property

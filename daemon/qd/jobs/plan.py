@@ -26,7 +26,7 @@ class Middleware(Protocol):
     def __call__(self, job: RunningJob, call_next: Callable[[], Any], /) -> object: ...
 
 
-IN_CODE = ("middleware", "retry_on", "fail_on")  # options that only a declaration has
+IN_CODE = ("middleware", "retry_on", "fail_on", "upgrade")  # options that only a declaration has
 
 
 class Options(TypedDict, total=False):
@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
     delete_when_missing: bool
     raw: bool
     exclusive: bool  # no other job runs in its worker meanwhile
+    version: int  # of its arguments, 1 if not given
+    upgrade: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]  # {1: from_v1, 2: from_v2}
     encrypted: bool  # its arguments are encrypted, with [encryption] keys
 
 
@@ -87,7 +89,7 @@ class Plan:
         options, name = dict(given), self.declared.name
         delay, key = options.pop("delay", self.delay), options.pop("key", self.key)
         after_commit = options.pop("after_commit", self.after_commit)
-        for fixed in ("raw", "encrypted"):
+        for fixed in ("raw", "encrypted", "version"):
             if options.get(fixed, declared := getattr(self.declared.options, fixed)) != declared:
                 raise DeclarationError(f"using() cannot change {fixed}: set it in @app.job({fixed}=...)")
         if code := [name for name in IN_CODE if name in options]:

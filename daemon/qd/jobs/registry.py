@@ -12,6 +12,7 @@ from qd.arguments.injection import Known
 from qd.arguments.signature import Signature
 from qd.arguments.values import decode_value, encode_value
 from qd.errors import ArgumentError, DeclarationError, ModelGone, NoProvider, UnknownParameters, WrongType
+from qd.jobs.versions import upgraded, version_of
 from qd.options.tables import JobOptions
 
 
@@ -25,6 +26,7 @@ class Declared:
     ) -> None:
         self.name, self.target, self.signature, self.options, self.where = name, target, signature, options, where
         signature.title = f"job '{name}'"  # used in its error messages
+        self.version = version_of(name, options)  # of its arguments
         self.is_async = inspect.iscoroutinefunction(target)
         self._needs = any(parameter.required for parameter in signature.parameters)
 
@@ -33,6 +35,10 @@ class Declared:
         if not (args or kwargs or self._needs):
             return b"{}"
         return self.signature.encode(self.signature.bind(args, kwargs))
+
+    def upgraded(self, data: bytes, version: int) -> bytes:
+        """`data` of an older version as that of the declared one. Raises WrongType."""
+        return upgraded(self.name, self.options.upgrade or (), data, version)
 
     def encode_link(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, bytes]:
         """The name of its first parameter, and the `data` of a call without that. Raises ArgumentError."""
@@ -56,8 +62,9 @@ class Declared:
         """By name, with the defaults."""
         return self.signature.completed(fields)
 
-    def on_failed(self, data: bytes, error: BaseException) -> None:
-        """Called once the job has failed permanently. Does nothing for a function."""
+    def on_failed(self, data: Callable[[], bytes], error: BaseException) -> None:
+        """Called once the job has failed permanently. Does nothing for a function. data: returns that of the declared
+        version, or raises WrongType."""
 
 
 class DeclaredClass(Declared):
@@ -72,7 +79,7 @@ class DeclaredClass(Declared):
         handled = partial(handle, self.target)
         return partial(handled, **fields) if extras is None else extras.prepared(handled, fields)
 
-    def on_failed(self, data: bytes, error: BaseException) -> None:
+    def on_failed(self, data: Callable[[], bytes], error: BaseException) -> None:
         """Call failed(error) on a new instance, if the class defines it. Raises what that raises.
 
         Does nothing if the data does not convert, which may be the failure itself.
@@ -80,7 +87,7 @@ class DeclaredClass(Declared):
         if not self.has_failed_hook:
             return
         try:
-            fields, extras = self.signature.decode(data), self.signature.extras
+            fields, extras = self.signature.decode(data()), self.signature.extras
         except (UnknownParameters, WrongType):
             return
         if extras is None:

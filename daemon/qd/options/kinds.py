@@ -8,7 +8,7 @@ Each parser also accepts its own results, and raises ValueError with a hint. Opt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,10 @@ QUEUE_SUFFIXES = (
 """Suffixes of the keys of a queue, in the order of their functions in drivers/keyspace/keys.py."""
 
 
+_WEIGHTED = re.compile(r"(.+)=([0-9]{1,9})")  # a name may contain "=": only digits at the end are a weight
+HEAVIEST = 1000
+
+
 def queue_name(value: object) -> str:
     """The name of a queue whose keys belong to no other queue. Raises ValueError."""
     name = _name(value)
@@ -158,10 +162,31 @@ def queue_name(value: object) -> str:
 
 
 def _queues(value: object) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(queue_name(part) for part in _several(value)))
+    """Each a name, or NAME=WEIGHT."""
+    found = tuple(dict.fromkeys([_name(part) for part in _several(value)]))
     if not found:
         raise ValueError("an empty list of queues (name one, or omit the line)")
+    names_and_weights(found)
     return found
+
+
+def names_and_weights(queues: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names and weights of queues as they are written; () without weights. Raises ValueError: some have none."""
+    pairs = [_WEIGHTED.fullmatch(each) for each in queues]
+    names = tuple([queue_name(pair[1] if pair else each) for pair, each in zip(pairs, queues, strict=True)])
+    bare = [name for name, pair in zip(names, pairs, strict=True) if pair is None]
+    if len(bare) == len(names):
+        return names, ()
+    if bare:
+        weighted = next(pair[0] for pair in pairs if pair)
+        raise ValueError(f"'{bare[0]}' has no weight, and '{weighted}' has: write {bare[0]}=1, or no weights")
+    if double := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"queue '{double[0]}' has two weights: name it once")
+    weights = tuple([int(pair[2]) for pair in pairs if pair])
+    if not all(0 < weight <= HEAVIEST for weight in weights):
+        place = next(place for place, weight in enumerate(weights) if not 0 < weight <= HEAVIEST)
+        raise ValueError(f"the weight of '{queues[place]}' is not 1 to {HEAVIEST} (omit a queue that is not served)")
+    return names, weights
 
 
 def _several(value: object) -> list[object]:
@@ -357,6 +382,18 @@ def _middleware(value: object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
+def _upgrade(value: object) -> tuple[Any, ...]:
+    """Functions by the version that they upgrade from, 1 to the last one without a gap. jobs/versions.py checks them."""
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is not a dict of functions (write {{1: from_v1}})")
+    if gap := [number for number in range(1, len(value) + 1) if number not in value]:
+        keys = ", ".join(map(repr, value))
+        raise ValueError(f"it has no function for version {gap[0]} (keys: {keys}); give one for each from 1 on")
+    return tuple([value[number] for number in range(1, len(value) + 1)])
+
+
 def _arguments(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
@@ -368,5 +405,6 @@ KINDS: dict[str, Callable[[object], Any]] = {
     "texts": lambda value: tuple(_text(part) for part in _several(value)), "names": _names,
     "queue": queue_name, "queues": _queues, "url": _url, "driver": _driver, "database": _database,
     "reference": _reference, "keys": _keys, "zone": _zone, "until": _until, "arguments": _arguments,
-    "middleware": _middleware, "errors": _errors, "share": share, "users": _users, "prefix": _prefix, "http": _http,
+    "middleware": _middleware, "upgrade": _upgrade, "errors": _errors, "share": share, "users": _users, "prefix": _prefix,
+    "http": _http,
 }  # fmt: skip

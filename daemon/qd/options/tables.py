@@ -44,6 +44,8 @@ class JobOptions:
     delete_when_missing: bool | None = _option("switch")
     raw: bool | None = _option("switch")
     exclusive: bool | None = _option("switch")
+    version: int | None = _option("count")
+    upgrade: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] | None = _option("upgrade")
     encrypted: bool | None = _option("switch")
 
     @classmethod
@@ -182,7 +184,7 @@ class WorkOptions:
     """The options of `qd work`. Durations are seconds, sizes bytes; 0 means no limit where the help says so."""
 
     queues: tuple[str, ...] = option(
-        (), "queues", "work these queues, in order of priority", flag="",
+        (), "queues", "work these queues, in order of priority, or high=5 low=1 by weight", flag="",
         shown="the queues of the app's jobs, in turn",
     )  # fmt: skip
     connection: str = option("", "name", "work this connection", short="-c", environ="", shown="`default` of [qd]")
@@ -241,9 +243,16 @@ class WorkOptions:
     )  # fmt: skip
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)
     in_turn: bool = False  # no queue was named, so they have no order: each turn starts with the next one
+    weights: tuple[int, ...] = ()  # of the queues; (): strict order
     pooled: tuple[str, ...] = ()  # queues of the connection that other pools of the file serve
     only_schedule: bool = False  # `qd schedule work`: a scheduler and no workers
     unroutable_ttl: float = option(600.0, "span", "fail a job after this long if no worker knows it")
+
+    @property
+    def weighted(self) -> tuple[str, ...]:
+        """The queues with their weights, as they are written."""
+        pairs = zip(self.queues, self.weights, strict=True) if self.weights else ()
+        return tuple([f"{queue}={weight}" for queue, weight in pairs]) or self.queues
 
     @property
     def lanes(self) -> int:

@@ -58,6 +58,7 @@ def make(
     timeout: float | None = None,
     retry_until: float | None = None,
     delete_when_missing: bool | None = None,
+    version: int = 1,
     created_at: int,
     extra: Mapping[str, object] | None = None,
 ) -> bytes:
@@ -77,7 +78,8 @@ def make(
         _whole(timeout),
         ("" if retry_until is None else f'"retryUntil":{_whole(retry_until)},')
         + ("" if jitter is None else f'"jitter":{_plain(jitter)},')
-        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},'),
+        + ("" if delete_when_missing is None else f'"deleteWhenMissingModels":{str(delete_when_missing).lower()},')
+        + ("" if version == 1 else f'"job_version":{version},'),
     )
     tail = f',"createdAt":{created_at}{_more(extra)},"id":{quoted(id or new_id())},"attempts":0,"delay":null}}'
     return _bytes(head) + (data or NO_DATA) + _bytes(tail)
@@ -327,7 +329,7 @@ def with_result(text: bytes, payload: Payload, passed: Passed) -> bytes:
     except SignatureRefused:
         return text
     body = b"{" + body.removeprefix(b'{"sig":"%b",' % payload.sig.encode())
-    return signing.signed(body, payload.uuid or "", payload.id or "", payload.job, whole)
+    return signing.signed(body, payload.uuid or "", payload.id or "", payload.job, whole, version=payload.job_version)
 
 
 def chained_payload(

@@ -99,6 +99,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retryUntil: float | None = None
     deleteWhenMissingModels: bool | None = None
     timeoutAt: float | None = None
+    job_version: Annotated[int, Meta(ge=1, le=LIMIT)] = 1  # of data: jobs/versions.py
     data: msgspec.Raw = msgspec.Raw(NO_DATA)
     createdAt: float | None = None
     due_ms: object = None  # build.py: with_due

@@ -4,10 +4,10 @@ worker verifies before it decodes an argument.
     "sig":"v2.KEY.MAC"     a key of the payload; MAC is base64url without padding
 
 The signed text is unambiguous: the version, then each part as ` LENGTH:BYTES` (UTF-8; a missing part has length 0). v2
-signs uuid, id, job and data; v1 signs no id, because Laravel adds it after its hooks. A chained job that lacks a result also
-signs `takes`: of which job, for which parameter. The worker that adds the result signs it anew. A checkpoint is signed
-together with uuid, id and job (c1), a step's result also with its name; both are stored as `KEY.MAC.STATE`. `data` is signed
-byte for byte, so rewriting the JSON breaks the signature.
+signs uuid, id, job, data, and the version of the job's arguments if that is not 1; v1 signs no id, because Laravel adds it
+after its hooks. A chained job that lacks a result also signs `takes`: of which job, for which parameter. The worker that
+adds the result signs it anew. A checkpoint is signed together with uuid, id and job (c1), a step's result also with its
+name; both are stored as `KEY.MAC.STATE`. `data` is signed byte for byte, so rewriting the JSON breaks the signature.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Signing:
     def __repr__(self) -> str:
         return f"<signing with {self._first}, verifying {', '.join(self._secrets)}>"
 
-    def signed(self, body: bytes, uuid: str, id: str, job: str, data: bytes, takes: str | None = None) -> bytes:
+    def signed(
+        self, body: bytes, uuid: str, id: str, job: str, data: bytes, takes: str | None = None, version: int = 1
+    ) -> bytes:
         """The payload `body` with its signature as first key. The other arguments are its values."""
-        text = _text(b"v2", (uuid.encode(), id.encode(), job.encode(), data, *([takes.encode()] if takes else ())))
+        text = _text(b"v2", (uuid.encode(), id.encode(), job.encode(), data, *_more(version, takes)))
         mac = _mac(self._secrets[self._first], text)
         return b'{"sig":"v2.%b.%b",%b' % (self._first.encode(), mac, body[1:])
 
@@ -55,8 +57,8 @@ class Signing:
             raise SignatureRefused(f"signed with an unknown key: {name[:32]}")
         uuid, id, job = _identity(payload)
         identity = (uuid, id, job) if version == "v2" else (uuid, job)
-        takes = [payload.qd.takes.encode()] if payload.qd is not None and payload.qd.takes else []
-        text = _text(version.encode(), (*identity, bytes(payload.data), *takes))
+        more = _more(payload.job_version, payload.qd.takes if payload.qd else None)
+        text = _text(version.encode(), (*identity, bytes(payload.data), *more))
         if len(sig) > LONGEST or not hmac.compare_digest(_mac(secret, text), mac.encode()):
             raise SignatureRefused("its signature does not match: job, id or data were changed")
 
@@ -81,6 +83,11 @@ class Signing:
             what = f"step {step[0].decode()!r}" if step else "checkpoint"
             raise SignatureRefused(f"its {what} does not match: it was changed, or belongs to another job")
         return state
+
+
+def _more(version: int, takes: str | None) -> list[bytes]:
+    """Version 1 of the arguments has no key in the payload and no part in the signed text."""
+    return [*([b"version %d" % version] if version != 1 else []), *([takes.encode()] if takes else [])]
 
 
 def _identity(payload: Payload) -> tuple[bytes, bytes, bytes]:

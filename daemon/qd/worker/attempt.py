@@ -19,12 +19,23 @@ from qd.app import Qd
 from qd.dispatch.results import check_passed_on
 from qd.dispatch.route import opened, signing_of
 from qd.drivers.types import Reserved
-from qd.errors import EndJob, JobCancelled, Malformed, NoResult, Settled, SignatureRefused, UnknownParameters, WrongType
+from qd.errors import (
+    EndJob,
+    JobCancelled,
+    Malformed,
+    NewerVersion,
+    NoResult,
+    Settled,
+    SignatureRefused,
+    UnknownParameters,
+    WrongType,
+)
 from qd.jobs import context
 from qd.jobs.context import RunningJob
 from qd.jobs.pipeline import is_async, through
 from qd.jobs.policy import JobLimits, before, hold_delay, limits_of
 from qd.jobs.registry import Declared
+from qd.jobs.versions import NEWER
 from qd.middleware import query_queue
 from qd.payload.format import Payload, read, readable, too_deep
 from qd.payload.reservation import Ending, ending_of, replaced_mark
@@ -141,8 +152,11 @@ class Attempts:
             return Failed(NoResult(f"{what}: {why}"), payload.attempts - 1)
         if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
             return self._hold(payload, now, f"job {payload.job} is paused")
-        declared, unfit = self.app._registry.get(payload.job), None
-        if declared is not None and declared.options.encrypted:
+        declared = self.app._registry.get(payload.job)
+        unfit: Exception | None = None
+        if declared is None or payload.job_version > declared.version:
+            unfit = unknown_job(self.app._registry, payload)
+        elif declared.options.encrypted:
             try:
                 payload = self.payload = opened(payload, declared, self.app.settings)
             except errors.DecryptionRefused as error:
@@ -152,7 +166,7 @@ class Attempts:
         if declared is None or unfit is not None:
             if ending_of(reserved.before) is Ending.CANCELLED:
                 return Cancelled(JobCancelled("the job was cancelled"))
-            return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload.job))
+            return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
         job = self._running(payload, reserved, declared, limits.timeout)
@@ -241,6 +255,7 @@ class Attempts:
             relations=payload.qd,
             declared=declared,
             data=payload.data,
+            version=payload.job_version,
             backing=self.app._services,
             _step_store=self._stored,
             _report_progress=partial(self._progress, reserved.mark, known, ttl) if ttl else None,
@@ -281,7 +296,8 @@ class Attempts:
         return Back(hold_delay(payload.held, now), reason, spends=False, held=payload.held or int(now))
 
     def _unroutable(self, payload: Payload, now: float, error: Exception) -> Outcome:
-        if payload.held and now - payload.held > self.work.unroutable_ttl:
+        longest = self.work.unroutable_ttl * (NEWER if isinstance(error, NewerVersion) else 1)
+        if payload.held and now - payload.held > longest:
             return Failed(error, payload.attempts - 1)
         return self._hold(payload, now, str(error))
 

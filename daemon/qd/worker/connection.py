@@ -384,7 +384,7 @@ class LaneTurns(LaneConnection):
         """Ack what has finished and reserve up to `most` jobs, or suspects. busy: a lane has a job. First call `query_held`
         if `unsure`."""
         self._suspects = suspects
-        lanes = self._asked = [heapq.heappop(self.free) for _ in range(min(most, len(self.free)))]
+        lanes = self._asked = [heapq.heappop(self.free) for _ in range(min(most, self.rota.most, len(self.free)))]
         for lane in lanes:
             self.words[lane].set(0, LaneState.ASKED)
         if lanes:
@@ -395,8 +395,8 @@ class LaneTurns(LaneConnection):
         elif not suspects:
             turn = turn._replace(single=lanes[0])
         reply = self.exchange(turn)
-        for job in reply.jobs:
-            self.rota.took(job.queue, time.monotonic())
+        if reply.jobs:
+            self.rota.took(reply.jobs[0].queue, time.monotonic(), len(reply.jobs))
         self._release_asked(reply.jobs)
         return reply
 

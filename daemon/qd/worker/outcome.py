@@ -112,7 +112,11 @@ def died(kind: type[BaseException], reason: str, death: Death) -> BaseException:
     return error
 
 
-def unknown_job(registry: Registry, name: str) -> errors.UnknownJob:
+def unknown_job(registry: Registry, payload: Payload) -> errors.UnknownJob:
+    name = payload.job
+    if (declared := registry.get(name)) is not None:
+        fact = f"this app declares version {declared.version} of job '{cut(name)}', and the payload has version"
+        return errors.NewerVersion(f"{fact} {payload.job_version} (deploy the newer code, then `qd restart`)")
     near = registry.near(name)
     names = f"{len(registry.names())} declared; `qd restart` loads new code"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else names
@@ -217,7 +221,7 @@ class Outcomes:
             try:
                 if death is not None and attempt.payload.crashes > 0:
                     emit(events.JobCrashed(job, attempt.payload.crashes))
-                attempt.declared.on_failed(bytes(attempt.payload.data), error)
+                attempt.declared.on_failed(attempt.job.current_data, error)
             finally:
                 emit(events.JobFailed(job, error))
                 emit(events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error))

@@ -100,7 +100,7 @@ class PrefetchConnection(LaneConnection):
 
     def fill(self, most: int, shut: tuple[str, ...]) -> LaneReply:
         """Answer what is to be answered and reserve up to `most` jobs. First call `query_held` if `unsure`."""
-        asked = min(most, self.estimate.next(), PREFETCHED)
+        asked = min(most, self.estimate.next(), self.rota.most, PREFETCHED)
         return self._turn(LaneTurn(self.rota.order, lanes=range(1, asked + 1) if asked > 1 else ALONE, shut=shut))
 
     def _turn(self, turn: LaneTurn) -> LaneReply:
@@ -110,10 +110,12 @@ class PrefetchConnection(LaneConnection):
         slot[W.LANES] = max(slot[W.LANES], len(turn.lanes))
         reply = self.exchange(turn._replace(back=self.back))
         jobs = reply.jobs
+        for job in self.back:
+            self.rota.put_back(job.queue)
         self.back, self.held = [], deque(jobs)
         slot[W.LANES] = jobs[-1].lane if jobs else 0
         if jobs:
-            self.rota.took(jobs[0].queue, time.monotonic())
+            self.rota.took(jobs[0].queue, time.monotonic(), len(jobs))
             first = jobs[0].turn
             self.started = first - 1
             self._batch = slot[W.BATCH] = batch_of(first, len(jobs))

@@ -1,10 +1,11 @@
 """Which queues a `qd work` serves, in which order a turn checks them (Rota), and which maintenance mode shuts (ShutQueues).
 
     named      in a flag, a variable, [worker] or [pools.NAME]: these, in strict order, the first one first
+    weighted   named with weights (high=5 low=1): in this proportion while all have jobs
     not named  the connection's own queue and every other that the app declares, without those that a pool serves.
                They take turns: after a job of one queue, the next turn begins with the queue after it
 
-The second case requires the imported app: the template calls `resolved` and reports the resulting settings.
+The last case requires the imported app: the template calls `resolved` and reports the resulting settings.
 
 On some connections each further queue costs a call. There a worker takes several jobs of one queue (`stays` of the
 connection) before it moves to the next. It moves on earlier if a second has passed since the first of them: compared with
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd, lcm
 
 from qd.app import Qd
 from qd.config.settings import Settings, sent_to
@@ -24,9 +26,15 @@ from qd.process.scoreboard import ALL_SHUT, H, Scoreboard, digest, open_queues
 from qd.schedule.entry import JobTask
 
 LONG = 1.0  # seconds after which a worker moves to the next queue
+ROUND = 64  # jobs that a worker takes from all weighted queues before it begins again: 1,000 have the proportion within 10 %
+PHASE = 0.618  # of a round by which the beginnings of two workers differ
 
 
 class Rota:
+    """order: of the next turn. most: jobs that it takes at most."""
+
+    most = 1_000_000  # no bound
+
     def __init__(self, queues: tuple[str, ...], *, stays: int = 0, begin: int = 0) -> None:
         """stays: jobs of one queue in a row, 0: strict order. begin: the slot, so that workers begin with other queues."""
         self.queues = self.order = queues
@@ -38,17 +46,60 @@ class Rota:
             self._behind = {queue: queues[(place + 1) % count] for place, queue in enumerate(queues)}
             self.order = self._orders[queues[begin % count]]
 
-    def took(self, queue: str, now: float) -> None:
-        """Called after a turn in this order returned a job of `queue`. now: monotonic seconds."""
+    def took(self, queue: str, now: float, count: int = 1) -> None:
+        """Called after a turn in this order returned `count` jobs of `queue`. now: monotonic seconds."""
         if not self._stays:
             return
         if queue != self._at or not self._count:
             self._at, self._count, self._since = queue, 0, now
-        self._count += 1
+        self._count += count
         if self._count >= self._stays or now - self._since >= LONG:
             self._count = 0
             queue = self._behind[queue]
         self.order = self._orders[queue]
+
+    def put_back(self, queue: str) -> None:
+        """Called for each job that was taken and put back unstarted."""
+
+
+class WeightedRota(Rota):
+    """Queues in proportion to their weights. Each job moves its queue ahead by 1/weight. A worker takes a share of ROUND
+    jobs from the queue that is furthest behind, in one turn or several, or as many as it can within a second. If that queue
+    is empty, the turn takes from the first other one that is not, in the order in which they were named. A queue that was
+    empty does not catch up afterwards."""
+
+    def __init__(self, queues: tuple[str, ...], weights: tuple[int, ...], *, begin: int = 0) -> None:
+        super().__init__(queues)
+        unit, common = gcd(*weights), lcm(*weights)
+        times = max(1, ROUND * unit // sum(weights))
+        self._steps = {queue: common // weight for queue, weight in zip(queues, weights, strict=True)}
+        self._shares = {queue: times * weight // unit for queue, weight in zip(queues, weights, strict=True)}
+        self._orders = {queue: (queue, *[other for other in queues if other != queue]) for queue in queues}
+        self._ahead = dict.fromkeys(queues, 0)
+        self._choose(0.0)
+        for _ in range(int(ROUND * (begin * PHASE % 1))):
+            self.took(self.order[0], 0.0)
+        later = sorted(queues, key=self._ahead.__getitem__)
+        self._ahead = {
+            queue: place for place, queue in enumerate(later)
+        }  # what they did not really take does not count
+
+    def took(self, queue: str, now: float, count: int = 1) -> None:
+        self._ahead[queue] = at = self._ahead[queue] + count * self._steps[queue]
+        if queue != self.order[0]:
+            for empty in self.order[: self.order.index(queue)]:
+                self._ahead[empty] = max(self._ahead[empty], at)
+        elif 2 * count <= self.most and now - self._since < LONG:
+            self.most -= count
+            return
+        self._choose(now)
+
+    def put_back(self, queue: str) -> None:
+        self._ahead[queue] -= self._steps[queue]
+
+    def _choose(self, now: float) -> None:
+        first = min(self.queues, key=self._ahead.__getitem__)
+        self.order, self.most, self._since = self._orders[first], self._shares[first], now
 
 
 class ShutQueues:

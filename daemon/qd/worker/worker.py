@@ -39,7 +39,7 @@ from qd.worker.connection import AWAY, Checkpoints, RetryingConnection, WorkerCo
 from qd.worker.emitter import Emitter
 from qd.worker.outcome import LUCK
 from qd.worker.prefetch import PrefetchConnection
-from qd.worker.queues import Rota, ShutQueues
+from qd.worker.queues import Rota, ShutQueues, WeightedRota
 from qd.worker.settle import Settlement, short
 from qd.worker.timeout import Alarm
 
@@ -75,6 +75,8 @@ class BaseWorker:
         self.exit_conditions = ExitConditions(self.work, self.slot)
         stays: int = getattr(queue, "stays", 1) if self.work.in_turn else 0  # optional in an app's own driver
         rota = Rota(self.work.queues, stays=stays, begin=assignment.slot)
+        if self.work.weights:
+            rota = WeightedRota(self.work.queues, self.work.weights, begin=assignment.slot)
         self.ahead: PrefetchConnection | None = None
         self.connection = self._connect(rota)
         self.counters = self.board.counters.slot(assignment.slot)

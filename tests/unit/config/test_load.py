@@ -334,6 +334,30 @@ def test_a_pool_uses_its_connection_and_its_default_queue(write):
     assert load(pool="p", flags={"connection": "redis"}).work.queues == ("default",)
 
 
+def test_queues_may_have_weights(write):
+    write('[worker]\nqueues = ["high=5", "low=1"]\n[pools.mail]\nqueues = ["mail=2", "sms=1"]\n')
+    found = load()
+    assert (found.work.queues, found.work.weights, found.work.weighted) == (
+        ("high", "low"),
+        (5, 1),
+        ("high=5", "low=1"),
+    )
+    assert found.work.pooled == ("mail", "sms")
+    assert load(pool="mail").work.weights == (2, 1)
+    assert load(environ={"QD_QUEUES": "a=2,shard=5=1"}).work.queues == ("a", "shard=5")
+    assert load(flags={"queues": ("a", "b")}).work.weights == ()
+    assert config.from_json(config.to_json(found)).work == found.work
+    write('[worker]\nqueues = ["high=5", "low"]\n')
+    assert (
+        refused() == "queues in qd.toml:2 [worker]: 'low' has no weight, and 'high=5' has: write low=1, or no weights"
+    )
+
+
+def test_the_default_queue_of_a_connection_may_be_called_like_a_weight(write):
+    write('[connections.redis]\nqueue = "shard=5"\n')
+    assert (load().work.queues, load().work.weights) == (("shard=5",), ())
+
+
 def test_an_unknown_pool_is_refused_with_the_known_ones(write):
     write("[pools.mail]\n[pools.web]\n")
     assert refused(pool="mial") == "unknown pool 'mial' in qd.toml (did you mean 'mail'?) (known: mail, web)"

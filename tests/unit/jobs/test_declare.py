@@ -319,10 +319,10 @@ def test_failed_is_called_on_a_fresh_instance(app: FakeQd):
             failures.append((self.order_id, error))
 
     error = ValueError("no money")
-    declared(app, "charge").on_failed(b'{"order_id":7}', error)
+    declared(app, "charge").on_failed(lambda: b'{"order_id":7}', error)
     assert failures == [(7, error)]
     for unreadable in (b'{"order_id":"x"}', b"{}", b"{"):
-        declared(app, "charge").on_failed(unreadable, error)
+        declared(app, "charge").on_failed(partial(bytes, unreadable), error)
     assert failures == [(7, error)]
 
 
@@ -334,8 +334,8 @@ def test_the_data_of_a_job_without_failed_is_not_read(app: FakeQd):
         def handle(self) -> None: ...
 
     app.job("plain")(at_the_top)
-    declared(app, "charge").on_failed(b"{", ValueError())
-    declared(app, "plain").on_failed(b"{", ValueError())
+    declared(app, "charge").on_failed(lambda: b"{", ValueError())
+    declared(app, "plain").on_failed(lambda: b"{", ValueError())
 
 
 def test_the_constructor_of_a_class_job_runs_when_the_job_runs(app: FakeQd):

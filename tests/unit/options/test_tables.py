@@ -12,7 +12,7 @@ from qd.options.tables import WORK, JobOptions, WorkOptions, shown
 
 def test_the_table_holds_every_field_of_the_work_options():
     names = [field.name for field in dataclasses.fields(WorkOptions)]
-    assert list(WORK) == [name for name in names if name not in ("in_turn", "pooled", "only_schedule")]
+    assert list(WORK) == [name for name in names if name not in ("in_turn", "weights", "pooled", "only_schedule")]
 
 
 @pytest.mark.parametrize("row", WORK.values(), ids=lambda row: row.name)
@@ -40,6 +40,9 @@ def test_every_row_is_complete_and_its_default_parses(row):
         ("jitter", 0, 0.0),
         ("queues", "high, default,high", ("high", "default")),
         ("queues", ["mail"], ("mail",)),
+        ("queues", "high=5, low=1,high=5", ("high=5", "low=1")),
+        ("queues", "tenant=acme,default", ("tenant=acme", "default")),  # only digits are a weight
+        ("queues", ["shard=5=2"], ("shard=5=2",)),
         ("tries", "3", 3),
         ("memory", "256M", 256 << 20),
         ("memory", 0, 0),
@@ -85,6 +88,11 @@ def test_a_value_is_parsed_as_the_type_of_its_option(name, written, value):
         ("queues", "a\x00b", "is not text"),
         ("queues", [1], "is not a name"),
         ("queues", [], "an empty list of queues"),
+        ("queues", "high=5,low", "'low' has no weight, and 'high=5' has: write low=1, or no weights"),
+        ("queues", "high=5,high=3", "queue 'high' has two weights: name it once"),
+        ("queues", "high=0", r"the weight of 'high=0' is not 1 to 1000 \(omit a queue that is not served\)"),
+        ("queues", "high=1001", "the weight of 'high=1001' is not 1 to 1000"),
+        ("queues", "jobs:delayed=5", "'jobs:delayed' cannot be a queue"),
     ],
 )
 def test_an_invalid_value_is_refused(name, written, expected):

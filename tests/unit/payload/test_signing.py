@@ -83,6 +83,26 @@ def test_a_change_of_signed_content_is_detected(key: str):
     assert refusal(wrong, NEW) == "its signature does not match: job, id or data were changed"
 
 
+def test_the_version_of_the_arguments_is_signed():
+    app = app_with(NEW)
+
+    @app.job("priced", version=2, upgrade={1: dict})
+    def priced(n: int) -> None: ...
+
+    priced.dispatch(7)
+    payload = app.sent[0].payload
+    version = b'"job_version":2,'
+    assert version in payload
+    assert refusal(payload, NEW) == ""
+    for other in (b"", b'"job_version":1,', b'"job_version":3,', b'"job_version":2,"job_version":1,'):
+        assert refusal(payload.replace(version, other), NEW).startswith("its signature does not match"), other
+    unversioned = pushed(NEW)
+    assert refusal(unversioned.replace(b'"data":', b'"job_version":2,"data":'), NEW).startswith(
+        "its signature does not"
+    )
+    assert refusal(unversioned.replace(b'"data":', b'"job_version":1,"data":'), NEW) == ""  # what no key means
+
+
 def test_each_flipped_bit_of_the_signature_is_detected():
     payload = pushed(NEW)
     start, end = payload.index(b"v2."), payload.index(b'",')

@@ -12,7 +12,7 @@ import pytest
 from qd.payload.format import read
 from qd.process import scoreboard
 from qd.process.scoreboard import H, Scoreboard, now
-from qd.worker.queues import Rota, ShutQueues
+from qd.worker.queues import LONG, Rota, ShutQueues, WeightedRota
 from qd.worker.worker import MONTH, Worker, waited_us
 
 
@@ -89,6 +89,90 @@ def test_every_order_contains_every_queue_once() -> None:
     rota = Rota(QUEUES, stays=2)
     for queue in "abcdddcba":
         rota.took(queue, 0.0)
+        assert sorted(rota.order) == [*QUEUES]
+
+
+# -- weights
+
+FULL = dict.fromkeys(QUEUES, 10**6)
+
+
+def shares(
+    rota: Rota, turns: int, *, most: int = 1, full: dict[str, int] | None = None, each: float = 0.0
+) -> Counter[str]:
+    """How many jobs of each queue are taken in this number of turns of at most `most` jobs."""
+    found, left = Counter[str](), Counter(FULL if full is None else full)
+    for turn in range(turns):
+        queue = next(queue for queue in rota.order if left[queue])
+        count = min(most, rota.most, left[queue])
+        rota.took(queue, turn * each, count)
+        left[queue] -= count
+        found[queue] += count
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 4, 16, 64])
+@pytest.mark.parametrize("weights", [(5, 3, 1), (50, 30, 10), (1, 1, 1), (7, 2, 2)])
+@pytest.mark.parametrize("slot", range(4))
+def test_weighted_queues_get_their_shares_of_1000_jobs(most: int, weights: tuple[int, ...], slot: int) -> None:
+    rota, found = WeightedRota(QUEUES[:3], weights, begin=slot), Counter[str]()
+    while found.total() < 1000:
+        found += shares(rota, 1, most=most)
+    for queue, weight in zip(QUEUES, weights, strict=False):
+        expected = found.total() * weight / sum(weights)
+        assert abs(found[queue] - expected) <= 0.1 * expected, found
+
+
+def test_a_heavy_queue_does_not_starve_a_light_one() -> None:
+    assert shares(WeightedRota(("a", "b"), (1000, 1)), 2002) == {"a": 2000, "b": 2}
+
+
+def test_workers_together_keep_the_proportion_although_each_takes_many_jobs_of_a_queue() -> None:
+    found = Counter[str]()
+    for slot in range(16):
+        found += shares(WeightedRota(QUEUES[:3], (5, 3, 1), begin=slot), 31)  # half a round each
+    for queue, expected in zip(QUEUES, (5 / 9, 3 / 9, 1 / 9), strict=False):
+        assert abs(found[queue] / found.total() - expected) < 0.06, found
+
+
+def test_long_jobs_alternate_between_weighted_queues() -> None:
+    found, rota = "", WeightedRota(("a", "b"), (2, 1))
+    for turn in range(9):
+        found += rota.order[0]
+        rota.took(rota.order[0], turn * 2 * LONG)
+    assert Counter(found[:3]) == Counter(found[3:6]) == Counter(found[6:]) == {"a": 2, "b": 1}
+
+
+def test_the_share_of_an_empty_queue_goes_to_the_others_in_proportion() -> None:
+    full = {"a": 10**6, "c": 10**6}
+    found = shares(WeightedRota(QUEUES[:3], (3, 5, 1)), 1000, full=full)
+    assert abs(found["a"] - 750) < 30
+    assert found.total() == 1000
+
+
+def test_a_queue_that_was_empty_does_not_catch_up() -> None:
+    rota = WeightedRota(("a", "b"), (1, 1))
+    shares(rota, 1000, full={"a": 10**6})
+    found = shares(rota, 200)
+    assert abs(found["b"] - 100) <= 32
+
+
+def test_jobs_that_were_put_back_do_not_count() -> None:
+    rota, ran = WeightedRota(QUEUES[:3], (5, 3, 1)), Counter[str]()
+    for _ in range(300):
+        queue = rota.order[0]
+        taken = min(10, rota.most)
+        rota.took(queue, 0.0, taken)
+        for _ in range(taken - 2):  # two of them run, the others go back
+            rota.put_back(queue)
+        ran[queue] += min(2, taken)
+    assert abs(ran["a"] / ran["c"] - 5) < 0.5, ran
+
+
+def test_every_weighted_order_contains_every_queue_once() -> None:
+    rota = WeightedRota(QUEUES, (5, 3, 1, 1))
+    for queue in "abcdddcba" * 20:
+        rota.took(queue, 0.0, rota.most)
         assert sorted(rota.order) == [*QUEUES]
 
 

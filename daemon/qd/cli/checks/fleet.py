@@ -23,6 +23,7 @@ from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, of_php, o
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
 from qd.errors import DeclarationError, Malformed, ServerRefused, SignatureRefused
+from qd.jobs.versions import NEWER
 from qd.log import cut
 from qd.options.kinds import did_you_mean
 from qd.payload.format import read as read_payload
@@ -202,7 +203,7 @@ def sample_of(store: KeyspaceStore, queue: str) -> Sample:
 
 def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None) -> Iterator[Finding]:
     what, of = f"queue {queue}", f"of the {len(sample)} checked"
-    names, malformed, refused = dict[str, str](), 0, Counter[str]()  # job -> where it was found; why -> how many
+    names, malformed, refused = dict[tuple[str, int], str](), 0, Counter[str]()  # job, version -> place; why -> number
     waiting = [("at its head", raw) for raw in sample.ready]
     waiting += [("among its delayed jobs", raw) for raw in sample.delayed]
     for place, raw in waiting:
@@ -212,7 +213,7 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
             payload = read_payload(raw)
             if signing is not None:
                 signing.check(payload)
-            names.setdefault(payload.job, place)
+            names.setdefault((payload.job, payload.job_version), place)
         except Malformed:
             malformed += 1
         except SignatureRefused as error:
@@ -224,8 +225,12 @@ def contents(queue: str, sample: Sample, signing: Signing | None, app: Qd | None
         why = ", ".join(f"{reason} ({number})" for reason, number in refused.most_common())
         way = "let their producer sign with one of the keys below [signing], or add its key there"
         yield warn(what, f"{refused.total()} {of} will be refused and never run: {why}", way)
-    for name, place in names.items():
-        if app is not None and app._registry.get(name) is None:
+    for (name, version), place in names.items():
+        declared = app._registry.get(name) if app is not None else None
+        if declared is not None and version > declared.version:
+            fact = f"'{cut(name)}' {place} has version {version}, and this app declares version {declared.version}"
+            yield fail(what, f"{fact}: it fails after {NEWER} times unroutable_ttl", "deploy the newer code")
+        elif app is not None and declared is None:
             near = did_you_mean(name, app._registry.names())
             fact = f"'{cut(name)}' {place} is not a job of this app{near}: it fails after unroutable_ttl"
             yield fail(what, fact, "deploy the code that declares it, or name its module in imports = of [qd]")
