@@ -238,9 +238,8 @@ class Backoff:
             except ValueError as error:
                 raise DeclarationError(f"{name} of Backoff: {error}") from None
         if not 0 < self.first <= self.max:
-            raise DeclarationError(
-                f"first of Backoff: {self.first:g} s is not more than 0, at most max ({self.max:g} s)"
-            )
+            way = f"{self.first:g} s is not more than 0, at most max ({self.max:g} s)"
+            raise DeclarationError(f"first of Backoff: {way}")
 
 
 EXPONENTIAL = Backoff()
