@@ -114,7 +114,7 @@ class Qd:
         return self._handles(self._send.send_many(ready), ready)
 
     async def adispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         ready = encoded(calls)
         return self._handles(await self._send.asend_many(ready), ready)
 

@@ -152,7 +152,7 @@ class Chain(CompositeCall):
         return Handle(self._send.submit((self._message(),))[0], self._send, self._members[0].plan)
 
     async def adispatch(self) -> Handle[None]:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         queue = await self._send.native([each.plan for each in (*self._members, *self._caught)])
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
@@ -228,7 +228,7 @@ class BatchCall(CompositeCall):
         return batch
 
     async def adispatch(self) -> Batch:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         queue = await self._send.native([each.plan for each in (*self._members, *self._callbacks.values())])
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
