@@ -250,6 +250,8 @@ def _spans(value: object) -> tuple[float, ...] | Backoff:
         return value
     if isinstance(value, str) and value.strip() == "exponential":
         return EXPONENTIAL
+    if isinstance(value, str) and value.strip()[:1].isalpha():
+        raise ValueError(f"{value!r} is neither 'exponential' nor durations (1, 5, 10)")
     found = tuple(span(part) for part in _several(value))
     if not found:
         raise ValueError("an empty list of waits (0 retries at once)")
