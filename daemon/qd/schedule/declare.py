@@ -50,9 +50,9 @@ GROUPS = {
 COMMANDS = (
     "work", "status", "health", "restart", "pause", "resume", "down", "up", "dispatch", "run", "declared", "job", "clear",
     "cancel", *GROUPS, "doctor", "events", "init", "dashboard", "alerts", "metrics", "migrate", "queues", "peek", "wait",
-    "help", "why", "move", "promote", "scale", "completion", "top",
+    "help", "why", "move", "promote", "scale", "completion", "top", "dev",
 )  # fmt: skip
-ENDLESS = {("work",), ("alerts",), ("dashboard",), ("top",), ("schedule", "work")}
+ENDLESS = {("work",), ("dev",), ("alerts",), ("dashboard",), ("top",), ("schedule", "work")}
 Word = str | int | float | Path
 Parameter = Word | Mapping[str, Word | bool | Sequence[Word] | None]
 
