@@ -36,7 +36,7 @@ from qd.dispatch.dispatcher import Push as PushBatch
 from qd.dispatch.route import Message, opened
 from qd.dispatch.services import Services
 from qd.drivers.send_only import always
-from qd.drivers.types import Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
+from qd.drivers.types import SPOTS, Count, Effect, Found, Keep, Kept, NewBatch, Push, Spot
 from qd.errors import ArgumentError, QdError
 from qd.jobs.context import RunningJob
 from qd.jobs.job import Job, JobFunction, plan_of
@@ -97,9 +97,7 @@ def dispatched(message: Message) -> Dispatched:
     plan, declared = message.plan, message.plan.declared
     if isinstance(declared, DeclaredRaw):
         arguments = {declared.signature.parameters[0].name: decode_value(message.data)}
-    elif (
-        message.relations is not None and message.relations.takes is not None
-    ):  # without the result of the job before it
+    elif (relations := message.relations) and relations.takes is not None:  # without the result of the job before it
         given = cast(dict[str, object], decode_value(message.data))
         arguments = {name: declared.signature.converted(name, value) for name, value in given.items()}
     else:
@@ -242,9 +240,7 @@ class Waiting:
         found = self._under(queue, name)
         return None if found is None else self._sent_at[found.id] + found.delay
 
-    def find(
-        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
-    ) -> Found | None:
+    def find(self, queue: str, id: str, spots: Sequence[Spot] = SPOTS) -> Found | None:
         found = self._first(lambda each: each.queue == queue and id in (each.id, each.uuid))
         spot: Spot = "delayed" if found and found.delay else "ready"
         return Found(queue, spot, found.body, read(found.body), None) if found and spot in spots else None

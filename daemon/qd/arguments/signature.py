@@ -399,12 +399,14 @@ def usable(hint: Any) -> Any:
     return hint
 
 
-def type_returned(function: Any) -> Any:
-    """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
-    try:
-        return usable(get_type_hints(function, include_extras=True).get("return", Any))
-    except Exception:  # whatever annotations raise
-        return Any
+def result_from(text: bytes, function: Any) -> Any:
+    """A stored result, converted to the return annotation of `function` if that is possible. Raises one of FAILURES."""
+    hint: Any = Any
+    with suppress(Exception):  # whatever annotations raise
+        hint = usable(get_type_hints(function, include_extras=True).get("return", Any))
+    with suppress(*FAILURES):  # it does not match the annotation
+        return msgspec.json.decode(text, type=hint, dec_hook=made)
+    return msgspec.json.decode(text)
 
 
 def _listed(word: str, names: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from qd.process.descriptors import ready_of
 HOST, PORT = "127.0.0.1", 8640  # those of `qd dashboard`
 GUARD = 'cat; exec "$@" >/dev/null'  # its stdin ends with qd dev
 WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-START = 10.0  # seconds for the dashboard
+START = 30.0  # seconds for the dashboard
 QD = (sys.executable, "-m", "qd")
 Programs = dict[str, "subprocess.Popen[str]"]
 
@@ -87,12 +87,11 @@ def dashboard(programs: Programs, shared: Sequence[str]) -> str:
     """Start it. Returns its address, or why there is none."""
     if missing := [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]:
         return f"not started, {missing[0]} is not installed: pip install 'qd-worker[dashboard]'"
-    for port in [PORT] * is_free(PORT) + [0]:
-        place = f"{HOST}:{port}"
-        programs["dashboard"] = made = start("dashboard", "--listen", place, *shared, stdout=subprocess.PIPE)
-        assert made.stdout is not None
-        if ready_of([made.stdout.fileno()], START) and (line := made.stdout.readline()):
-            return line.strip().removeprefix("dashboard: ") + f" (port {PORT} is taken)" * (not port)
+    place, note = (f"{HOST}:{PORT}", "") if is_free(PORT) else (f"{HOST}:0", f" (port {PORT} is taken)")
+    programs["dashboard"] = made = start("dashboard", "--listen", place, *shared, stdout=subprocess.PIPE)
+    assert made.stdout is not None
+    if ready_of([made.stdout.fileno()], START) and (line := made.stdout.readline()):
+        return line.strip().removeprefix("dashboard: ") + note
     return "not started"
 
 
@@ -116,7 +115,7 @@ def watch(programs: Programs) -> int:
 
 
 def end(programs: Programs) -> None:
-    """A further Ctrl-C is passed on to the worker, which then kills its running jobs."""
+    """End both. The worker finishes its running jobs; a further Ctrl-C is passed on to it, and it then kills them."""
     for name, program in programs.items():
         program.kill() if name == "dashboard" else program.terminate()
     while any(program.poll() is None for program in programs.values()):

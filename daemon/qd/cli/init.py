@@ -195,12 +195,7 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
-@click.option(
-    "--django",
-    "framework",
-    flag_value="django",
-    help="Write jobs.py and qd.toml into the Django project of this folder.",
-)
+@click.option("--django", "framework", flag_value="django", help="Write jobs.py and qd.toml for a Django project.")
 @click.option("--fastapi", "framework", flag_value="fastapi", help="Write jobs.py and qd.toml for an app of FastAPI.")
 @click.option("--flask", "framework", flag_value="flask", help="Write jobs.py and qd.toml for an app of Flask.")
 @context.options

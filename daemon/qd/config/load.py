@@ -18,16 +18,7 @@ from typing import Any, NamedTuple
 
 from qd.config import settings as sections
 from qd.config.file import ConfigFile, find
-from qd.config.settings import (
-    CONNECTION,
-    QD,
-    SECTIONS,
-    ConnectionSettings,
-    Settings,
-    check_connection,
-    provider_of,
-    sent_to,
-)
+from qd.config.settings import CONNECTION, QD, SECTIONS, ConnectionSettings, Settings, check_connection
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, SCHEMES, scheme_of
 from qd.options.kinds import did_you_mean, names_and_weights
@@ -155,7 +146,9 @@ def configured(layers: Layers) -> Configured:
     default = connection_name(layers, "default", names, only)
     connections = {name: connection_of(layers, name, name == default) for name in names}
     check_parts(layers, connections)
-    return Configured(connections, default, connection_name(layers, "control", names, sent_to(default, connections)[0]))
+    return Configured(
+        connections, default, connection_name(layers, "control", names, sections.sent_to(default, connections)[0])
+    )
 
 
 def connection_name(layers: Layers, key: str, names: list[str], built_in: str) -> str:
@@ -181,7 +174,7 @@ def connection_of(layers: Layers, name: str, default: bool) -> ConnectionSetting
         if held["driver"] != "redis" or scheme_of(held["url"]) == "embedded":
             kinds = "redis://, rediss://, unix:// and their kinds"
             raise ConfigError(f"{where}: credentials are for a Redis url ({kinds})")
-        if other := provider_of(held["url"]):
+        if other := sections.provider_of(held["url"]):
             raise ConfigError(f"{where}: the url has a credential provider, too: '{other}'; remove one of them")
         # drivers/redis reads it from the url
         held["url"] += f"{'&' if '?' in held['url'] else '?'}credentials={held['credentials']}"

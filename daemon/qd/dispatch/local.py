@@ -23,20 +23,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from qd import events
+from qd import errors, events
 from qd.dispatch.results import check_passed_on, value_of_error, value_of_result
 from qd.drivers.types import BatchState, Effect, End, Entry, Free, NewBatch, ends
-from qd.errors import (
-    AttemptsExceeded,
-    BatchFinished,
-    JobFailure,
-    ModelGone,
-    NoResult,
-    Settled,
-    UnknownBatch,
-    UnknownParameters,
-    WrongType,
-)
 from qd.events import Listeners
 from qd.jobs.context import Backing, RunningJob, running
 from qd.jobs.pipeline import Pipeline, through
@@ -73,7 +62,7 @@ class Policy:
     def after_release(self, job: RunningJob, release: Release) -> None:
         """Called when the job has released itself. Raises if it must not run again."""
         why = f" ({release.reason})" if release.reason else ""
-        raise JobFailure(f"{job.name} released itself for {release.delay:g} s{why}, and run() runs it only once")
+        raise errors.JobFailure(f"{job.name} released itself for {release.delay:g} s{why}, and run() runs it only once")
 
 
 class SentPolicy(Policy):
@@ -91,9 +80,9 @@ class SentPolicy(Policy):
         return before(self._limits, self._payload, time.time())
 
     def after_error(self, error: Exception) -> Release | GiveUp | None:
-        if isinstance(error, UnknownParameters | WrongType):
+        if isinstance(error, errors.UnknownParameters | errors.WrongType):
             return GiveUp(RAISED, error)
-        if isinstance(error, ModelGone):
+        if isinstance(error, errors.ModelGone):
             delete = self._payload.deleteWhenMissingModels
             if self._declared.options.delete_when_missing if delete is None else delete:
                 return None
@@ -148,10 +137,10 @@ class LocalRunner:
             job = attempt(self.policy.attempts)
             with running(job):
                 if (reason := self.policy.before()) is not None:
-                    self._fail(declared, job, AttemptsExceeded(reason))
+                    self._fail(declared, job, errors.AttemptsExceeded(reason))
                 try:
                     result = self._attempt(declared, job, payload)
-                except (Exception, Settled) as error:
+                except (Exception, errors.Settled) as error:
                     verdict = self._verdict(job, error)
                     if isinstance(verdict, GiveUp):
                         self._fail(declared, job, error)
@@ -167,7 +156,7 @@ class LocalRunner:
                 if payload is not None:
                     try:
                         check_passed_on(payload, result, 0, 0)
-                    except NoResult as error:
+                    except errors.NoResult as error:
                         self._fail(declared, job, error)
                 self._emit(events.JobProcessed(job), events.JobAttempted(job, None))
                 return result, job.skipped
@@ -179,17 +168,17 @@ class LocalRunner:
         try:
             self._emit(events.JobProcessing(job))
             result = through(self.pipeline.around(declared), declared, job, call, finished)
-        except (Exception, Settled, BaseExceptionGroup) as error:
+        except (Exception, errors.Settled, BaseExceptionGroup) as error:
             if not job.take_decision(error):
                 raise
         if isinstance(job.outcome, GiveUp):
-            raise job.outcome.error or JobFailure(job.outcome.reason)
+            raise job.outcome.error or errors.JobFailure(job.outcome.reason)
         return result
 
-    def _verdict(self, job: RunningJob, error: Exception | Settled) -> Release | GiveUp | None:
+    def _verdict(self, job: RunningJob, error: Exception | errors.Settled) -> Release | GiveUp | None:
         if isinstance(job.outcome, GiveUp):
             return job.outcome
-        if isinstance(error, Settled):  # raised by a job around this one
+        if isinstance(error, errors.Settled):  # raised by a job around this one
             return GiveUp(RAISED)
         return self.policy.after_error(error)
 
@@ -205,14 +194,13 @@ class LocalRunner:
 
         return started
 
-    def _fail(self, declared: Declared, job: RunningJob, error: Exception | Settled) -> NoReturn:
+    def _fail(self, declared: Declared, job: RunningJob, error: Exception | errors.Settled) -> NoReturn:
         """Call failed(), then the listeners, then raise the error."""
         try:
             declared.on_failed(job.current_data, error)
         finally:
-            self._emit(
-                *[kind(job, error) for kind in (events.JobFailed, events.JobExceptionOccurred, events.JobAttempted)]
-            )
+            for kind in (events.JobFailed, events.JobExceptionOccurred, events.JobAttempted):
+                self._emit(kind(job, error))
         raise error
 
     def _end(self, payload: Payload | None, how: End, value: Callable[[], bytes]) -> None:
@@ -363,7 +351,7 @@ class MemoryBatches:
     def add(self, id: str, jobs: Sequence[Entry]) -> None:
         kept = self._of(id)
         if kept.finished_at is not None:
-            raise BatchFinished(f"batch {id} has finished: no job can be added to it")
+            raise errors.BatchFinished(f"batch {id} has finished: no job can be added to it")
         self._more(kept, jobs)
 
     def cancel(self, id: str) -> bool:
@@ -421,5 +409,5 @@ class MemoryBatches:
 
     def _of(self, id: str) -> Kept:
         if id not in self.kept:
-            raise UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
+            raise errors.UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
         return self.kept[id]

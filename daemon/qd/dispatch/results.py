@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from qd.arguments.signature import type_returned
-from qd.arguments.values import FAILURES, check_value, encode, made, why
+from qd.arguments.signature import result_from
+from qd.arguments.values import FAILURES, check_value, encode, why
 from qd.drivers.base import Connector
 from qd.drivers.pausing import Pause, Pausing, sleep, threaded
-from qd.drivers.types import Found, Kept, Spot, ends
+from qd.drivers.types import SPOTS, Found, Kept, Spot, ends
 from qd.errors import ArgumentError, ConnectionLost, JobFailedError, NoResult, ResultTimeout, ServerBusy
 from qd.jobs.plan import NewEvents, Status
 from qd.jobs.registry import Declared
@@ -89,7 +89,7 @@ class SentJobs:
         return "unknown"
 
     def find(self, id: str, *spots: Spot) -> Found | None:
-        return self.connector().jobs.find(self.queue, id, *((spots,) if spots else ()))
+        return self.connector().jobs.find(self.queue, id, spots or SPOTS)
 
     def kept(self, id: str) -> Kept | None:
         return self.connector().jobs.kept(id)
@@ -200,13 +200,9 @@ def value_of(id: str, kept: Kept, declared: Declared | None) -> Any:
     if kept.value[:1] == UNFIT:
         reason = kept.value[1:].decode("utf-8", "replace")
         raise NoResult(f"job {id} has succeeded, and its result is not kept: {reason}")
-    hint = Any if declared is None else result_type(declared)
+    target = None if declared is None else declared.target
     try:
-        return msgspec.json.decode(kept.value, type=hint, dec_hook=made)
-    except FAILURES:
-        pass  # the value does not match the annotation
-    try:
-        return msgspec.json.decode(kept.value)
+        return result_from(kept.value, getattr(target, "handle", target))
     except FAILURES as error:
         raise NoResult(f"job {id} has succeeded, but its stored result is not JSON: {why(error)}") from None
 
@@ -214,11 +210,6 @@ def value_of(id: str, kept: Kept, declared: Declared | None) -> Any:
 def was_cancelled(found: Found) -> bool:
     """Whether it was cancelled while it ran. It stays in ready until the next worker sees that."""
     return found.spot == "ready" and (found.payload.rsv or "").endswith(f".{Ending.CANCELLED}")
-
-
-def result_type(declared: Declared) -> Any:
-    """Its return annotation; Any if there is none, or JSON cannot be converted to it."""
-    return type_returned(getattr(declared.target, "handle", declared.target))
 
 
 # -- encoding
@@ -245,14 +236,15 @@ def passed_on(result: object, what: str) -> bytes:
 
 
 def check_passed_on(payload: Payload, result: object, max_payload: int, max_depth: int) -> None:
-    """Raises NoResult if the next job of its chain takes the result, and cannot get it."""
+    """Raises NoResult if the next job of its chain takes the result, and cannot get it: once the job has succeeded and its
+    hooks have run, it is too late to fail it. So its next payload is built here, and again when it is settled."""
     if payload.qd is None or not payload.qd.passes:
         return
     first, *rest = payload.qd.chain
     passed = (payload.uuid or "", passed_on(result, f"job '{payload.job}'"), None)
     link = chained_payload(first, time.time(), tuple(rest), payload.qd.catch, passed)
     try:
-        check(link, read(link).job, max_payload, max_depth, bytes(read(link).data))
+        check(link, (following := read(link)).job, max_payload, max_depth, bytes(following.data))
     except ArgumentError as error:
         raise NoResult(f"the result of job '{payload.job}' cannot be passed on: {error}") from None
 

@@ -140,10 +140,10 @@ class Route:
                 id = uuid  # the owner of the lock, and the id that a skipped dispatch returns
         until = None if self.retry_for is None else math.ceil(now + delay + self.retry_for)
         display = None if self.display is None else self.display.filled(data)
-        sent = data
+        sent = data or NO_DATA
         if self.encrypted:
             check(data, self.job, 0, self.settings.max_depth)  # in the payload its depth is hidden
-            sent = encryption.sealed(data or NO_DATA, self.settings.encryption.keys, self.job)
+            sent = encryption.sealed(sent, self.settings.encryption.keys, self.job)
         body = self.template.filled(sent, uuid, id, int(now), until, display)
         if self.hooks:
             body = self.hooks.put_into(body, id, self.connection, self.queue)
@@ -151,7 +151,7 @@ class Route:
             body = with_relations(body, id, relations)
         if self.signing is not None:
             takes = relations.takes if relations else None
-            body = self.signing.signed(body, uuid, id, self.job, sent or NO_DATA, takes, plan.declared.version)
+            body = self.signing.signed(body, uuid, id, self.job, sent, takes, plan.declared.version)
         body = with_due(body, now + delay)
         if len(body) > self.harmless:
             check(body, self.job, self.settings.max_payload, self.settings.max_depth, data)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from qd.drivers.types import (
+    SPOTS,
     Answers,
     BatchState,
     BeatReply,
@@ -131,9 +132,7 @@ call. The attribute `stays` of a connector; without it 1."""
 class Jobs(Protocol):
     """Single jobs by their ids (`id` of the payload, or `uuid`). Raises as Connector."""
 
-    def find(
-        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
-    ) -> Found | None:
+    def find(self, queue: str, id: str, spots: Sequence[Spot] = SPOTS) -> Found | None:
         """Search the queue in many short calls. A job that moves meanwhile may be missed."""
 
     def ids(self, queue: str, start: str) -> set[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -309,6 +309,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 Spot = Literal["delayed", "ready", "running", "failed"]
+SPOTS: tuple[Spot, ...] = get_args(Spot)
 
 
 class Found(NamedTuple):

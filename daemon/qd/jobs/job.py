@@ -212,14 +212,11 @@ class JobFunction(Unsent, Generic[P, C, T]):
 
     async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
         """As dispatch(), without blocking the event loop. If the task is cancelled, the job may have been sent."""
-        self._origin = None
-        plan = self._plan
-        return Handle(await self._sender.asend(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
+        return await self.bind(*args, **kwargs).adispatch()
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run it in this process, as a worker would: conversion, middleware, events. Nothing is sent or retried."""
-        self._origin = None
-        return self._sender.run(self._plan, self._plan.declared.encode(args, kwargs))  # type: ignore[no-any-return]
+        return self.bind(*args, **kwargs).run()
 
     def __repr__(self) -> str:
         return f"<job {self.name}>"

@@ -141,19 +141,19 @@ class EventStream:
 
     def __iter__(self) -> Iterator[JobEvent]:
         while not self._ended:
-            events, self.status = block_on(self._read(self.since))
-            self._ended = self._once or self.status is not None
-            for event in events:
-                self.since = event.number
-                yield event
+            yield from self._new(block_on(self._read(self.since)))
 
     async def __aiter__(self) -> AsyncIterator[JobEvent]:
         while not self._ended:
-            events, self.status = await wait_for(self._read(self.since))
-            self._ended = self._once or self.status is not None
-            for event in events:
-                self.since = event.number
+            for event in self._new(await wait_for(self._read(self.since))):
                 yield event
+
+    def _new(self, found: NewEvents) -> Iterator[JobEvent]:
+        events, self.status = found
+        self._ended = self._once or self.status is not None
+        for event in events:
+            self.since = event.number
+            yield event
 
 
 class JobLookup(Protocol):

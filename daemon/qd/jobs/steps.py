@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from qd.arguments.signature import type_returned
-from qd.arguments.values import FAILURES, encode_value, made
+from qd.arguments.signature import result_from
+from qd.arguments.values import encode_value
 from qd.drivers.pausing import Pause, Pausing, block_on, sleep, threaded, wait_for
 from qd.errors import ArgumentError, NotInJob
 from qd.jobs.context import RunningJob
@@ -55,10 +53,7 @@ class Steps:
             while (found := (yield threaded(partial(self._store, name, text)))) is None:
                 yield sleep(AGAIN)
             text = found[name]
-        try:
-            return msgspec.json.decode(text, type=type_returned(function), dec_hook=made)
-        except FAILURES:
-            return msgspec.json.decode(text)  # it does not match the annotation
+        return result_from(text, function)
 
     def _read(self) -> Any:
         with self._reading:

@@ -77,9 +77,8 @@ class Signing:
         name, _, rest = sealed.partition(b".")
         mac, _, state = rest.partition(b".")
         secret = self._secrets.get(name.decode("utf-8", "replace"))
-        if secret is None or not hmac.compare_digest(
-            _mac(secret, _text(b"c1", (*_identity(payload), state, *step))), mac
-        ):
+        text = _text(b"c1", (*_identity(payload), state, *step))
+        if secret is None or not hmac.compare_digest(_mac(secret, text), mac):
             what = f"step {step[0].decode()!r}" if step else "checkpoint"
             raise SignatureRefused(f"its {what} does not match: it was changed, or belongs to another job")
         return state

@@ -274,7 +274,7 @@ class Attempts:
             return None
         if flat == -1:
             most = "a job can have 1,000 steps and 1 MB of results: store large data elsewhere and return a reference"
-            raise errors.ArgumentError(f"job.step({name!r}) has {len(text)} bytes of JSON too many; {most}")
+            raise errors.ArgumentError(f"job.step({name!r}) cannot record its {len(text)} bytes of JSON: {most}")
         found: dict[bytes, Any] = dict(zip(flat[::2], flat[1::2], strict=True))
         if signing is not None:
             found = {step: signing.opened(payload, result, step) for step, result in found.items() if step}

@@ -80,9 +80,7 @@ class Emitter:
             self._filled.clear()
             self._urgent.clear()
             with self.lock:
-                some = [
-                    (mark, each, [*islice(each.unsent, SENT)]) for mark, each in self.attempts.items() if each.unsent
-                ]
+                some = [(mark, one, [*islice(one.unsent, SENT)]) for mark, one in self.attempts.items() if one.unsent]
             replies: list[object]
             try:
                 queue = self._opened()

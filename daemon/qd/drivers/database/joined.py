@@ -77,9 +77,7 @@ class JoinedConnection(DatabaseConnection):
             return super().execute(statement, values)
 
     def _failed(self, error: BaseException, *, connecting: bool = False) -> NoReturn:
-        if isinstance(
-            self._session, DjangoTransaction
-        ):  # roll back its atomic() block, also if the error is caught there
+        if isinstance(self._session, DjangoTransaction):  # an error caught inside its atomic() block rolls it back, too
             self._session.django.needs_rollback = self._session.django.in_atomic_block
         try:
             super()._failed(error, connecting=connecting)

@@ -28,7 +28,20 @@ from qd.drivers import types
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
-from qd.drivers.types import Answers, BatchState, Claim, Claimed, Effect, Entry, Forget, Found, Kept, NewBatch, Spot
+from qd.drivers.types import (
+    SPOTS,
+    Answers,
+    BatchState,
+    Claim,
+    Claimed,
+    Effect,
+    Entry,
+    Forget,
+    Found,
+    Kept,
+    NewBatch,
+    Spot,
+)
 from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
@@ -54,9 +67,7 @@ class Records:
 
 
 class KeptJobs(Records):
-    def find(
-        self, queue: str, id: str, spots: Sequence[Spot] = ("delayed", "ready", "running", "failed")
-    ) -> Found | None:
+    def find(self, queue: str, id: str, spots: Sequence[Spot] = SPOTS) -> Found | None:
         found = self._search(queue, id, spots)
         return next((each for each in found if id in (each.payload.id, each.payload.uuid)), None)
 
