@@ -64,9 +64,8 @@ class Qd:
     ) -> None:
         if redis is not None:
             if url is not None:
-                raise ConfigError(
-                    "Qd(...) takes a url or redis=, not both: each names the server of the default connection"
-                )
+                way = "each names the server of the default connection"
+                raise ConfigError(f"Qd(...) takes a url or redis=, not both: {way}")
             from qd.drivers.redis import client_url  # only apps that pass a client pay for it
 
             url = client_url.url_of(redis)
@@ -115,7 +114,7 @@ class Qd:
         return self._handles(self._send.send_many(ready), ready)
 
     async def adispatch(self, *calls: Call[Any]) -> list[Handle[Any]]:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         ready = encoded(calls)
         return self._handles(await self._send.asend_many(ready), ready)
 

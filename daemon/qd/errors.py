@@ -167,7 +167,7 @@ class NoResult(QdError):
 
 
 class ResultTimeout(QdError, TimeoutError):
-    """The job has not ended in time. It goes on, and its handle can wait again: the message has its id."""
+    """The job did not end in time and keeps running; its handle can wait again: the message has its id."""
 
 
 class Settled(BaseException):

@@ -127,8 +127,8 @@ class Log:
     def tune(self, format: str, level: str, jobs: str = "all") -> None:
         """jobs: which jobs have a line when they end, see log_jobs of [worker]."""
         self.format, self.level, self.jobs, self.least = format, level, jobs, LEVELS[level]
-        self.tells_done = self.least <= 20 and jobs == "all"  # for the hot path: checked before fields are built
-        self.tells_ends = jobs != "off"
+        self.logs_done = self.least <= 20 and jobs == "all"  # for the hot path: checked before fields are built
+        self.logs_ends = jobs != "off"
         self.debugs = self.least <= 10
 
     def of(self, role: str, write: Write | None = None) -> Log:

@@ -53,20 +53,20 @@ def trimmed(error: BaseException, *, whole: bool = False) -> str | None:
     return "".join(trace.format_exception_only()) if isinstance(error, SyntaxError) else None
 
 
-def without_words(error: BaseException, text: str = "", depth: int = 20) -> BaseException:
+def without_message(error: BaseException, text: str = "", depth: int = 20) -> BaseException:
     """A copy of the error that shows no values: its class and frames, without its message and notes; also of its causes and
     groups, up to `depth`. text: shown as its message."""
     kind = type(error)
     body: dict[str, Any] = {"__init__": lambda self, *args: None, "__str__": lambda self: text}
     body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     if isinstance(error, BaseExceptionGroup) and depth > 0:
-        inner = [without_words(each, "", depth - 1) for each in error.exceptions]
+        inner = [without_message(each, "", depth - 1) for each in error.exceptions]
         copy: BaseException = type(kind.__name__, (BaseExceptionGroup,), body)(text, inner)
     else:
         copy = type(kind.__name__, (kind if issubclass(kind, EndJob) else Exception,), body)()
     below = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if below is not None and depth > 0:
-        below = without_words(below, "", depth - 1)
+        below = without_message(below, "", depth - 1)
         copy.__cause__, copy.__context__ = (below, None) if error.__cause__ is not None else (None, below)
     return copy.with_traceback(error.__traceback__)
 

@@ -112,6 +112,7 @@ def test_two_different_connections_are_rejected(work):
     ("words", "expected"),
     [
         (["--timeout=soon"], "'--timeout': 'soon' is not a duration"),
+        (["--backoff=expo"], "'--backoff': 'expo' is neither 'exponential' nor durations (1, 5, 10)"),
         (["--memory=128"], "write '128M' for megabytes"),
         (["--tries=-1"], "'--tries': '-1' is not a whole number"),
         (["--log-format=xml"], "'xml' is not one of text, json"),

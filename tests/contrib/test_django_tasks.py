@@ -211,6 +211,18 @@ def test_qd_declared_lists_a_task_with_its_options(shop_with, redis: Client):
     }  # fmt: skip
 
 
+def test_options_that_carry_code_are_refused_where_the_task_is_declared(shop_with):
+    shop = shop_with()
+    settings = shop.root / "shop" / "settings.py"
+    text = settings.read_text()
+    for option in ("retry_on", "fail_on", "middleware", "upgrade"):
+        settings.write_text(text.replace('"OPTIONS": {}', f'"OPTIONS": {{"{option}": (OSError,)}}'))
+        done = manage(shop, "qd", "declared")
+        assert done.returncode != 0
+        assert f"OPTIONS of task backend 'default' cannot have {option} (a payload carries no code; use" in done.stderr
+        assert f"@app.job({option}=...) in place of @task" in done.stderr
+
+
 def test_the_context_has_the_attempt_and_the_result(shop: FrameworkProject, witness: Witness):
     (id,) = printed(shop, "print(context.enqueue('word').id)")
     work_off(shop)

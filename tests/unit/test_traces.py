@@ -13,7 +13,7 @@ import pytest
 
 from qd import Qd, RunningJob
 from qd.errors import ConnectionLost, JobTimeout
-from qd.traces import HIDDEN, shown, trimmed, without_words
+from qd.traces import HIDDEN, shown, trimmed, without_message
 from tests.support.fakes import FakeQd
 
 HERE = str(Path(__file__))
@@ -113,13 +113,13 @@ def test_an_error_without_frames_of_the_app_is_shown():
     assert shown(ValueError("x")) == "ValueError: x\n"
 
 
-# -- without_words
+# -- without_message
 
 
 CARD = "".join(["41", "11"])  # not in the source lines that a traceback shows
 
 
-def test_an_error_without_words_has_its_class_and_frames_and_no_value() -> None:
+def test_an_error_without_a_message_has_its_class_and_frames_and_no_value() -> None:
     def job() -> None:
         try:
             int(f"x{CARD}")
@@ -136,17 +136,17 @@ def test_an_error_without_words_has_its_class_and_frames_and_no_value() -> None:
     for body in (job, again):
         error = raised_by(body)
         assert CARD in (trimmed(error) or "")
-        copy = without_words(error)
+        copy = without_message(error)
         text = trimmed(copy) or ""
         assert (str(copy), CARD in text) == ("", False)
         assert files(copy)[-1] == HERE
     assert (type(copy).__name__, "UnicodeDecodeError" in text, "SyntaxError" in text) == ("ExceptionGroup", True, True)
-    text = trimmed(without_words(raised_by(job))) or ""
+    text = trimmed(without_message(raised_by(job))) or ""
     assert "ValueError\n\nThe above exception was the direct cause of" in text
     assert text.endswith("\nKeyError\n")
 
 
-def test_an_error_without_words_keeps_the_text_given_and_the_class_of_one_that_ends_the_job() -> None:
+def test_an_error_without_a_message_keeps_the_text_given_and_the_class_of_one_that_ends_the_job() -> None:
     def job() -> None:
         try:
             raise ValueError(CARD)
@@ -154,26 +154,26 @@ def test_an_error_without_words_keeps_the_text_given_and_the_class_of_one_that_e
             raise JobTimeout("it ran longer than its timeout of 1 s")
 
     error = raised_by(job)
-    copy = without_words(error, str(error))
+    copy = without_message(error, str(error))
     assert isinstance(copy, JobTimeout)
     assert (trimmed(copy) or "").endswith("JobTimeout: it ran longer than its timeout of 1 s\n")
     assert CARD in (trimmed(error) or "")
     assert CARD not in (trimmed(copy) or "")
 
 
-def test_deeply_nested_groups_without_words_are_cut() -> None:
+def test_deeply_nested_groups_without_a_message_are_cut() -> None:
     error: Exception = ValueError(CARD)
     for _ in range(50):
         error = ExceptionGroup(CARD, [error, KeyError(CARD)])
-    text = "".join(format_exception(without_words(error)))
+    text = "".join(format_exception(without_message(error)))
     assert (text.count("KeyError") > 5, CARD in text) == (True, False)
 
 
-def test_a_long_chain_of_errors_without_words_is_cut() -> None:
+def test_a_long_chain_of_errors_without_a_message_is_cut() -> None:
     error = last = ValueError()
     for _ in range(100):
         last.__cause__ = last = ValueError()
-    copy: BaseException | None = without_words(error)
+    copy: BaseException | None = without_message(error)
     count = 0
     while copy is not None:
         copy, count = copy.__cause__, count + 1

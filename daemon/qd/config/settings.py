@@ -312,9 +312,8 @@ def check_concurrency(settings: Settings) -> None:
         raise ConfigError(f"concurrency = {count} cannot be combined with {one}, which runs one job at a time: {way}")
     if work.workers * count > MOST_IN_ALL:
         most = f"one `qd work` runs at most {MOST_IN_ALL:,} (start a second one)"
-        raise ConfigError(
-            f"{work.workers} workers x concurrency {count} = {work.workers * count:,} jobs at once: {most}"
-        )
+        product = f"{work.workers} workers x concurrency {count} = {work.workers * count:,}"
+        raise ConfigError(f"{product} jobs at once: {most}")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         why = "needs a Python with its global lock: this build is free-threaded (use more workers)"
         raise ConfigError(f"concurrency = {count} {why}")

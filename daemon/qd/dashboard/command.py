@@ -78,9 +78,8 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another one with --listen"
-        ) from None
+        way = "choose another one with --listen"
+        raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; {way}") from None
 
 
 def users_of(users: Sequence[str]) -> dict[str, tuple[str, str]]:

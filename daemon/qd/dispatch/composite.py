@@ -82,9 +82,8 @@ def members(calls: Iterable[object]) -> list[Member]:
 def linked(call: object) -> Member:
     """A link, which counts as sent from now on. Raises ArgumentError for anything else."""
     if not isinstance(call, Link):
-        raise ArgumentError(
-            f"{call!r} takes no result: after the first call give job.link(...), with pass_results=True"
-        )
+        way = "after the first call give job.link(...), with pass_results=True"
+        raise ArgumentError(f"{call!r} takes no result: {way}")
     call._origin = None
     return Member(call._plan, call._data, call._takes)
 
@@ -93,10 +92,8 @@ def later(member: Member, what: str) -> Member:
     """The member as a worker will send it. Raises DeclarationError for options that only a single job can have."""
     plan = member.plan
     if isinstance(plan.delay, datetime):
-        raise DeclarationError(
-            f"job '{plan.declared.name}' has delay={plan.delay}, but in {what} a delay counts from the moment the job is "
-            "sent: give seconds"
-        )
+        way = f"but in {what} a delay counts from the moment the job is sent: give seconds"
+        raise DeclarationError(f"job '{plan.declared.name}' has delay={plan.delay}, {way}")
     if member.takes and plan.options.encrypted:
         why = "the result would be readable in its payload; pass the id of a stored value, or do both in one job"
         raise DeclarationError(f"job '{plan.declared.name}' is encrypted and cannot take the result of a job: {why}")
@@ -107,10 +104,8 @@ def unlocked(member: Member, what: str) -> Member:
     """The member without its unique lock, which only jobs dispatched on their own take. Raises DeclarationError."""
     plan = member.plan
     if plan.key is not None:
-        raise DeclarationError(
-            f"job '{plan.declared.name}' has key='{plan.key}', but a job in {what} cannot be moved or cancelled by key: "
-            "remove it"
-        )
+        way = f"but a job in {what} cannot be moved or cancelled by key: remove it"
+        raise DeclarationError(f"job '{plan.declared.name}' has key='{plan.key}', {way}")
     if plan.options.unique is None:
         return member
     bare = Plan(plan.declared, replace(plan.options, unique=None))
@@ -120,12 +115,11 @@ def unlocked(member: Member, what: str) -> Member:
 
 def check_connections(messages: Sequence[Message], what: str) -> None:
     """Raises DeclarationError if they go to several connections, since a script of one server cannot reach another."""
-    for message in messages[1:]:
-        if message.connection != messages[0].connection:
-            raise DeclarationError(
-                f"all jobs of {what} need the same connection: job '{messages[0].name}' goes to "
-                f"'{messages[0].connection}', job '{message.name}' to '{message.connection}'"
-            )
+    one = messages[0]
+    for other in messages[1:]:
+        if other.connection != one.connection:
+            both = f"job '{one.name}' goes to '{one.connection}', job '{other.name}' to '{other.connection}'"
+            raise DeclarationError(f"all jobs of {what} need the same connection: {both}")
 
 
 class Chain(CompositeCall):
@@ -158,7 +152,7 @@ class Chain(CompositeCall):
         return Handle(self._send.submit((self._message(),))[0], self._send, self._members[0].plan)
 
     async def adispatch(self) -> Handle[None]:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         queue = await self._send.native([each.plan for each in (*self._members, *self._caught)])
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]
@@ -234,7 +228,7 @@ class BatchCall(CompositeCall):
         return batch
 
     async def adispatch(self) -> Batch:
-        """As dispatch(); the event loop goes on."""
+        """As dispatch(), without blocking the event loop."""
         queue = await self._send.native([each.plan for each in (*self._members, *self._callbacks.values())])
         if queue is None:
             return await threaded(self.dispatch).wait()  # type: ignore[no-any-return]

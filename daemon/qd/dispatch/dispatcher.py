@@ -63,7 +63,7 @@ class Dispatcher:
     def send(self, plan: Plan, data: bytes) -> str:
         """Send one job. Returns its id. Raises ConfigError, ConnectionLost, ServerRefused."""
         message = self.route(plan).message(plan, data, *new_pair())
-        if plan.after_commit or plan.by is not None:
+        if plan.after_commit or plan.custom_send is not None:
             return self.submit((message,))[0]
         return self._submit_now((message,))[0]
 
@@ -91,7 +91,7 @@ class Dispatcher:
         """The connection of these jobs for the running event loop. None: send them in a thread, because they are many, go to
         several connections, or run code that may block: transactions, a class's own send(), drivers without asyncio."""
         names = {plan.options.connection for plan in plans}
-        if len(names) != 1 or len(plans) > FEW or any(plan.after_commit or plan.by is not None for plan in plans):
+        if len(names) != 1 or len(plans) > FEW or any(plan.after_commit or plan.custom_send for plan in plans):
             return None
         return await self._connections.native(*names)
 
@@ -114,7 +114,7 @@ class Dispatcher:
     def submit(self, messages: Sequence[Message]) -> list[str]:
         """Send them, one round trip per connection; jobs with after_commit=True once the open transaction is committed.
         Returns their ids in order. Raises ConnectionLost, ServerRefused, and as `waits`."""
-        special = [each for each in messages if (plan := each.plan) is not None and (plan.after_commit or plan.by)]
+        special = [each for each in messages if (plan := each.plan) and (plan.after_commit or plan.custom_send)]
         if not special:
             return self._submit_now(messages)
         waiting = [each for each in special if self.waits(each)]  # may raise: nothing has been sent yet
@@ -136,8 +136,8 @@ class Dispatcher:
 
     def _hand_over(self, message: Message) -> None:
         assert message.plan is not None
-        assert message.plan.by is not None
-        message.plan.by(Queue(self, message.queue, message.connection))
+        assert message.plan.custom_send is not None
+        message.plan.custom_send(Queue(self, message.queue, message.connection))
 
     def waits(self, message: Message) -> bool:
         """Whether it must be sent after the commit. Not inside app.transaction(), where it is part of the transaction.
@@ -362,7 +362,7 @@ def sends_itself(message: Message) -> bool:
     """Whether send() of its class must be called; never that of a job that carries a chain or belongs to a batch."""
     relations, plan = message.relations, message.plan
     tied = relations and (relations.chain or relations.catch or relations.batch or relations.after)
-    return plan is not None and plan.by is not None and not tied
+    return plan is not None and plan.custom_send is not None and not tied
 
 
 def posted(messages: Sequence[Message], queue: Connector) -> dict[int, str]:

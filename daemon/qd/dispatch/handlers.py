@@ -46,9 +46,8 @@ class DeclaredObject(Declared):
         call, provided = handler_of(handler, kind)
         names = [each.name for each in provided]
         if clash := sorted({*names} & {each.name for each in self._fields.values()}):
-            raise DeclarationError(
-                f"the handler of {kind.__qualname__} takes '{clash[0]}', which is also a field: rename one"
-            )
+            way = "which is also a field: rename one"
+            raise DeclarationError(f"the handler of {kind.__qualname__} takes '{clash[0]}', {way}")
         signature = Signature(f"{kind.__qualname__}()", [*self._fields.values(), *provided], None, known)
         super().__init__(name, partial(handle, kind, call, names), signature, options, where)
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(getattr(handler, "handle", handler)))
@@ -114,9 +113,8 @@ class Handlers:
         if not isinstance(kind, type):
             raise DeclarationError(f"{kind!r} is not a class of commands: app.map(SendInvoice, send_invoice)")
         if kind in self._commands:
-            raise DeclarationError(
-                f"{kind.__qualname__} already has a handler, and a command has only one; for more, emit an event"
-            )
+            way = "for more, emit an event"
+            raise DeclarationError(f"{kind.__qualname__} already has a handler, and a command has only one; {way}")
         self._commands[kind] = self._declared(kind, handler, job_name(kind, name), options)
 
     def declared(self, kind: object) -> Declared | None:
@@ -138,9 +136,8 @@ class Handlers:
     ) -> None:
         check_event(event)
         if event.__module__ == events.__name__:
-            raise DeclarationError(
-                f"{event.__name__} is an event of qd itself and cannot be queued: listen without options and dispatch a job"
-            )
+            way = "listen without options and dispatch a job"
+            raise DeclarationError(f"{event.__name__} is an event of qd itself and cannot be queued: {way}")
         plan, declared = self._declared(event, listener, job_name(listener, name), options)
         self._listening.append((event, plan, declared))
 

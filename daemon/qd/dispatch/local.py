@@ -169,7 +169,7 @@ class LocalRunner:
             self._emit(events.JobProcessing(job))
             result = through(self.pipeline.around(declared), declared, job, call, finished)
         except (Exception, errors.Settled, BaseExceptionGroup) as error:
-            if not job.settled_by(error):
+            if not job.take_decision(error):
                 raise
         if isinstance(job.outcome, GiveUp):
             raise job.outcome.error or errors.JobFailure(job.outcome.reason)

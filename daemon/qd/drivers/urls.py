@@ -63,9 +63,8 @@ def check(url: str) -> None:
 
 def check_file(parts: SplitResult) -> None:
     if parts.netloc:
-        raise ConfigError(
-            f"a SQLite url names a file and no host: write three slashes, sqlite:///{parts.netloc}{parts.path}"
-        )
+        way = f"write three slashes, sqlite:///{parts.netloc}{parts.path}"
+        raise ConfigError(f"a SQLite url names a file and no host: {way}")
     path = parts.path.removeprefix("/")
     if not path or path == ":memory:":
         raise ConfigError("an in-memory SQLite database is private to one connection: name a file, sqlite:///qd.sqlite")
@@ -130,9 +129,8 @@ class SqsUrl:
         if parts.scheme != "sqs" or not _REGION.fullmatch(self.region):
             raise ConfigError("an SQS url names a region: sqs://eu-west-1, or sqs://eu-west-1/ACCOUNT")
         if parts.username or parts.password:
-            raise ConfigError(
-                "an SQS url holds no key: credentials come from the environment, ~/.aws or the machine's role"
-            )
+            way = "credentials come from the environment, ~/.aws or the machine's role"
+            raise ConfigError(f"an SQS url holds no key: {way}")
         query = options_of(parts, SQS_OPTIONS, "an SQS url")
         self.account = parts.path.strip("/")
         if self.account and not _ACCOUNT.fullmatch(self.account):

@@ -258,9 +258,9 @@ class RunningJob:
         self.outcome, raised.job = raised.decision, self
         raise raised
 
-    def settled_by(self, error: BaseException | None) -> bool:
-        """Whether the job's outcome is decided, after it has raised `error`: a Retry or Fail, also in the group that a
-        TaskGroup makes of it. One that an outer job has recorded decides nothing here."""
+    def take_decision(self, error: BaseException | None) -> bool:
+        """Take the outcome that `error` decides: a Retry or Fail, also in the group that a TaskGroup makes of it. One that
+        an outer job has recorded decides nothing here. Returns whether the outcome is decided."""
         found = error.subgroup(Settled) if isinstance(error, BaseExceptionGroup) else error
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]

@@ -93,7 +93,7 @@ class Call(Unsent, Generic[T_co]):
         return self._sender, self._plan, self._data
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """A copy with these options over its own."""
+        """A copy with these options added."""
         plan = self._to_send()[1].using(options)
         other = copy.copy(self)
         other._plan, other._origin = plan, caller()
@@ -105,7 +105,7 @@ class Call(Unsent, Generic[T_co]):
         return Handle(sender.send(plan, data), sender, plan)
 
     async def adispatch(self) -> Handle[T_co]:
-        """Send it; the event loop goes on."""
+        """Send it without blocking the event loop."""
         sender, plan, data = self._to_send()
         return Handle(await sender.asend(plan, data), sender, plan)
 
@@ -116,7 +116,7 @@ class Call(Unsent, Generic[T_co]):
             timeout: Seconds to wait at most, or a timedelta. Without result_ttl the result is kept for 5 minutes.
 
         Raises:
-            ResultTimeout: It has not ended in time. It goes on.
+            ResultTimeout: It did not end in time and keeps running.
             JobFailedError: It has failed, or was cancelled.
         """
         sender, plan, data = self._to_send()
@@ -124,7 +124,7 @@ class Call(Unsent, Generic[T_co]):
         return Handle[T_co](sender.send(plan, data), sender, plan).result(seconds)
 
     async def acall(self, *, timeout: Duration) -> T_co:
-        """As call(); the event loop goes on. If the task is cancelled, the job goes on."""
+        """As call(), without blocking the event loop. If the task is cancelled, the job keeps running."""
         sender, plan, data = self._to_send()
         plan, seconds = to_wait_for(plan, timeout)
         return await Handle[T_co](await sender.asend(plan, data), sender, plan).aresult(seconds)
@@ -144,7 +144,7 @@ _waits_in_jobs = set[str]()  # names of the jobs that have been warned about
 def to_wait_for(plan: Plan, timeout: Duration) -> tuple[Plan, float | None]:
     """The plan with a result_ttl, and the timeout in seconds. Warns in a worker. Raises ArgumentError."""
     name = plan.declared.name
-    if plan.after_commit or plan.by is not None:
+    if plan.after_commit or plan.custom_send is not None:
         why = "has after_commit=True" if plan.after_commit else "has its own send()"
         raise ArgumentError(f"job '{name}' {why}: call() cannot wait for it; dispatch() it, and ask its handle later")
     with suppress(NotInJob):
@@ -181,7 +181,7 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return self._function(*args, **kwargs)  # type: ignore[no-any-return]
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """A copy with these options over its own."""
+        """A copy with these options added."""
         self._origin = None
         other = copy.copy(self)
         other._plan, other._origin = self._plan.using(options), caller()
@@ -211,7 +211,7 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
 
     async def adispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        """Send it; the event loop goes on. Raises as dispatch(). If the task is cancelled, the job may have been sent."""
+        """As dispatch(), without blocking the event loop. If the task is cancelled, the job may have been sent."""
         return await self.bind(*args, **kwargs).adispatch()
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -275,7 +275,7 @@ class Job(Call[T_co]):
                 raise DeclarationError(f"{type(self).__qualname__.rpartition('<locals>.')[2]}: {error}") from None
         if type(self).send is not Job.send:
             mine = mine.using({})
-            mine.by = self.send
+            mine.custom_send = self.send
         return sender, mine, data
 
 

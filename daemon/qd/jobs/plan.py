@@ -72,7 +72,7 @@ class Plan:
     routes: the sender's cache of what follows from declaration and options; shared by plans that differ in the delay only.
     """
 
-    __slots__ = ("after_commit", "by", "declared", "delay", "key", "options", "routes")
+    __slots__ = ("after_commit", "custom_send", "declared", "delay", "key", "options", "routes")
 
     def __init__(self, declared: Declared, options: JobOptions) -> None:
         if options.unique is not None or options.display_name is not None:
@@ -82,7 +82,7 @@ class Plan:
         self.delay: Duration | datetime | None = None
         self.key: str | None = None
         self.after_commit: bool | None = None
-        self.by: Callable[[Any], object] | None = None  # called with a dispatch.dispatcher.Queue in place of the push
+        self.custom_send: Callable[[Any], object] | None = None  # called with a Queue instead of the push
         self.routes: list[Any] = []
 
     def using(self, given: Mapping[str, Any]) -> Plan:
@@ -215,14 +215,14 @@ class Handle(Generic[T_co]):
         """Wait until the job has ended, for at most `timeout` seconds (None: no limit), and return its result.
 
         Raises:
-            ResultTimeout: It has not ended in time. It goes on.
+            ResultTimeout: It did not end in time and keeps running.
             JobFailedError: It has failed, or was cancelled.
             NoResult: It keeps no result (result_ttl), or the result has expired.
         """
         return block_on(self._result(timeout))
 
     async def aresult(self, timeout: Duration | None = None) -> T_co:
-        """As result(); the event loop goes on."""
+        """As result(), without blocking the event loop."""
         return await wait_for(self._result(timeout))
 
     def _result(self, timeout: Duration | None) -> Pausing[T_co]:

@@ -33,7 +33,7 @@ def in_memory(known: dict[str, bytes], job: object, name: str = "", text: bytes 
 
 
 class Steps:
-    """Those of one attempt. store: see in_memory; None: the server did not answer."""
+    """The durable steps of one attempt. store: see in_memory; None: the server did not answer."""
 
     def __init__(self, job: RunningJob) -> None:
         self._store = partial(job._step_store or partial(in_memory, {}), job)

@@ -158,9 +158,8 @@ def checked_name(what: str, name: object) -> str:
     if odd is not None:
         raise ArgumentError(f"the name of the {what} {name!r} has a {odd!r}: give printable characters without braces")
     if len(name) > LONGEST:
-        raise ArgumentError(
-            f"the name of the {what} '{name[:40]}...' has {len(name)} characters: give {LONGEST} at most"
-        )
+        way = f"give {LONGEST} at most"
+        raise ArgumentError(f"the name of the {what} '{name[:40]}...' has {len(name)} characters: {way}")
     return name
 
 
@@ -309,9 +308,8 @@ class HeldLock:
 
     def check(self) -> None:
         if self.lost:
-            raise LockLost(
-                f"the lock '{self._mutex.name}' was lost while it was held: {self.lost}; another may have had it since"
-            )
+            way = "another may have had it since"
+            raise LockLost(f"the lock '{self._mutex.name}' was lost while it was held: {self.lost}; {way}")
 
 
 def uninterrupted(act: Callable[[], None]) -> None:

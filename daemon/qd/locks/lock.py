@@ -139,10 +139,8 @@ class Lock:
 
     def _acquire(self, seconds: float | None, threads: Threads = lambda: None) -> Pausing[bool]:
         if self._held is not None and self._held.ours and not self._held.look():
-            raise LockError(
-                f"the lock '{self.name}' is held already by this object: make one for each taking with"
-                f' app.lock("{self.name}", ...)'
-            )
+            way = f'make one for each taking with app.lock("{self.name}", ...)'
+            raise LockError(f"the lock '{self.name}' is held already by this object: {way}")
         mutex = Mutex(self.name, new_owner())
         try:
             found = yield from self._in_line(mutex, seconds, threads)
@@ -237,10 +235,8 @@ class Lock:
         if held is None:
             raise LockError(f"the lock '{self.name}' is not held by this object: {act}() comes after acquire()")
         if not held.ours:
-            raise LockError(
-                f"the lock '{self.name}' is held by process {held.pid}, of which this one ({os.getpid()}) is a copy: {act}()"
-                " is for that one"
-            )
+            way = f"of which this one ({os.getpid()}) is a copy: {act}() is for that one"
+            raise LockError(f"the lock '{self.name}' is held by process {held.pid}, {way}")
         return held
 
     def _emit_lost(self, token: int) -> None:

@@ -238,9 +238,8 @@ class Backoff:
             except ValueError as error:
                 raise DeclarationError(f"{name} of Backoff: {error}") from None
         if not 0 < self.first <= self.max:
-            raise DeclarationError(
-                f"first of Backoff: {self.first:g} s is not more than 0, at most max ({self.max:g} s)"
-            )
+            way = f"{self.first:g} s is not more than 0, at most max ({self.max:g} s)"
+            raise DeclarationError(f"first of Backoff: {way}")
 
 
 EXPONENTIAL = Backoff()
@@ -251,6 +250,8 @@ def _spans(value: object) -> tuple[float, ...] | Backoff:
         return value
     if isinstance(value, str) and value.strip() == "exponential":
         return EXPONENTIAL
+    if isinstance(value, str) and value.strip()[:1].isalpha():
+        raise ValueError(f"{value!r} is neither 'exponential' nor durations (1, 5, 10)")
     found = tuple(span(part) for part in _several(value))
     if not found:
         raise ValueError("an empty list of waits (0 retries at once)")

@@ -77,7 +77,7 @@ JOB_KINDS: Mapping[str, str] = {held.name: held.metadata["kind"] for held in fie
 
 def _spans(value: Any) -> Any:
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    if isinstance(value, Backoff) or value == "exponential":
+    if isinstance(value, Backoff) or (isinstance(value, str) and value.strip()[:1].isalpha()):
         return KINDS["spans"](value)
     return KINDS["spans"]([kinds.span_in_code(part) for part in value] if several else kinds.span_in_code(value))
 

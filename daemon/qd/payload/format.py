@@ -266,15 +266,12 @@ def check(payload: bytes, job: str | None, max_payload: int, max_depth: int, dat
     """Raises ArgumentError naming the limit, the job and the excess. job: None for a raw payload. data: its arguments; the
     message names the largest one."""
     if max_payload and len(payload) > max_payload:
-        raise ArgumentError(
-            f"{_title(job)} has {len(payload)} bytes{_largest(data)}, more than max_payload = {max_payload}: store large "
-            "data elsewhere and send a reference, or raise max_payload for producers and workers"
-        )
+        most = f"more than max_payload = {max_payload}"
+        way = "store large data elsewhere and send a reference, or raise max_payload for producers and workers"
+        raise ArgumentError(f"{_title(job)} has {len(payload)} bytes{_largest(data)}, {most}: {way}")
     if too_deep(payload, max_depth):
-        raise ArgumentError(
-            f"{_title(job)} is nested {depth(payload)} deep, more than max_depth = {max_depth}: flatten it, or raise "
-            "max_depth for producers and workers (PHP reads 512)"
-        )
+        way = "flatten it, or raise max_depth for producers and workers (PHP reads 512)"
+        raise ArgumentError(f"{_title(job)} is nested {depth(payload)} deep, more than max_depth = {max_depth}: {way}")
 
 
 def _title(job: str | None) -> str:

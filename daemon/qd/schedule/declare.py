@@ -338,7 +338,6 @@ def words(parameters: Sequence[Parameter]) -> list[str]:
 
 def word(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | Path) or "\0" in str(value):
-        raise ValueError(
-            f"{value!r} is not a parameter of a command: give strings, numbers, or options as {{'days': 7}}"
-        )
+        way = "give strings, numbers, or options as {'days': 7}"
+        raise ValueError(f"{value!r} is not a parameter of a command: {way}")
     return str(value)

@@ -135,10 +135,8 @@ def read(expression: str) -> str:
     """
     fields = _long(expression.strip()).upper().split()
     if len(fields) not in (5, 6):
-        raise ValueError(
-            f"cron expression {expression!r} has {len(fields)} fields, not 5 ({ORDER}) "
-            "or 6 (a second before them): every day at 7:00 is '0 7 * * *'"
-        )
+        way = f"not 5 ({ORDER}) or 6 (a second before them): every day at 7:00 is '0 7 * * *'"
+        raise ValueError(f"cron expression {expression!r} has {len(fields)} fields, {way}")
     fields = ["0", *fields][-6:]
     fields[5] = TO_SUNDAY.sub("-7", fields[5])
     _check(expression, fields)
@@ -165,14 +163,10 @@ def _check(expression: str, fields: list[str]) -> None:
         if not _is_valid(place, part):
             name, takes = FIELDS[place]
             bad = next((term for term in part.split(",") if not _is_valid(place, term)), part)
-            raise ValueError(
-                f"cron expression {expression!r}: {bad!r} is not valid for the {name} ({takes}; "
-                "also *, lists 1,2, ranges 1-5, steps */5): every day at 7:00 is '0 7 * * *'"
-            )
-    raise ValueError(
-        f"cron expression {expression!r} never comes: no day fits day of the month '{fields[3]}', "
-        f"month '{fields[4]}' and day of the week '{fields[5]}': change one of them"
-    )
+            way = f"({takes}; also *, lists 1,2, ranges 1-5, steps */5): every day at 7:00 is '0 7 * * *'"
+            raise ValueError(f"cron expression {expression!r}: {bad!r} is not valid for the {name} {way}")
+    way = f"month '{fields[4]}' and day of the week '{fields[5]}': change one of them"
+    raise ValueError(f"cron expression {expression!r} never comes: no day fits day of the month '{fields[3]}', {way}")
 
 
 def _check_steps(expression: str, fields: list[str]) -> None:
@@ -180,10 +174,8 @@ def _check_steps(expression: str, fields: list[str]) -> None:
     for (name, _), size, part in zip(FIELDS, SIZES, fields, strict=True):
         for step in re.findall(r"/([0-9]+)", part):
             if int(step) > size:
-                raise ValueError(
-                    f"cron expression {expression!r}: a step of {step} is larger than the {name} ({size}): "
-                    "for any other interval write every"
-                )
+                way = f"a step of {step} is larger than the {name} ({size}): for any other interval write every"
+                raise ValueError(f"cron expression {expression!r}: {way}")
 
 
 def _comes(fields: list[str]) -> bool:
@@ -240,9 +232,8 @@ class Every:
     def __post_init__(self) -> None:
         ms = self.seconds * 1000 if math.isfinite(self.seconds) else 0.0
         if ms < SHORTEST_MS or abs(ms - round(ms)) > 1e-6:
-            raise ValueError(
-                f"every {self.seconds} seconds is not a valid interval: use whole milliseconds, 0.01 or more"
-            )
+            way = "use whole milliseconds, 0.01 or more"
+            raise ValueError(f"every {self.seconds} seconds is not a valid interval: {way}")
 
     @property
     def text(self) -> str:

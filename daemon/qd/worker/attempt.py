@@ -323,8 +323,8 @@ class Attempts:
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
-            self.recycle = self.outcomes.said(job, error)
-        if (error is not None or job.outcome is not None) and job.settled_by(error):
+            self.recycle = self.outcomes.for_record(job, error)
+        if (error is not None or job.outcome is not None) and job.take_decision(error):
             return self.outcomes.by_job(attempt)
         if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
             if job.relations is None:

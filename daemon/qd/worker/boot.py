@@ -218,10 +218,8 @@ def try_queue(queue: KeeperConnector, queues: Sequence[str]) -> None:
     lacks = queue.missing_rights(queues[0])
     if lacks:
         words = " ".join(sorted(lacks)).upper()
-        raise ConfigError(
-            f"user '{queue.user()}' of connection '{queue.settings.name}' may not call {words}: `qd doctor` says how to "
-            "grant what is missing"
-        )
+        way = "`qd doctor` says how to grant what is missing"
+        raise ConfigError(f"user '{queue.user()}' of connection '{queue.settings.name}' may not call {words}: {way}")
     for name in queues:
         queue.sizes(name)
 

@@ -28,7 +28,7 @@ PATIENCE, ENDING = 2.0, 0.2  # seconds that a call may wait for the server, and 
 AGAIN = 0.25  # seconds between two tries while the server is unreachable
 
 
-class Attempt:
+class OpenStream:
     """base: the number before its first event, -1: unknown. count: of all events. unsent: position in the attempt and JSON.
     sent: the last position sent."""
 
@@ -46,7 +46,7 @@ class Emitter:
     def __init__(self, opened: Callable[[], Connector], log: Log) -> None:
         self._opened, self._log = opened, log
         self.lock = threading.Condition()  # reentrant: a signal handler of a job may emit during an emit
-        self.attempts = dict[str, Attempt]()
+        self.attempts = dict[str, OpenStream]()
         self._filled, self._urgent = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -56,19 +56,19 @@ class Emitter:
             thread = threading.Thread(target=self._serve, name="qd-events", daemon=True)
             thread.start()
             self._thread = thread
-        attempt = self.attempts.get(mark) or self.attempts.setdefault(mark, Attempt(id, max(KEPT, round(ttl or 0))))
-        attempt.count += 1
-        attempt.unsent.append((attempt.count, data))
+        stream = self.attempts.get(mark) or self.attempts.setdefault(mark, OpenStream(id, max(KEPT, round(ttl or 0))))
+        stream.count += 1
+        stream.unsent.append((stream.count, data))
         self._filled.set()
-        if len(attempt.unsent) >= FULL:
+        if len(stream.unsent) >= FULL:
             self._urgent.set()
 
-    def end(self, mark: str) -> Attempt:
+    def end(self, mark: str) -> OpenStream:
         """The attempt has ended: wait until its events are sent. Raises NoAnswer: call it again."""
         with self.lock:
-            attempt = self.attempts[mark]
+            stream = self.attempts[mark]
             self._urgent.set()
-            if not self.lock.wait_for(lambda: not attempt.unsent, ENDING):
+            if not self.lock.wait_for(lambda: not stream.unsent, ENDING):
                 raise NoAnswer("the events of the job are not sent yet")
             return self.attempts.pop(mark)
 
@@ -97,14 +97,14 @@ class Emitter:
             if any(isinstance(reply, ConnectionLost) for reply in replies):
                 time.sleep(AGAIN)
 
-    def _note(self, attempt: Attempt, sent: list[tuple[int, bytes]], reply: object) -> None:
+    def _note(self, stream: OpenStream, sent: list[tuple[int, bytes]], reply: object) -> None:
         """These events were sent. reply: their base, or an error."""
         if isinstance(reply, ConnectionLost):
             return self._log.debug("job.emit", kept="in memory", error=str(reply))
         refused = isinstance(reply, Exception)
-        if dropped := sent[0][0] - attempt.sent - 1 + len(sent) * refused:
+        if dropped := sent[0][0] - stream.sent - 1 + len(sent) * refused:
             reason = str(reply) if refused else "the server was unreachable for too long"
-            self._log.warning("job.events_dropped", id=attempt.id, count=dropped, reason=reason)
-        attempt.sent, attempt.base = sent[-1][0], int(reply) if isinstance(reply, bytes) else attempt.base
-        while attempt.unsent and attempt.unsent[0][0] <= attempt.sent:
-            attempt.unsent.popleft()
+            self._log.warning("job.events_dropped", id=stream.id, count=dropped, reason=reason)
+        stream.sent, stream.base = sent[-1][0], int(reply) if isinstance(reply, bytes) else stream.base
+        while stream.unsent and stream.unsent[0][0] <= stream.sent:
+            stream.unsent.popleft()

@@ -31,7 +31,7 @@ from qd.payload.reservation import Ending, ending_of
 from qd.process import fork
 from qd.process.exit_codes import OVER_TIMEOUT
 from qd.process.scoreboard import Fails
-from qd.traces import shown, without_words
+from qd.traces import shown, without_message
 from qd.worker.timeout import Alarm
 
 HOOK_SECONDS = 60.0  # limit for failed() and its listeners if the job itself has no timeout
@@ -134,12 +134,12 @@ class Outcomes:
         self._keep_messages = keep_messages
         listeners.worker = self._pid
 
-    def said(self, job: RunningJob, error: BaseException) -> BaseException:
+    def for_record(self, job: RunningJob, error: BaseException) -> BaseException:
         """The error for the log and the failed store: of an encrypted job without its message, which may contain values."""
         encrypted = job.declared is not None and job.declared.options.encrypted
         if not encrypted or self._keep_messages:
             return error
-        return without_words(error, str(error) if isinstance(error, errors.EndJob) else "")
+        return without_message(error, str(error) if isinstance(error, errors.EndJob) else "")
 
     def by_job(self, attempt: Attempt) -> Outcome:
         """The job, or middleware around it, has called release() or fail(), or raised Retry or Fail."""
@@ -164,7 +164,7 @@ class Outcomes:
             if not (attempt.declared.options.delete_when_missing if delete is None else delete):
                 return self.fail(attempt, error)  # trying again would not bring the row back
             self._ended(attempt, error)
-            return Missing(why=str(self.said(job, error)))
+            return Missing(why=str(self.for_record(job, error)))
         if isinstance(error, errors.JobInterrupted):
             self._ended(attempt, error, events.JobHandedBack(job))
             return Back(0.0, "the worker stops", spends=False, head=True)
@@ -175,7 +175,7 @@ class Outcomes:
             return self.fail(attempt, error)
         ended = events.JobTimedOut(job) if timed_out else events.JobExceptionOccurred(job, error)
         self._ended(attempt, error, ended, events.JobReleasedAfterException(job, decision.delay))
-        return Back(decision.delay, "will be retried", exceptions=exceptions, error=self.said(job, error))
+        return Back(decision.delay, "will be retried", exceptions=exceptions, error=self.for_record(job, error))
 
     def cancelled(self, attempt: Attempt, error: BaseException) -> Cancelled:
         self._ended(attempt, error, events.JobCancelled(attempt.job))
@@ -229,7 +229,7 @@ class Outcomes:
 
         self.alarm.note_hooks(Fails.HOOKS_BEFORE if killed else Fails.HOOKS)
         self._run(job, attempt.limits.timeout, hooks)
-        return Failed(self.said(job, error) if death is None else error, attempt.payload.attempts, death)
+        return Failed(self.for_record(job, error) if death is None else error, attempt.payload.attempts, death)
 
     # -- user code
 
@@ -248,7 +248,7 @@ class Outcomes:
             self.alarm.guard(hooks, seconds or HOOK_SECONDS)
         except BaseException as raised:
             self.exit_if_copy(job, raised)
-            logging.getLogger("qd.worker").error("failed() or a listener raised", exc_info=self.said(job, raised))
+            logging.getLogger("qd.worker").error("failed() or a listener raised", exc_info=self.for_record(job, raised))
         self.exit_if_copy(job)
 
     def exit_if_copy(self, job: RunningJob, error: BaseException | None = None) -> None:
@@ -258,5 +258,5 @@ class Outcomes:
         if isinstance(error, SystemExit):
             fork.leave(fork.code_of(error))
         if error is not None:
-            sys.stderr.write(shown(self.said(job, error)))
+            sys.stderr.write(shown(self.for_record(job, error)))
         fork.leave(int(error is not None))

@@ -142,10 +142,8 @@ def resolved(app: Qd, settings: Settings) -> Settings:
     others = sorted(declared(app, settings).keys() - {own})
     queues = tuple(queue for queue in (own, *others) if queue not in work.pooled)
     if not queues:
-        raise ConfigError(
-            f"pools serve every queue that the app declares on connection '{work.connection}' "
-            f"({', '.join((own, *others))}): name a pool, `qd work --pool NAME`, or queues, `qd work {own}`"
-        )
+        way = f"({', '.join((own, *others))}): name a pool, `qd work --pool NAME`, or queues, `qd work {own}`"
+        raise ConfigError(f"pools serve every queue that the app declares on connection '{work.connection}' {way}")
     return replace(settings, work=replace(work, queues=queues))
 
 

@@ -202,7 +202,7 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
-        with self.emitter.lock:
+        with self.emitter.lock:  # a thread of the job may be in emit()
             emitted = job.mark in self.emitter.attempts
         if emitted:
             effects += self._end_stream(job, payload, outcome)
@@ -215,9 +215,9 @@ class Settlement:
                 self._count(job, outcome, took)
                 self.connection.finish(job)
             if isinstance(outcome, Missing):
-                if self.log.tells_ends:
+                if self.log.logs_ends:
                     self.log.info("job.missing", **log_fields(job), reason=outcome.why)
-            elif self.log.tells_done:
+            elif self.log.logs_done:
                 self.log.info("job.done", **log_fields(job), took=took)
             if held.unsure or effects:
                 self._count(job, outcome, took, kept=self._ack(held, effects))
@@ -294,7 +294,7 @@ class Settlement:
 
     def _log_outcome(self, job: Reserved, outcome: Back | Failed | Cancelled) -> None:
         error = outcome.error
-        if not (self.log.tells_ends or isinstance(error, Malformed)):
+        if not (self.log.logs_ends or isinstance(error, Malformed)):
             return
         fields = log_fields(job)
         reason = {} if error is None else {"error": short(error), "trace": full(error, self.log)}

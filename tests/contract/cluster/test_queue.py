@@ -647,7 +647,12 @@ def test_a_job_ends_although_the_node_of_its_lock_places_is_unreachable(
     connection = WorkerConnection(queue, Rota((a, b)), log, lambda _: time.sleep(0.01))
     settings = SimpleNamespace(max_payload=0, failed=SimpleNamespace(enabled=True, database=""))
     attempts: Any = SimpleNamespace(
-        app=SimpleNamespace(settings=settings), payload=read(held.member), unfreed=True, row=None
+        app=SimpleNamespace(settings=settings),
+        payload=read(held.member),
+        unfreed=True,
+        row=None,
+        signing=None,
+        emitter=SimpleNamespace(lock=threading.Lock(), attempts={}),
     )
     ending = Settlement(connection, attempts, Scoreboard().slot(1))
     context: Any = SimpleNamespace(board=Scoreboard())

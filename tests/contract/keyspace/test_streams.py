@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qd.drivers.keyspace.records import KeptJobs
-from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, Attempt
+from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, OpenStream
 from tests.contract.spaces import Observer, Stand
 
 pytestmark = pytest.mark.leaves("app_qd:job:j:events")
@@ -23,10 +23,10 @@ def jobs(stand: Stand) -> KeptJobs:
 
 def emit(jobs: KeptJobs, mark: str, first: int, *data: object, base: int = -1, ttl: int = 60) -> int:
     """Emit events of the attempt `mark`, the first of which is at the position `first`. Returns their base."""
-    attempt = Attempt("j", ttl)
-    attempt.base = base
+    stream = OpenStream("j", ttl)
+    stream.base = base
     (reply,) = jobs.emit(
-        [("j", attempt.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
+        [("j", stream.args(mark, [(first + n, json.dumps(each).encode()) for n, each in enumerate(data)]))]
     )
     assert isinstance(reply, bytes)
     return int(reply)

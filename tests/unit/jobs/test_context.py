@@ -123,12 +123,12 @@ def test_they_return_from_a_pool_of_processes(raised):
 
 def test_a_raised_retry_decides_once_it_has_left_the_job():
     one = job()
-    assert one.settled_by(Retry(5))
+    assert one.take_decision(Retry(5))
     assert one.outcome == Release(5.0)
-    assert one.settled_by(Fail("too late"))  # the first decision stays
+    assert one.take_decision(Fail("too late"))  # the first decision stays
     assert one.outcome == Release(5.0)
-    assert not job().settled_by(ValueError())
-    assert not job().settled_by(None)
+    assert not job().take_decision(ValueError())
+    assert not job().take_decision(None)
 
 
 def test_a_raised_fail_keeps_its_cause_and_its_place():
@@ -141,7 +141,7 @@ def test_a_raised_fail_keeps_its_cause_and_its_place():
     one = job()
     with pytest.raises(Fail) as raised:
         work()
-    assert one.settled_by(raised.value)
+    assert one.take_decision(raised.value)
     assert isinstance(one.outcome, GiveUp)
     failure = one.outcome.error
     assert isinstance(failure, JobFailure)
@@ -152,16 +152,16 @@ def test_a_raised_fail_keeps_its_cause_and_its_place():
 def test_a_group_of_errors_with_a_retry_decides():
     one = job()
     group = BaseExceptionGroup("of a TaskGroup", [ValueError(), BaseExceptionGroup("inner", [Retry(7), Fail("why")])])
-    assert one.settled_by(group)
+    assert one.take_decision(group)
     assert one.outcome == Release(7.0)
-    assert not job().settled_by(ExceptionGroup("others", [ValueError(), OSError()]))
+    assert not job().take_decision(ExceptionGroup("others", [ValueError(), OSError()]))
 
 
 def test_the_release_of_another_job_decides_nothing():
     inner, outer = job(), job()
     with pytest.raises(Retry) as raised:
         outer.release(5)
-    assert not inner.settled_by(raised.value)
+    assert not inner.take_decision(raised.value)
     assert (inner.outcome, outer.outcome) == (None, Release(5.0))
 
 

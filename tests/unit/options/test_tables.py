@@ -118,7 +118,7 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ({"timeout": "5m"}, "option timeout of a job: '5m' is text: write 300, in seconds, or timedelta"),
         ({"backoff": "1,5"}, "option backoff of a job: '1,5' is text"),
         ({"backoff": [1, "5s"]}, "option backoff of a job: '5s' is text: write 5"),
-        ({"backoff": "exponentially"}, "option backoff of a job: 'exponentially' is text"),
+        ({"backoff": "exponentially"}, "backoff of a job: 'exponentially' is neither 'exponential' nor durations"),
         ({"jitter": 2}, "option jitter of a job: 2 is not a number from 0 to 1"),
         (
             {"jitter": 0, "backoff": Backoff(jitter=0.5)},

@@ -28,9 +28,11 @@ from django.utils.module_loading import import_string
 from qd.app import Qd
 from qd.contrib.django import project
 from qd.drivers.types import Found
+from qd.errors import DeclarationError
 from qd.events import JobFailed
 from qd.jobs.context import current_job
 from qd.jobs.job import JobFunction
+from qd.jobs.plan import IN_CODE
 from qd.options.tables import JOB_KINDS
 from qd.traces import shown
 
@@ -67,6 +69,9 @@ class QdBackend(BaseTaskBackend):
         super().__init__(alias, params)
         options = dict(self.options)
         self.app: Qd = import_string(options.pop("app").replace(":", ".")) if "app" in options else project.app()
+        if code := [name for name in IN_CODE if name in options]:
+            way = f"a payload carries no code; use @app.job({code[0]}=...) in place of @task"
+            raise DeclarationError(f"OPTIONS of task backend '{alias}' cannot have {code[0]} ({way})")
         self.sending: dict[str, Any] = {"result_ttl": RESULT_TTL, **options}
         self.supports_get_result = bool(self.sending["result_ttl"])
         if id(self.app) not in listening:

@@ -154,9 +154,8 @@ class Nodes:
                 raise
             except ServerRefused as error:
                 if "cluster support disabled" in str(error):
-                    raise OtherKind(
-                        f"the server at {node.place} is not part of a cluster: write redis://{node.place} in the url"
-                    ) from None
+                    way = f"write redis://{node.place} in the url"
+                    raise OtherKind(f"the server at {node.place} is not part of a cluster: {way}") from None
                 why = error
             except ConnectionLost as error:
                 node.note_error(error)

@@ -302,9 +302,8 @@ def server_of(text: str) -> tuple[URL, Server]:
     server = SERVERS[kind]()
     if server.kind == "sqlite":
         if url.database in (None, "", ":memory:"):
-            raise ConfigError(
-                "a database in memory belongs to one process: name a file (written sqlite:///jobs.sqlite)"
-            )
+            way = "name a file (written sqlite:///jobs.sqlite)"
+            raise ConfigError(f"a database in memory belongs to one process: {way}")
         return url.set(drivername="sqlite+pysqlite"), server
     module, extra = EXTRA[server.kind]
     if driver not in ("", module):

@@ -99,16 +99,12 @@ def joined(connections: Connections, session: Any, name: str | None) -> Iterator
     connection = connection_of(session)
     queue = connections.get(name)
     if not isinstance(queue, DatabaseQueue):
-        raise ConfigError(
-            f"connection '{queue.settings.name}' is not a database ({queue.settings.driver}): it cannot send inside a"
-            " transaction; `using(after_commit=True)` sends after the commit"
-        )
+        way = "it cannot send inside a transaction; `using(after_commit=True)` sends after the commit"
+        raise ConfigError(f"connection '{queue.settings.name}' is not a database ({queue.settings.driver}): {way}")
     same_place(queue, connection)
     if commits_each(connection):
-        raise ConfigError(
-            f"the session for connection '{queue.settings.name}' commits each statement separately (AUTOCOMMIT): it has no"
-            " transaction to send in"
-        )
+        way = "commits each statement separately (AUTOCOMMIT): it has no transaction to send in"
+        raise ConfigError(f"the session for connection '{queue.settings.name}' {way}")
     with connections.lent(queue.settings.name, inside(queue, session)):
         yield
 
@@ -119,9 +115,8 @@ def connection_of(session: Any) -> sql.Connection:
     sync = getattr(session, "sync_session", session)  # of an AsyncSession, inside run_sync
     if isinstance(sync, Session | scoped_session | DjangoTransaction):
         return sync.connection()
-    raise ConfigError(
-        f"{type(session).__name__} is neither a Session or Connection of SQLAlchemy nor Django's connection"
-    )
+    kinds = "a Session or Connection of SQLAlchemy nor Django's connection"
+    raise ConfigError(f"{type(session).__name__} is neither {kinds}")
 
 
 def commits_each(connection: sql.Connection) -> bool:
@@ -141,10 +136,8 @@ def same_place(queue: DatabaseQueue, connection: sql.Connection) -> None:
     if there is None and kind == ours.kind:
         there = _places[connection.engine] = tuple(connection.exec_driver_sql(WHERE[kind]).one())
     if there is None or kind != ours.kind or tuple(ours.query(WHERE[kind]).one()) != there:
-        raise ConfigError(
-            f"the session is not in the database of connection '{queue.settings.name}' ({ours.place}): a transaction"
-            " covers one database only"
-        )
+        place = f"the database of connection '{queue.settings.name}' ({ours.place})"
+        raise ConfigError(f"the session is not in {place}: a transaction covers one database only")
 
 
 def inside(queue: DatabaseQueue, session: Any) -> Connector:

@@ -299,9 +299,8 @@ def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:
         named = connection.dialect.identifier_preparer.format_table(queue)
         found = connection.execute(sql.select(sql.func.pg_get_serial_sequence(named, "id"))).scalar()
         if found and not connection.execute(sql.select(sql.func.has_sequence_privilege(found, "USAGE"))).scalar():
-            raise NoRight(
-                f"the user of the database at {connection.place} may not use the sequence {found}: GRANT USAGE ON it"
-            )
+            way = "GRANT USAGE ON it"
+            raise NoRight(f"the user of the database at {connection.place} may not use the sequence {found}: {way}")
 
 
 def check_writes(connection: DatabaseConnection) -> None:
