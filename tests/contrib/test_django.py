@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pytest
 
+from qd.contrib.django.database import alias_of
 from tests.contrib.conftest import PYTHON, FrameworkProject
 from tests.support import warm
 from tests.support.payloads import failed
@@ -197,6 +198,31 @@ def test_an_unknown_key_is_rejected_by_name(shop: FrameworkProject):
     done = manage(shop, "qd", "declared")
     assert done.returncode == 78
     assert done.stderr.startswith("qd: unknown key 'urls' in QD of the Django settings (did you mean 'url'?)")
+
+
+@pytest.mark.parametrize("value", ['"django://default"', "None", '["url"]'])
+def test_settings_that_are_no_dict_are_rejected_with_the_form_to_write(shop: FrameworkProject, value: str):
+    path = shop.root / "shop" / "settings.py"
+    path.write_text(f"{path.read_text()}\nQD = {value}\n")
+    done = manage(shop, "qd", "declared")
+    assert (done.returncode, done.stderr) == (
+        78,
+        'qd: QD of the Django settings is not a dict: write QD = {"url": "..."}\n',
+    )
+
+
+def test_the_url_of_djangos_database_may_have_one_slash():
+    assert [alias_of(url) for url in ("django://default", "django:/default", "redis://x")] == ["default", "default", ""]
+
+
+def test_qd_dev_prints_the_command_that_reaches_the_app(shop: FrameworkProject):
+    dev = shop.start("manage.py", "qd", "dev", "-w", "1")
+    dev.wait_line("master.ready", 60)
+    dev.stop()
+    qd = "python manage.py qd"
+    assert (
+        f"first job  {qd} dispatch JOB KEY=VALUE... in another terminal; `{qd} declared` lists the jobs" in dev.output
+    )
 
 
 def test_a_broken_jobs_module_is_reported_with_its_line(shop: FrameworkProject):

@@ -54,13 +54,16 @@ def work_off(new: Project, *words: str, **env: str) -> list[str]:
     return work.output
 
 
+MODEL = "from django.contrib.auth.models import User\n"
 SENDS = ("dispatch", "mail.welcome", "to=ada@example.org")
 RUNS = ["to ada@example.org: Hello (attempt 1)"]
 
 
 @pytest.mark.parametrize("command", [QD, (PYTHON, "manage.py", "qd")], ids=["qd", "manage"])
 @pytest.mark.parametrize("folder", ["", "config/settings"], ids=["plain", "nested settings"])
-def test_a_new_django_project_runs_a_job(new: Project, command: tuple[str, ...], folder: str) -> None:
+def test_a_new_django_project_whose_jobs_import_models_runs_a_job(
+    new: Project, command: tuple[str, ...], folder: str
+) -> None:
     good(new, PYTHON, "-m", "django", "startproject", "mysite", ".")
     settings = new.root / "mysite" / "settings.py"
     if folder:  # a package of settings
@@ -68,9 +71,12 @@ def test_a_new_django_project_runs_a_job(new: Project, command: tuple[str, ...],
         settings = settings.rename(new.root / "mysite" / "settings" / "base.py")
         manage = new.root / "manage.py"
         manage.write_text(manage.read_text().replace("mysite.settings", "mysite.settings.base"))
-    new.allowed |= {"manage.py", "mysite", "db.sqlite3", "db.sqlite3-wal", "db.sqlite3-shm"}
+    new.allowed |= {"manage.py", "mysite", "db.sqlite3", "db.sqlite3-wal", "db.sqlite3-shm", "qd.schema.json"}
     shown = good(new, *QD, "init", "--django")
-    assert "wrote mysite/jobs.py and qd.toml" in shown
+    assert "wrote mysite/qd.py, mysite/jobs.py, qd.toml and qd.schema.json" in shown
+    jobs = new.root / "mysite" / "jobs.py"
+    jobs.write_text(jobs.read_text().replace("from mysite.qd", f"{MODEL}from mysite.qd"))
+    assert MODEL in jobs.read_text()
     settings.write_text(settings.read_text() + printed(shown, "INSTALLED_APPS", "QD = "))
     python = [PYTHON, "manage.py"]
     assert good(new, *python, "check") == "System check identified no issues (0 silenced).\n"
@@ -79,11 +85,35 @@ def test_a_new_django_project_runs_a_job(new: Project, command: tuple[str, ...],
     assert work_off(new, *command) == RUNS
 
 
+def test_the_error_for_an_app_beside_a_model_import_has_the_users_line_and_the_fix(new: Project) -> None:
+    (new.root / "jobs.py").write_text(MODEL)
+    (new.root / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')
+    done = run(new, *QD, "declared", DJANGO_SETTINGS_MODULE="django.conf.global_settings")
+    assert done.returncode == 78
+    assert f"({new.root}/jobs.py:1); make the app in a module without models" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--fastapi --flask", "docker --django"])
+def test_two_kinds_of_project_are_refused(new: Project, words: str) -> None:
+    done = run(new, *QD, "init", *words.split())
+    assert done.returncode == 2
+    assert f"give one of {words.replace(' ', ', ')}" in done.stderr
+    assert not list(new.root.iterdir())
+
+
+def test_a_django_project_without_a_package_has_no_module_that_hides_qd(new: Project) -> None:
+    (new.root / "manage.py").write_text('os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")')
+    good(new, *QD, "init", "--django")
+    assert 'app = "qd_app:app"' in (new.root / "qd.toml").read_text()
+    assert not (new.root / "qd.py").exists()
+    new.allowed |= {"manage.py", "qd_app.py", "qd.schema.json"}
+
+
 def test_a_new_flask_project_runs_a_job(new: Project) -> None:
     shown = good(new, *QD, "init", "--flask")
     lines = printed(shown, "from jobs", "background.init_app")
     (new.root / "app.py").write_text("from flask import Flask\n\napp = Flask(__name__)\n" + lines)
-    new.allowed.add("app.py")
+    new.allowed |= {"app.py", "qd.schema.json"}
     flask = (PYTHON, "-m", "flask", "qd")
     good(new, *flask, *SENDS)
     assert work_off(new, *flask) == RUNS
@@ -94,7 +124,7 @@ def test_a_new_fastapi_project_runs_a_job(new: Project) -> None:
     lines = printed(shown, "from qd", "app = FastAPI") + '\n\n@app.post("/")\nasync def sign_up() -> None:\n    '
     lines += printed(shown, "await welcome", "await welcome").strip()
     (new.root / "main.py").write_text("from fastapi import FastAPI\n" + lines + "\n")
-    new.allowed.add("main.py")
+    new.allowed |= {"main.py", "qd.schema.json"}
     visit = "from starlette.testclient import TestClient\nfrom main import app\n"
     good(new, sys.executable, "-c", visit + "with TestClient(app) as web:\n    assert web.post('/').status_code == 200")
     assert work_off(new, *QD) == RUNS
@@ -108,7 +138,8 @@ def test_no_file_is_overwritten(new: Project, framework: str, name: str) -> None
     new.allowed.add("manage.py")
     done = run(new, *QD, "init", framework)
     assert done.returncode == 2
-    assert f"{name} already exists; nothing was written" in done.stderr
+    way = f"move it away, or see docs/{framework[2:]}.md for what to add"
+    assert f"{name} already exists; nothing was written; {way}" in done.stderr
     assert sorted(path.name for path in new.root.iterdir()) == sorted(["manage.py", name])
     assert (new.root / name).read_text() == "mine"
 

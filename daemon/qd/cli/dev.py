@@ -61,7 +61,8 @@ def command(words: Sequence[str]) -> int:
     try:
         click.echo(f"dashboard  {dashboard(programs, shared)}")  # output.say would mask the token of the link
         output.say(f"app        {found.app} ({found.file or found.origins['qd.app']})")
-        output.say(f"first job  {prefix}qd dispatch JOB KEY=VALUE... in another terminal; `qd declared` lists the jobs")
+        qd = prefix + os.environ.get("_QD_COMMAND", "qd")
+        output.say(f"first job  {qd} dispatch JOB KEY=VALUE... in another terminal; `{qd} declared` lists the jobs")
         output.say(f"stop       Ctrl-C{', also the embedded server' if guard else ''}")
         programs["work"] = start("work", "--reload", *words, *shared)
         return watch(programs)

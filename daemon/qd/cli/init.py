@@ -36,7 +36,7 @@ PROBE = json.dumps(["qd", "health", "--live"])
 FIRST = ("qd.toml", "jobs.py", schema.NAME)
 NEXT = """\
 wrote qd.toml, jobs.py and qd.schema.json. Next:
-  qd work                                         a worker; Ctrl-C stops it
+  qd dev                                          worker, schedule and dashboard; Ctrl-C stops them
   qd dispatch mail.welcome to=ada@example.org     a job, from another terminal\
 """
 
@@ -195,18 +195,21 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
-@click.option("--django", "framework", flag_value="django", help="Write jobs.py and qd.toml for a Django project.")
-@click.option("--fastapi", "framework", flag_value="fastapi", help="Write jobs.py and qd.toml for an app of FastAPI.")
-@click.option("--flask", "framework", flag_value="flask", help="Write jobs.py and qd.toml for an app of Flask.")
+@click.option("--django", is_flag=True, help="Write jobs.py and qd.toml for a Django project.")
+@click.option("--fastapi", is_flag=True, help="Write jobs.py and qd.toml for an app of FastAPI.")
+@click.option("--flask", is_flag=True, help="Write jobs.py and qd.toml for an app of Flask.")
 @context.options
-def init(target: str | None, framework: str | None) -> None:
+def init(target: str | None, **frameworks: bool) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
     that runs this project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to
     add by hand."""
-    if framework:
-        return write_for(framework)
+    kinds = [*filter(None, [target]), *(f"--{name}" for name, given in frameworks.items() if given)]
+    if len(kinds) > 1:
+        raise click.UsageError(f"give one of {', '.join(kinds)}")
+    if kinds and not target:
+        return write_for(kinds[0].removeprefix("--"))
     if target is None:
         write_first_project()
         return click.echo(NEXT)
@@ -231,11 +234,12 @@ def write_for(framework: str) -> None:
     settings = django_settings() if framework == "django" else ""
     package = settings.rpartition(".")[0].partition(".")[0]
     places = {"folder": f"{package}/" * bool(package), "module": f"{package}." * bool(package)}
+    places["own"] = "qd" if package else "qd_app"  # beside manage.py a qd.py would hide qd itself
     _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, **places))
     texts = dict(zip(parts[::2], parts[1::2], strict=True))
     notes = texts.pop("notes")
-    write_new(texts, "move it away, or see the page of the framework for what to add")
-    click.echo(f"wrote {' and '.join(texts)}. {notes}", nl=False)
+    write_new(texts | {schema.NAME: schema.text()}, f"move it away, or see docs/{framework}.md for what to add")
+    click.echo(f"wrote {', '.join(texts)} and {schema.NAME}. {notes}", nl=False)
 
 
 def django_settings() -> str:

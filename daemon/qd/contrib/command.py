@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +20,7 @@ from qd.errors import ConfigError
 from qd.options.kinds import did_you_mean
 
 
-def become_qd(words: Sequence[str], app: str) -> NoReturn:
+def become_qd(words: Sequence[str], app: str, name: str) -> NoReturn:
     """Replace this process by `qd WORDS...`, with `app` (MODULE:ATTRIBUTE) if neither QD_APP nor the file names one."""
     try:
         named = bool(config.load().app)
@@ -28,14 +28,17 @@ def become_qd(words: Sequence[str], app: str) -> NoReturn:
         named = True  # qd reports it
     if not named:
         os.environ["QD_APP"] = app
+    os.environ["_QD_COMMAND"] = name  # for hints
     os.environ["PYTHONPATH"] = os.pathsep.join(own_folders())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as Django's own reloader does
     output.flush((sys.stdout, sys.stderr))
     os.execv(sys.executable, [sys.executable, *flags, "-m", "qd", *words])
 
 
-def check_keys(options: Iterable[str], known: Sequence[str], place: str) -> None:
-    """Raises ConfigError for an unknown key of the framework's own configuration of qd."""
+def check_keys(options: object, known: Sequence[str], place: str) -> None:
+    """Raises ConfigError if the framework's own configuration of qd is not a dict, or has an unknown key."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f'QD of {place} is not a dict: write QD = {{"url": "..."}}')
     for key in options:
         if key not in known:
             near = did_you_mean(key, known) or f" (known: {', '.join(known)})"

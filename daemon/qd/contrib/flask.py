@@ -66,7 +66,7 @@ def command(script: ScriptInfo, words: tuple[str, ...]) -> None:
     """Pass all arguments to `qd`, which sets the exit code."""
     if script.app_import_path:  # flask --app shop qd work
         os.environ["FLASK_APP"] = script.app_import_path
-    become_qd(words or ("--help",), "qd.contrib.flask:found")
+    become_qd(words or ("--help",), "qd.contrib.flask:found", "flask qd")
 
 
 def __getattr__(name: str) -> Qd:

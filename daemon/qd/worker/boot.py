@@ -225,12 +225,15 @@ def try_queue(queue: KeeperConnector, queues: Sequence[str]) -> None:
 
 
 def user_line(error: BaseException) -> str:
-    """The last line outside qd that led to the error: " (/srv/shop/jobs.py:12)". "" if there is none, or the error names
-    it."""
+    """The last line outside qd, best outside installed packages, that led to the error: " (/srv/shop/jobs.py:12)". "" if
+    there is none, or the error names it. With the fix, if Django was not set up yet."""
     others = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f" ({line})" if line and line not in str(error) else ""
+    early = type(error).__name__ == "AppRegistryNotReady"
+    way = "; make the app in a module without models, such as shop/qd.py, and import it in jobs.py: docs/django.md"
+    return (f" ({line})" if line and line not in str(error) else "") + way * early
 
 
 def load_app(settings: Settings) -> Qd:

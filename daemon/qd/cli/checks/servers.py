@@ -269,7 +269,7 @@ def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]
     try:
         check(space.connection, at.table)
     except ConfigError as error:
-        yield fail(f"{at.name}.tables", error, "qd migrate", Exit.CONFIG)
+        yield fail(f"{at.name}.tables", str(error).removesuffix(": run `qd migrate`"), "qd migrate", Exit.CONFIG)
     except ConnectionLost:
         return
     else:

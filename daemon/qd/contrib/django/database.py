@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from qd.errors import ConfigError
 from qd.options.kinds import did_you_mean
 
-SCHEME = "django://"
+SCHEME = "django:"
 # The last part of ENGINE -> the kind of url.
 ENGINES = dict.fromkeys(("postgresql", "postgis"), "postgresql") | {"mysql": "mysql"}
 ENGINES |= dict.fromkeys(("sqlite3", "spatialite"), "sqlite")

@@ -79,10 +79,9 @@ class DjangoQd(Qd):
 
     def _join(self, name: str) -> Connector | None:
         """The connection `name` inside Django's open transaction, if its url is django://ALIAS and one is open there."""
-        from django.conf import settings
         from django.db import connections
 
-        alias = alias_of(getattr(settings, "QD", {}).get("url"))
+        alias = alias_of(qd_settings().get("url"))
         if not alias or self.settings.connection(name).url_origin != "Qd(...)":
             return None
         django = connections[alias]

@@ -26,7 +26,7 @@ class Command(BaseCommand):
         except ConfigError as error:
             self.stderr.write(f"qd: {error}")
             sys.exit(Exit.CONFIG)
-        become_qd(without(argv[2:]) or ["--help"], app)
+        become_qd(without(argv[2:]) or ["--help"], app, "python manage.py qd")
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("words", nargs="*")
