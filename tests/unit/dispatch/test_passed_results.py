@@ -258,7 +258,10 @@ def test_call_refuses_what_it_cannot_wait_for():
         publish.using(after_commit=True).bind("x").call(timeout=1)
     with pytest.raises(ArgumentError, match=r"job 'own' has its own send\(\): call\(\) cannot wait for it"):
         Own().call(timeout=1)
-    with pytest.raises(ArgumentError, match="timeout"):
+    lent = app.connections.lent("redis", cast(Any, app.connections.get("redis")))
+    with lent, pytest.raises(ArgumentError, match="part of the open transaction, and"):
+        publish.bind("x").call(timeout=1)
+    with pytest.raises(ArgumentError, match=r"timeout of call\(\): -1 is not a duration"):
         publish.bind("x").call(timeout=-1)
     with pytest.raises(ArgumentError, match="cannot be part of another call"):
         app.chain(publish.bind("x")).call(timeout=1)
