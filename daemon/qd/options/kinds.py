@@ -261,7 +261,7 @@ def _spans(value: object) -> tuple[float, ...] | Backoff:
 
 def _errors(value: object) -> tuple[type[Exception], ...]:
     found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    for each in found:
+    for each in found or (found,):  # an empty list is a mistake, too
         if not (isinstance(each, type) and issubclass(each, Exception)):
             named = getattr(each, "__name__", repr(each))
             raise ValueError(f"{named} is not a type of errors that a job raises (write (ValueError,))")
@@ -300,7 +300,7 @@ def _url(value: object) -> str:
     raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 
 
-SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
+SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:(?!file:$)[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:

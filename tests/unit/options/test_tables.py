@@ -135,6 +135,7 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ({"queue": ""}, "option queue of a job: '' is not a name$"),
         ({"queue": True}, "option queue of a job: True is not a name: write text, in quotes"),
         ({"result_ttl": "soon"}, "option result_ttl of a job: 'soon' is text: write seconds, or a timedelta"),
+        ({"retry_on": []}, r"option retry_on of a job: \(\) is not a type of errors that a job raises"),
         ({"backoff": "expo"}, "option backoff of a job: 'expo' is neither 'exponential' nor durations"),
     ],
 )
