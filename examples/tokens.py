@@ -2,7 +2,8 @@
 
     python examples/tokens.py [PORT]
 
-A private server, `qd work` and uvicorn. Works in a temporary folder and leaves nothing behind.
+Needs `pip install 'qd-worker[embedded]' fastapi uvicorn`. Starts a private server, `qd work` and uvicorn.
+Works in a temporary folder and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 TOKENS = Path(__file__).resolve().parent / "tokens"
@@ -21,6 +23,10 @@ WEB = (sys.executable, "-m", "uvicorn", "chat:web", "--log-level", "info", "--ti
 
 
 def main(port: str = "8000") -> int:
+    if missing := [name for name in ("qd", "fastapi", "uvicorn") if find_spec(name) is None]:
+        sys.exit(f"not installed: {', '.join(missing)}. Run pip install 'qd-worker[embedded]' fastapi uvicorn")
+    if port != "0":
+        print(f"Open http://127.0.0.1:{port} as soon as uvicorn says that it runs", flush=True)
     with tempfile.TemporaryDirectory(prefix="qd-tokens-") as folder:
         shutil.copytree(TOKENS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         os.chdir(folder)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -130,6 +131,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if missing := [name for name in ("qd", "django", "psycopg", "sqlalchemy") if find_spec(name) is None]:
+        sys.exit(f"not installed: {', '.join(missing)}. Run pip install 'qd-worker[postgres]' django django-tasks")
     os.chdir(HERE)
     sys.path.insert(0, str(HERE))
     with postgres() as folder:

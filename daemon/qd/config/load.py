@@ -90,6 +90,8 @@ class Layers:
 
     def secret(self, what: str, path: Path, origin: str) -> str:
         """The secret in the file, without white space around it. Raises ConfigError, which never shows it."""
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading a FIFO or a device may never end
+            raise ConfigError(f"{origin}: cannot read {what} from {path}: it is not a regular file")
         try:
             found = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -325,7 +327,7 @@ def keyed(layers: Layers, section: str, fits: Callable[[str], bool], way: str) -
         if not fits(secret):
             raise ConfigError(f"{origin}: the {section} key {id} is {way}")
         if id in keys:
-            raise ConfigError(f"{origin}: two {section} keys have the same id (give each one its own)")
+            raise ConfigError(f"{origin}: two {section} keys have the id {id} (give each one its own)")
         keys[id] = secret
     return held | {"keys": tuple([f"{id}:{secret}" for id, secret in keys.items()])}
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from qd.arguments.signature import result_from
-from qd.arguments.values import encode_value
+from qd.arguments.values import FAILURES, encode_value, why
 from qd.drivers.pausing import Pause, Pausing, block_on, sleep, threaded, wait_for
 from qd.errors import ArgumentError, NotInJob
 from qd.jobs.context import RunningJob
@@ -53,7 +53,10 @@ class Steps:
             while (found := (yield threaded(partial(self._store, name, text)))) is None:
                 yield sleep(AGAIN)
             text = found[name]
-        return result_from(text, function)
+        try:
+            return result_from(text, function)
+        except FAILURES as error:
+            raise ArgumentError(f"the recorded result of job.step({name!r}) is not JSON: {why(error)}") from None
 
     def _read(self) -> Any:
         with self._reading:

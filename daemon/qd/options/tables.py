@@ -238,7 +238,8 @@ class WorkOptions:
         "info", "name", "write log lines of this level and above", choices=("debug", "info", "warning", "error")
     )
     log_jobs: str = option(
-        "all", "name", "write a line for each job that ends, only for those that did not succeed, or for none",
+        "all", "name",
+        "write a line for each job that ends (all), only for those that did not succeed (failed), or for none (off)",
         choices=("all", "failed", "off"),
     )  # fmt: skip
     max_crashes: int = option(3, "count", "fail a job that killed its worker this often", unit="crashes", at_least=1)

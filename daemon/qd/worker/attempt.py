@@ -19,17 +19,6 @@ from qd.app import Qd
 from qd.dispatch.results import check_passed_on
 from qd.dispatch.route import opened, signing_of
 from qd.drivers.types import Reserved
-from qd.errors import (
-    EndJob,
-    JobCancelled,
-    Malformed,
-    NewerVersion,
-    NoResult,
-    Settled,
-    SignatureRefused,
-    UnknownParameters,
-    WrongType,
-)
 from qd.jobs import context
 from qd.jobs.context import RunningJob
 from qd.jobs.pipeline import is_async, through
@@ -132,9 +121,9 @@ class Attempts:
         self.payload, self.unfreed, self.row = None, False, None
         try:
             if too_deep(reserved.member, self._max_depth):
-                raise Malformed(f"nested deeper than max_depth = {self._max_depth}")
+                raise errors.Malformed(f"nested deeper than max_depth = {self._max_depth}")
             payload = read(reserved.member)
-        except Malformed as error:
+        except errors.Malformed as error:
             return Failed(error)
         now = time.time()
         if payload.is_laravel_object:
@@ -143,13 +132,13 @@ class Attempts:
             try:
                 self.signing.check(payload)
                 self.signing.opened(payload)
-            except SignatureRefused as error:
+            except errors.SignatureRefused as error:
                 return Failed(error, payload.attempts - 1)
         self.payload = payload
         if payload.qd is not None and payload.qd.takes is not None:
             what = f"its argument '{payload.qd.takes.partition(' ')[2]}', the result of the job before it, was not passed on"
             why = "the worker of that job had an older qd or no valid key, or the payload was changed"
-            return Failed(NoResult(f"{what}: {why}"), payload.attempts - 1)
+            return Failed(errors.NoResult(f"{what}: {why}"), payload.attempts - 1)
         if is_paused_job(self._board, payload.job) and ending_of(reserved.before) in (None, Ending.ANSWERED):
             return self._hold(payload, now, f"job {payload.job} is paused")
         declared = self.app._registry.get(payload.job)
@@ -165,7 +154,7 @@ class Attempts:
                 unfit = error
         if declared is None or unfit is not None:
             if ending_of(reserved.before) is Ending.CANCELLED:
-                return Cancelled(JobCancelled("the job was cancelled"))
+                return Cancelled(errors.JobCancelled("the job was cancelled"))
             return self._unroutable(payload, now, unfit or unknown_job(self.app._registry, payload))
         limits = self._limits_of(payload, declared)
         begin(payload, limits)
@@ -194,7 +183,7 @@ class Attempts:
             return None
         try:
             call = job.prepared(declared)
-        except (UnknownParameters, WrongType):
+        except (errors.UnknownParameters, errors.WrongType):
             return None
         return partial(through, stages, declared, job, call, lambda result: result)
 
@@ -202,7 +191,7 @@ class Attempts:
         reserved, payload, declared, limits, _ = attempt
         last = ending_of(reserved.before)
         if last is Ending.CANCELLED:
-            return self.outcomes.cancelled(attempt, JobCancelled("the job was cancelled"))
+            return self.outcomes.cancelled(attempt, errors.JobCancelled("the job was cancelled"))
         if last is Ending.FAILS or last is Ending.DIED_IN_HOOKS:
             return self.outcomes.killed(attempt, death())
         if last is Ending.TIMED_OUT:
@@ -215,9 +204,11 @@ class Attempts:
             return self.outcomes.exceeded(attempt, reason, death())
         try:
             call = attempt.job.prepared(declared)
-        except UnknownParameters as error:
+        except errors.UnknownParameters as error:
+            if self.outcomes.for_record(attempt.job, error) is not error:  # names in encrypted data are not shown
+                error = errors.UnknownParameters("its encrypted arguments do not fit its parameters")
             return self._unroutable(payload, now, error)
-        except WrongType as error:
+        except errors.WrongType as error:
             return self.outcomes.fail(attempt, error, begins=True)
         if payload.qd is not None and payload.qd.unique is not None and payload.qd.until == "start":
             call = partial(self._started, attempt.job, payload.qd.unique, call)
@@ -296,7 +287,7 @@ class Attempts:
         return Back(hold_delay(payload.held, now), reason, spends=False, held=payload.held or int(now))
 
     def _unroutable(self, payload: Payload, now: float, error: Exception) -> Outcome:
-        longest = self.work.unroutable_ttl * (NEWER if isinstance(error, NewerVersion) else 1)
+        longest = self.work.unroutable_ttl * (NEWER if isinstance(error, errors.NewerVersion) else 1)
         if payload.held and now - payload.held > longest:
             return Failed(error, payload.attempts - 1)
         return self._hold(payload, now, str(error))
@@ -319,19 +310,21 @@ class Attempts:
 
     def _outcome(self, attempt: Attempt, error: BaseException | None) -> Outcome:
         job = attempt.job
-        self.outcomes.exit_if_copy(job, None if isinstance(error, Settled) else error)
+        self.outcomes.exit_if_copy(job, None if isinstance(error, errors.Settled) else error)
         if isinstance(error, SystemExit):
             raise error  # it ends the worker: a job that calls sys.exit counts as a crash
         if isinstance(error, self.app._recycling):
             self.recycle = self.outcomes.for_record(job, error)
         if (error is not None or job.outcome is not None) and job.take_decision(error):
             return self.outcomes.by_job(attempt)
-        if error is None or (self._returned and isinstance(error, EndJob)):  # the alarm was late: it ended a listener
+        if error is None or (
+            self._returned and isinstance(error, errors.EndJob)
+        ):  # the alarm was late: it ended a listener
             if job.relations is None:
                 return DONE
             try:
                 check_passed_on(attempt.payload, self._result, self.app.settings.max_payload, self._max_depth)
-            except NoResult as refused:  # it would be the same in another attempt
+            except errors.NoResult as refused:  # it would be the same in another attempt
                 return self.outcomes.fail(attempt, refused)
             return Done(self._result, job.skipped)
         return self.outcomes.after(attempt, self.alarm.ended_by or error)

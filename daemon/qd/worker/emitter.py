@@ -17,7 +17,7 @@ from itertools import islice
 
 from qd.drivers.base import Connector
 from qd.drivers.keyspace.base import Arg
-from qd.errors import ConnectionLost, NoAnswer
+from qd.errors import ConnectionLost, NoAnswer, ServerRefused
 from qd.log import Log
 
 MOST_EVENTS, MOST_BYTES = 1000, 1 << 20  # that a stream keeps, and bytes of their JSON
@@ -101,6 +101,8 @@ class Emitter:
         """These events were sent. reply: their base, or an error."""
         if isinstance(reply, ConnectionLost):
             return self._log.debug("job.emit", kept="in memory", error=str(reply))
+        if isinstance(reply, bytes) and not reply.isdigit():
+            reply = ServerRefused("the stream of its events contains what qd did not write")
         refused = isinstance(reply, Exception)
         if dropped := sent[0][0] - stream.sent - 1 + len(sent) * refused:
             reason = str(reply) if refused else "the server was unreachable for too long"

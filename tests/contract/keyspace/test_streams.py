@@ -7,6 +7,7 @@ import json
 import pytest
 
 from qd.drivers.keyspace.records import KeptJobs
+from qd.errors import ServerRefused
 from qd.worker.emitter import MOST_BYTES, MOST_EVENTS, OpenStream
 from tests.contract.spaces import Observer, Stand
 
@@ -96,3 +97,11 @@ def test_a_stream_has_at_most_a_megabyte(jobs: KeptJobs) -> None:
     size = len(text) + 2
     assert len(kept) == MOST_BYTES // size
     assert [number for number, _ in kept] == list(range(101 - MOST_BYTES // size, 101))
+
+
+@pytest.mark.parametrize("entry", ["7 5 now m 3 {}", "7 5 1.0 m 3 {", "no entry"])
+def test_a_stream_that_qd_did_not_write_is_one_clear_error(jobs: KeptJobs, observer: Observer, entry: str) -> None:
+    observer.call("RPUSH", KEY, entry)
+    with pytest.raises(ServerRefused):
+        jobs.events("j", 0)
+    observer.call("DEL", KEY)

@@ -196,9 +196,10 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
         f"for how in ('raises', 'fails', 'forks', 'gives up'): pay.dispatch('{CARD}', how)\n"
         f"pay.using(timeout=1).dispatch('{CARD}', 'hangs')\n"
         f"apay.dispatch('{CARD}')\nHooked(card='{CARD}').dispatch()\n\n"
-        f"app.queue('default').push('typed', {{'card': '{CARD}'}}, encrypted=True)\n"
+        f"for data in ({{'card': '{CARD}'}}, {{'{CARD}': 1}}):\n"
+        "    app.queue('default').push('typed', data, encrypted=True)\n"
     )
-    work = shop.work_off(*options)
+    work = shop.work_off(*options, "--unroutable-ttl", "1")
     assert witness.starting("failed") == [f"failed {CARD} {CARD}"]
     records = {(record["job"], record["error"]): record for record, _ in failed(redis)}
     assert records.keys() == {
@@ -206,10 +207,13 @@ def test_no_message_of_an_encrypted_job_is_logged_or_kept(
         ("pay", "JobFailure"),
         ("pay", "JobTimeout"),
         ("typed", "WrongType"),
+        ("typed", "UnknownParameters"),
         ("apay", "ValueError"),
         ("hooked", "ValueError"),
     }
-    assert {record["reason"] for (_, error), record in records.items() if error != "JobTimeout"} == {""}
+    own = ("JobTimeout", "UnknownParameters")
+    assert {record["reason"] for (_, error), record in records.items() if error not in own} == {""}
+    assert "its encrypted arguments do not fit" in str(records["typed", "UnknownParameters"]["reason"])
     assert "timeout" in str(records["pay", "JobTimeout"]["reason"])
     trace = str(records["pay", "ValueError"]["trace"])
     assert ", in pay\n" in trace

@@ -226,6 +226,12 @@ def test_a_secret_file_that_cannot_be_used_is_one_clear_error(content, expected,
     assert refused() == expected.format(path=folder / "hidden")
 
 
+def test_a_secret_is_not_read_from_a_fifo_whose_reading_may_never_end(write, folder):
+    write('[alerts]\nwebhook_file = "hidden"\n')
+    os.mkfifo(folder / "hidden")
+    assert refused() == f"qd.toml:2: cannot read webhook from {folder / 'hidden'}: it is not a regular file"
+
+
 def test_an_empty_variable_counts_as_not_set(folder):
     assert load(environ={"QD_TIMEOUT": "", "QD_CONFIG": "", "QD_POOL": ""}).origins["worker.timeout"] == "built in"
 

@@ -82,6 +82,12 @@ def test_a_recorded_step_does_not_run() -> None:
     assert store.calls == [(), ("more", b"3")]  # the steps are read once
 
 
+@pytest.mark.parametrize("text", [b"no", b"\xff", b"[" * 200_000], ids=["no JSON", "no UTF-8", "deep"])
+def test_a_recorded_result_that_is_no_json_is_one_clear_error(text: bytes) -> None:
+    with pytest.raises(ArgumentError, match=r"the recorded result of job.step\('add'\) is not JSON: "):
+        job(Store(add=text)).step("add", never)
+
+
 @pytest.mark.parametrize(
     ("function", "result"),
     [

@@ -141,6 +141,16 @@ def test_refused_events_are_dropped_and_counted(how: str):
     eventually(lambda: 'job.events_dropped id="id of a" count=3 reason="OOM command not allowed"' in lines.getvalue())
 
 
+def test_a_stream_that_qd_did_not_write_stops_no_other_stream():
+    one, _, lines = made(lambda some: [b"1e+20" if name == "id of a" else b"7" for name, _ in some])
+    add(one, "a", b"1")
+    add(one, "b", b"2")
+    assert (one.end("a").count, one.end("b").base) == (1, 7)
+    add(one, "c", b"3")
+    assert one.end("c").base == 7
+    assert 'job.events_dropped id="id of a" count=1 reason="the stream of its events contains what' in lines.getvalue()
+
+
 def test_an_ended_job_and_a_fork_cannot_emit(monkeypatch: pytest.MonkeyPatch):
     one, server, _ = made()
     states = Checkpoints(cast(Any, server), cast(Any, None), cast(Any, None), one)

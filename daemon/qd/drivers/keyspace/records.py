@@ -42,7 +42,7 @@ from qd.drivers.types import (
     NewBatch,
     Spot,
 )
-from qd.errors import BatchFinished, ConnectionLost, Malformed, UnknownBatch
+from qd.errors import BatchFinished, ConnectionLost, Malformed, ServerRefused, UnknownBatch, WrongType
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
@@ -147,7 +147,10 @@ class KeptJobs(Records):
     def events(self, id: str, since: int) -> list[types.JobEvent]:
         entries = script("events").call(self.space, self._keys(keys.stream(id)), since)
         parts = [entry.split(b" ", 5) for entry in entries]  # as emit.lua writes them
-        found = [types.JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in parts]
+        try:
+            found = [types.JobEvent(int(number), decode_value(text), float(at)) for number, _, at, _, _, text in parts]
+        except (ValueError, WrongType):
+            raise ServerRefused(f"the stream of events of job {id} contains what qd did not write") from None
         return [event for event in found if event.number > since]
 
     def steps(self, id: str, mark: str, *added: str | bytes | int) -> Any:

@@ -29,18 +29,9 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.httpsession import get_cert_path
 
+from qd import errors
 from qd.drivers.base import Patience
 from qd.drivers.urls import SqsUrl
-from qd.errors import (
-    ConfigError,
-    ConnectionLost,
-    NeedsMending,
-    QdError,
-    ServerBusy,
-    ServerRefused,
-    Unreachable,
-    WrongPassword,
-)
 from qd.process.descriptors import Identity, identity, ready_of
 from qd.redaction import register_secrets
 
@@ -59,7 +50,7 @@ RESOLVE = 60.0  # seconds that resolving a host name may take
 IDLE = 20.0  # seconds after which an unused connection is not reused
 
 
-class NoSuchQueue(NeedsMending, ServerRefused):
+class NoSuchQueue(errors.NeedsMending, errors.ServerRefused):
     """SQS has no queue of that name, or hides it from this account."""
 
 
@@ -88,7 +79,7 @@ class Service:
         try:
             reply: dict[str, Any] = getattr(self.client, operation)(**params)
             return reply
-        except (QdError, Woken):
+        except (errors.QdError, Woken):
             raise
         except (refusals.BotoCoreError, refusals.ClientError) as error:
             raise self.classified(error) from None
@@ -103,7 +94,7 @@ class Service:
             session = boto3.session.Session(region_name=self.address.region)
             client = session.client("sqs", endpoint_url=self.address.endpoint, config=once)
         except (refusals.BotoCoreError, ValueError) as error:
-            raise ConfigError(f"boto3 cannot make a client for SQS in {self.address.region}: {error}") from None
+            raise errors.ConfigError(f"boto3 cannot make a client for SQS in {self.address.region}: {error}") from None
         self.http.ca = os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True)
         client.meta.events.register("before-send.sqs", self._send)
         return client
@@ -115,7 +106,9 @@ class Service:
         status, reply_headers, text = self.http.exchange(request.url, headers, body, self._seconds, self._wake)
         if text.strip() and not is_object(text):
             if status == 200:  # botocore would accept it as a reply
-                raise ConnectionLost(f"the server at {self.address.place} does not answer like SQS: {WRONG_SERVER}")
+                raise errors.ConnectionLost(
+                    f"the server at {self.address.place} does not answer like SQS: {WRONG_SERVER}"
+                )
             page = " ".join(text.decode("utf-8", "replace").split())  # of a proxy, or of another program
             text = json.dumps({"message": page[:SHOWN]}).encode()
         return AWSResponse(request.url, status, reply_headers, Body(text))
@@ -125,24 +118,24 @@ class Service:
         place = self.address.place
         missing = refusals.NoCredentialsError | refusals.PartialCredentialsError | refusals.TokenRetrievalError
         if isinstance(error, missing):
-            return WrongPassword(f"no credentials for SQS at {place}: {WAYS}")
+            return errors.WrongPassword(f"no credentials for SQS at {place}: {WAYS}")
         if isinstance(error, refusals.ParamValidationError):
-            return ServerRefused(f"boto3 does not send this: {str(error).splitlines()[-1].strip()}")
+            return errors.ServerRefused(f"boto3 does not send this: {str(error).splitlines()[-1].strip()}")
         if isinstance(error, refusals.CredentialRetrievalError | refusals.UnauthorizedSSOTokenError):
-            return WrongPassword(f"no credentials for SQS at {place}: {type(error).__name__}")
+            return errors.WrongPassword(f"no credentials for SQS at {place}: {type(error).__name__}")
         if not isinstance(error, refusals.ClientError):
             line = str(error).splitlines()[0] if str(error) else ""
-            return ConnectionLost(f"SQS at {place}: {type(error).__name__}: {line}")
+            return errors.ConnectionLost(f"SQS at {place}: {type(error).__name__}: {line}")
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         text = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
         if has(code, UNKNOWN):
             return NoSuchQueue(f"SQS at {place} has no such queue ({text})")
         if has(code, DENIED):
-            return WrongPassword(f"SQS at {place} refuses these credentials: {text}")
+            return errors.WrongPassword(f"SQS at {place} refuses these credentials: {text}")
         if status >= 500 or status == 429 or has(code, BUSY):
-            return ServerBusy(f"SQS at {place} cannot serve now: {text or status}")
-        return ServerRefused(text)
+            return errors.ServerBusy(f"SQS at {place} cannot serve now: {text or status}")
+        return errors.ServerRefused(text)
 
     def close(self) -> None:
         self.http.close()
@@ -211,7 +204,7 @@ class HttpConnection(Patience):
         except (OSError, HTTPException, ssl.SSLError) as error:
             self.close()
             self.report_progress()  # a worker that gives up an answer is alive, too; several calls in a row may do so
-            raise ConnectionLost(f"the connection to SQS at {parts.netloc} broke: {reason(error)}") from None
+            raise errors.ConnectionLost(f"the connection to SQS at {parts.netloc} broke: {reason(error)}") from None
         except BaseException:
             self.close()
             raise
@@ -260,7 +253,7 @@ class HttpConnection(Patience):
             http.connect()
         except (OSError, HTTPException, ssl.SSLError) as error:
             http.close()
-            raise Unreachable(f"SQS at {netloc} does not answer: {reason(error)}") from None
+            raise errors.Unreachable(f"SQS at {netloc} does not answer: {reason(error)}") from None
         self._file = identity(http.sock.fileno())
         return http
 
