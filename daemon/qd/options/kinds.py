@@ -300,7 +300,7 @@ def _url(value: object) -> str:
     raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 
 
-SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:(?!file:$)[^\s,]+")
+SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:
