@@ -159,7 +159,8 @@ class JobFailedError(JobFailure):
         self.id, self.kind, self.message = id, kind, message
 
     def __str__(self) -> str:
-        return f"job {self.id} has failed: {self.kind}" + (f": {self.message}" if self.message else "")
+        what = "batch" if self.kind == "BatchFailed" else "job"
+        return f"{what} {self.id} has failed: {self.kind}" + (f": {self.message}" if self.message else "")
 
 
 class NoResult(QdError):

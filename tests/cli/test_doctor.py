@@ -213,6 +213,12 @@ def test_a_job_whose_limit_is_not_declared(shop: Project) -> None:
     assert (line.sign, line.value[:56]) == ("fail", "can never run: no limit 'crm' is declared (known: none):")
 
 
+def test_an_encrypted_job_without_a_key(shop: Project) -> None:
+    shop.jobs('@app.job("shop.pay", encrypted=True)\ndef pay(): ...\n')
+    line = doctor(shop).line("encryption")
+    assert (line.sign, line.value) == ("fail", "shop.pay: encrypted, but [encryption] has no key")
+
+
 # -- the server
 
 

@@ -126,6 +126,12 @@ assert seen() == 1, seen()
 try:
     with transaction.atomic():
         Order.objects.create(email="gone")
+        try:
+            pay.bind(0).call(timeout=1)
+        except TypeError as error:
+            assert "is part of the open transaction" in str(error), error
+        else:
+            raise SystemExit("called")
         pay.dispatch(0)
         app.dispatch(pay.bind(1), pay.bind(2))
         app.chain(pay.bind(1), pay.bind(2)).dispatch()

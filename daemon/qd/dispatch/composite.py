@@ -31,7 +31,7 @@ from qd.drivers.types import BatchState, Callback, Entry, Kept, NewBatch
 from qd.errors import ArgumentError, DeclarationError, JobFailedError, NoResult, ResultTimeout, UnknownBatch
 from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
-from qd.jobs.job import AnyJob, Call, Link, caller, declared_plan
+from qd.jobs.job import AnyJob, Call, Link, Unsent, caller, declared_plan
 from qd.jobs.plan import Duration, Handle, Plan, SendOptions, Status, waiting_time
 from qd.payload.build import id_in_batch, new_id, new_pair, new_uuid, time_positions, with_argument
 from qd.payload.format import Relations, read
@@ -65,7 +65,7 @@ class CompositeCall(Call[None]):
 
     def _to_send(self) -> NoReturn:
         self._origin = None
-        raise ArgumentError(f"{self!r} cannot be part of another call: call .dispatch() on it")
+        raise ArgumentError(f"{self!r} cannot be part of another call, and has no call(): call .dispatch() on it")
 
 
 def members(calls: Iterable[object]) -> list[Member]:
@@ -73,7 +73,7 @@ def members(calls: Iterable[object]) -> list[Member]:
     found = []
     for call in calls:
         if not isinstance(call, Call):
-            links = ", or pass_results=True in a chain of links" if isinstance(call, Link) else ""
+            links = " (a link goes behind the first call, with pass_results=True)" if isinstance(call, Link) else ""
             raise ArgumentError(f"{call!r} is not a call: give job.bind(...) or an instance of a class job{links}")
         found.append(Member(*call._to_send()[1:]))
     return found
@@ -84,7 +84,6 @@ def linked(call: object) -> Member:
     if not isinstance(call, Link):
         way = "after the first call give job.link(...), with pass_results=True"
         raise ArgumentError(f"{call!r} takes no result: {way}")
-    call._origin = None
     return Member(call._plan, call._data, call._takes)
 
 
@@ -130,6 +129,9 @@ class Chain(CompositeCall):
     ) -> None:
         if not calls:
             raise ArgumentError("app.chain() needs at least one job")
+        for call in (*calls, catch):
+            if isinstance(call, Unsent):
+                call._origin = None  # also if the chain is refused
         self._send = send
         self._members = [*members(calls[:1]), *map(linked, calls[1:])] if passes else members(calls)
         self._caught = members([] if catch is None else [catch])

@@ -214,6 +214,10 @@ class Dispatcher:
     def connector(self, connection: str | None) -> Connector:
         return self._connections.to_send(self.connection(connection))
 
+    def in_transaction(self, plan: Plan) -> bool:
+        name, found = self.route(plan).connection, self._connections
+        return found.is_lent(name) or found.to_send(name) is not found.get(name)
+
     def lookup(self, at: Plan | Place) -> SentJobs:
         """The lookup of jobs sent by this plan, or to this place."""
         place = at if isinstance(at, Place) else self.route(at)

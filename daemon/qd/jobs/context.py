@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Raw
@@ -203,7 +202,7 @@ class RunningJob:
         """
         from qd.jobs.steps import step  # loaded only by jobs that use it
 
-        return step(self, name, function, partial(function, *args, **kwargs))
+        return step(self, name, function, lambda: function(*args, **kwargs))
 
     def emit(self, data: object) -> None:
         """Send an event to all who follow the job, within 50 ms: `current_job().emit({"token": "Hello"})`.

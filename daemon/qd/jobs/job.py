@@ -119,14 +119,12 @@ class Call(Unsent, Generic[T_co]):
             ResultTimeout: It did not end in time and keeps running.
             JobFailedError: It has failed, or was cancelled.
         """
-        sender, plan, data = self._to_send()
-        plan, seconds = to_wait_for(plan, timeout)
+        sender, plan, data, seconds = to_wait_for(*self._to_send(), timeout)
         return Handle[T_co](sender.send(plan, data), sender, plan).result(seconds)
 
     async def acall(self, *, timeout: Duration) -> T_co:
         """As call(), without blocking the event loop. If the task is cancelled, the job keeps running."""
-        sender, plan, data = self._to_send()
-        plan, seconds = to_wait_for(plan, timeout)
+        sender, plan, data, seconds = to_wait_for(*self._to_send(), timeout)
         return await Handle[T_co](await sender.asend(plan, data), sender, plan).aresult(seconds)
 
     def run(self) -> T_co:
@@ -138,14 +136,15 @@ class Call(Unsent, Generic[T_co]):
         return f"<call of job {self._plan.declared.name}>"
 
 
+JOINED = "is part of the open transaction, and exists once it is committed"
 _waits_in_jobs = set[str]()  # names of the jobs that have been warned about
 
 
-def to_wait_for(plan: Plan, timeout: Duration) -> tuple[Plan, float | None]:
-    """The plan with a result_ttl, and the timeout in seconds. Warns in a worker. Raises ArgumentError."""
+def to_wait_for(sender: Sender, plan: Plan, data: bytes, timeout: Duration) -> tuple[Sender, Plan, bytes, float | None]:
+    """Its arguments, the plan with a result_ttl and the timeout in seconds. Warns in a worker. Raises ArgumentError."""
     name = plan.declared.name
-    if plan.after_commit or plan.custom_send is not None:
-        why = "has after_commit=True" if plan.after_commit else "has its own send()"
+    if plan.after_commit or plan.custom_send is not None or sender.in_transaction(plan):
+        why = "has after_commit=True" if plan.after_commit else "has its own send()" if plan.custom_send else JOINED
         raise ArgumentError(f"job '{name}' {why}: call() cannot wait for it; dispatch() it, and ask its handle later")
     with suppress(NotInJob):
         job = current_job()
@@ -155,7 +154,8 @@ def to_wait_for(plan: Plan, timeout: Duration) -> tuple[Plan, float | None]:
 
             text = "job '%s' waits for job '%s': when all workers wait, none is left to run it; use a chain, or other queues"
             logging.getLogger("qd.results").warning(text, job.name, name)
-    return (plan if plan.options.result_ttl else plan.using({"result_ttl": KEPT})), waiting_time(timeout)
+    plan = plan if plan.options.result_ttl else plan.using({"result_ttl": KEPT})
+    return sender, plan, data, waiting_time(timeout, "call()")
 
 
 class Link(Unsent, Generic[A, T_co]):

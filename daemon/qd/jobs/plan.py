@@ -182,6 +182,9 @@ class Sender(Protocol):
     def run(self, plan: Plan, data: bytes) -> Any:
         """Run one job in this process. Returns what it returned."""
 
+    def in_transaction(self, plan: Plan) -> bool:
+        """Whether a job sent by this plan is part of an open transaction."""
+
     def lookup(self, at: Plan | Place) -> JobLookup:
         """The lookup of jobs sent by this plan, or to this place."""
 
@@ -189,9 +192,9 @@ class Sender(Protocol):
         """Where jobs of this plan are sent."""
 
 
-def waiting_time(timeout: Duration | None) -> float | None:
-    """The timeout of result() in seconds. Raises ArgumentError."""
-    return None if timeout is None else seconds_of("timeout of result()", timeout, ArgumentError)
+def waiting_time(timeout: Duration | None, method: str = "result()") -> float | None:
+    """The timeout of `method` in seconds. Raises ArgumentError."""
+    return None if timeout is None else seconds_of(f"timeout of {method}", timeout, ArgumentError)
 
 
 class Handle(Generic[T_co]):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from qd.errors import Settled
-from qd.options.kinds import Backoff, span_in_code, span_text
+from qd.errors import ArgumentError, Settled
+from qd.options.kinds import Backoff, seconds_of, span_text
 from qd.options.tables import JobOptions, WorkOptions
 from qd.payload.format import LONGEST_TIME, Payload
 
@@ -65,14 +65,14 @@ class Retry(Settled):
         counts: Whether this attempt counts toward `tries`.
 
     Raises:
-        ValueError: The delay is no duration.
+        ArgumentError: The delay is no duration.
 
     Example:
         `raise Retry(delay=30)`
     """
 
     def __init__(self, delay: float | timedelta = 0, *, reason: str = "", counts: bool = True) -> None:
-        self.decision = Release(span_in_code(delay), reason, counts)
+        self.decision = Release(seconds_of("delay of Retry", delay, ArgumentError), reason, counts)
 
     def __str__(self) -> str:
         return f"retry in {self.decision.delay:g} s"

@@ -65,8 +65,8 @@ class Steps:
 
 
 def step(job: RunningJob, name: object, function: Callable[..., Any], call: Callable[[], Any]) -> Any:
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise ArgumentError(f"job.step() takes the name of the step first, a text such as 'fetch', not {name!r}")
+    if not isinstance(name, str) or not name or not name.isprintable() or not callable(function):
+        raise ArgumentError(f"job.step() takes a name like 'fetch' and a function, not {name!r} and {function!r}")
     in_loop = "asyncio" in sys.modules and sys.modules["asyncio"]._get_running_loop() is not None
     if in_loop != is_async(function):
         way = f"an async function on an event loop; else: await asyncio.to_thread(job.step, {name!r}, ...)"

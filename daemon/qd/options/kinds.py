@@ -46,8 +46,9 @@ def span_in_code(value: object) -> float:
     """A duration in code, where text is refused: it is for files, variables and flags."""
     if not isinstance(value, str):
         return span(value)
-    seconds = f"{span(value):g}" if SPAN.fullmatch(value.strip()) else "300"
-    raise ValueError(f"{value!r} is text: write {seconds}, in seconds, or timedelta(seconds={seconds})")
+    if not SPAN.fullmatch(value.strip()):
+        raise ValueError(f"{value!r} is text: write seconds, or a timedelta")
+    raise ValueError(f"{value!r} is text: write {span(value):g}, in seconds, or timedelta(seconds={span(value):g})")
 
 
 def seconds_of(what: str, value: object, error: type[QdError] = DeclarationError) -> float:
@@ -138,7 +139,7 @@ def _text(value: object) -> str:
 def _name(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return _text(value.strip())
-    raise ValueError(f"{value!r} is not a name")
+    raise ValueError(f"{value!r} is not a name" + ("" if isinstance(value, str) else ": write text, in quotes"))
 
 
 QUEUE_SUFFIXES = (
@@ -260,7 +261,7 @@ def _spans(value: object) -> tuple[float, ...] | Backoff:
 
 def _errors(value: object) -> tuple[type[Exception], ...]:
     found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    for each in found:
+    for each in found or (found,):  # an empty list is a mistake, too
         if not (isinstance(each, type) and issubclass(each, Exception)):
             named = getattr(each, "__name__", repr(each))
             raise ValueError(f"{named} is not a type of errors that a job raises (write (ValueError,))")

@@ -130,7 +130,7 @@ def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness)
     assert (wait(well, 60), ask(shop, well, "batch.status()")) == ("None", "done")
     assert (
         wait(badly, 60)
-        == f"JobFailedError job {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
+        == f"JobFailedError batch {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
     )
     assert ask(shop, badly, "batch.status()") == "failed"
     assert ask(shop, "no-such-one", "batch.status()") == "unknown"

@@ -9,6 +9,7 @@ import pytest
 
 from qd import ArgumentError, Call, DeclarationError, NeverSent, NotInJob, Qd, current_job
 from qd.drivers.types import BatchState
+from qd.errors import JobFailedError
 from qd.middleware import SkipIfBatchCancelled
 from qd.payload.format import Relations, read
 from tests.support.fakes import FakeQd
@@ -243,3 +244,8 @@ def test_only_the_first_job_of_a_chain_takes_a_lock(app: FakeQd):
 def test_a_chain_of_one_job_is_a_plain_job(app: FakeQd, step: Any):
     app.chain(step.bind(1)).dispatch()
     assert read(app.sent[-1].payload).qd is None
+
+
+def test_the_error_of_a_failed_batch_names_a_batch():
+    assert str(JobFailedError("7", "BatchFailed", "1 of 2")) == "batch 7 has failed: BatchFailed: 1 of 2"
+    assert str(JobFailedError("7", "ValueError", "")) == "job 7 has failed: ValueError"

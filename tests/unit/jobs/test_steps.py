@@ -117,10 +117,14 @@ def test_an_async_step_is_awaited_and_has_the_same_types() -> None:
 
 @pytest.mark.parametrize("name", ["", None, 7, b"fetch", "two\nlines", "\ud800"])
 def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"job.step\(\) takes the name of the step first, a text such as 'fetch', not "
-    ):
+    with pytest.raises(ArgumentError, match=r"job.step\(\) takes a name like 'fetch' and a function, not "):
         job().step(name, never)
+
+
+@pytest.mark.parametrize("given", [(never, 1), ("fetch", 7)])
+def test_a_step_needs_a_name_and_a_function(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"takes a name like 'fetch' and a function, not .* and (1|7)"):
+        job().step(*given)
 
 
 def test_a_name_is_used_once_in_an_attempt() -> None:

@@ -114,7 +114,7 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ({"trys": 5}, "unknown option 'trys' of a job \\(did you mean 'tries'"),
         ({"uniq": "x"}, "unknown option 'uniq' of a job"),
         ({"tries": -1}, "option tries of a job: -1"),
-        ({"timeout": "soon"}, "option timeout of a job: 'soon' is text: write 300"),
+        ({"timeout": "soon"}, "option timeout of a job: 'soon' is text: write seconds"),
         ({"timeout": "5m"}, "option timeout of a job: '5m' is text: write 300, in seconds, or timedelta"),
         ({"backoff": "1,5"}, "option backoff of a job: '1,5' is text"),
         ({"backoff": [1, "5s"]}, "option backoff of a job: '5s' is text: write 5"),
@@ -132,7 +132,11 @@ def test_job_options_are_converted_and_missing_ones_stay_none():
         ),
         ({"fail_on": (int,)}, r"int is not a type of errors that a job raises \(write \(ValueError,\)\)"),
         ({"result_ttl": "90"}, "option result_ttl of a job: '90' is text: write 90"),
-        ({"queue": ""}, "option queue of a job: '' is not a name"),
+        ({"queue": ""}, "option queue of a job: '' is not a name$"),
+        ({"queue": True}, "option queue of a job: True is not a name: write text, in quotes"),
+        ({"result_ttl": "soon"}, "option result_ttl of a job: 'soon' is text: write seconds, or a timedelta"),
+        ({"retry_on": []}, r"option retry_on of a job: \(\) is not a type of errors that a job raises"),
+        ({"backoff": "expo"}, "option backoff of a job: 'expo' is neither 'exponential' nor durations"),
     ],
 )
 def test_a_wrong_job_option_is_refused_by_name(given, expected):

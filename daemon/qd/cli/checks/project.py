@@ -117,6 +117,10 @@ def check_queues(project: Project, app: Qd) -> Iterator[Finding]:
     for name, why in without_limit(app):
         way = "declare the limit, or correct its name; a `qd work` that serves the job's queue exits 3"
         yield fail(f"job {name}", f"can never run: {why}", way)
+    sealed = [each.name for each in app._registry if each.options.encrypted]
+    if sealed and project.settings and not project.settings.encryption.keys:
+        way = 'write keys = ["ID:SECRET"] below [encryption]; `openssl rand -base64 32` generates a secret'
+        yield fail("encryption", f"{', '.join(sealed)}: encrypted, but [encryption] has no key", way, Exit.CONFIG)
 
 
 def connections(project: Project) -> dict[str, Settings]:
