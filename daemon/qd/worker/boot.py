@@ -232,7 +232,7 @@ def user_line(error: BaseException) -> str:
     frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     early = type(error).__name__ == "AppRegistryNotReady"
-    way = "; make the app in a module without models, such as shop/qd.py, and import it in jobs.py: docs/django.md"
+    way = "; make the app in a module without models, such as shop/qd.py, and import it in jobs.py"
     return (f" ({line})" if line and line not in str(error) else "") + way * early
 
 

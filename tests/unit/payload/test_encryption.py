@@ -247,7 +247,7 @@ def test_keys_are_masked_and_have_no_repr(tmp_path: Path):
         (f'keys = ["a:{SECRET[:-1]}"]', "the encryption key a is not 32 bytes"),
         (f'keys = ["a:{SECRET}{SECRET}"]', "the encryption key a is not 32 bytes"),
         ('keys = ["a:file:s3cret"]', "cannot read the encryption key a from .*s3cret: No such file"),
-        (f'keys = ["a:{SECRET}", "a:{OTHER}"]', "two encryption keys have the same id"),
+        (f'keys = ["a:{SECRET}", "a:{OTHER}"]', "two encryption keys have the id a"),
     ],
 )
 def test_a_key_that_cannot_be_used_is_refused_and_not_shown(tmp_path: Path, text: str, message: str):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from qd.drivers import types
 from qd.drivers.base import PRODUCER, STAYS, ClientIdentity
 from qd.drivers.database.connection import DatabaseConnection, Listening, channel
 from qd.drivers.database.keyspace import SWEEP, DatabaseKeyspace
@@ -24,21 +25,6 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.queue import DEFAULT, Bounds, KeyspaceQueue, bounds_of
 from qd.drivers.keyspace.records import KeptJobs
-from qd.drivers.types import (
-    BeatReply,
-    BeatRequest,
-    Effect,
-    Found,
-    Gaps,
-    LaneAnswer,
-    LaneReply,
-    LaneTurn,
-    Outgoing,
-    Released,
-    Reserved,
-    Sizes,
-    Turn,
-)
 from qd.errors import ConfigError, ConnectionLost, NeedsMending, ServerRefused
 from qd.payload.reservation import unanswered
 from qd.process import SLOTS
@@ -50,7 +36,7 @@ if TYPE_CHECKING:
 CHUNK = 1000  # rows a transaction inserts at most
 SETTLED = 100  # jobs of dead workers that a transaction answers at most
 START = 5.0  # seconds to connect and for each answer, before the first worker
-LIMITS: Gaps = {"delay": "a delay ends at a whole second of the database's clock, up to one second late"}
+LIMITS: types.Gaps = {"delay": "a delay ends at a whole second of the database's clock, up to one second late"}
 
 
 class DatabaseQueue(KeyspaceQueue):
@@ -92,7 +78,7 @@ class DatabaseQueue(KeyspaceQueue):
             values |= {"channel": channel(self.settings.table, queue), "notifies": delay < 1}
         self.table.rows(self.sql.push, values)
 
-    def post(self, jobs: Sequence[Outgoing]) -> list[str | None]:
+    def post(self, jobs: Sequence[types.Outgoing]) -> list[str | None]:
         """Keyed and unique jobs go through steps of the keyspace, one by one. The others are inserted by the thousand, each
         thousand all or nothing."""
         plain = [job for job in jobs if not job.key and not job.lock]
@@ -107,7 +93,7 @@ class DatabaseQueue(KeyspaceQueue):
             found[place] = holder
         return found
 
-    def _insert_many(self, jobs: Sequence[Outgoing]) -> None:
+    def _insert_many(self, jobs: Sequence[types.Outgoing]) -> None:
         def insert() -> None:
             us = self.table.now_us()
             rows = [row_after(job.queue, job.payload, us, job.delay) for job in jobs]
@@ -118,7 +104,7 @@ class DatabaseQueue(KeyspaceQueue):
 
     # -- working
 
-    def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
+    def turn(self, done: types.Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> types.Turn:
         self.turns += 1
         turn = self.reserver.turn(done, tuple(queues), shut, f"{self.base}{self.turns}")
         if turn.reserved is not None:
@@ -128,28 +114,30 @@ class DatabaseQueue(KeyspaceQueue):
     def wait(self, queues: Sequence[str], seconds: float, wake: int) -> None:
         self.listening.wait({channel(self.settings.table, queue) for queue in queues}, seconds, wake)
 
-    def ack(self, done: Reserved, effects: Sequence[Effect] = ()) -> bool:
+    def ack(self, done: types.Reserved, effects: Sequence[types.Effect] = ()) -> bool:
         return self.table.atomic(lambda: self.table.end(done, lambda: self.table.run_effects(effects)))
 
-    def bury(self, held: Reserved, record: bytes, raw: bytes, effects: Sequence[Effect] = ()) -> bool:
+    def bury(self, held: types.Reserved, record: bytes, raw: bytes, effects: Sequence[types.Effect] = ()) -> bool:
         keep = partial(self.table.keep_failed, held.queue, held.mark, record, raw, effects)
         return self.table.atomic(lambda: self.table.end(held, keep))
 
-    def give_back(self, queue: str, owner: str, member: bytes, back: Released, effects: Sequence[Effect] = ()) -> bool:
+    def give_back(
+        self, queue: str, owner: str, member: bytes, back: types.Released, effects: Sequence[types.Effect] = ()
+    ) -> bool:
         """The job of `owner`, which has it or had it until it died."""
         mark = owners_mark(owner, member)
         return self.table.atomic(lambda: self.table.give_back(queue, owner, mark, member, back, effects))
 
-    def checkpoint(self, held: Reserved, member: bytes) -> bool:
+    def checkpoint(self, held: types.Reserved, member: bytes) -> bool:
         return self.table.atomic(lambda: self.table.checkpoint(held, member))
 
-    def held(self, queues: Sequence[str]) -> Reserved | None:
+    def held(self, queues: Sequence[str]) -> types.Reserved | None:
         found = self.table.atomic(lambda: self.table.held_by([self.owner], queues))
         return found[0] if found else None
 
     # -- lanes
 
-    def turn_lanes(self, turn: LaneTurn) -> LaneReply:
+    def turn_lanes(self, turn: types.LaneTurn) -> types.LaneReply:
         first, self.calls = self.turns + 1, self.calls + 1
         self.turns += max(1, len(turn.lanes))
         reply = self.reserver.turn_lanes(turn, first, self.calls)
@@ -158,12 +146,12 @@ class DatabaseQueue(KeyspaceQueue):
             self.listening.worked()
         return reply
 
-    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
+    def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[types.Reserved]:
         token, slot = self.owner.split("/")
         owners = [f"{token}/{int(slot) + SLOTS * lane}" for lane in {0, *lanes}]
         self.calls += 1
 
-        def look() -> list[Reserved]:
+        def look() -> list[types.Reserved]:
             self.reserver.begin(queues, self.calls)
             return self.table.held_by(owners, queues)
 
@@ -172,7 +160,7 @@ class DatabaseQueue(KeyspaceQueue):
     def leave_lanes(self) -> None:
         self.reserver.leave()
 
-    def settle_lanes(self, queue: str, answers: Sequence[LaneAnswer]) -> list[bool]:
+    def settle_lanes(self, queue: str, answers: Sequence[types.LaneAnswer]) -> list[bool]:
         return [
             each for some in chunked(answers, SETTLED) for each in self.table.atomic(partial(self.table.settle, some))
         ]
@@ -189,7 +177,7 @@ class DatabaseQueue(KeyspaceQueue):
     def owners(self, queue: str) -> list[str]:
         return [row.owner for row in self.table.rows(self.sql["owners"], {"queue": queue})]
 
-    def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
+    def beat(self, queues: Sequence[str], request: types.BeatRequest) -> types.BeatReply:
         reply = self.table.beat(queues, request)
         self.space.sweep_after(SWEEP)
         return reply
@@ -202,11 +190,11 @@ class DatabaseQueue(KeyspaceQueue):
 
     # -- looking
 
-    def sizes(self, queue: str) -> Sizes:
+    def sizes(self, queue: str) -> types.Sizes:
         (row,) = self.table.rows(self.sql["sizes"], {"queue": queue})
         failed = self.space.call("HLEN", *self._keys(keys.failed(queue)))
         age = None if row.oldest is None else float(max(0, int(row.now_s) - int(row.oldest)))
-        return Sizes(row.ready, row.delayed_, row.held, failed, age)
+        return types.Sizes(row.ready, row.delayed_, row.held, failed, age)
 
 
 class SingleJobs(KeptJobs):
@@ -216,7 +204,7 @@ class SingleJobs(KeptJobs):
         super().__init__(table.space, table.settings.prefix)
         self.table = table
 
-    def stop(self, found: Found) -> bool:
+    def stop(self, found: types.Found) -> bool:
         unit = unanswered(found.text)
         return unit is not None and self.table.atomic(lambda: self.table.cancel(base_of(unit.mark), found.queue))
 
