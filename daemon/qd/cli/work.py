@@ -155,9 +155,9 @@ worker crashed, 12 memory."""
 @work_flags
 @context.options
 def command(flags: Mapping[str, object]) -> int:
-    """Run the jobs of QUEUE..., in order of priority, or by weight: high=5 low=1.
+    """Run the jobs of QUEUE..., in order of priority.
 
-    Without QUEUE: those of every queue that the app declares; the queues take turns."""
+    By weight with high=5 low=1. Without QUEUE: those of every queue that the app declares; the queues take turns."""
     return run(flags)
 
 
