@@ -62,9 +62,10 @@ class Layers:
             yield self.flags[key], f"flag {option.flag}" if option.flag else "command line"
         if option.environ:
             name = sections.environ_name(option, connection)
-            beside = f"{name}_FILE" if option.secret else name
-            if held := {each: value for each in (name, beside) if (value := self.environ.get(each))}:  # empty: not set
-                yield from self._held(held, name, beside, "environment {}".format)
+            file_key = f"{name}_FILE" if option.secret else name
+            # An empty variable counts as not set.
+            if held := {each: value for each in (name, file_key) if (value := self.environ.get(each))}:
+                yield self._held(held, name, file_key, "environment {}".format)
         if connection == "redis" and option.name == "url" and self.environ.get("REDIS_URL"):
             yield self.environ["REDIS_URL"], "environment REDIS_URL"
         if code in self.code:
@@ -72,21 +73,20 @@ class Layers:
         pools = [("pools", self.pool)] if section == "worker" and self.pool else []
         for names in (*pools, tuple(section.split(".", 1))) if self.file else ():
             assert self.file is not None
-            found, beside = self.file.section(*names), f"{key}_file" if option.secret else key
-            if key in found or beside in found:
-                yield from self._held(found, key, beside, partial(self.file.where, *names))
+            found, file_key = self.file.section(*names), f"{key}_file" if option.secret else key
+            if key in found or file_key in found:
+                yield self._held(found, key, file_key, partial(self.file.where, *names))
 
     def _held(
-        self, held: Mapping[str, Any], key: str, beside: str, where: Callable[[str], str]
-    ) -> Iterator[tuple[object, str]]:
-        """The value of a key in one layer. beside: names the file that has the value; the key itself if it is no secret."""
-        if beside == key or beside not in held:
-            yield held[key], where(key)
-            return
+        self, held: Mapping[str, Any], key: str, file_key: str, where: Callable[[str], str]
+    ) -> tuple[object, str]:
+        """The value of a key in one layer, and its origin. file_key: names a file with the value; for no secret the key."""
+        if file_key == key or file_key not in held:
+            return held[key], where(key)
         if key in held:
-            raise ConfigError(f"{where(beside)}: {key} and {beside} are both given, remove one of them")
-        path = self.root / str(held[beside]).strip()
-        yield self.secret(key, path, where(beside)), f"{where(beside)}, file {path}"
+            raise ConfigError(f"{where(file_key)}: {key} and {file_key} are both given, remove one of them")
+        path = self.root / str(held[file_key]).strip()
+        return self.secret(key, path, where(file_key)), f"{where(file_key)}, file {path}"
 
     def secret(self, what: str, path: Path, origin: str) -> str:
         """The secret in the file, without white space around it. Raises ConfigError, which never shows it."""

@@ -63,7 +63,7 @@ def several(item: Schema, pattern: str, least: int = 0) -> Schema:
 NO_QUEUE = {"not": {"type": "string", "pattern": rf"({'|'.join(kinds.QUEUE_SUFFIXES)})\s*(,|$)"}}
 QUEUE = {**text_of(WORD), **NO_QUEUE}
 SPANS = rf"\s*({SPAN})\s*"
-SIGNING_KEY = kinds.SIGNING_KEY.pattern
+KEY = kinds.KEY.pattern
 USER = kinds.USER.pattern
 URL = rf"(embedded:|({OTHERS}|({DATABASES})\+[a-z0-9.+-]*)://){PLAIN}"
 NUMBER: Schema = {"type": "number", "minimum": 0, "maximum": kinds.LONGEST}
@@ -85,7 +85,7 @@ KINDS: Mapping[str, Schema] = {
     "url": text_of(URL),
     "database": text_of(rf"({DATABASES})(\+[^:]*)?://{PLAIN}"),
     "reference": {"type": "string", "pattern": rf"^(|\s*{kinds.REFERENCE.pattern}\s*)$"},
-    "keys": several({"type": "string", "pattern": f"^{SIGNING_KEY}$"}, SIGNING_KEY),
+    "keys": several({"type": "string", "pattern": f"^{KEY}$"}, KEY),
     "users": several(text_of(USER), rf"\s*{USER}\s*"),
     "prefix": {"type": "string", "pattern": f"^{kinds.PREFIX.pattern}$"},
     "http": {"type": "string", "pattern": f"^(https?://{PLAIN})?$"},

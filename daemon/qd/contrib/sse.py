@@ -22,6 +22,7 @@ def sse(handle: Handle[Any], request: Request, *, keep_alive: float = 15.0) -> S
         keep_alive: Seconds without an event after which a comment is sent, so that no proxy closes the connection.
     """
     last = request.headers.get("last-event-id", "")
+    # Longer ones are no numbers of events: Lua counts exactly up to 2^53.
     stream = handle.events(since=int(last) if last.isdecimal() and len(last) < 16 else 0)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for proxies: no copy, no buffer (nginx)
 

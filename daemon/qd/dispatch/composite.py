@@ -321,7 +321,7 @@ class Batch(Handle[None]):
                 break
             yield pause
         else:
-            left = f"{state.pending} jobs are left, and go on"
+            left = f"{state.pending} jobs are left, and keep running"
             raise ResultTimeout(f"batch {self.id} has not finished within {seconds:g} s: {left}")
         if state.failed:
             raise JobFailedError(

@@ -149,7 +149,9 @@ class SentJobs:
                 if timeout is None and time.monotonic() - away > AWAY:
                     raise
             yield pause
-        raise ResultTimeout(f"job {id} has not ended within {timeout:g} s; it goes on, and its handle can wait again")
+        raise ResultTimeout(
+            f"job {id} has not ended within {timeout:g} s; it keeps running, and its handle can wait again"
+        )
 
     def _check_exists(self, id: str) -> None:
         """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""

@@ -300,14 +300,14 @@ def _url(value: object) -> str:
     raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
 
 
-SIGNING_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
+KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")
 
 
 def _keys(value: object) -> tuple[str, ...]:
     """Keys of [signing] and [encryption]. Messages do not show them."""
     found = _several(value)
     for number, key in enumerate(found, 1):
-        if not isinstance(key, str) or not SIGNING_KEY.fullmatch(key):
+        if not isinstance(key, str) or not KEY.fullmatch(key):
             form = "ID:SECRET or ID:file:PATH (ID: up to 32 letters, digits, - and _)"
             raise ValueError(f"key {number} is not {form}")
     return tuple(str(key) for key in found)

@@ -6,7 +6,7 @@ worker verifies before it decodes an argument.
 The signed text is unambiguous: the version, then each part as ` LENGTH:BYTES` (UTF-8; a missing part has length 0). v2
 signs uuid, id, job, data, and the version of the job's arguments if that is not 1; v1 signs no id, because Laravel adds it
 after its hooks. A chained job that lacks a result also signs `takes`: of which job, for which parameter. The worker that
-adds the result signs it anew. A checkpoint is signed together with uuid, id and job (c1), a step's result also with its
+adds the result signs it again. A checkpoint is signed together with uuid, id and job (c1), a step's result also with its
 name; both are stored as `KEY.MAC.STATE`. `data` is signed byte for byte, so rewriting the JSON breaks the signature.
 """
 

@@ -82,7 +82,7 @@ class Checkpoints:
         self._mark = None
         # `_used` is set before the mark is checked: a concurrent call is seen here, or sees that it is too late.
         if self._used:
-            with self._lock:
+            with self._lock, self.emitter.lock:
                 pass
         assert self._job is not None
         return HeldJob(self._job, self._unsaved, self._unsure, self._stepped)
@@ -102,7 +102,8 @@ class Checkpoints:
         """Send an event (JSON) of the job that was reserved under `mark`, soon. Raises NotInJob."""
         with shield:
             self._check("emit", mark)
-            with self.emitter.lock:  # Emitter.end takes it, too, and sees this event
+            self._used = True
+            with self.emitter.lock:
                 self._check("emit", mark)
                 self.emitter.add(mark, id, ttl, data)
 

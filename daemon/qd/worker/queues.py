@@ -80,9 +80,8 @@ class WeightedRota(Rota):
         for _ in range(int(ROUND * (begin * PHASE % 1))):
             self.took(self.order[0], 0.0)
         later = sorted(queues, key=self._ahead.__getitem__)
-        self._ahead = {
-            queue: place for place, queue in enumerate(later)
-        }  # what they did not really take does not count
+        # What they did not really take does not count.
+        self._ahead = {queue: place for place, queue in enumerate(later)}
 
     def took(self, queue: str, now: float, count: int = 1) -> None:
         self._ahead[queue] = at = self._ahead[queue] + count * self._steps[queue]

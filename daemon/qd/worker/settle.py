@@ -202,9 +202,7 @@ class Settlement:
         if payload is not None and (self.attempts.unfreed or (ends and was_killed(job, payload))):
             holder = "" if ends else job.mark
             effects += self.connection.fetch(lambda: places_of(self.queue, job, payload, holder))
-        with self.emitter.lock:  # a thread of the job may be in emit()
-            emitted = job.mark in self.emitter.attempts
-        if emitted:
+        if job.mark in self.emitter.attempts:
             effects += self._end_stream(job, payload, outcome)
         steps = held.steps or (isinstance(outcome, Cancelled) and b'"rsv":' in job.before)  # of earlier attempts
         if steps and payload is not None and isinstance(outcome, Done | Cancelled):  # a failed job keeps them

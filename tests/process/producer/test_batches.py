@@ -124,7 +124,7 @@ def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness)
 
     well, badly = [send(shop, f"app.batch(part.bind(1, {fails}), part.bind(2)).dispatch()") for fails in (False, True)]
     assert ask(shop, badly, "batch.status()") == "running"
-    text = f"ResultTimeout batch {well} has not finished within 0.01 s: 2 jobs are left, and go on"
+    text = f"ResultTimeout batch {well} has not finished within 0.01 s: 2 jobs are left, and keep running"
     assert wait(well, 0.01) == text
     work = shop.work()
     assert (wait(well, 60), ask(shop, well, "batch.status()")) == ("None", "done")

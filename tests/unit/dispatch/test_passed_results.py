@@ -218,7 +218,7 @@ def test_an_argument_is_added_to_no_data(data: bytes):
 def test_call_keeps_the_result_for_five_minutes_unless_the_job_keeps_it():
     app = Qd()
     fetch, _, publish = declare(app)
-    late = r"job \w{32} has not ended within 0 s; it goes on, and its handle can wait"
+    late = r"job \w{32} has not ended within 0 s; it keeps running, and its handle can wait"
     with app.fake() as fake:
         with pytest.raises(ResultTimeout, match=late):
             fetch.bind("x").call(timeout=0)
