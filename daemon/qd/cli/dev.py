@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
@@ -72,7 +73,7 @@ def command(words: Sequence[str]) -> int:
             guard.communicate()
 
 
-def start(*words: str, stdout: int | None = None) -> subprocess.Popen[str]:
+def start(*words: str, stdout: int | None = None, fds: Sequence[int] = ()) -> subprocess.Popen[str]:
     """Start `qd WORDS...`."""
     parent = os.getpid()
 
@@ -80,28 +81,30 @@ def start(*words: str, stdout: int | None = None) -> subprocess.Popen[str]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         fork.die_with(parent)
 
-    none = subprocess.DEVNULL
-    return subprocess.Popen([*QD, *words], stdin=none, stdout=stdout, text=True, process_group=0, preexec_fn=prepare)
+    made: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "text": True}
+    return subprocess.Popen([*QD, *words], **made, process_group=0, pass_fds=fds, preexec_fn=prepare)
 
 
 def dashboard(programs: Programs, shared: Sequence[str]) -> str:
     """Start it. Returns its address, or why there is none."""
     if missing := [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]:
         return f"not started, {missing[0]} is not installed: pip install 'qd-worker[dashboard]'"
-    place, note = (f"{HOST}:{PORT}", "") if is_free(PORT) else (f"{HOST}:0", f" (port {PORT} is taken)")
-    programs["dashboard"] = made = start("dashboard", "--listen", place, *shared, stdout=subprocess.PIPE)
+    listener, note = bound()
+    with listener:
+        words = ("dashboard", "--listen-fd", str(fd := listener.fileno()), *shared)
+        programs["dashboard"] = made = start(*words, stdout=subprocess.PIPE, fds=[fd])
     assert made.stdout is not None
     if ready_of([made.stdout.fileno()], START) and (line := made.stdout.readline()):
         return line.strip().removeprefix("dashboard: ") + note
     return "not started"
 
 
-def is_free(port: int) -> bool:
+def bound() -> tuple[socket.socket, str]:
+    """Listen here, not in the dashboard: no other program can take the port in between. Returns a remark, too."""
     try:
-        socket.create_server((HOST, port)).close()
+        return socket.create_server((HOST, PORT)), ""
     except OSError:
-        return False
-    return True
+        return socket.create_server((HOST, 0)), f" (port {PORT} is taken)"
 
 
 def watch(programs: Programs) -> int:

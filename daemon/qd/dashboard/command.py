@@ -27,15 +27,17 @@ LISTEN = "127.0.0.1:8640"
 @click.option(
     "--hash", "hashes", is_flag=True, help="Ask for a password and print its hash, for `users` of [dashboard]."
 )
+@click.option("--listen-fd", "descriptor", type=int, hidden=True)  # a listening socket, inherited from `qd dev`
 @context.options
-def command(listen: str, hashes: bool) -> None:
+def command(listen: str, hashes: bool, descriptor: int | None) -> None:
     """Serve the dashboard: the system in a browser.
 
     On a loopback address it prints a link that can be used once. Other addresses need `users` below [dashboard].
     """
     if hashes:
         return output.say(hashed(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)))
-    host, port = address_of(listen)
+    listener = None if descriptor is None else socket.socket(fileno=descriptor)
+    host, port = listener.getsockname() if listener else address_of(listen)
     options = context.settings().dashboard
     access = Sessions((*LOOPBACK, host, *options.hosts), users_of(options.users))
     if not access.users and not is_loopback(host):
@@ -43,7 +45,7 @@ def command(listen: str, hashes: bool) -> None:
         way = f"{users}, or listen on 127.0.0.1"
         raise ConfigError(f"the dashboard would be open to everybody who reaches {listen}: {way}")
     given = context.given()
-    listener = bound(host, port)
+    listener = listener or bound(host, port)
     port = listener.getsockname()[1]
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}{options.prefix}/"
     if access.users:
