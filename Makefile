@@ -4,7 +4,7 @@
 #   make demo-dashboard  a living system and its dashboard, until Ctrl-C
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
 #   make quick       those for the inner loop: unit, contract on one Redis, typing
-#   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/reliability.md
+#   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
 #   make soak        the long ones of them, and minutes idle under supervisord and under systemd
 #   make check       what CI runs: format, lint, types, floors, test
 
@@ -54,10 +54,10 @@ collected: compiled
 
 # With QD_TESTS_EXEC=1 programs are executed as users do it, not forked from a warm process (tests/support/warm.py).
 faults: $(STAMP)
-	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m "fault and not slow" --modes=all --reliability=docs/reliability.md $(ARGS)
+	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m "fault and not slow" --modes=all --reliability=docs/explanation/reliability.md $(ARGS)
 
 soak: $(STAMP)
-	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/reliability.md $(ARGS)
+	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/explanation/reliability.md $(ARGS)
 
 check: static test
 

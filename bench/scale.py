@@ -265,7 +265,7 @@ def section(samples: dict[str, dict[str, list[dict[str, float]]]], rounds: int, 
         f"Made by `python bench/scale.py --write` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit},",
         f"{os.cpu_count()} CPUs, load {before:.1f} before and {os.getloadavg()[0]:.1f} after: {rounds} rounds, the cases of",
         "an axis in turn. CPU times are the lowest of the rounds, because other work only adds to them; pickups medians.",
-        "In brackets: the ratio to the first line of the axis. docs/sizing.md explains what follows.",
+        "In brackets: the ratio to the first line of the axis. docs/explanation/sizing.md explains what follows.",
     ]
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
         lines.append("The machine had other work, with lower priority than this.")

@@ -154,7 +154,7 @@ def test_check_reports_whether_the_app_was_imported(folder):
     )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, output)
-    assert output.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "commands.md").read_text()
+    assert output.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "reference" / "commands.md").read_text()
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url is set in Qd(...)
     assert (real("config", "check").returncode, real("config", "check").stdout) == (78, "")
     (folder / "jobs.py").write_text("from qd import Qd\napp = Qd('redis://h/0')\n")
@@ -448,7 +448,7 @@ def test_generated_files_install_what_the_connections_need(folder):
 
 
 def test_the_page_on_running_names_the_same_probe():
-    page = (ROOT / "docs" / "running.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     probes = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)
     probes += re.findall(r"livenessProbe:\n +exec: \{ command: (\[.*\]) \}", page)
     assert [json.loads(words) for words in probes] == [["qd", "health", "--live"]] * 2

@@ -21,7 +21,7 @@ from tests.support.redis import Client
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text()
 SECTION = PAGE.partition("### `qd events`\n")[2].partition("\n### ")[0]
 
 
@@ -150,7 +150,7 @@ def test_a_cluster_keeps_the_events(cluster: Cluster, project: MakeProject) -> N
     assert [(event["what"], event["count"]) for event in found] == [("up", 1), ("down", 2)]
 
 
-# -- docs/commands.md
+# -- docs/reference/commands.md
 
 
 def test_the_events_on_the_page_are_printed_so(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The table of docs/commands.md: which commands work on which driver, with its real server."""
+"""The table of docs/reference/commands.md: which commands work on which driver, with its real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qd.cli.top.screen import Top
 from qd.options.drivers import DRIVERS
 from tests.cli.conftest import Run
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
 ROWS = re.findall(
     r"^\| `qd ([\w ]+)` \| (.*?) \| (.*?) ?\| (.*?) \|$", PAGE.partition("<!-- commands on")[2], re.MULTILINE
 )

@@ -1,4 +1,4 @@
-"""Hand-made delay queues, and what each of them loses or doubles: the facts of docs/delay-queues.md.
+"""Hand-made delay queues, and what each of them loses or doubles: the facts of docs/explanation/delay-queues.md.
 
 Each consumer below is the usual one, on a real server. The tests show its mistake; the last ones show the same situation
 with qd.

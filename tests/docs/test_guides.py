@@ -30,7 +30,7 @@ from tests.support.witness import Witness
 # --- getting-started.md
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "getting-started.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-job.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -82,7 +82,7 @@ def test_every_command_prints_what_the_page_shows(project: Callable[..., Project
 # --- failed.md
 
 
-PAGE_FAILED = (Path(__file__).resolve().parents[2] / "docs" / "failed.md").read_text()
+PAGE_FAILED = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "failed.md").read_text()
 CONSOLE = re.search(r"^```console\n(.*?)^```$", PAGE_FAILED, re.DOTALL | re.MULTILINE)
 TASKS = re.findall(r"^\|[^|]*\| `(qd failed [^`]*)`", PAGE_FAILED.partition("\n## ")[0], re.MULTILINE)
 
@@ -136,7 +136,7 @@ def test_each_command_of_the_tasks_runs(shop: Project, redis: Client) -> None:
 # --- django.md
 
 
-PAGE_DJANGO = (Path(__file__).resolve().parents[2] / "docs" / "django.md").read_text()
+PAGE_DJANGO = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "django.md").read_text()
 FILES = re.findall(r"^```py\n# (\S+)\.py\n(.*?)^```$", PAGE_DJANGO, re.DOTALL | re.MULTILINE)
 
 
@@ -256,7 +256,7 @@ def test_a_test_case_rolls_its_jobs_back(django_shop: FrameworkProject):
 # --- recipes.md
 
 
-PAGE_RECIPES = sample_program((ROOT / "docs" / "recipes.md").read_text())
+PAGE_RECIPES = sample_program((ROOT / "docs" / "how-to" / "recipes.md").read_text())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/log-events.md lists every log event in the source, with its levels and fields.
+"""docs/reference/log-events.md lists every log event in the source, with its levels and fields.
 
 Names are read from the calls of `log.info(...)` and its like. CHILD, SERVER and JOB in the tables stand for several names.
 """
@@ -15,7 +15,7 @@ import pytest
 from qd.process.scoreboard import VERDICTS
 from tests.support.pages import ROOT
 
-PAGE = (ROOT / "docs" / "log-events.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "log-events.md").read_text()
 LEVELS = ("debug", "info", "warning", "error")
 JOB = {"queue", "job", "display", "id", "attempt", "crashes", "tags"}
 SPREAD = {"log_fields": JOB, "named": {"job", "id"}}  # what these functions return

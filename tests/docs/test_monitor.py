@@ -1,4 +1,4 @@
-"""docs/monitor.md: MONITOR shows the calls on the page for one job, and the table has every key."""
+"""docs/how-to/monitor.md: MONITOR shows the calls on the page for one job, and the table has every key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
 ONCE_A_MINUTE = "client EVALSHA queues:mail:failed"  # the keeper's check of failed jobs, described below the beat
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "monitor.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "monitor.md").read_text()
 
 
 class Monitor:

@@ -17,7 +17,7 @@ from tests.support.servers.prometheus import CONF, Prometheus, installed
 from tests.support.waiting import eventually
 from tests.support.witness import JOBS, Witness
 
-PAGE = (CONF.parent / "docs" / "monitor.md").read_text()
+PAGE = (CONF.parent / "docs" / "how-to" / "monitor.md").read_text()
 # Empty while all is well, or without a schedule or maxmemory.
 MAY_BE_EMPTY = ("qd_schedule_", "qd_server_memory_max_bytes", "== 1")
 

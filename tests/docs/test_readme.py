@@ -1,4 +1,4 @@
-"""The README: first job, samples, links and figures; the promises and tables of docs/reliability.md; maps of the code."""
+"""The README: first job, samples, links and figures; the promises and tables of reliability.md; maps of the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.reliability import with_cells
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "bench" / "RESULTS.md").read_text()
-RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
+RELIABILITY = (ROOT / "docs" / "explanation" / "reliability.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"`qd ((?:work|dispatch)[^`]*)`", README)
 
@@ -59,7 +59,7 @@ def headings(page: Path) -> set[str]:
 
 
 def test_links_have_existing_pages_and_headings() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for name, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
             target = page.parent / name if name else page
             assert target.exists(), (page.name, name)
@@ -67,8 +67,9 @@ def test_links_have_existing_pages_and_headings() -> None:
 
 
 def test_the_index_of_the_documentation_lists_each_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
-    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (docs / "index.md").read_text()))
+    assert linked == {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
 
 
 Cells = dict[str, dict[str, str]]
@@ -112,7 +113,7 @@ def test_performance_figures_and_versions_equal_the_benchmark_results() -> None:
 
 def test_pictures_exist_and_show_the_run_of_the_results() -> None:
     facts = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", RESULTS.partition("\n## ")[0], re.MULTILINE))
-    pages = [ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = [
         page.parent / name
         for page in pages
@@ -136,7 +137,7 @@ def known_rows() -> frozenset[str]:
 
 
 def rows_that_hold() -> set[str]:
-    """The rows whose verdict in docs/reliability.md, written by a run, is "holds"."""
+    """The rows whose verdict in docs/explanation/reliability.md, written by a run, is "holds"."""
     page = RELIABILITY.partition("<!-- end of connections -->")[2]  # the rows above have no verdict
     lines = re.findall(r"^\| (\d.*) \|$", page, re.M)
     verdicts = [(cells[0], cells[10]) for line in lines if (cells := line.split(" | "))]
@@ -190,7 +191,7 @@ def test_each_name_on_a_map_exists():
 
 
 def test_each_file_on_the_architecture_page_exists():
-    named = re.findall(r"`([\w/]+(?:\.py|\.lua|/))`", (ROOT / "docs" / "inside.md").read_text())
+    named = re.findall(r"`([\w/]+(?:\.py|\.lua|/))`", (ROOT / "docs" / "explanation" / "architecture.md").read_text())
     assert len(named) > 30
     places = [CODE, CODE / "drivers" / "keyspace" / "scripts", ROOT]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []

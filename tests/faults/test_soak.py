@@ -46,7 +46,7 @@ def test_a_long_run_under_every_fault_loses_nothing(project: MakeProject, figure
             left = set(soak.client.keys()) if server.process else set()
             soak.close()
     if figures.strict:
-        (ROOT / "docs/soak.md").write_text(report)
+        (ROOT / "docs/explanation/soak.md").write_text(report)
     doubles = soak.tally.doubles()
     figures.add(lost=len(soak.tally.open(Counter())), doubles=len(doubles), jobs=len(soak.tally.kinds))
     assert not soak.odd

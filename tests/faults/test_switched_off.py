@@ -216,7 +216,7 @@ def test_with_all_mechanisms_the_tests_pass(mechanisms: tuple[str, ...], tmp_pat
 
 
 def test_the_page_names_all_mechanisms() -> None:
-    page = (ROOT / "docs/reliability.md").read_text()
+    page = (ROOT / "docs/explanation/reliability.md").read_text()
     for named in MECHANISMS.values():
         name = named.test.partition("[")[0].replace("::", ": ")
         assert f"| {named.description} | `{name}` |" in page

@@ -13,7 +13,7 @@ from tests.php.laravel import JOBS, PREFIX, Laravel
 from tests.support.project import Project
 from tests.support.redis import Client
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "encryption.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "encryption.md").read_text()
 KEY = "2026b:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 DATA = {"card": "4111-1111", "text": 'é/ü "q" \\ \u2028 🙂', "nested": {"deep": [[], [1, 2.5], {"none": None}]}}
 

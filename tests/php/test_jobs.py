@@ -258,7 +258,7 @@ def test_the_old_names_of_backoff_and_deadline_are_obeyed(laravel: Laravel, proj
 # --- signed jobs
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "php.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "laravel.md").read_text()
 KEY = "2026b:a-secret-of-both-sides"
 DATA = [
     None,

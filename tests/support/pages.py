@@ -1,4 +1,4 @@
-"""The code samples in docs/, and the tables of docs/schedule-clock.md: what entries do when the clock changes."""
+"""The code samples in docs/, and the tables of schedule-clock.md: what entries do when the clock changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qd.schedule.timing import Cron, Every, Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if SAMPLE.search(page.read_text())]
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if SAMPLE.search(page.read_text())]
 
 
 def sample_program(text: str) -> str:

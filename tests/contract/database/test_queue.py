@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("databases")
 
 T = TypeVar("T")
 TOKEN = "Tok3nTok3n"
-PAGE = Path(__file__).parents[3] / "docs" / "database.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "drivers" / "database.md"
 KINDS = ("sqlite", "postgres", "mariadb")
 Connect = Callable[..., DatabaseQueue]
 

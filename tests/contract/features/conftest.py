@@ -1,4 +1,4 @@
-"""What docs/features.md says about the feature of a test file, which names it as FEATURE, and the driver under test."""
+"""What features.md says about the feature of a test file, which names it as FEATURE, and the driver under test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Cell = Literal["works", "limited", "refused"]
 
 def table() -> dict[str, dict[str, str]]:
     """Feature -> driver -> cell."""
-    lines = [line for line in (ROOT / "docs" / "features.md").read_text().splitlines() if line.startswith("|")]
+    lines = [
+        line for line in (ROOT / "docs" / "reference" / "features.md").read_text().splitlines() if line.startswith("|")
+    ]
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {name: dict(zip(head[1:], cells, strict=True)) for name, *cells in rows}
 

@@ -1,4 +1,4 @@
-"""docs/features.md has a column for each driver and a row for each tested feature."""
+"""docs/reference/features.md has a column for each driver and a row for each tested feature."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.witness import JOBS, Witness
 
 pytestmark = pytest.mark.usefixtures("clean_redis")
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "maintenance.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "maintenance.md"
 HELD = (
     JOBS
     + """

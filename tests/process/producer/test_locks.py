@@ -332,7 +332,7 @@ def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd],
 def rights(redis: Client) -> Iterator[list[str]]:
     """Those that SECURITY.md names for locks, given to the user `narrow`."""
     page = " ".join((Path(__file__).resolve().parents[3] / "SECURITY.md").read_text().split())
-    words = page.split("(docs/locks.md) needs `")[1].split("`")[0].split()
+    words = page.split("(docs/how-to/locks.md) needs `")[1].split("`")[0].split()
     redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "-@all", *words)
     yield words
     redis.call("ACL", "DELUSER", "narrow")

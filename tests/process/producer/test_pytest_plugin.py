@@ -320,7 +320,7 @@ def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_fact
 
 # -- the page
 
-PAGE = (SOURCE.parent / "docs" / "testing.md").read_text()
+PAGE = (SOURCE.parent / "docs" / "how-to" / "testing.md").read_text()
 OF_THE_PAGE = """
 import smtplib
 from qd import Qd

@@ -354,7 +354,7 @@ def test_equal_expressions_in_one_zone_are_computed_once(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("zone", NIGHTS)
 def test_the_tables_of_the_page_are_correct(zone: str) -> None:
-    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "schedule-clock.md").read_text()
     _, _, section = page.partition(f"\n### {zone}\n")
     assert clock_table(zone) in section.partition("\n### ")[0], (
         f"python -m tests.support.pages prints:\n{clock_table(zone)}"
@@ -362,7 +362,7 @@ def test_the_tables_of_the_page_are_correct(zone: str) -> None:
 
 
 def test_the_page_names_every_alias() -> None:
-    page = (ROOT / "docs" / "schedule-clock.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "schedule-clock.md").read_text()
     for alias, expression in ALIASES.items():
         assert any(f"`{alias}`" in line and f"`{expression}`" in line for line in page.splitlines()), alias
 

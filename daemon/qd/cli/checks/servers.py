@@ -253,7 +253,7 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
         yield warn(what, text, way)
 
 
-# What workers need, for servers that have users; docs/database.md has the statements.
+# What workers need, for servers that have users; docs/reference/drivers/database.md has the statements.
 GRANTS = {
     "postgresql": "GRANT SELECT ON qd_schema; GRANT SELECT, INSERT, UPDATE, DELETE ON {table}, qd_reserved, qd_names, "
     "qd_items; GRANT USAGE ON SEQUENCE {table}_id_seq",
