@@ -23,7 +23,7 @@ from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.redis import Server
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli" / "qd-peek.md").read_text()
 
 
 def payload(
