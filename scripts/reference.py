@@ -146,14 +146,19 @@ def cell(text: str) -> str:
     return re.sub(r"(?<!\\)\|", r"\|", text)
 
 
+CODE = re.compile(
+    r"(?<![\w-])--[a-z][\w-]*(?: [A-Z]+\b)?"  # --older-than TIME
+    r"|(?<![\w-])-[a-z]\b|\[[a-z]+(?:\.\w+)*\]|\b[A-Z]+\.{3}"  # -c, [pools.NAME], QUEUE...
+    r"|'[^' ]*\*[^' ]*'|(?:\./)?\b[\w.]+\.(?:toml|py)\b|\b[\w.]+\(\)"  # 'mail.*', ./qd.toml, current_job()
+    r"|\b[a-z]+(?:_[a-z]+)+\b|\b(?!Open)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b|\bQD_[A-Z_]+\b"  # retry_for, JobCancelled
+)
+
+
 def marked(text: str) -> str:
-    """Help text as Markdown: flags, sections of the file and patterns as code."""
+    """Help text as Markdown: flags, sections of the file, patterns and names as code."""
     parts = text.split("`")
-    code = (
-        r"(?<![\w-])--[a-z][\w-]*(?: [A-Z]+\b)?|(?<![\w-])-[a-z]\b|\[[a-z]+(?:\.\w+)*\]|'[^' ]*\*[^' ]*'|\b[A-Z]+\.{3}"
-    )
     for place in range(0, len(parts), 2):
-        parts[place] = re.sub(code, lambda found: f"`{found[0]}`", parts[place])
+        parts[place] = CODE.sub(lambda found: f"`{found[0]}`", parts[place])
     return "`".join(parts)
 
 

@@ -136,7 +136,7 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
     A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again. Without --host and --pool: all.
 
     --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
-    workers are replaced; exit 1 and name the others if the time is over.
+    workers are replaced; else exit 1 and name the others.
     """
     found = context.settings()
     store = context.store(found, found.control)
