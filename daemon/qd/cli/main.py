@@ -218,7 +218,7 @@ def help_(words: tuple[str, ...]) -> None:
 def completion(shell: str) -> None:
     """Print the script for completion in a shell.
 
-    bash: `eval "$(qd completion bash)"` in ~/.bashrc. zsh: the same with zsh in ~/.zshrc. fish: `qd completion fish | source`.
+    bash: `eval "$(qd completion bash)"` in ~/.bashrc; zsh: the same in ~/.zshrc. fish: `qd completion fish | source`.
     """
     from click.shell_completion import get_completion_class
 
