@@ -150,7 +150,7 @@ CODE = re.compile(
     r"(?<![\w-])--[a-z][\w-]*(?: [A-Z]+\b)?"  # --older-than TIME
     r"|(?<![\w-])-[a-z]\b|\[[a-z]+(?:\.\w+)*\]|\b[A-Z]+\.{3}"  # -c, [pools.NAME], QUEUE...
     r"|'[^' ]*\*[^' ]*'|(?:\./)?\b[\w.]+\.(?:toml|py)\b|\b[\w.]+\(\)"  # 'mail.*', ./qd.toml, current_job()
-    r"|\b[a-z]+(?:_[a-z]+)+\b|\b(?!Open)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b|\bQD_[A-Z_]+\b"  # retry_for, JobCancelled
+    r"|(?<![,\w])[a-z]+(?:_[a-z]+)+\b|\b(?!Open)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b|\bQD_[A-Z_]+\b"  # retry_for, JobCancelled
 )
 
 
@@ -191,7 +191,7 @@ def key_row(row: Option) -> str:
     flags = "arguments" if row.name == "queues" else names(row.short, row.flag)
     key = names(row.name) if row.in_file else ""
     help = f"{row.help}: {names(*row.choices)}" if row.choices else row.help
-    return f"| {key} | {flags} | {names(row.environ)} | {row.shown} | {row.unit} | {cell(help)} |\n"
+    return f"| {key} | {flags} | {names(row.environ)} | {marked(row.shown)} | {row.unit} | {cell(marked(help))} |\n"
 
 
 # --- errors
