@@ -406,7 +406,7 @@ def test_jobs_with_effects_among_others_keep_them(project: MakeProject, figures:
 @pytest.mark.fault(
     "59",
     "thousands of jobs of ten kinds, also in bursts, while workers, keepers and masters of two programs are killed",
-    "nothing lost or failed, no attempt spent by an innocent job; only jobs in hand at a kill run twice",
+    "nothing lost or failed, no attempt spent by an innocent job; only jobs held at a kill run twice",
 )
 @pytest.mark.leaves("queues:*:deaths", "qd:batch:*")
 @pytest.mark.parametrize(
