@@ -8,6 +8,7 @@ import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -172,9 +173,11 @@ VALUES: dict[str, object] = {
 }
 
 
+TOGETHER: dict[str, dict[str, object]] = {"upgrade": {"version": 2}, "version": {"upgrade": {1: dict}}}
+
+
 def given(name: str) -> dict[str, object]:
-    more = {"upgrade": {"version": 2}, "version": {"upgrade": {1: dict}}}.get(name, {})
-    return {name: VALUES[JOB_OPTIONS[name][1]], **more}
+    return {name: VALUES[JOB_OPTIONS[name][1]], **TOGETHER.get(name, {})}
 
 
 def one_argument(data: dict[str, object]) -> None: ...
@@ -182,12 +185,13 @@ def one_argument(data: dict[str, object]) -> None: ...
 
 def accepts(name: str) -> str:
     """Where qd accepts the option: both, job or using."""
+    app: Any = Qd()
     found = ""
     with suppress(DeclarationError):
-        Qd().job("declared", **given(name))(one_argument)  # type: ignore[arg-type]
+        app.job("declared", **given(name))(one_argument)
         found = "job"
     with suppress(DeclarationError):
-        Qd().job("declared")(one_argument).using(**{name: given(name)[name]})  # type: ignore[arg-type]
+        app.job("sent")(one_argument).using(**{name: given(name)[name]})
         found = "both" if found else "using"
     return found
 
