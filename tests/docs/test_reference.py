@@ -19,9 +19,10 @@ from qd.config.settings import SECTIONS
 from qd.drivers.connections import gaps_of
 from qd.errors import DeclarationError
 from qd.jobs.plan import Options, SendOptions
+from qd.jobs.policy import limits_of
 from qd.options.drivers import DRIVERS
-from qd.options.tables import JOB_KINDS, WORK
-from qd.payload.format import HOLD
+from qd.options.tables import JOB_KINDS, WORK, JobOptions
+from qd.payload.format import HOLD, Payload
 from qd.schedule.builder import Frequencies, Scheduled, Words
 from qd.schedule.entry import CallTask
 from tests.cli.test_main import leaves
@@ -219,6 +220,30 @@ def test_a_default_of_a_job_option_is_that_of_the_worker_if_it_has_one(name: str
 
 def test_the_default_of_unique_for_is_that_of_the_payload() -> None:
     assert int(JOB_OPTIONS["unique_for"][2]) == HOLD
+
+
+PRECEDENCE = [".using()", "@app.job()", "qd work flags", "environment variables", "qd.toml", "built-in defaults"]
+
+
+@pytest.mark.parametrize("page", ["how-to/jobs.md", "reference/job-options.md"])
+def test_a_page_lists_the_sources_of_options_by_precedence(page: str) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    found = text.partition("Precedence, highest first: ")[2].partition("defaults. ")[0] + "defaults"
+    found = re.sub(r" \(`\w+`\)| \[computed options\]\(\S+\) of a class job,|`", "", found)
+    assert found.split(", ") == PRECEDENCE
+
+
+@pytest.mark.parametrize("removed", range(len(PRECEDENCE)))
+def test_options_have_the_precedence_that_the_pages_list(removed: int, tmp_path: Path) -> None:
+    """Each source sets its place in the list; without the first ones, the next one decides."""
+    path = tmp_path / "qd.toml"
+    path.write_text("[worker]\ntries = 50\n" if removed < 5 else "")
+    flags, environ = {"tries": 30} if removed < 3 else {}, {"QD_TRIES": "40"} if removed < 4 else {}
+    work = config.load(path, environ=environ, flags=flags).work
+    declared = JobOptions.read({"tries": 20} if removed < 2 else {})
+    sent = JobOptions.read({"tries": 10} if removed < 1 else {}).over(declared)
+    places = [10, 20, 30, 40, 50, WORK["tries"].default]
+    assert limits_of(Payload(job="mail", maxTries=sent.tries), declared, work).tries == places[removed]
 
 
 # --- commands.md
