@@ -13,8 +13,10 @@ from typing import get_args
 import click
 import pytest
 
+from qd import config
 from qd.cli import main
 from qd.cli.job import Cause
+from qd.process.exit_codes import ending
 from tests.support.pages import ROOT
 
 DOCS = ROOT / "docs"
@@ -64,12 +66,12 @@ def shown(node: ast.expr) -> str:
 
 
 def messages() -> list[str]:
-    rows = re.findall(rf"^\| (?:{CODE}) \| [^|]+ \| [^|]+ \|$", TROUBLE.partition("\n# By message\n")[2], re.MULTILINE)
+    rows = re.findall(rf"^\| (?:{CODE}) \| [^|]+ \| [^|]+ \|$", TROUBLE.partition("\n## By message\n")[2], re.MULTILINE)
     return [wide or narrow for wide, narrow in rows]
 
 
 def test_the_page_has_the_likely_messages() -> None:
-    assert len(messages()) == len(re.findall(r"^\| `", TROUBLE.partition("\n# By message\n")[2], re.MULTILINE)) >= 40
+    assert len(messages()) == len(re.findall(r"^\| `", TROUBLE.partition("\n## By message\n")[2], re.MULTILINE)) >= 40
 
 
 @pytest.mark.parametrize("message", messages())
@@ -79,7 +81,7 @@ def test_each_message_on_the_page_is_in_the_source(message: str) -> None:
 
 
 def test_the_causes_on_the_page_are_those_of_qd_why() -> None:
-    section = TROUBLE.partition("\n## My job does not run\n")[2].partition("\n## ")[0]
+    section = TROUBLE.partition("\n### My job does not run\n")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", section, re.MULTILINE)
     named = {cause for row in rows for cause in re.findall(r"[\w-]+", row)}
     assert named <= set(get_args(Cause))
@@ -99,6 +101,27 @@ def test_each_log_event_on_the_page_is_in_the_reference() -> None:
                 role, _, event = code.partition(".")
                 general = {"worker": "CHILD", "redis": "SERVER"}.get(role, role)
                 assert {code, f"{general}.{event}"} & known, (page.name, code)
+
+
+def test_the_deaths_on_the_page_are_described_as_in_the_log() -> None:
+    deaths = set(re.findall(r'how="(.*?)"', TROUBLE))
+    assert deaths == {ending(9, oom=True), ending(11)}
+
+
+# --- alerts.md
+
+
+def test_the_configurations_of_the_page_about_alerts_can_be_used(tmp_path: Path) -> None:
+    secret = tmp_path / "webhook"
+    secret.write_text("https://hooks.example.com/x")
+    text = (DOCS / "how-to" / "alerts.md").read_text()
+    files = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(files) == 3
+    for number, each in enumerate(files):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(each.replace("/run/secrets/qd-webhook", str(secret)))
+        found = config.load(path, environ={})
+        assert found.alerts.webhook or found.alerts.exec
 
 
 # --- commands
