@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.support.payloads import failed
 from tests.support.project import MakeProject
 from tests.support.reader import Reader, blocks, edited
 from tests.support.redis import FAILED, Client
+from tests.support.waiting import eventually
 
 FOLDER = ROOT / "docs" / "tutorial"
 STORY = ["first-job", "retries-and-failures", "schedule-it", "test-it", "deploy-it"]
@@ -114,3 +116,61 @@ def test_the_commands_of_the_page_clear_a_backlog(project: MakeProject, redis: C
     reader.work.stop()
     assert len(failed(redis, "mail")) == 2
     assert not reader.work.matches("job.failed")
+
+
+# --- troubleshooting.md
+
+SHOP = """
+@app.job("mail.welcome", queue="mail")
+def welcome(n: int = 0) -> None: ...
+"""
+NEW = """
+@app.job("mail.new", queue="mail")
+def new(n: int = 0) -> None: ...
+"""
+SEND = "from jobs import *; print(welcome.dispatch().id)"
+SEND_LATER = "from jobs import *; print(welcome.using(delay=3600).dispatch().id)"
+SEND_NEW = "from jobs import *; print(app.queue('mail').push('mail.new', {}).id)"
+
+
+class Case(NamedTuple):
+    cause: str
+    before: str  # a command
+    send: str
+    fix: str  # a command
+
+
+CASES = [
+    Case("paused", "qd pause mail", SEND, "qd resume mail"),
+    Case("down", "qd down", SEND, "qd up"),
+    Case("delayed", "", SEND_LATER, "qd promote ID"),
+    Case("unknown-job", "", SEND_NEW, "qd restart --rolling"),
+]
+
+
+@pytest.mark.usefixtures("clean_redis")
+@pytest.mark.leaves("qd:restart")
+def test_a_job_runs_after_the_fix_that_the_page_has_for_its_cause(project: MakeProject) -> None:
+    shop = project(jobs=SHOP)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+
+    def cause_of(id: str) -> str:
+        return shop.qd("why", id).stdout.split()[0]
+
+    id = shop.python(SEND).stdout.strip()
+    assert cause_of(id) == "no-worker"
+    work = shop.work("mail", "-w", "1")
+    work.wait_line(f"job.done .*id={id}")
+    for case in CASES:
+        assert re.search(rf"^\| .*`{case.cause}`.* \|$", page, re.MULTILINE), case
+        if case.before:
+            assert shop.qd(*case.before.split()[1:]).returncode == 0
+        if case.cause == "down":  # workers notice it within two seconds
+            work.child("worker 0 down")
+        id = shop.python(case.send).stdout.strip()
+        eventually(lambda id=id, case=case: cause_of(id) == case.cause, 30, what=f"{case}: {cause_of(id)}")
+        if case.send == SEND_NEW:
+            shop.jobs(SHOP + NEW)
+        assert shop.qd(*[id if word == "ID" else word for word in case.fix.split()[1:]]).returncode == 0
+        work.wait_line(f"job.done .*id={id}", 60)
+    work.stop()
