@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -154,11 +155,11 @@ def test_a_job_runs_after_the_fix_that_the_page_has_for_its_cause(project: MakeP
     shop = project(jobs=SHOP)
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
 
-    def cause_of(id: str) -> str:
-        return shop.qd("why", id).stdout.split()[0]
+    def has_cause(id: str, cause: str) -> bool:
+        return shop.qd("why", id).stdout.split()[0] == cause
 
     id = shop.python(SEND).stdout.strip()
-    assert cause_of(id) == "no-worker"
+    assert has_cause(id, "no-worker")
     work = shop.work("mail", "-w", "1")
     work.wait_line(f"job.done .*id={id}")
     for case in CASES:
@@ -168,7 +169,7 @@ def test_a_job_runs_after_the_fix_that_the_page_has_for_its_cause(project: MakeP
         if case.cause == "down":  # workers notice it within two seconds
             work.child("worker 0 down")
         id = shop.python(case.send).stdout.strip()
-        eventually(lambda id=id, case=case: cause_of(id) == case.cause, 30, what=f"{case}: {cause_of(id)}")
+        eventually(partial(has_cause, id, case.cause), 30, what=str(case))
         if case.send == SEND_NEW:
             shop.jobs(SHOP + NEW)
         assert shop.qd(*[id if word == "ID" else word for word in case.fix.split()[1:]]).returncode == 0
