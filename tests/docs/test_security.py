@@ -26,7 +26,7 @@ USERS = {line.split()[2]: line.split()[3:] for line in PAGE.splitlines() if line
 def added(task: str, cell: int = 1) -> list[str]:
     """The rights in the row of the page that begins with this task."""
     (row,) = re.findall(rf"^\| {re.escape(task)}.*\|$", PAGE, re.MULTILINE)
-    found = re.findall(r"`([~+].*?)`", row.split(" | ")[cell])
+    found: list[str] = re.findall(r"`([~+].*?)`", str(row).split(" | ")[cell])
     return found[0].split()
 
 
