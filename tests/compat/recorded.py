@@ -284,6 +284,7 @@ max_crashes = 2
 
 [failed]
 database = "sqlite:///failed.sqlite"
+keep = "7300d"
 """
 
 

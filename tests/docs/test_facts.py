@@ -124,9 +124,9 @@ FAILED = SECTIONS["failed"]
 
 LIMITS = {
     "a checkpoint": (f"{context.MOST_SAVED >> 10}", r"of at most (\d+) KiB"),
-    "an event": (f"{context.MOST_EMITTED >> 10}", r"(?:event: JSON of|an event \| a JSON value of|fields take) at most (\d+) kB"),
+    "an event": (f"{context.MOST_EMITTED >> 10}", r"(?:event: JSON|JSON value|fields take)(?: of)? at most (\d+) kB"),
     "events of a job": (f"{emitter.MOST_EVENTS:,}", r"(?:the|its) last ([\d,]+) events"),
-    "bytes of the events of a job": (f"{emitter.MOST_BYTES >> 20}", r"last [\d,]+ events,? (?:and|at most) (\d+) MB"),
+    "bytes of the events of a job": (f"{emitter.MOST_BYTES >> 20}", r"events,? (?:and|at most) (\d+) MB"),
     "durable steps": (f"{int(MOST_STEPS):,}", r"([\d,]+) steps and \d+ MB"),
     "bytes of durable steps": (f"{int(MOST_STEP_BYTES) >> 20}", r"steps and (\d+) MB"),
     "jobs fetched at once": (f"{PREFETCHED}", r"a number up to (\d+) fixes"),
@@ -162,6 +162,11 @@ def test_no_page_denies_a_driver():
         assert [store for store in STORES if store not in sentence] == [], (page, sentence)
     only = r"(?i)\b(?:supports?|works? (?:on|with)|needs?) Redis(?: and Valkey)? only\b|only (?:on )?Redis and Valkey\b"
     assert found(only) == {}
+
+
+def test_the_page_on_django_has_queues_in_a_database():
+    page = TEXTS["docs/how-to/django.md"]
+    assert [words for words in ("django://default", "qd migrate", "app.transaction") if words not in page] == []
 
 
 def test_the_readme_names_every_driver():
