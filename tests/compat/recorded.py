@@ -317,9 +317,9 @@ def restore_redis(redis: Client, dump: dict[str, Any], recorded_at: float) -> No
     for key, entry in dump.items():
         value = entry["value"]
         if entry["type"] == "zset":
-            timed = key.startswith("queues:") and key.endswith((":delayed", ":reserved"))
+            timed = key.startswith("queues:") and key.endswith((":delayed", ":reserved", ":failed_at"))
             for member, score in zip(value[::2], value[1::2], strict=True):
-                redis.call("ZADD", key, float(score) + (shift if timed else 0), _bytes(member))
+                redis.call("ZADD", key, float(score) + (shift if timed and float(score) > 0 else 0), _bytes(member))
         else:
             if key.endswith(":keyed"):
                 value = [KEYED.sub(lambda found: f"{found[1]}{float(found[2]) + shift:.3f} ", each) for each in value]
