@@ -84,13 +84,19 @@ RIDDLES = re.compile(
     re.IGNORECASE,
 )
 DIRTY: dict[str, int] = {
-    "SECURITY.md": 18,
+    "SECURITY.md": 7,
     "docs/explanation/architecture.md": 3,
+    "docs/how-to/acl.md": 1,
+    "docs/how-to/alerts.md": 1,
     "docs/how-to/deploy.md": 7,
+    "docs/how-to/upgrading.md": 3,
+    "docs/index.md": 1,
     "docs/reference/drivers/beanstalkd.md": 19,
     "docs/reference/drivers/database.md": 23,
     "docs/reference/drivers/sqs.md": 28,
-    "docs/tutorial/first-job.md": 9,
+    "docs/tutorial/deploy-it.md": 2,
+    "docs/tutorial/retries-and-failures.md": 1,
+    "docs/tutorial/schedule-it.md": 2,
 }
 """Page below the root of the repository -> the most findings that it may have."""
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"])
