@@ -441,7 +441,7 @@ def test_generated_files_install_what_the_connections_need(folder):
         '[connections.control]\nurl = "sqlite:///control.sqlite"\n[connections.unused]\nurl = "beanstalkd://h"\n'
     )
     image = qd("init", "docker").stdout
-    assert "RUN pip install --no-cache-dir --find-links . 'qd-worker[database,sqs]==" in image
+    assert "RUN pip install --no-cache-dir --find-links . 'qd-worker[dashboard,database,sqs]==" in image
     assert "-e QD_MAIN_URL=sqs://... my-shop" in image
     assert "key: main-url" in qd("init", "k8s").stdout
     assert f'ReadWritePaths="{folder}"' in qd("init", "systemd").stdout
