@@ -9,17 +9,22 @@ import pytest
 from click.testing import CliRunner
 
 from qd.cli.main import command
-from tests.cli.conftest import folder  # noqa: F401  a fixture
+from tests.cli.conftest import Run, folder  # noqa: F401  a fixture
 
 Printed = Callable[[str], str]
 
 
 @pytest.fixture
-def printed(folder: Path) -> Printed:  # noqa: F811
+def qd(folder: Path) -> Run:  # noqa: F811
+    return lambda *words: CliRunner().invoke(command, words, prog_name="qd")
+
+
+@pytest.fixture
+def printed(qd: Run) -> Printed:
     """printed("docker") -> the file."""
 
     def run(target: str) -> str:
-        done = CliRunner().invoke(command, ["init", target], prog_name="qd")
+        done = qd("init", target)
         assert done.exit_code == 0, done.stderr
         return done.stdout
 

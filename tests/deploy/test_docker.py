@@ -10,24 +10,17 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from qd.dashboard.access import hashed
 from tests.deploy.conftest import Printed
-from tests.support.image import Ignored, Image, copied, steps
+from tests.support.image import Ignored, copied, steps
 from tests.support.pages import ROOT
-from tests.support.processes import Procs, namespace_init, new_namespace
-from tests.support.programs import missing, program, redis_server
-from tests.support.waiting import eventually
+from tests.support.programs import missing, program
 
 EXAMPLE = ROOT / "examples" / "reports"
 PROBE = ["qd", "health", "--live"]
@@ -177,117 +170,3 @@ def test_compose_without_redis_demands_the_url(folder: Path, printed: Printed, m
     found = composed(folder)
     assert set(found["services"]) == {"worker", "dashboard"}
     assert found["services"]["worker"]["environment"] == {"QD_MAIN_URL": "postgresql://ada@elsewhere/shop"}
-
-
-# -- slow: the example runs
-
-
-UP = """
-import fcntl, signal, socket, struct
-with socket.socket() as sock:
-    fcntl.ioctl(sock, 0x8914, struct.pack("16sh14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-print("up", flush=True)
-signal.pause()
-"""
-WEB = "http://127.0.0.1:8000"
-FETCH = "import sys, urllib.request as r; print(r.urlopen(r.Request(sys.argv[2], method=sys.argv[1])).read().decode())"
-
-
-@pytest.fixture(scope="module")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh Debian of this machine's release with Python and pip, in place of python:slim."""
-    new_namespace()
-    root = tmp_path_factory.mktemp("image") / "root"
-    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    command = [program("mmdebstrap"), "--quiet", "--variant=minbase", "--include=passwd,python3-pip,python-is-python3"]
-    subprocess.run([*command, release.get("VERSION_CODENAME", "stable"), str(root)], check=True, timeout=900)
-    root.parent.chmod(0o755)
-    yield root
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def example(debian: Path, tmp_path: Path) -> Image:
-    """The example's image. pip takes the packages from a folder: the Debian has no settings of an index."""
-    context, wheels = tmp_path / "reports", debian / "wheels"
-    shutil.copytree(EXAMPLE, context, ignore=shutil.ignore_patterns("__pycache__", "*.whl", "dashboard-users"))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(context), str(ROOT)], check=True, timeout=300)
-    (wheel,) = context.glob("*.whl")
-    chroot = ["chroot", str(debian), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    version = subprocess.run(chroot, capture_output=True, text=True, check=True).stdout.strip()
-    options = [f"--python-version={version}", "--only-binary=:all:", "-d", str(wheels)]
-    # async-timeout: needed by redis before Python 3.11.3; pip reads the condition for the Python that runs it.
-    wanted = [f"{wheel}[dashboard]", "-r", str(context / "requirements.txt"), "async-timeout"]
-    subprocess.run([*pip, "download", *options, *wanted], check=True, timeout=300)
-    found = Image(debian, {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels", "PIP_BREAK_SYSTEM_PACKAGES": "1"})
-    found.build(context)
-    return found
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[list[str]]:
-    """Prefix of a command that runs in a network of its own, which has loopback only."""
-    holder = subprocess.Popen(["unshare", "--net", sys.executable, "-c", UP], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    with holder.stdout as lines:
-        assert lines.readline() == "up\n"
-    yield ["nsenter", f"--target={holder.pid}", "--net"]
-    holder.kill()
-    holder.wait(20)
-
-
-def healthy(image: Image, pid: int, check: list[str]) -> bool:
-    return image.beside(pid, check).returncode == 0
-
-
-@pytest.mark.slow
-def test_the_example_builds_runs_a_job_reports_its_health_and_ends_with_0(
-    example: Image, network: list[str], tmp_path: Path
-) -> None:
-    services: Mapping[str, Any] = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())["services"]
-    example.inside("/etc/hosts").write_text("127.0.0.1 localhost redis\n")
-    secrets = example.inside("/run/secrets")
-    secrets.mkdir(parents=True)
-    (secrets / "dashboard-users").write_text(f"ada:operate:{hashed('secret')}\n")
-    who = example.run(["id", "-u"])
-    assert who.stdout == "10001\n"
-
-    started: dict[str, Procs] = {}
-    try:
-        server = [str(redis_server()), *services["redis"]["command"][1:], "--dir", str(tmp_path)]
-        started["redis"] = Procs([*network, *server], cwd=tmp_path, env=os.environ)
-        ping = [*network, *services["redis"]["healthcheck"]["test"][1:]]
-        eventually(lambda: subprocess.run(ping, capture_output=True, check=False).returncode == 0, what="Redis")
-        for name in ("worker", "web", "dashboard"):
-            words = example.words(services[name]["command"], **services[name]["environment"])
-            started[name] = Procs([*network, *words], cwd=tmp_path, env=os.environ)
-        assert services["worker"]["command"] == example.command
-        pids = {name: namespace_init(started[name]) for name in ("worker", "web", "dashboard")}
-
-        for name, pid in pids.items():
-            check = services[name].get("healthcheck", {"test": ["CMD", *example.health]})["test"][1:]
-            eventually(partial(healthy, example, pid, check), 60, what=f"a healthy {name}")
-        started["worker"].wait_line("master.ready")
-        assert not [line for line in started["worker"].all_lines if "master.is_root" in line]
-
-        def fetch(method: str, path: str) -> Any:
-            done = example.beside(pids["web"], ["python", "-c", FETCH, method, WEB + path])
-            assert done.returncode == 0, done.stderr
-            return json.loads(done.stdout)
-
-        job = fetch("POST", "/reports/7")["id"]
-        done = eventually(lambda: (found := fetch("GET", f"/reports/{job}"))["status"] == "done" and found, 60)
-        assert done["report"] == {"month": 7, "pages": 70}
-
-        os.kill(pids["worker"], example.stop_signal)
-        assert started["worker"].process.wait(35) == 0
-        gone = example.beside(pids["web"], example.health)
-        assert (gone.returncode, "no master runs here" in gone.stdout) == (1, True)
-        for name in ("web", "dashboard"):
-            os.kill(pids[name], signal.SIGTERM)
-            assert started[name].process.wait(35) == 0, name
-    finally:
-        for each in started.values():
-            each.process.kill()
-            each.process.wait(20)

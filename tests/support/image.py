@@ -18,9 +18,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-# $1 the folder, $2 USER, then the command. It becomes PID 1 of its own namespace, with its own /proc.
+# $1 the folder, $2 USER, $3 "ro" or "", then the command. It becomes PID 1 of its own namespace, with its own /proc.
 ENTER = """
-mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && root=$1 user=$2 && shift 2 &&
+if [ "$3" ]; then
+    mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && mount -t tmpfs -o mode=1777 tmpfs "$1/tmp" || exit
+fi
+mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && root=$1 user=$2 && shift 3 &&
 exec chroot ${user:+--userspec="$user"} "$root" "$@"
 """
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -114,25 +117,25 @@ class Image:
     def inside(self, path: str) -> Path:
         return self.root / path.lstrip("/")
 
-    def words(self, command: Sequence[str], **environ: str) -> list[str]:
+    def words(self, command: Sequence[str], environ: Mapping[str, str], *, read_only: bool = False) -> list[str]:
         """The command on this host: PID 1 of its own namespace in the image, as its user, in its folder."""
         home = next((line.split(":")[5] for line in self._passwd() if line.split(":")[0] == (self.user or "root")), "/")
         given = {"HOME": home, **self.environ, **environ}
         settings = [f"{name}={value}" for name, value in given.items()]
         inside = ["/usr/bin/env", "-i", f"--chdir={self.folder}", *settings, *command]
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
-        return [*unshare, "sh", "-c", ENTER, "sh", str(self.root), self.user, *inside]
+        return [*unshare, "sh", "-c", ENTER, "sh", str(self.root), self.user, "ro" if read_only else "", *inside]
 
     def run(self, command: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end; stdout has both outputs."""
-        words = self.words(command, **environ)
+        words = self.words(command, environ)
         return subprocess.run(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600
         )
 
     def beside(self, pid: int, command: Sequence[str], **environ: str) -> subprocess.CompletedProcess[str]:
         """Run it in the container whose PID 1 is `pid` here, as a healthcheck does."""
-        at = self.words(command, **environ)
+        at = self.words(command, environ)
         inside = at[at.index("/usr/bin/env") :]
         user = [f"--userspec={self.user}"] if self.user else []
         enter = ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "chroot", *user, str(self.root)]
