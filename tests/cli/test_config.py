@@ -447,13 +447,6 @@ def test_generated_files_install_what_the_connections_need(folder):
     assert f'ReadWritePaths="{folder}"' in qd("init", "systemd").stdout
 
 
-def test_the_page_on_running_names_the_same_probe():
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
-    probes = re.findall(r"^ *HEALTHCHECK .* CMD (\[.*\])$", page, re.MULTILINE)
-    probes += re.findall(r"livenessProbe:\n +exec: \{ command: (\[.*\]) \}", page)
-    assert [json.loads(words) for words in probes] == [["qd", "health", "--live"]] * 2
-
-
 def test_kubernetes_gets_a_deployment_for_each_pool(folder):
     (folder / "qd.toml").write_text('[qd]\napp = "shop:app"\n' + FILE + "[pools.web]\n")
     first, second = qd("init", "k8s").stdout.split("---\n")
