@@ -3,7 +3,7 @@
 {{- end }}
 
 {{- define "qd.fit" -}}
-{{- . | lower | regexFind "[a-z0-9].*" | trunc 20 | replace "_" "-" | replace "." "-" | trimSuffix "-" -}}
+{{- . | lower | regexFind "[a-z0-9].*" | trunc 40 | replace "_" "-" | replace "." "-" | trimSuffix "-" -}}
 {{- end }}
 
 {{- /* Labels that select pods. dict root component pool */ -}}
