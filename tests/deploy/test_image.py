@@ -139,35 +139,62 @@ def test_the_example_builds_runs_a_job_reports_its_health_and_ends_with_0(
             each.process.wait(20)
 
 
-def test_a_pod_of_the_chart_works_without_a_writable_file_system_and_reads_the_url_from_a_file(
+def test_the_pods_of_the_chart_work_without_a_writable_file_system_and_read_the_url_from_a_file(
     example: Image, network: list[str], tmp_path: Path
 ) -> None:
-    objects, _ = helm.render(image={"repository": "reports", "tag": "1"}, url={"secret": "reports"})
-    spec = objects["Deployment", "shop-qd-worker-default"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert example.run(["id", "-u", example.user]).stdout == f"{spec['securityContext']['runAsUser']}\n"
-    secret = example.inside("/run/secrets/qd/redis-url")
-    secret.write_text("redis://redis:6379/0\n")
-    secret.chmod(0o440)
-    os.chown(secret, 0, spec["securityContext"]["fsGroup"])
-    server = Procs([*network, str(redis_server()), "--dir", str(tmp_path)], cwd=tmp_path, env=os.environ)
-    environ = {each["name"]: each["value"] for each in container["env"]}
-    words = example.words(container["command"], environ, read_only=True)
-    worker = Procs([*network, *words], cwd=tmp_path, env=os.environ)
+    given = {"image": {"repository": "reports", "tag": "1"}, "url": {"secret": "reports"}}
+    objects, _ = helm.render(**given, dashboard={"enabled": True, "usersSecret": "people", "hosts": ["qd.example.com"]})
+    specs = {
+        name: objects["Deployment", f"shop-qd-{name}"]["spec"]["template"]["spec"]
+        for name in ("worker-default", "metrics", "dashboard")
+    }
+    for spec in specs.values():
+        assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+        assert example.run(["id", "-u", example.user]).stdout == f"{spec['securityContext']['runAsUser']}\n"
+    secrets = {"qd/redis-url": "redis://redis:6379/0", "dashboard/users": f"ada:operate:{hashed('secret')}"}
+    for name, text in secrets.items():
+        file = example.inside(f"/run/secrets/{name}")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{text}\n")
+        file.chmod(0o440)
+        os.chown(file, 0, specs["metrics"]["securityContext"]["fsGroup"])
+
+    started = {"redis": Procs([*network, str(redis_server()), "--dir", str(tmp_path)], cwd=tmp_path, env=os.environ)}
     try:
-        pid = namespace_init(worker)
-        probe = container["readinessProbe"]["exec"]["command"]
-        eventually(partial(healthy, example, pid, probe), 60, what="a ready pod")
-        assert "Read-only file system" in example.beside(pid, ["touch", "/app/x"]).stderr
-        sent = example.beside(pid, ["qd", "dispatch", "reports.build", "month=2"], **environ)
+        for name, spec in specs.items():
+            (container,) = spec["containers"]
+            environ = {each["name"]: each["value"] for each in container["env"]}
+            words = example.words(container["command"], environ, read_only=True)
+            started[name] = Procs([*network, *words], cwd=tmp_path, env=os.environ)
+        pids = {name: namespace_init(started[name]) for name in specs}
+        for name, pid in pids.items():
+            (container,) = specs[name]["containers"]
+            probe = container["readinessProbe"]
+            if "exec" in probe:
+                check = probe["exec"]["command"]
+            else:
+                address = f"http://127.0.0.1:{container['ports'][0]['containerPort']}{probe['httpGet']['path']}"
+                headers = {each["name"]: each["value"] for each in probe["httpGet"].get("httpHeaders", [])}
+                check = [
+                    "python",
+                    "-c",
+                    f"import urllib.request as r; r.urlopen(r.Request({address!r}, headers={headers}))",
+                ]
+            eventually(partial(healthy, example, pid, check), 60, what=f"a ready {name}")
+            assert "Read-only file system" in example.beside(pid, ["touch", "/app/x"]).stderr
+        worker = started["worker-default"]
+        url = {"QD_REDIS_URL_FILE": "/run/secrets/qd/redis-url"}
+        sent = example.beside(pids["worker-default"], ["qd", "dispatch", "reports.build", "month=2"], **url)
         assert sent.returncode == 0, sent.stderr
         worker.wait_line("job.done.*reports.build")
         assert worker.output == ["report of month 2: 20 pages"]
+        keda = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9600/keda/default').read().decode())"
+        assert json.loads(example.beside(pids["metrics"], ["python", "-c", keda]).stdout)["value"] == 0
+        for name, pid in pids.items():
+            os.kill(pid, signal.SIGTERM)
+            assert started[name].process.wait(specs[name].get("terminationGracePeriodSeconds", 30)) == 0, name
         assert not worker.matches("WARN|ERROR")
-        os.kill(pid, signal.SIGTERM)
-        assert worker.process.wait(spec["terminationGracePeriodSeconds"]) == 0
     finally:
-        for each in (worker, server):
+        for each in started.values():
             each.process.kill()
             each.process.wait(20)
