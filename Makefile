@@ -5,7 +5,8 @@
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
 #   make quick       those for the inner loop: unit, contract on one Redis, typing
 #   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
-#   make soak        the long ones of them, and minutes idle under supervisord and under systemd
+#   make soak        the long ones of them, minutes idle under supervisord and under systemd, and the wheel on the
+#                    Python of each release of Debian (mmdebstrap, root)
 #   make dist        the wheel and the sdist, in dist/
 #   make sbom        what the wheel is made of when it is installed: build/qd-worker.cdx.json (CycloneDX)
 #   make check       what CI runs: format, lint, types, floors, test
