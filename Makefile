@@ -9,6 +9,7 @@
 #                    Python of each release of Debian (mmdebstrap, root)
 #   make dist        the wheel and the sdist, in dist/
 #   make sbom        what the wheel is made of when it is installed: build/qd-worker.cdx.json (CycloneDX)
+#   make reference   the generated parts of docs/reference: commands, options, errors, limits
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -20,7 +21,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors bench dist sbom clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors reference bench dist sbom clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -77,6 +78,9 @@ types: $(STAMP)
 
 floors: $(STAMP)
 	@$(BIN)/lint-imports
+
+reference: $(STAMP)
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 bench: $(STAMP)
 	@$(BIN)/python bench/run.py $(ARGS)

@@ -359,8 +359,8 @@ def test_a_user_with_exactly_the_keys_of_its_queue_passes(shop: Project, own: Se
 
 
 def sampled(user: str) -> list[str]:
-    """The arguments of ACL for this user in SECURITY.md."""
-    found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    """The arguments of ACL for this user in docs/how-to/acl.md."""
+    found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "docs/how-to/acl.md").read_text(), re.MULTILINE)
     assert found
     return found[1].split()
 
@@ -651,11 +651,11 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     assert doctor(shop).bad() == []
 
 
-# -- docs/reference/commands.md
+# -- docs/reference/cli/qd-doctor.md
 
 
 def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:
-    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli" / "qd-doctor.md").read_text()
     shown = re.search(r"^    \$ qd doctor\n(.*?)\n    \.\.\.$", page, re.MULTILINE | re.DOTALL)
     assert shown
     names = "".join(f"@app.job('job{number}')\ndef job{number}() -> None: ...\n" for number in range(11))

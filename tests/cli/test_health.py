@@ -573,7 +573,7 @@ def test_an_embedded_server_is_not_started(qd: Run, folder: Path) -> None:
 
 
 def test_the_read_only_user_of_the_security_page_can_run_health(project: Callable[..., Project]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/acl.md").read_text()
     found = re.search(r"^ACL (SETUSER qd-looker .*)$", page, re.MULTILINE)
     assert found
     with Server() as own, own.client() as client:
@@ -722,10 +722,10 @@ def test_live_imports_no_configuration_and_no_driver(project: Callable[..., Proj
     assert done.stdout.splitlines()[1:] == [""]
 
 
-# -- docs/reference/commands.md
+# -- docs/reference/cli/qd-health.md
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli" / "qd-health.md").read_text()
 
 
 def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:

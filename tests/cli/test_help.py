@@ -55,7 +55,7 @@ def test_without_a_word_it_lists_the_commands_and_every_page(qd: Run) -> None:
     topics = re.findall(
         r"[\w-]+", re.sub(r"^  (Tutorial|How-to|Reference|Explanation) ", "", listed, flags=re.MULTILINE)
     )
-    assert sorted(topics) == sorted(PAGES)
+    assert sorted(topics) == sorted(topic for topic in PAGES if not topic.startswith("qd-"))
 
 
 def test_each_page_is_one_topic() -> None:

@@ -152,9 +152,9 @@ def command(words: tuple[str, ...]) -> None:
 
 
 def listed(here: click.Context) -> str:
-    """The topics, by group."""
+    """The topics, by group. Those of one command each, such as qd-work, are not listed."""
     lines = [
-        fill(", ".join(found), here.make_formatter().width, initial_indent=f"  {GROUPS[group]:<11}  ",
+        fill(", ".join(topic for topic in found if not topic.startswith("qd-")), here.make_formatter().width, initial_indent=f"  {GROUPS[group]:<11}  ",
              subsequent_indent=" " * 15, break_on_hyphens=False)
         for group, found in topics().items() if found
     ]  # fmt: skip
