@@ -15,7 +15,8 @@ class WithPages(build_py):
         super().run()
         if self.editable_mode:
             return
-        pages = {page.relative_to(ROOT / "docs"): page for page in (ROOT / "docs").glob("*/**/*.md")}
+        pages = {page.relative_to(ROOT / "docs"): page for page in (ROOT / "docs").rglob("*.md")}
+        del pages[Path("index.md")]
         pages.setdefault(Path("reference/security.md"), ROOT / "SECURITY.md")
         for name, page in pages.items():
             target = Path(self.build_lib, "qd/docs", name)

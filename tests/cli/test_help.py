@@ -155,7 +155,7 @@ def test_a_terminal_shows_a_page_in_its_pager(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "incomplete", "expected"),
-    [([], "retr", ["retries"]), ([], "wor", ["work"]), (["failed"], "ret", ["retry"]), (["retries"], "", [])],
+    [([], "long-j", ["long-jobs"]), ([], "doct", ["doctor"]), (["failed"], "ret", ["retry"]), (["retries"], "", [])],
 )
 def test_commands_and_topics_are_completed(words: list[str], incomplete: str, expected: list[str]) -> None:
     complete = ShellComplete(command, {}, "qd", "_QD_COMPLETE")

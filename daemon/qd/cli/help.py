@@ -40,6 +40,7 @@ def topics() -> dict[str, dict[str, Path]]:
     packed = PACKAGE / "docs"
     folder = packed if packed.is_dir() else PACKAGE.parents[1] / "docs"
     found = {group: {page.stem: page for page in sorted((folder / group).rglob("*.md"), key=_stem)} for group in GROUPS}
+    found["how-to"] |= {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "index"}  # of no group
     policy = folder.parent / "SECURITY.md"  # in the package it is reference/security.md
     if folder != packed and policy.is_file():
         found["reference"] = dict(sorted({"security": policy, **found["reference"]}.items()))
