@@ -154,11 +154,13 @@ def command(words: tuple[str, ...]) -> None:
 
 def listed(here: click.Context) -> str:
     """The topics, by group. Those of one command each, such as qd-work, are not listed."""
-    lines = [
-        fill(", ".join(topic for topic in found if not topic.startswith("qd-")), here.make_formatter().width, initial_indent=f"  {GROUPS[group]:<11}  ",
-             subsequent_indent=" " * 15, break_on_hyphens=False)
-        for group, found in topics().items() if found
-    ]  # fmt: skip
+    width, indent, lines = here.make_formatter().width, " " * 15, list[str]()
+    for group, found in topics().items():
+        named = ", ".join(topic for topic in found if not topic.startswith("qd-"))
+        first = f"  {GROUPS[group]:<11}  "
+        lines += [fill(named, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)] * bool(
+            named
+        )
     return "\n".join(["Topics, for `qd help TOPIC`:", *lines])
 
 
