@@ -77,7 +77,7 @@ class Keeper:
             "boot": "0" * 36,
             "ns": 4 << 30,
         }
-        facts = {"root": False, "pool": "", "connection": "default", "queues": [settings.queue], "version": "0.1.0"}
+        facts = {"root": False, "pool": "", "connection": "default", "queues": [settings.queue], "version": "0.9.0"}
         state = {
             "booted_at": 1795814000.5,
             "state": "running",
