@@ -4,7 +4,8 @@
 
 Both terminals run real programs: `qd work` above, commands of a shell below. Only the typing is acted. pyte turns what they
 print into screens, and the SVG shows each line of a screen from the moment it appeared until it changed.
-Where animation is off (prefers-reduced-motion), the last screen is shown.
+Where animation is off (prefers-reduced-motion), the last screen is shown. The job waits before its last page for a file that
+is written after the kill: on a slow machine it would be done before.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ CHARACTER, LINE, MARGIN, BAR = 7.25, 17, 14, 26  # pixels
 TYPING, PAUSE, END = 0.035, 0.9, 6.0  # seconds: a key, between commands, the last screen
 LIMIT = 30.0  # seconds for each thing that the recording waits for
 JOBS = """
+from pathlib import Path
 from time import sleep
 
 from qd import Qd
@@ -45,6 +47,8 @@ app = Qd()
 def build(month: int) -> str:
     for page in range(1, 4):
         sleep(1)
+        while page == 3 and not Path("data").exists():
+            sleep(0.1)
         print(f"page {page} of 3", flush=True)
     return f"report-{month}.pdf"
 """
@@ -193,9 +197,9 @@ def record() -> tuple[list[Shown], float, str]:
             pid = re.search(r"(\d+) +busy", status)
             if pid is None:
                 raise RuntimeError(f"no busy worker:\n{status}")
-            one.wait("page 2 of 3")
             one.type(f"kill -9 {pid[1]}")
             one.wait("job.requeued")
+            (folder / "data").touch()
             one.wait("job.done")
             one.pump(PAUSE)
             identifier = sent.split(" to default")[0].split()[-1]
