@@ -6,6 +6,8 @@
 #   make quick       those for the inner loop: unit, contract on one Redis, typing
 #   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
 #   make soak        the long ones of them, and minutes idle under supervisord and under systemd
+#   make docs        the documentation site in build/site; a broken link fails it
+#   make docs-serve  the same on http://127.0.0.1:8000, following changes
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -17,7 +19,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors bench clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -74,6 +76,12 @@ types: $(STAMP)
 
 floors: $(STAMP)
 	@$(BIN)/lint-imports
+
+docs: $(STAMP)
+	@$(BIN)/python scripts/docs.py build
+
+docs-serve: $(STAMP)
+	@$(BIN)/python scripts/docs.py serve
 
 bench: $(STAMP)
 	@$(BIN)/python bench/run.py $(ARGS)
