@@ -7,6 +7,7 @@
 #   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
 #   make soak        the long ones of them, and minutes idle under supervisord and under systemd
 #   make docs        the documentation site in build/site; a broken link fails it
+#   make reference   the pages of docs/reference that are written from the code
 #   make docs-serve  the same on http://127.0.0.1:8000, following changes
 #   make check       what CI runs: format, lint, types, floors, test
 
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve bench clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve reference bench clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -82,6 +83,9 @@ docs: $(STAMP)
 
 docs-serve: $(STAMP)
 	@$(BIN)/python scripts/docs.py serve
+
+reference: $(STAMP)
+	@$(BIN)/python scripts/api.py
 
 bench: $(STAMP)
 	@$(BIN)/python bench/run.py $(ARGS)

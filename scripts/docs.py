@@ -138,10 +138,10 @@ def put(path: Path, content: str | bytes) -> None:
 
 
 def configured(text: str) -> str:
-    """zensical.toml with `"reference/cli/*.md"` replaced by the pages of that folder, the index first."""
+    """zensical.toml with `"reference/cli/*.md"` replaced by the pages of that folder, first the one named as it."""
 
     def pages(found: re.Match[str]) -> str:
-        names = sorted(DOCS.glob(found[1]), key=lambda path: (path.stem != "index", path.stem))
+        names = sorted(DOCS.glob(found[1]), key=lambda path: (path.stem != path.parent.name, path.stem))
         return ", ".join(f'"{path.relative_to(DOCS)}"' for path in names)
 
     return re.sub(r'"([\w/-]+/\*\.md)"', pages, text)

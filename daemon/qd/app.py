@@ -181,6 +181,8 @@ class Qd:
             then: Sent once all jobs have succeeded.
             catch: Sent when the first job has failed permanently, which also cancels the batch unless allow_failures.
             finally_: Sent once every job has ended.
+            name: For log lines and `qd batch list`.
+            allow_failures: Keep running the other jobs after a failure.
         """
         callbacks = {"then": then, "catch": catch, "finally": finally_}
         return BatchCall(self._send, calls, callbacks, name=name, allow_failures=allow_failures, origin=caller())

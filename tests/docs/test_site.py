@@ -19,6 +19,8 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import pytest
 from selenium import webdriver
 
+import qd
+from scripts.api import FOLDER, write
 from scripts.docs import ABOVE, ASSETS, DOCS, build, heading, nav, read_config, strictly, with_boxes
 from tests.support.waiting import eventually
 
@@ -27,6 +29,7 @@ HOST = "https://qd.invalid"
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking --disable-sync"
 )
+NOT_DESCRIBED = {"Duration", "Middleware", "__version__"}  # aliases of types
 NAV = [name for _, name in nav(read_config())]
 
 
@@ -87,6 +90,19 @@ def test_the_nav_has_each_page_exactly_once() -> None:
 
 def staged_above() -> set[str]:
     return {"project/" + (f"{name.removesuffix('README.md')}index.md" if "README" in name else name) for name in ABOVE}
+
+
+def test_the_pages_of_the_python_api_equal_the_docstrings(tmp_path: Path) -> None:
+    """`make reference` writes them."""
+    write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in FOLDER.iterdir())
+    for page in tmp_path.iterdir():
+        assert (FOLDER / page.name).read_text() == page.read_text(), f"{page.name}: run `make reference`"
+
+
+def test_the_python_api_describes_every_public_name() -> None:
+    described = re.findall(r"^## (\w+)$", "".join(page.read_text() for page in FOLDER.iterdir()), re.MULTILINE)
+    assert sorted(set(dir(qd)) - set(described) - NOT_DESCRIBED) == []
 
 
 def test_each_page_name_is_unique() -> None:

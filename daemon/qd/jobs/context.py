@@ -325,7 +325,7 @@ def note_end(error: EndJob) -> None:
 
 
 def current_job() -> RunningJob:
-    """The job this code runs in. Raises NotInJob outside a job."""
+    """The job this code runs in: `current_job().attempt`. Raises NotInJob outside a job."""
     job = _of_task.get() or _of_process
     if job is None:
         raise NotInJob("current_job() was called outside a job: only code that a worker or run() runs has one")

@@ -102,10 +102,13 @@ def waiter_limit(lock: object) -> WaiterLimit:
 
 
 class Lock:
-    """One owner at a time, across all hosts. Made by app.lock; for `with` and `async with`.
+    """One owner at a time, across all hosts. Made by app.lock(); for `with` and `async with`.
 
-    name: what the owners share. ttl: seconds until it expires if it is not released. renew: extend it while this process
-    lives and holds it. timeout: seconds that `with` waits; None: forever.
+    Args:
+        name: What the owners share.
+        ttl: Seconds until it expires if it is not released.
+        renew: Extend it while this process lives and holds it.
+        timeout: Seconds that `with` waits; None: forever.
     """
 
     def __init__(
