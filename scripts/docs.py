@@ -195,9 +195,10 @@ def serve(address: str = "127.0.0.1:8000") -> None:
             time.sleep(1)
             stage()
     except KeyboardInterrupt:
-        server.terminate()
+        pass
     finally:
-        sys.exit(server.wait())
+        server.terminate()
+        server.wait()
 
 
 def zensical() -> str:
