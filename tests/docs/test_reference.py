@@ -1,4 +1,4 @@
-"""The reference pages are complete: options, commands, gaps of connections, frequencies of the schedule."""
+"""The reference pages are complete: options of qd and of jobs, commands, gaps of drivers, frequencies of the schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ast
 import inspect
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,8 +17,12 @@ from qd import Qd, config
 from qd.cli import init
 from qd.config.settings import SECTIONS
 from qd.drivers.connections import gaps_of
+from qd.errors import DeclarationError
+from qd.jobs.plan import Options, SendOptions
+from qd.jobs.policy import limits_of
 from qd.options.drivers import DRIVERS
-from qd.options.tables import WORK
+from qd.options.tables import JOB_KINDS, WORK, JobOptions
+from qd.payload.format import HOLD, Payload
 from qd.schedule.builder import Frequencies, Scheduled, Words
 from qd.schedule.entry import CallTask
 from tests.cli.test_main import leaves
@@ -125,6 +131,119 @@ def test_the_platforms_on_the_page_equal_those_of_the_package():
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     systems = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("Operating System")]
     assert rows == [name.replace("MacOS", "macOS") for name in systems]
+
+
+# --- job-options.md
+
+
+JOB_OPTIONS = {
+    name: (where, shown, default, unit)
+    for name, where, shown, default, unit in re.findall(
+        r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*?) \| (.*?) ?\| .+ \|$",
+        (ROOT / "docs" / "reference" / "job-options.md").read_text(),
+        re.MULTILINE,
+    )
+}
+TYPES = {
+    "str": "`str`",
+    "int": "`int`",
+    "bool": "`bool`",
+    "float": "`float`",
+    "Duration": "duration",
+    "Duration | datetime": "duration or `datetime`",
+    "Duration | Sequence[Duration] | Backoff | Literal['exponential']": 'duration, list, `Backoff` or `"exponential"`',
+    "type[Exception] | Sequence[type[Exception]]": "exception classes",
+    "Sequence[str]": "list of `str`",
+    "Literal['start', 'done']": '`"start"` or `"done"`',
+    "Sequence[Middleware]": "list of callables",
+    "Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]": "dict of functions",
+}
+VALUES: dict[str, object] = {
+    "`str`": "mail",
+    "`int`": 2,
+    "`bool`": True,
+    "`float`": 0.5,
+    "duration": 5,
+    "duration or `datetime`": 5,
+    'duration, list, `Backoff` or `"exponential"`': "exponential",
+    "exception classes": ValueError,
+    "list of `str`": ["mail"],
+    '`"start"` or `"done"`': "start",
+    "list of callables": [lambda job, call_next: call_next()],
+    "dict of functions": {1: dict},
+}
+
+
+TOGETHER: dict[str, dict[str, object]] = {"upgrade": {"version": 2}, "version": {"upgrade": {1: dict}}}
+
+
+def given(name: str) -> dict[str, object]:
+    return {name: VALUES[JOB_OPTIONS[name][1]], **TOGETHER.get(name, {})}
+
+
+def one_argument(data: dict[str, object]) -> None: ...
+
+
+def accepts(name: str) -> str:
+    """Where qd accepts the option: both, job or using."""
+    app: Any = Qd()
+    found = ""
+    with suppress(DeclarationError):
+        app.job("declared", **given(name))(one_argument)
+        found = "job"
+    with suppress(DeclarationError):
+        app.job("sent")(one_argument).using(**{name: given(name)[name]})
+        found = "both" if found else "using"
+    return found
+
+
+def test_the_table_of_job_options_has_each_option_with_its_type() -> None:
+    annotations = {**Options.__annotations__, **SendOptions.__annotations__}
+    types = {name: TYPES[getattr(each, "__forward_arg__", each)] for name, each in annotations.items()}
+    assert {name: row[1] for name, row in JOB_OPTIONS.items()} == types
+    assert set(JOB_KINDS) < set(JOB_OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore::qd.jobs.job.NeverSent")
+@pytest.mark.parametrize("name", JOB_OPTIONS)
+def test_the_table_of_job_options_says_where_an_option_may_be_set(name: str) -> None:
+    assert accepts(name) == JOB_OPTIONS[name][0]
+
+
+@pytest.mark.parametrize("name", JOB_OPTIONS)
+def test_a_default_of_a_job_option_is_that_of_the_worker_if_it_has_one(name: str) -> None:
+    _, kind, default, unit = JOB_OPTIONS[name]
+    if name != "connection" and (row := WORK.get(name)):
+        assert default == f"`{row.flag}`, {row.shown}"
+    assert unit.startswith("seconds") == ("duration" in kind)
+
+
+def test_the_default_of_unique_for_is_that_of_the_payload() -> None:
+    assert int(JOB_OPTIONS["unique_for"][2]) == HOLD
+
+
+PRECEDENCE = [".using()", "@app.job()", "qd work flags", "environment variables", "qd.toml", "built-in defaults"]
+
+
+@pytest.mark.parametrize("page", ["how-to/jobs.md", "reference/job-options.md"])
+def test_a_page_lists_the_sources_of_options_by_precedence(page: str) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    found = text.partition("Precedence, highest first: ")[2].partition("defaults. ")[0] + "defaults"
+    found = re.sub(r" \(`\w+`\)| \[computed options\]\(\S+\) of a class job,|`", "", found)
+    assert found.split(", ") == PRECEDENCE
+
+
+@pytest.mark.parametrize("removed", range(len(PRECEDENCE)))
+def test_options_have_the_precedence_that_the_pages_list(removed: int, tmp_path: Path) -> None:
+    """Each source sets its place in the list; without the first ones, the next one decides."""
+    path = tmp_path / "qd.toml"
+    path.write_text("[worker]\ntries = 50\n" if removed < 5 else "")
+    flags, environ = {"tries": 30} if removed < 3 else {}, {"QD_TRIES": "40"} if removed < 4 else {}
+    work = config.load(path, environ=environ, flags=flags).work
+    declared = JobOptions.read({"tries": 20} if removed < 2 else {})
+    sent = JobOptions.read({"tries": 10} if removed < 1 else {}).over(declared)
+    places = [10, 20, 30, 40, 50, WORK["tries"].default]
+    assert limits_of(Payload(job="mail", maxTries=sent.tries), declared, work).tries == places[removed]
 
 
 # --- commands.md
