@@ -111,7 +111,7 @@ def test_a_django_project_without_a_package_has_no_module_that_hides_qd(new: Pro
 
 def test_a_new_flask_project_runs_a_job(new: Project) -> None:
     shown = good(new, *QD, "init", "--flask")
-    lines = printed(shown, "from jobs", "background.init_app")
+    lines = printed(shown, "import jobs", "jobs.background.init_app")
     (new.root / "app.py").write_text("from flask import Flask\n\napp = Flask(__name__)\n" + lines)
     new.allowed |= {"app.py", "qd.schema.json"}
     flask = (PYTHON, "-m", "flask", "qd")
@@ -122,7 +122,7 @@ def test_a_new_flask_project_runs_a_job(new: Project) -> None:
 def test_a_new_fastapi_project_runs_a_job(new: Project) -> None:
     shown = good(new, *QD, "init", "--fastapi")
     lines = printed(shown, "from qd", "app = FastAPI") + '\n\n@app.post("/")\nasync def sign_up() -> None:\n    '
-    lines += printed(shown, "await welcome", "await welcome").strip()
+    lines += printed(shown, "await jobs.welcome", "await jobs.welcome").strip()
     (new.root / "main.py").write_text("from fastapi import FastAPI\n" + lines + "\n")
     new.allowed |= {"main.py", "qd.schema.json"}
     visit = "from starlette.testclient import TestClient\nfrom main import app\n"
