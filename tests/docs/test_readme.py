@@ -220,7 +220,7 @@ def test_a_run_of_one_connection_keeps_the_cells_of_others() -> None:
     text = with_cells(text, {"60": {"a": seen("sqs", outcome="failed")}})
     assert text == (
         "head\n<!-- connections -->\n\n"
-        "| row | what is done, and what holds | redis | sqs |\n| --- | --- | --- | --- |\n"
+        "| row | fault and result | redis | sqs |\n| --- | --- | --- | --- |\n"
         "| 60 | kill: back | 250 ms | **broken** |\n| 61 | kill: back | 2.0 s, 2 twice |  |\n"
         "\n<!-- end of connections -->\ntail\n"
     )

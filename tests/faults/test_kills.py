@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.usefixtures("clean_redis"), pytest.mark.leaves("queues
 
 @pytest.mark.fault(
     "2",
-    "kill -9 of a worker in a lone job",
+    "kill -9 of a worker that runs one job",
     "counted as a crash and not as an attempt (as nothing if the worker runs several); one log line reports it",
 )
 def test_a_killed_job_runs_again_and_counts_a_crash(start: Start, ledger: Ledger, figures: Figures, mode: str) -> None:

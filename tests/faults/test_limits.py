@@ -113,7 +113,7 @@ def test_a_memory_limit_set_by_the_job_is_a_memory_error(
 @pytest.mark.fault(
     "22",
     "no more processes can be forked (pids.max), and workers die; then they can again",
-    "the master serves with the workers it has, backs off, logs each attempt once, and reaches full strength again "
+    "the master serves with the workers it has, backs off, logs each attempt once, and has all its workers again "
     "(times: from the raised limit to the last worker)",
 )
 @pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])

@@ -101,7 +101,7 @@ def logged_once(work: Procs) -> None:
 
 
 @pytest.mark.fault(
-    "13", "kill -9 of Redis at a fifth of 2,000 jobs, during a storm of pushes; back after 3 s", "one line each way"
+    "13", "kill -9 of Redis at a fifth of 2,000 jobs, during many pushes; back after 3 s", "one line each way"
 )
 @pytest.mark.parametrize("fsync", ["no", "always"])  # with everysec a write may wait for a sync, and be lost
 def test_a_killed_server_loses_no_acknowledged_job(

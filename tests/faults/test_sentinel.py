@@ -94,7 +94,7 @@ def ledger_of(shop: Project, sentinel: Sentinel) -> Iterator[Ledger]:
 
 @pytest.mark.fault(
     "46",
-    "kill -9 of the primary under three sentinels during a storm of pushes, and a requested failover",
+    "kill -9 of the primary under three sentinels during many pushes, and a requested failover",
     "all jobs that the new primary acknowledged are done; workers switch to it automatically; one line each way",
 )
 def test_jobs_acknowledged_by_the_new_primary_are_done(

@@ -267,7 +267,7 @@ def test_one_of_fifty_jobs_uses_all_memory(shop: Project, ledger: Ledger, figure
 @pytest.mark.fault(
     "56",
     "another program takes over one of 50 running jobs: its lease is lost",
-    "that job is ended, with LeaseLost, and logged; it runs again, and the others once",
+    "that job gets LeaseLost, which is logged; it runs again, and the others once",
 )
 def test_one_of_fifty_jobs_loses_its_lease(shop: Project, ledger: Ledger, figures: Figures, redis: Client) -> None:
     work = ready(shop, "--concurrency", "50")
@@ -293,7 +293,7 @@ def test_one_of_fifty_jobs_loses_its_lease(shop: Project, ledger: Ledger, figure
 @pytest.mark.fault(
     "58",
     "a job that starts threads and processes of its own, one in another session, among others; kill -9 of the worker",
-    "before it runs again, they have ended; at last it is done, with a pool of processes, and so are the others",
+    "before it runs again, they have ended; in the end it and the others are done",
 )
 def test_what_one_of_several_jobs_has_started_ends_with_the_worker(
     shop: Project, ledger: Ledger, figures: Figures
@@ -364,7 +364,7 @@ NAMES = [
 @pytest.mark.leaves("qd:batch:*", "queues:*:owners")
 @pytest.mark.fault(
     "57",
-    "kill -9 of a worker with jobs of a batch, steps of chains, unique and plain jobs in its hands, five times",
+    "kill -9 of a worker with jobs of a batch, steps of chains, unique and plain jobs, five times",
     "callbacks and steps are sent once, each job ends once with its first attempt, and the locks are free again",
 )
 def test_jobs_with_effects_among_others_keep_them(project: MakeProject, figures: Figures, redis: Client) -> None:
@@ -406,7 +406,7 @@ def test_jobs_with_effects_among_others_keep_them(project: MakeProject, figures:
 @pytest.mark.fault(
     "59",
     "thousands of jobs of ten kinds, also in bursts, while workers, keepers and masters of two programs are killed",
-    "nothing lost or failed, no attempt spent by an innocent job; only jobs in hand at a kill run twice",
+    "nothing lost or failed, no attempt spent by an innocent job; only jobs held at a kill run twice",
 )
 @pytest.mark.leaves("queues:*:deaths", "qd:batch:*")
 @pytest.mark.parametrize(

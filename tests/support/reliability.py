@@ -29,8 +29,7 @@ from tests.support.ledger import Ledger
 from tests.support.modes import MODES
 
 HEAD = (
-    "| row | what is done to it | what holds | runs | modes | lost | twice | back after: p50 | p99 | longest | | tests "
-    "| run on |\n"
+    "| row | fault | result | runs | modes | lost | twice | recovery: p50 | p99 | longest | verdict | tests | run on |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
 LINE = re.compile(r"^\| (\d+\w*(?: \w+)?) \| .* \|$", re.MULTILINE)
@@ -161,7 +160,7 @@ def with_cells(text: str, rows: dict[str, dict[str, dict[str, Any]]]) -> str:
                 of_connection.setdefault(test["connection"], []).append(test)
         names = list(dict.fromkeys([*names, *of_connection]))
         cells |= {(row, name): cell_of(each) for name, each in of_connection.items()}
-    lines = [["row", "what is done, and what holds", *names], ["---"] * (2 + len(names))]
+    lines = [["row", "fault and result", *names], ["---"] * (2 + len(names))]
     lines += [[row, whats[row], *[cells.get((row, name), "") for name in names]] for row in sorted(whats, key=order)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{head}{first}\n\n{table}\n\n{last}{tail}"

@@ -26,10 +26,10 @@ def head(soak: Soak, seed: int) -> str:
     where = f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} CPUs"
     return (
         "# A long run under every fault\n\n"
-        f"Written by `make soak` on {time.strftime('%Y-%m-%d')}: {soak.seconds / 60:.0f} minutes, seed {seed}, {where}. "
-        f"Two masters with {WORKERS} workers each on one queue ({versions}), two producers with 15 jobs a second each, "
-        "`retry_after` 10 s, Redis with its append-only file synced at every write. In the second half the new master is "
-        "not killed any more, so that its growth can be seen.\n"
+        f"{soak.seconds / 60:.0f} minutes with all faults at once. Written by `make soak` on {time.strftime('%Y-%m-%d')}: "
+        f"seed {seed}, {where}. Two masters with {WORKERS} workers each serve one queue ({versions}). Two producers "
+        "dispatch 15 jobs a second each. `retry_after` is 10 s; Redis syncs its append-only file at every write. In the "
+        "second half, the new master is not killed, to show its growth.\n"
     )
 
 
@@ -46,7 +46,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def faults(soak: Soak) -> str:
-    return "## What was done\n\n" + table(["fault", "times"], sorted(soak.done.items()))
+    return "## Faults\n\n" + table(["fault", "times"], sorted(soak.done.items()))
 
 
 def jobs(soak: Soak) -> str:

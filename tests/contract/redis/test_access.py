@@ -121,7 +121,7 @@ def users(server: Server, redis: Client) -> Iterator[Callable[[str], str]]:
 
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_a_producer_needs_only_the_listed_commands(users, connect, seen):
@@ -138,7 +138,7 @@ def test_a_producer_needs_only_the_listed_commands(users, connect, seen):
 
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_a_worker_needs_only_the_listed_commands(users, connect, seen):

@@ -227,7 +227,7 @@ def test_a_server_that_is_a_replica_for_a_while_is_waited_out(
 @pytest.mark.fault(
     "27",
     "Redis at its maxmemory, noeviction",
-    "a push fails naming maxmemory; every other step is served and the queue worked off",
+    "a push fails naming maxmemory; all other calls work, and the queue drains",
 )
 def test_a_full_server_refuses_pushes_in_words_and_is_worked_off(
     shop: Project, witness: Witness, client: Client, figures: Figures

@@ -24,7 +24,7 @@ RESTARTED = pytest.mark.leaves("qd:restart")
 BAD_CODE = pytest.mark.fault(
     "38",
     "new code that does not import, dies or hangs at import, or whose workers do not boot; at a reload and at the start",
-    "a reload is refused and the old workers go on; a start ends with exit code 3 and no fork loop",
+    "a reload is refused and the old workers continue; a start ends with exit code 3 and no fork loop",
 )
 PRELOADS = pytest.mark.parametrize("flags", [(), ("--no-preload",)], ids=["preload", "no-preload"])
 

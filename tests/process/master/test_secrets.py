@@ -124,7 +124,7 @@ SHOWING = [
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 @pytest.mark.modes("1", "prefetch", why="the title of a worker with several jobs names none")
@@ -252,7 +252,7 @@ COMMANDS += [
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 @pytest.mark.modes("1", "prefetch", why="the title of a worker with several jobs names none")

@@ -298,7 +298,7 @@ EVIL = (
 @pytest.mark.leaves("queues:default", "queues:default:delayed", "queues:default:notify")
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_nothing_in_a_payload_is_imported_unpickled_or_evaluated(

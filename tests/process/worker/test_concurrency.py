@@ -459,7 +459,7 @@ def test_a_job_ends_after_the_threads_that_it_started(shop: Project, witness: Wi
 
 @pytest.mark.fault(
     "50",
-    "one of 100 running jobs blocks the event loop for good",
+    "one of 100 running jobs blocks the event loop forever",
     "it is killed 0.5 s after its timeout at the latest; the other 99 run again with nothing spent",
 )
 @DEATHS
@@ -596,7 +596,7 @@ def test_nothing_is_counted_against_the_jobs_of_a_killed_worker(
 @pytest.mark.fault(
     "55",
     "Redis hangs for 30 s (10 s in make test) while a worker runs 200 jobs, which end meanwhile",
-    "their answers wait and are sent; each ran once",
+    "their acks wait and are sent; each ran once",
 )
 @DEATHS
 def test_jobs_outlast_an_outage_of_the_server(

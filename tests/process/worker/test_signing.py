@@ -63,7 +63,7 @@ def signed(key: str, n: int = 0, job: str = "hooked") -> bytes:
 @FAILED
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_what_is_not_signed_right_is_buried_with_its_reason_and_no_code_of_the_job_runs(
@@ -161,7 +161,7 @@ def test_the_object_jobs_of_php_stay_where_they_are(shop: Project, witness: Witn
 
 @pytest.mark.fault(
     "40",
-    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a hunt for secrets",
+    "pickles, PHP objects, names like os.system; unsigned and changed payloads; users with few rights; a search for secrets",
     "no forbidden job runs; each is rejected with a reason; no unneeded right is required; no secret appears anywhere",
 )
 def test_a_whole_payload_can_be_pushed_again(shop: Project, witness: Witness, redis: Client) -> None:

@@ -19,10 +19,10 @@ from tests.support.witness import JOBS, Witness
 pytestmark = pytest.mark.usefixtures("clean_redis")
 STUCK_ROW = pytest.mark.fault(
     "10",
-    "a job that does not end: asleep, in a loop, in C, in a lock, on a FIFO, deaf to signals, stopped, with children",
+    "a job that does not end: asleep, in a loop, in C, in a lock, on a FIFO, ignoring signals, stopped, with children",
     "it is gone 0.5 s after its timeout at the latest, with what it had started, except what a job that left by "
     "`JobTimeout` had put into another session; the log and the failed job "
-    "show where it hung; neighbours do not notice (times: from the timeout to its end)",
+    "show where it hung; other jobs are unaffected (times: from the timeout to its end)",
 )
 
 STUCK = (
