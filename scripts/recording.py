@@ -4,7 +4,8 @@
 
 Both terminals run real programs: `qd work` above, commands of a shell below. Only the typing is acted. pyte turns what they
 print into screens, and the SVG shows each line of a screen from the moment it appeared until it changed.
-Where animation is off (prefers-reduced-motion), the last screen is shown.
+Where animation is off (prefers-reduced-motion), the last screen is shown. The job waits before its last page for a file that is
+written after the kill: on a slow machine it would be done before.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ app = Qd()
 def build(month: int) -> str:
     for page in range(1, 4):
         sleep(1)
+        while page == 3 and not Path("data").exists():
+            sleep(0.1)
         print(f"page {page} of 3", flush=True)
     return f"report-{month}.pdf"
 """
@@ -193,9 +196,9 @@ def record() -> tuple[list[Shown], float, str]:
             pid = re.search(r"(\d+) +busy", status)
             if pid is None:
                 raise RuntimeError(f"no busy worker:\n{status}")
-            one.wait("page 2 of 3")
             one.type(f"kill -9 {pid[1]}")
             one.wait("job.requeued")
+            (folder / "data").touch()
             one.wait("job.done")
             one.pump(PAUSE)
             identifier = sent.split(" to default")[0].split()[-1]
