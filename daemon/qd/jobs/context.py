@@ -155,7 +155,7 @@ class RunningJob:
 
     @property
     def saved(self) -> Any:
-        """The state of the last checkpoint, of this attempt or an earlier one; None: there is none. A new copy each time."""
+        """The state of the last checkpoint, of this or an earlier attempt; None before the first. A new copy each time."""
         try:
             return None if self._saved is None else decode_value(self._saved)
         except WrongType:

@@ -249,7 +249,7 @@ class Handle(Generic[T_co]):
 
         Args:
             since: Only events with a higher number; 0: all that are kept.
-            wait: Read once, as soon as there are events, after so many seconds at the latest. None: until the job has ended.
+            wait: Read once, as soon as there are events, or after this many seconds. None: until the job has ended.
 
         Raises:
             ArgumentError: `since` or `wait` is invalid.
