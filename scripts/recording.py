@@ -4,8 +4,8 @@
 
 Both terminals run real programs: `qd work` above, commands of a shell below. Only the typing is acted. pyte turns what they
 print into screens, and the SVG shows each line of a screen from the moment it appeared until it changed.
-Where animation is off (prefers-reduced-motion), the last screen is shown. The job waits before its last page for a file that is
-written after the kill: on a slow machine it would be done before.
+Where animation is off (prefers-reduced-motion), the last screen is shown. The job waits before its last page for a file that
+is written after the kill: on a slow machine it would be done before.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CHARACTER, LINE, MARGIN, BAR = 7.25, 17, 14, 26  # pixels
 TYPING, PAUSE, END = 0.035, 0.9, 6.0  # seconds: a key, between commands, the last screen
 LIMIT = 30.0  # seconds for each thing that the recording waits for
 JOBS = """
+from pathlib import Path
 from time import sleep
 
 from qd import Qd
