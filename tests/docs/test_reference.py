@@ -374,7 +374,9 @@ def test_every_frequency_has_a_row():
 
 
 def test_every_other_method_has_a_row():
-    table = PAGE_SCHEDULE[PAGE_SCHEDULE.index("## All other methods") : PAGE_SCHEDULE.index("## Differences from Laravel")]
+    table = PAGE_SCHEDULE[
+        PAGE_SCHEDULE.index("## All other methods") : PAGE_SCHEDULE.index("## Differences from Laravel")
+    ]
     listed = set(re.findall(r"`(\w+)\(", table))
     assert public(Scheduled) <= listed
     for word in Words.__annotations__:
