@@ -168,6 +168,7 @@ def test_alerts_of_github_are_boxes_on_the_site(site: Path, pages: dict[str, Pag
         ("- x\n\n  > [!TIP]\n  > A\n", "- x\n\n  !!! tip\n\n      A\n"),
         ("> a quote\n", "> a quote\n"),
     ],
+    ids=["two lines", "with code", "in a list", "a quote"],
 )
 def test_an_alert_becomes_a_box(github: str, box: str) -> None:
     assert with_boxes(github) == box
