@@ -359,8 +359,8 @@ def test_a_user_with_exactly_the_keys_of_its_queue_passes(shop: Project, own: Se
 
 
 def sampled(user: str) -> list[str]:
-    """The arguments of ACL for this user in SECURITY.md."""
-    found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    """The arguments of ACL for this user in docs/how-to/acl.md."""
+    found = re.search(rf"^ACL (SETUSER {user} .*)$", (ROOT / "docs/how-to/acl.md").read_text(), re.MULTILINE)
     assert found
     return found[1].split()
 

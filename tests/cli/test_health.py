@@ -573,7 +573,7 @@ def test_an_embedded_server_is_not_started(qd: Run, folder: Path) -> None:
 
 
 def test_the_read_only_user_of_the_security_page_can_run_health(project: Callable[..., Project]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/acl.md").read_text()
     found = re.search(r"^ACL (SETUSER qd-looker .*)$", page, re.MULTILINE)
     assert found
     with Server() as own, own.client() as client:

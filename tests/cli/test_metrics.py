@@ -89,7 +89,7 @@ def test_other_drivers_have_gauges_and_a_number_for_keda(
 def test_a_looker_with_two_more_rights_may_be_the_exporter(
     qd: Run, configured: Callable[[str], None], redis: Client, server: Server
 ) -> None:
-    page = (Path(metrics.__file__).resolve().parents[3] / "SECURITY.md").read_text()
+    page = (Path(metrics.__file__).resolve().parents[3] / "docs/how-to/acl.md").read_text()
     (rule,) = re.findall(r"^ACL SETUSER qd-looker (.*)$", page, re.MULTILINE)
     words = rule.replace("LOOKER-PASSWORD", "secret").split()
     redis.call("ACL", "SETUSER", "exporter", *words, "+info", "+zcount")

@@ -1,4 +1,4 @@
-"""The users of SECURITY.md, created as shown: each can do all of its work, and nothing else."""
+"""The users of docs/how-to/acl.md, created as shown: each can do all of its work, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import qd
 from tests.cli.conftest import report
+from tests.support.pages import ROOT
 from tests.support.payloads import failed, push, store_failed_job
 from tests.support.project import Project
 from tests.support.redis import Client
@@ -18,8 +19,17 @@ from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 from tests.support.witness import JOBS, LASTS, Witness
 
-PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "acl.md").read_text()
 USERS = {line.split()[2]: line.split()[3:] for line in PAGE.splitlines() if line.startswith("ACL SETUSER qd-")}
+
+
+def added(task: str, cell: int = 1) -> list[str]:
+    """The rights in the row of the page that begins with this task."""
+    (row,) = re.findall(rf"^\| {re.escape(task)}.*\|$", PAGE, re.MULTILINE)
+    found: list[str] = re.findall(r"`([~+].*?)`", str(row).split(" | ")[cell])
+    return found[0].split()
+
+
 KINDS = ("producer", "worker", "looker", "operator")
 STATES = ("ready", "delayed", "reserved")
 pytestmark = pytest.mark.usefixtures("clean_redis")
@@ -234,13 +244,11 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
         assert shop.qd(*words, **looker).returncode == 0, words
     assert shop.qd("failed", "show", "T.0.1", **looker).returncode == 0
     assert not refused()
-    more = re.findall(r"`qd failed retry` and `forget` add `(.*?)`", PAGE)
-    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    redis.call("ACL", "SETUSER", "qd-operator", *added("`qd failed retry` and `forget`"))
     assert shop.qd("failed", "retry", "T.0.1.1", **operator).returncode == 0
     assert shop.qd("failed", "forget", "T.0.2.1", **operator).returncode == 0
     assert not refused()
-    more = re.findall(r"`qd schedule pause` and `resume` add `(.*?)`", PAGE)
-    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    redis.call("ACL", "SETUSER", "qd-operator", *added("`qd schedule pause` and `resume`"))
     assert shop.qd("schedule", "pause", **operator).returncode == 0
     assert shop.qd("schedule", "list", **looker).stdout.startswith("all entries are paused by ")
     assert shop.qd("schedule", "resume", **operator).returncode == 0
@@ -253,11 +261,11 @@ def test_the_read_only_user_and_the_operator_can_run_their_commands(
 def test_who_may_look_work_and_scan_can_move_and_promote_jobs(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
-    (more,) = re.findall(r"take what the looker and a worker may, and\s+`(.*?)`", PAGE)
+    more = added("`qd why`, `qd promote`, `qd move`, `qd cancel -q`", cell=2)
     rights = [
         each for user in ("looker", "worker") for each in re.findall(rf"qd-{user} reset .*-@all (.*)", PAGE)[0].split()
     ]
-    redis.call("ACL", "SETUSER", "qd-worker", *rights, *more.split())
+    redis.call("ACL", "SETUSER", "qd-worker", *rights, *more)
     worker = env(url, "worker")
     id, later = shop.python(
         "from jobs import quick\nprint(quick.dispatch(1).id, quick.using(delay=60).dispatch(2).id)", **worker
@@ -280,8 +288,8 @@ def test_worker_and_operator_can_retry_failed_jobs_of_a_batch(
     result = shop.python(f"from jobs import app\nprint(app.batch_of({id!r}).retry_failed())")
     assert result.stdout == "1\n"
     shop.work_off()
-    for pattern in (r"`qd failed retry` and `forget` add `(.*?)`", r"retry jobs\s+of a batch it needs `(.*?)`"):
-        redis.call("ACL", "SETUSER", "qd-operator", *re.findall(pattern, PAGE)[0].split())
+    for task in ("`qd failed retry` and `forget`", "`qd batch retry`"):
+        redis.call("ACL", "SETUSER", "qd-operator", *added(task))
     assert shop.qd("batch", "retry", id, **env(url, "operator")).returncode == 0
     shop.work_off()
     assert shop.qd("failed", "retry", "--all", **env(url, "operator")).returncode == 0
@@ -292,13 +300,12 @@ def test_worker_and_operator_can_retry_failed_jobs_of_a_batch(
 def test_an_operator_with_these_rights_can_cancel_batches_and_release_locks(
     shop: Project, url: Callable[[str], str], refused: Callable[[], set[str]], redis: Client
 ) -> None:
-    operator, more = env(url, "operator"), re.findall(r"`qd batch cancel` needs\s+`(.*?)`", PAGE)
-    redis.call("ACL", "SETUSER", "qd-operator", *more[0].split())
+    operator = env(url, "operator")
+    redis.call("ACL", "SETUSER", "qd-operator", *added("`qd batch cancel`"))
     redis.call("HSET", "qd:batch:b", "total", 1, "created_at", 1)
     assert shop.qd("batch", "cancel", "b", **operator).returncode == 0
-    of_locks = re.findall(r"needs `~qd:mutex:\* ~qd:rate:\* (.*?)`", PAGE, re.DOTALL)
-    more = re.findall(r"a program with locks may, and\s+`(.*?)`", PAGE)
-    redis.call("ACL", "SETUSER", "qd-operator", *of_locks[0].split(), *more[0].split())
+    of_locks = [right for right in added("uses [`app.lock`") if right.startswith("+")]
+    redis.call("ACL", "SETUSER", "qd-operator", *of_locks, *added("`qd locks release`"))
     redis.call("SET", "qd:mutex:{report}", "app-1/1/a")
     redis.call("SET", "qd:unique:mail", "u-1")
     redis.call("HSET", "qd:slots:api", "u-1", "9999999999999 m1")

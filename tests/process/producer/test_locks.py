@@ -173,6 +173,7 @@ def test_extend_holds_it_longer_and_renewal_makes_it_no_shorter(app: Qd, redis: 
 
 # -- in a worker
 
+RIGHTS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "acl.md"
 WAITING = (
     JOBS
     + """
@@ -330,9 +331,8 @@ def test_what_means_nothing_is_refused_in_one_line(app: Qd, make: Callable[[Qd],
 
 @pytest.fixture
 def rights(redis: Client) -> Iterator[list[str]]:
-    """Those that SECURITY.md names for locks, given to the user `narrow`."""
-    page = " ".join((Path(__file__).resolve().parents[3] / "SECURITY.md").read_text().split())
-    words = page.split("(docs/how-to/locks.md) needs `")[1].split("`")[0].split()
+    """Those that docs/how-to/acl.md names for locks, given to the user `narrow`."""
+    words = RIGHTS.read_text().split("(locks.md) | `")[1].split("`")[0].split()
     redis.call("ACL", "SETUSER", "narrow", "reset", "on", ">pw", "-@all", *words)
     yield words
     redis.call("ACL", "DELUSER", "narrow")
@@ -350,11 +350,7 @@ def test_the_rights_that_the_page_names_are_enough(server: Server, redis: Client
     limiter = app.limiter("stripe", 1, per=2)
     assert [limiter.acquire(), limiter.acquire(20)] == [True, True]
     assert limiter.left() <= 1
-    worker = next(
-        line.split()
-        for line in (Path(__file__).resolve().parents[3] / "SECURITY.md").read_text().splitlines()
-        if line.startswith("ACL SETUSER qd-worker")
-    )
+    worker = next(line.split() for line in RIGHTS.read_text().splitlines() if line.startswith("ACL SETUSER qd-worker"))
     assert {right for right in rights if right.startswith("+")} <= {*worker, "+set", "+mget"}
     app.connections.close_all()
 
