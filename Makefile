@@ -7,8 +7,8 @@
 #   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
 #   make soak        the long ones of them, and minutes idle under supervisord and under systemd
 #   make docs        the documentation site in build/site; a broken link fails it
-#   make reference   the pages of docs/reference that are written from the code
 #   make docs-serve  the same on http://127.0.0.1:8000, following changes
+#   make reference   the generated parts of docs/reference: commands, options, errors, limits, the Python API
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -86,6 +86,7 @@ docs-serve: $(STAMP)
 
 reference: $(STAMP)
 	@$(BIN)/python scripts/api.py
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 bench: $(STAMP)
 	@$(BIN)/python bench/run.py $(ARGS)

@@ -112,7 +112,7 @@ PAGES = {
     "api-errors": Page(
         "Errors",
         "Every error that qd raises derives from `QdError`. The exceptions that end a job from outside derive from "
-        "`BaseException`, so that `except Exception` does not swallow them.",
+        "`BaseException`, so that `except Exception` does not swallow them. What to do about each: [Errors](../errors.md).",
         ("qd.errors.*",),
         source="qd.errors",
         hidden=frozenset({"server"}),

@@ -154,7 +154,9 @@ def test_check_reports_whether_the_app_was_imported(folder):
     )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n[connections.redis]\nurl = "redis://h/0"\n')
     assert (real("config", "check").returncode, real("config", "check").stdout) == (0, output)
-    assert output.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "reference" / "commands.md").read_text()
+    assert (
+        output.replace(str(folder), "/srv/shop") in (ROOT / "docs" / "reference" / "cli" / "qd-config.md").read_text()
+    )
     (folder / "qd.toml").write_text('[qd]\napp = "jobs:app"\n')  # the url is set in Qd(...)
     assert (real("config", "check").returncode, real("config", "check").stdout) == (78, "")
     (folder / "jobs.py").write_text("from qd import Qd\napp = Qd('redis://h/0')\n")

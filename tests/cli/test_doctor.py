@@ -651,11 +651,11 @@ def test_other_versions_old_code_root_and_silence(shop: Project, redis: Client) 
     assert doctor(shop).bad() == []
 
 
-# -- docs/reference/commands.md
+# -- docs/reference/cli/qd-doctor.md
 
 
 def test_the_page_shows_what_it_says(project: Make, own: Server) -> None:
-    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli" / "qd-doctor.md").read_text()
     shown = re.search(r"^    \$ qd doctor\n(.*?)\n    \.\.\.$", page, re.MULTILINE | re.DOTALL)
     assert shown
     names = "".join(f"@app.job('job{number}')\ndef job{number}() -> None: ...\n" for number in range(11))

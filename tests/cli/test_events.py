@@ -21,8 +21,7 @@ from tests.support.redis import Client
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text()
-SECTION = PAGE.partition("### `qd events`\n")[2].partition("\n### ")[0]
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli" / "qd-events.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -150,12 +149,12 @@ def test_a_cluster_keeps_the_events(cluster: Cluster, project: MakeProject) -> N
     assert [(event["what"], event["count"]) for event in found] == [("up", 1), ("down", 2)]
 
 
-# -- docs/reference/commands.md
+# -- docs/reference/cli/qd-events.md
 
 
 def test_the_events_on_the_page_are_printed_so(qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qd.cli.events.audit.read", lambda *_, **__: [])
-    block = [line[4:] for line in SECTION.splitlines() if re.match(r"    \d{4}-", line)]
+    block = [line[4:] for line in PAGE.splitlines() if re.match(r"    \d{4}-", line)]
     entries = list[audit.Entry]()
     for number, line in enumerate(block):
         at, actor, text = re.fullmatch(r"(\S+ \S+)  (\S+) +(.*)", line).groups()  # type: ignore[union-attr]
@@ -168,14 +167,14 @@ def test_the_events_on_the_page_are_printed_so(qd: Run, redis: Client, monkeypat
         entries.append(audit.Entry(number, first, moment, int(times[1]) if times else 1, actor, what, words, reason))
     monkeypatch.setattr("qd.cli.events.audit.read", lambda *_, **__: entries)
     assert done(qd("events", "--since", "2h")).splitlines() == block
-    (document,) = [json.loads(line) for line in SECTION.splitlines() if line.startswith('    {"schema"')]
+    (document,) = [json.loads(line) for line in PAGE.splitlines() if line.startswith('    {"schema"')]
     (printed,) = [one for one in map(json.loads, done(qd("events", "--json")).splitlines()) if one["count"] > 1]
     assert list(printed) == list(document)
     assert {**printed, **{key: document[key] for key in ("number", "at", "first_at")}} == document
 
 
 def test_the_page_has_every_event(qd: Run) -> None:
-    rows = re.findall(r"^\| (`.*?`) \| .* \| .* \|$", SECTION.partition("| event |")[2], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \| .* \| .* \|$", PAGE.partition("| event |")[2], re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     source = Path(events.__file__).parents[1]
     texts = [path.read_text() for path in [*source.glob("cli/**/*.py"), source / "keeper" / "report.py"]]
@@ -190,7 +189,7 @@ def test_the_page_has_every_event(qd: Run) -> None:
 def test_the_page_says_on_which_connections_it_works(
     qd: Run, configured: Callable[[str], None], server: Server, driver: str
 ) -> None:
-    (row,) = [line for line in SECTION.splitlines() if line.startswith("| `") and re.search(f"`{driver}`.*works", line)]
+    (row,) = [line for line in PAGE.splitlines() if line.startswith("| `") and re.search(f"`{driver}`.*works", line)]
     if "else refused" in row:
         url = {"beanstalkd": 'url = "beanstalkd://h"', "sqs": 'url = "sqs://eu-west-1"'}.get(
             driver, f'driver = "{driver}"'

@@ -18,7 +18,7 @@ from tests.cli.conftest import Run, document, done
 from tests.support.payloads import store_failed_job
 from tests.support.redis import Client
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli" / "qd-failed.md").read_text()
 NOW = 1_700_000_000.0
 
 

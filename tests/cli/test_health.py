@@ -722,10 +722,10 @@ def test_live_imports_no_configuration_and_no_driver(project: Callable[..., Proj
     assert done.stdout.splitlines()[1:] == [""]
 
 
-# -- docs/reference/commands.md
+# -- docs/reference/cli/qd-health.md
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli" / "qd-health.md").read_text()
 
 
 def test_the_page_shows_what_it_says(qd: Run, redis: Client) -> None:

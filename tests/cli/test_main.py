@@ -96,7 +96,8 @@ def test_every_command_accepts_the_shared_options() -> None:
 def test_every_command_and_option_has_a_help_text() -> None:
     for path, one in leaves():
         assert one.help, path
-        silent = [param.opts[0] for param in one.params if isinstance(param, click.Option) and not param.help]
+        options = [param for param in one.params if isinstance(param, click.Option) and not param.hidden]
+        silent = [option.opts[0] for option in options if not option.help]
         assert not silent, f"qd {path}: no help for {silent}"
 
 

@@ -23,7 +23,7 @@ from tests.support.redis import Client
 from tests.support.servers.beanstalkd import Beanstalkd
 from tests.support.servers.redis import Server
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+CLI = Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli"
 
 
 def payload(
@@ -58,8 +58,9 @@ def test_the_page_shows_what_it_prints(qd: Run, redis: Client) -> None:
 
 
 def page(command: str) -> str:
-    """The output of this command on the page."""
-    match = re.search(rf"^    \$ {re.escape(command)}\n((?:    \S.*\n)+)", PAGE, re.MULTILINE)
+    """The output of this command on its page."""
+    text = (CLI / f"qd-{command.split()[1]}.md").read_text()
+    match = re.search(rf"^    \$ {re.escape(command)}\n((?:    \S.*\n)+)", text, re.MULTILINE)
     assert match, command
     return match[1].replace("\n    ", "\n").removeprefix("    ").partition("$ ")[0]
 

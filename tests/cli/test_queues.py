@@ -14,7 +14,7 @@ from qd.cli import main
 from tests.cli.conftest import Run, document, done, elsewhere, report
 from tests.support.redis import Client
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli" / "qd-queues.md").read_text()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.support.redis import Client
 from tests.support.servers.redis import Server
 from tests.support.waiting import eventually
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli" / "qd-top.md").read_text()
 Projects = Callable[..., Project]
 Script = Callable[[Pilot[None], Top], Awaitable[None]]
 EVIL = "a\x1b[31m\u202e[red]x[/red]"

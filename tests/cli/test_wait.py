@@ -15,7 +15,7 @@ from qd.drivers.types import Sizes
 from tests.cli.conftest import Run, done, elsewhere, report
 from tests.support.redis import Client
 
-PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text()
+PAGE = (Path(main.__file__).resolve().parents[3] / "docs" / "reference" / "cli" / "qd-wait.md").read_text()
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *ready: int) -> Iterator[int]:

@@ -299,7 +299,7 @@ def answers(client: httpx.Client) -> bool:
 def test_other_addresses_need_users() -> None:
     result = CliRunner().invoke(command, ["dashboard", "--listen", "0.0.0.0:0"], prog_name="qd")
     assert (result.exit_code, result.stderr.count("\n")) == (78, 1)
-    assert "open to everybody" in result.stderr
+    assert "open to every user" in result.stderr
 
 
 @pytest.mark.usefixtures("folder")

@@ -1,6 +1,6 @@
 """docs/reference/log-events.md lists every log event in the source, with its levels and fields.
 
-Names are read from the calls of `log.info(...)` and its like. CHILD, SERVER and JOB in the tables stand for several names.
+Names are read from the calls of `log.info(...)` and its like. CHILD, SERVER, JOB and DEATH stand for several names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.support.pages import ROOT
 PAGE = (ROOT / "docs" / "reference" / "log-events.md").read_text()
 LEVELS = ("debug", "info", "warning", "error")
 JOB = {"queue", "job", "display", "id", "attempt", "crashes", "tags"}
+DEATH = {"slot", "pid", "how", "reason", "peak", "job", "queue", "run", "entry", "took", "stack", "trace"}
 SPREAD = {"log_fields": JOB, "named": {"job", "id"}}  # what these functions return
 CALLS = {"job.progress", "job.checkpoint", "job.step"}  # for f"job.{name}" in worker/connection.py
 
@@ -152,7 +153,11 @@ def on_page() -> dict[str, Event]:
         assert name not in found, f"{name} has two rows"
         assert meaning[0].isupper() or meaning[0] == "`", f"{name}: {meaning}"
         assert todo, name
-        words = set(re.findall(r"`(\w+)`", fields)) | (JOB if "JOB" in fields else set())
+        words = (
+            set(re.findall(r"`(\w+)`", fields))
+            | (JOB if "JOB" in fields else set())
+            | (DEATH if "DEATH" in fields else set())
+        )
         found[name] = Event({each.strip() for each in levels.split(",")}, Fields(words))
     return found
 

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 ONCE_A_MINUTE = "client EVALSHA queues:mail:failed"  # the keeper's check of failed jobs, described below the beat
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "explanation" / "redis-calls.md").read_text()
-KEYS = (DOCS / "how-to" / "monitor.md").read_text()
+KEYS = (DOCS / "reference" / "keys.md").read_text()
 
 
 class Monitor:

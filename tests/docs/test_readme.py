@@ -67,8 +67,11 @@ def test_links_have_existing_pages_and_headings() -> None:
 
 
 def test_the_index_of_the_documentation_lists_each_page() -> None:
+    """commands.md lists the pages of the commands."""
     docs = ROOT / "docs"
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (docs / "index.md").read_text()))
+    commands = re.findall(r"\]\((cli/[\w-]+\.md)[#)]", (docs / "reference" / "commands.md").read_text())
+    linked |= {f"reference/{name}" for name in commands}
     assert linked == {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 import pytest
 
 from qd import Qd, config
-from qd.cli import init
+from qd.cli import init, main
 from qd.config.settings import SECTIONS
 from qd.drivers.connections import gaps_of
 from qd.errors import DeclarationError
@@ -25,33 +26,20 @@ from qd.options.tables import JOB_KINDS, WORK, JobOptions
 from qd.payload.format import HOLD, Payload
 from qd.schedule.builder import Frequencies, Scheduled, Words
 from qd.schedule.entry import CallTask
+from scripts import reference
 from tests.cli.test_main import leaves
 from tests.support.pages import ROOT
 
 # --- configuration.md and conf/qd.toml
 
 
-REFERENCE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 SAMPLE = (ROOT / "conf" / "qd.toml").read_text()
 FILES = {f"#{row.name} = " for rows in SECTIONS.values() for row in rows.values() if row.file_of}
 ROWS = [(section, row) for section, rows in {**SECTIONS, "worker": WORK}.items() for row in rows.values()]
 
 
-def names(*found):
-    return ", ".join(f"`{name}`" for name in found if name)
-
-
-@pytest.mark.parametrize(("section", "row"), ROWS, ids=lambda each: getattr(each, "name", each))
-def test_each_option_has_its_row_in_the_reference(section, row):
-    key = names(row.name) if row.in_file else ""
-    flags = "words" if row.name == "queues" else names(row.short, row.flag)
-    line = f"| {key} | {flags} | {names(row.environ)} | {row.unit} | {row.shown} | {row.help} |"
-    assert f"\n{line}\n" in REFERENCE
-
-
 @pytest.mark.parametrize("choice", [choice for row in WORK.values() for choice in row.choices])
-def test_each_choice_is_named_in_the_reference_and_the_sample(choice):
-    assert f"`{choice}`" in REFERENCE
+def test_each_choice_is_named_in_the_sample(choice):
     assert choice in SAMPLE
 
 
@@ -246,51 +234,52 @@ def test_options_have_the_precedence_that_the_pages_list(removed: int, tmp_path:
     assert limits_of(Payload(job="mail", maxTries=sent.tries), declared, work).tries == places[removed]
 
 
-# --- commands.md
+# --- commands.md and the generated pages
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "reference" / "commands.md").read_text()
-SHARED = {"--app", "--config", "-c", "--connection", "--json", "-h", "--help"}
+DOCS = ROOT / "docs" / "reference"
+PAGE = (DOCS / "commands.md").read_text()
 COMMANDS = leaves()
+PAGES_GENERATED = reference.pages()
 
 
-def section(path: str) -> str:
-    found = re.search(rf"^### `qd {path}`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert found, f"no section about qd {path}"
-    return found[1]
+@pytest.mark.parametrize("page", PAGES_GENERATED, ids=lambda page: page.stem)
+def test_a_generated_page_is_fresh(page: Path) -> None:
+    text = page.read_text() if page.exists() else ""
+    assert text == PAGES_GENERATED[page], f"{page.name} is stale: run `make reference`"
 
 
-def flags(one: click.Command) -> set[str]:
-    options = [param for param in one.params if isinstance(param, click.Option) and not param.hidden]
-    return {flag for option in options for flag in option.opts} - SHARED
-
-
-@pytest.mark.parametrize(("path", "one"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_a_command_has_its_section_with_all_its_options(path: str, one: click.Command) -> None:
-    text = section(path) + ((DOCS / "reference" / "configuration.md").read_text() if path == "work" else "")
-    assert [flag for flag in sorted(flags(one)) if f"{flag}`" not in text and f"{flag} " not in text] == []
-    assert f"    qd {path}" in section(path)
+def test_no_page_describes_an_unknown_command() -> None:
+    assert {page.name for page in (DOCS / "cli").iterdir()} == {f"qd-{name}.md" for name in main.COMMANDS}
 
 
 @pytest.mark.parametrize(("path", "one"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_a_section_names_no_unknown_option(path: str, one: click.Command) -> None:
-    every = SHARED.union(*(flags(other) for _, other in COMMANDS), {"--queue", "--version"})
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section(path)))
-    assert named <= every
-    if "| option |" in section(path):
-        rows = set(re.findall(r"^\| `(--[a-z-]+)", section(path), re.MULTILINE))
-        assert rows == {flag for flag in flags(one) if flag.startswith("--")}
-
-
-def test_no_section_describes_an_unknown_command() -> None:
-    named = re.findall(r"^### `qd ([\w -]+)`", PAGE, re.MULTILINE)
-    assert sorted(named) == sorted(path for path, _ in COMMANDS)
+def test_the_text_by_hand_names_no_unknown_option(path: str, one: click.Command) -> None:
+    page = (DOCS / "cli" / f"qd-{path.split()[0]}.md").read_text()
+    every = {flag for _, other in COMMANDS for option in other.params for flag in option.opts} | {"--queue", "--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", reference.by_hand(page)[path])) <= every
 
 
 def test_the_table_of_tasks_names_every_command() -> None:
-    tasks = PAGE.partition("## What all commands share")[0]
+    tasks = PAGE.partition("## Options of all commands")[0]
     assert [path for path, _ in COMMANDS if f"`qd {path}" not in tasks] == []
+
+
+def test_the_examples_of_tasks_are_valid_command_lines() -> None:
+    """Each one is parsed: its command, arguments and options exist."""
+    found = re.findall(r"\[`qd ([^`]+)`\]", PAGE.partition("## Options of all commands")[0])
+    assert len(found) > 50
+    for line in found:
+        words = shlex.split(line.partition(" > ")[0])
+        command = main.command
+        context = click.Context(command, info_name="qd")
+        while isinstance(command, click.Group):
+            assert words, line
+            _, command, words = command.resolve_command(context, words)  # type: ignore[assignment]
+            context = click.Context(command, parent=context)
+        assert {word for word in words if word.startswith("-")} <= {
+            flag for option in command.params for flag in option.opts
+        }, line
 
 
 # --- connections.md

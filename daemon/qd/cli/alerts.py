@@ -54,7 +54,7 @@ Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the t
 @click.option("--test", is_flag=True, help="Send a test message. Exit 1: it was not sent.")
 @context.options
 def command(once: bool, test: bool) -> int:
-    """Tell a webhook or a program when something is wrong.
+    """Notify a webhook or a program when something is wrong.
 
     Alerts are the findings of `qd health`, and queues beyond the limits of [alerts] and [alerts.queues.NAME]. Runs until
     TERM or Ctrl-C; start it on one or more hosts.

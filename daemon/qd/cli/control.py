@@ -131,12 +131,12 @@ class ControlReply(NamedTuple):
 @part_options("host", "pool")
 @context.options
 def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> int:
-    """Let every worker finish its job and restart, with new code.
+    """Restart every worker with new code, after its job.
 
     A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again. Without --host and --pool: all.
 
     --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
-    workers are replaced; exit 1 and name the others if the time is over.
+    workers are replaced; else exit 1 and name the others.
     """
     found = context.settings()
     store = context.store(found, found.control)
@@ -442,7 +442,7 @@ def down(reason: str, seconds: float | None, allow: tuple[str, ...]) -> None:
     ignores it. A time without a zone is local time.
     """
     if len(reason) > LONGEST:
-        raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: say where to read more")
+        raise click.UsageError(f"--reason has {len(reason)} characters, at most {LONGEST}: link to the details")
     found = context.settings()
     store = context.store(found, found.control)
     open_ones = named(found, allow)

@@ -87,7 +87,7 @@ def encoded(data: object) -> bytes:
 @click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="Send this many copies.  [default: 1]")
 @context.options
 def dispatch(name: str, words: tuple[str, ...], data: str | None, count: int, **sending: Any) -> int:
-    """Send a job by its name.
+    """Dispatch a job by its name.
 
     A value is parsed as JSON, or else is text: to=ada@example.org count=3 tags='["a"]'. With an app, a value is read as
     the type of its parameter (to=5 is "5" for a str) and checked before anything is sent. Without an app, and for PHP's

@@ -39,7 +39,7 @@ Step = Callable[[list[Record]], list[str | None]]  # result for each: None if do
 
 @click.group("failed")
 def failed() -> None:
-    """List failed jobs, show one, send them again, or delete."""
+    """List, show, retry or delete failed jobs."""
 
 
 # -- filters
@@ -359,7 +359,7 @@ class Tally:
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
 @context.options
 def retry(ids: tuple[str, ...], every: bool, rate: float | None, force: bool, dry_run: bool, **given: Any) -> int:
-    """Send failed jobs to their queues again, the oldest first.
+    """Requeue failed jobs, the oldest first.
 
     Each starts afresh: no attempts, no crashes, and the full time of retry_for. If the command is interrupted, run it again:
     no job is lost or doubled.

@@ -196,8 +196,8 @@ PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8
 @click.command("init")
 @click.argument("target", required=False, type=click.Choice(list(PRINTED)))
 @click.option("--django", is_flag=True, help="Write jobs.py and qd.toml for a Django project.")
-@click.option("--fastapi", is_flag=True, help="Write jobs.py and qd.toml for an app of FastAPI.")
-@click.option("--flask", is_flag=True, help="Write jobs.py and qd.toml for an app of Flask.")
+@click.option("--fastapi", is_flag=True, help="Write jobs.py and qd.toml for a FastAPI app.")
+@click.option("--flask", is_flag=True, help="Write jobs.py and qd.toml for a Flask app.")
 @context.options
 def init(target: str | None, **frameworks: bool) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.

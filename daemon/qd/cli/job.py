@@ -197,7 +197,7 @@ class JobView:
 def job(id: str) -> int:
     """Show where a job is, by its id or uuid.
 
-    The first characters of an id do, six or more, if no other job has them.
+    Six or more characters of the beginning of an id are enough, if no other job has them.
 
     Searches every connection (-c: that one), in every queue that is configured, worked on or has jobs: the longer they are,
     the longer it takes.
@@ -381,7 +381,7 @@ UNKNOWN = Finding(
 def why(id: str) -> int:
     """Show why a job does not run.
 
-    The first line is what keeps it now, the others are what else does. Exit 1: the job is unknown.
+    The first line is the current cause. The others must end, too, before the job runs. Exit 1: the job is unknown.
     """
     found = context.settings()
     reports = masters_of(found)

@@ -126,9 +126,9 @@ def read(store: KeyspaceStore, names: Sequence[tuple[str, str]], now: float) -> 
 @context.yes
 @context.options
 def release(name: str, kind: str | None, yes: bool) -> int:
-    """Take a lock from its holder, who is not stopped.
+    """Release a lock by force; its holder is not stopped.
 
-    An app.lock goes to the first in line. A lock whose holder changes meanwhile stays. Exit 1: nobody holds it.
+    An app.lock goes to the first in line. A lock whose holder changes meanwhile stays. Exit 1: it is not held.
     """
     settings, connection, store = context.opened()
     there = [*read(store, [(each, name) for each in KINDS if kind in (None, each)], store.now())]
@@ -147,5 +147,5 @@ def release(name: str, kind: str | None, yes: bool) -> int:
     elif freed:
         output.say(f"released {name}, which {who} held")
     else:
-        output.note(f"{who} does not hold {name} any more" if there else f"nobody holds a lock called {name}")
+        output.note(f"{who} does not hold {name} any more" if there else f"no lock called {name} is held")
     return int(not freed)

@@ -35,19 +35,19 @@ COMMANDS = {
     "work": CommandRow("work", "command", "Run the jobs of QUEUE..., in order of priority."),
     "dev": CommandRow("dev", "command", "Run worker, scheduler and dashboard in this terminal."),
     "status": CommandRow("status", "status", "Show masters, workers, queues, and what is paused."),
-    "queues": CommandRow("status", "queues", "Show queues: their sizes, their pace, and who paused them."),
+    "queues": CommandRow("status", "queues", "Show queue sizes, rates, and who paused a queue."),
     "top": CommandRow("top", "command", "Watch queues and workers on a live screen, and act on them."),
     "health": CommandRow("health", "command", "Check that masters and queues are healthy."),
     "dashboard": CommandRow("dashboard.command", "command", "Serve the dashboard: the system in a browser."),
-    "alerts": CommandRow("alerts", "command", "Tell a webhook or a program when something is wrong."),
-    "metrics": CommandRow("metrics", "command", "Print what became of jobs and their times, for Prometheus."),
-    "restart": CommandRow("control", "restart", "Let every worker finish its job and restart, with new code."),
+    "alerts": CommandRow("alerts", "command", "Notify a webhook or a program when something is wrong."),
+    "metrics": CommandRow("metrics", "command", "Print metrics of jobs, queues and workers, for Prometheus."),
+    "restart": CommandRow("control", "restart", "Restart every worker with new code, after its job."),
     "pause": CommandRow("control", "pause", "Take no more jobs from these queues, on any host."),
     "resume": CommandRow("control", "resume", "Take jobs from these queues again."),
     "scale": CommandRow("control", "scale", "Give each master of a pool N workers, until it restarts."),
     "down": CommandRow("control", "down", "Begin maintenance mode, until `qd up`."),
     "up": CommandRow("control", "up", "End maintenance mode."),
-    "dispatch": CommandRow("dispatch", "dispatch", "Send a job by its name."),
+    "dispatch": CommandRow("dispatch", "dispatch", "Dispatch a job by its name."),
     "run": CommandRow("dispatch", "run", "Run a job here and now, and print what it returns."),
     "declared": CommandRow("dispatch", "declared", "List the jobs that the app declares."),
     "job": CommandRow("job", "job", "Show where a job is, by its id or uuid."),
@@ -59,7 +59,7 @@ COMMANDS = {
     "wait": CommandRow("waiting", "wait", "Wait until a queue is empty."),
     "cancel": CommandRow("job", "cancel", "Cancel a job by its id, the one under a key, or many."),
     "events": CommandRow("events", "events", "Show what operators did and what happened to masters."),
-    "failed": CommandRow("failed", "failed", "List failed jobs, show one, send them again, or delete."),
+    "failed": CommandRow("failed", "failed", "List, show, retry or delete failed jobs."),
     "batch": CommandRow("batch", "command", "List batches, show one, cancel it, retry its failed jobs."),
     "locks": CommandRow("locks", "command", "Show who holds which lock or limit, and free one."),
     "schedule": CommandRow("schedule", "schedule", "Show what runs when, run it, pause it."),
@@ -68,7 +68,7 @@ COMMANDS = {
     "migrate": CommandRow("servers", "migrate", "Create the tables in the configured databases."),
     "init": CommandRow("init", "init", "Write a first qd.toml and jobs.py, or a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
-    "completion": CommandRow("main", "completion", "Print the script that completes qd's words in a shell."),
+    "completion": CommandRow("main", "completion", "Print the script for completion in a shell."),
     "help": CommandRow("main", "help_", "Show the help of a command."),
 }
 HELP = {
@@ -216,9 +216,9 @@ def help_(words: tuple[str, ...]) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @context.options
 def completion(shell: str) -> None:
-    """Print the script that completes qd's words in a shell.
+    """Print the script for completion in a shell.
 
-    bash: eval "$(qd completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: qd completion fish | source.
+    bash: `eval "$(qd completion bash)"` in ~/.bashrc; zsh: the same in ~/.zshrc. fish: `qd completion fish | source`.
     """
     from click.shell_completion import get_completion_class
 

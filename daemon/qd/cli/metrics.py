@@ -57,10 +57,9 @@ QUANTILES = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 @click.option("--keda", metavar="QUEUE", help="Print the JSON for KEDA: how many jobs of QUEUE need a worker now.")
 @context.options
 def command(listen: str | None, keda: str | None) -> None:
-    """Print what became of jobs and their times, for Prometheus.
+    """Print metrics of jobs, queues and workers, for Prometheus.
 
-    The counters of all hosts since statistics are kept, up to 10 s old; queues, workers and servers as they are now. With
-    -c only those of this connection.
+    The counters of all hosts are up to 10 s old; queues, workers and servers are read now. With -c: only this connection.
     """
     if listen is not None and (keda is not None or context.given().json):
         raise click.UsageError("--listen serves both formats: it goes with neither --keda nor --json")

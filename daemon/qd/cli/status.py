@@ -49,7 +49,7 @@ def status() -> int:
 @context.watched
 @context.options
 def queues(name: str | None) -> int:
-    """Show queues: their sizes, their pace, and who paused them.
+    """Show queue sizes, rates, and who paused a queue.
 
     in/min and out/min are those of the last five minutes; "empty in" is when the queue is empty at this pace.
 

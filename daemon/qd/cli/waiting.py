@@ -86,7 +86,9 @@ class Search:
 
 @click.command()
 @click.argument("queue", metavar="QUEUE")
-@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True, help="Which of its jobs.")
+@click.option(
+    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="Show the jobs in this state."
+)
 @click.option("--job", metavar="GLOB", help="Only jobs with this name; 'mail.*' is a pattern.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--count-by", type=click.Choice(["job", "tag"]), help="Count the jobs by name or by tag.")
@@ -362,7 +364,7 @@ def clear(queue: str, yes: bool) -> None:
 def wait(queue: str, empty: bool, timeout: float | None) -> int:
     """Wait until a queue is empty.
 
-    Failed jobs do not count. A queue that nobody knows is empty; a warning names it. Exit 1: it was not empty in time.
+    Failed jobs do not count. An unknown queue counts as empty; a warning names it. Exit 1: it was not empty in time.
     """
     if not empty:
         raise click.UsageError("name what to wait for: --empty")

@@ -157,7 +157,7 @@ worker crashed, 12 memory."""
 def command(flags: Mapping[str, object]) -> int:
     """Run the jobs of QUEUE..., in order of priority.
 
-    By weight with high=5 low=1. Without QUEUE: those of every queue that the app declares; the queues take turns."""
+    Set weights with high=5 low=1. Without QUEUE: every queue that the app declares, in turn."""
     return run(flags)
 
 

@@ -26,11 +26,11 @@ class ConnectionSettings:
 
     name: str
     driver: str = option(
-        "redis", "driver", "what keeps the queues: redis (Redis or Valkey), database, beanstalkd, sqs, sync, null, "
+        "redis", "driver", "driver of the queues: redis (Redis or Valkey), database, beanstalkd, sqs, sync, null, "
         "failover", shown="from the url",
     )  # fmt: skip
     url: str | None = option(
-        None, "url", "where it is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
+        None, "url", "URL of the server: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:; "
         "postgresql://, mysql:// or sqlite:///; beanstalkd://; sqs://", repr=False, secret=True,
         shown="none; for the connection redis also REDIS_URL",
     )  # fmt: skip
@@ -41,9 +41,12 @@ class ConnectionSettings:
     table: str = option("jobs", "name", "database: Laravel's table of jobs")
     connections: tuple[str, ...] = option((), "names", "failover: the connections to try, in this order")
     prefix: str = option("", "text", "prefix of every key, Laravel's `redis.options.prefix`", shown='""')
-    queue: str = option("default", "queue", "the queue used when none is named")
+    queue: str = option("default", "queue", "default queue")
     retry_after: float = option(
-        30.0, "span", "lease of a running job, renewed while it runs: how long a dead host keeps it", at_least=1
+        30.0,
+        "span",
+        "lease of a running job, renewed while it runs; jobs of a dead host return after this long",
+        at_least=1,
     )
     url_origin: str = "built in"
 
@@ -53,7 +56,7 @@ class LaravelSettings:
     """cache_url and down_file: "" for none."""
 
     cache_url: str = option(
-        "", "url", "the Redis where Laravel's cache keeps its restart and pause keys", repr=False, secret=True
+        "", "url", "URL of the Redis with the restart and pause keys of Laravel's cache", repr=False, secret=True
     )
     cache_prefix: str = option("", "text", "prefix of the cache's keys", shown='""')
     down: bool = option(False, "switch", "obey `php artisan down` if its driver is this cache")
@@ -150,7 +153,7 @@ class QueueAlerts:
     max_wait: float | None = option(None, "span", "alert if the oldest ready job has waited longer than this")
     max_ready: int | None = option(None, "count", "alert if more jobs than this are ready", unit="jobs", at_least=1)
     failure_rate: int | None = option(
-        None, "count", "alert if more than this part of the jobs that ended within 5 minutes have failed",
+        None, "count", "alert if more than this share of the jobs that ended within 5 minutes failed",
         unit="percent", at_least=1, at_most=99,
     )  # fmt: skip
 
@@ -168,7 +171,7 @@ class AlertSettings(QueueAlerts):
         "", "http", "GET this url once a minute while nothing is wrong, for a dead man's switch",
         shown="none", repr=False, secret=True,
     )  # fmt: skip
-    every: float = option(15.0, "span", "look this often", at_least=1)
+    every: float = option(15.0, "span", "check this often", at_least=1)
     queues: Mapping[str, QueueAlerts] = field(default_factory=dict)
 
 
@@ -206,22 +209,20 @@ class Settings:
     app: str = option("", "name", "the app as MODULE:ATTRIBUTE", flag="--app")
     imports: tuple[str, ...] = option((), "names", "modules that declare jobs")
     env: str = option(
-        "", "name", "where this runs, `production` or `staging`: for schedule entries with `environments`"
+        "", "name", "name of this environment, `production` or `staging`, for schedule entries with `environments`"
     )
     default: str = option(
-        "", "name", "the connection used when none is named", environ="QD_CONNECTION",
+        "", "name", "default connection", environ="QD_CONNECTION",
         shown="redis, or the only connection there is",
     )  # fmt: skip
     control: str = option(
-        "", "name", "the connection that stores restarts, pauses, maintenance mode, locks and status",
+        "", "name", "connection that stores control state: restarts, pauses, maintenance mode, locks and status",
         shown="the default connection",
     )  # fmt: skip
     max_payload: int = option(
-        1 << 20, "size", "do not send payloads larger than this, nor accept those of others over sixteen times this, 0: any"
+        1 << 20, "size", "largest payload to send; workers accept up to sixteen times this from other programs, 0: no limit"
     )  # fmt: skip
-    max_depth: int = option(
-        512, "count", "refuse payloads nested deeper than this, as PHP counts, 0: any", unit="levels"
-    )
+    max_depth: int = option(512, "count", "deepest nesting of a payload, as PHP counts, 0: no limit", unit="levels")
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
     secret_files: tuple[str, ...] = field(default=(), compare=False, repr=False)  # from which secrets were read

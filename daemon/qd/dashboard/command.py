@@ -43,7 +43,7 @@ def command(listen: str, hashes: bool, descriptor: int | None) -> None:
     if not access.users and not is_loopback(host):
         users = 'write users = ["NAME:LEVEL:HASH"] below [dashboard] (`qd dashboard --hash` prints a HASH)'
         way = f"{users}, or listen on 127.0.0.1"
-        raise ConfigError(f"the dashboard would be open to everybody who reaches {listen}: {way}")
+        raise ConfigError(f"the dashboard would be open to every user who reaches {listen}: {way}")
     given = context.given()
     listener = listener or bound(host, port)
     port = listener.getsockname()[1]

@@ -145,7 +145,7 @@ def to_wait_for(sender: Sender, plan: Plan, data: bytes, timeout: Duration) -> t
     name = plan.declared.name
     if plan.after_commit or plan.custom_send is not None or sender.in_transaction(plan):
         why = "has after_commit=True" if plan.after_commit else "has its own send()" if plan.custom_send else JOINED
-        raise ArgumentError(f"job '{name}' {why}: call() cannot wait for it; dispatch() it, and ask its handle later")
+        raise ArgumentError(f"job '{name}' {why}: call() cannot wait for it; dispatch() it, and query its handle later")
     with suppress(NotInJob):
         job = current_job()
         if job.mark and job.name not in _waits_in_jobs:  # in a worker

@@ -245,7 +245,7 @@ def unended(entry: Entry, seen: EntryView) -> float | None:
 @click.option("--timezone", type=ZONE, metavar="ZONE", help="Show times in this zone.  [each entry's own]")
 @context.options
 def list_(timezone: str | None) -> int:
-    """List what runs when, how it went, what holds it back.
+    """List entries: next and last run, and what holds them back.
 
     If a server is unreachable, it shows what the app declares: exit 69.
     """
@@ -439,8 +439,8 @@ def clear_locks(names: tuple[str, ...]) -> None:
 
     Without NAME: of all entries, regardless of the holder.
 
-    A running entry continues, and may then run twice at once. Locks end by themselves: that of a run within [schedule] lease
-    after its host has died, that of a job with the job.
+    A running entry continues, and may then run twice at once. Locks also end automatically: with the run or the job, and
+    within `lease` of [schedule] after the host has died.
     """
     own = app()
     found, entries = own.settings, named(own.schedule.entries(), names)

@@ -124,7 +124,7 @@ def seconds(at: object) -> float | None:
 @click.option("--reason", is_flag=True, help="Explain why entries did not run.")
 @context.options
 def run(reason: bool) -> int:
-    """Run what is due in this minute, for a crontab.
+    """Run the entries that are due in this minute, for cron.
 
     Any number of hosts may call it each minute: every tick runs once. It stays until the end of the minute if an entry
     comes more often, and until its runs have ended. TERM: start no more runs; a second TERM kills runs. Exit 1: a run

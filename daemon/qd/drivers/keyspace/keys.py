@@ -3,7 +3,7 @@
 On a cluster the keys of a queue, of a batch and of the ticks have braces (cluster/nodes.py). A queue has three more keys
 there, a batch and the ticks one each: cluster/deferred.py.
 """
-# docs/how-to/monitor.md, "The keys", has one line for each: its type, what is in it, who deletes it and what bounds it.
+# docs/reference/keys.md has one line for each: its type, what is in it, who deletes it and what bounds it.
 
 from __future__ import annotations
 
