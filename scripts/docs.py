@@ -144,7 +144,7 @@ def configured(text: str) -> str:
         names = sorted(DOCS.glob(found[1]), key=lambda path: (path.stem != path.parent.name, path.stem))
         return "".join(f'"{path.relative_to(DOCS)}", ' for path in names)
 
-    return re.sub(r'"([\w/-]+/\*\.md)",? ?', pages, text)
+    return re.sub(r'"([\w/-]+\*\.md)",? ?', pages, text)
 
 
 def nav(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
