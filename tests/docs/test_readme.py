@@ -124,6 +124,8 @@ def test_pictures_exist_and_show_the_run_of_the_results() -> None:
     ]
     assert len(named) >= 3
     for picture in named:
+        if picture.name == "demo.svg":
+            continue  # test_recording.py
         assert f"commit {facts['qd']}" in picture.read_text(), picture
 
 
