@@ -5,7 +5,10 @@
 #   make test        all tests; ARGS="tests/unit -k payload" runs some of them
 #   make quick       those for the inner loop: unit, contract on one Redis, typing
 #   make faults      the tests of everything that can go wrong, in each mode of workers, and their table in docs/explanation/reliability.md
-#   make soak        the long ones of them, and minutes idle under supervisord and under systemd
+#   make soak        the long ones of them, minutes idle under supervisord and under systemd, and the wheel on the
+#                    Python of each release of Debian (mmdebstrap, root)
+#   make dist        the wheel and the sdist, in dist/
+#   make sbom        what the wheel is made of when it is installed: build/qd-worker.cdx.json (CycloneDX)
 #   make docs        the documentation site in build/site; a broken link fails it
 #   make docs-serve  the same on http://127.0.0.1:8000, following changes
 #   make reference   the generated parts of docs/reference: commands, options, errors, limits, the Python API
@@ -21,7 +24,7 @@ DEPLOY := $(VENV)/.installed-deploy
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve reference bench clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve reference bench dist sbom clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -96,6 +99,26 @@ reference: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python bench/run.py $(ARGS)
+
+# Two wheels of one commit are equal. build/lib would bring back files that have been deleted since.
+dist sbom: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+dist: $(STAMP)
+	@rm -rf dist build/lib build/bdist.* && mkdir -p build
+	@$(BIN)/python -m build --outdir dist . >build/dist.log 2>&1 || { cat build/dist.log; exit 1; }
+	@ls dist/*
+
+# An environment with the wheel and what it requires, and no pip; another one for the tool, which requires much itself.
+sbom: dist
+	@rm -rf build/sbom
+	@$(PYTHON) -m venv --without-pip build/sbom/runtime
+	@$(BIN)/python -m pip --python build/sbom/runtime/bin/python install -qq --find-links dist qd-worker
+	@$(PYTHON) -m venv build/sbom/tool
+	@build/sbom/tool/bin/python -m pip install -qq --disable-pip-version-check 'cyclonedx-bom>=7'
+	@version=$$(build/sbom/runtime/bin/qd --version) && \
+		sed "s/^dynamic = .*/version = \"$${version#qd }\"/" pyproject.toml >build/sbom/pyproject.toml
+	@build/sbom/tool/bin/cyclonedx-py environment --pyproject build/sbom/pyproject.toml --mc-type library \
+		--output-reproducible --output-file build/qd-worker.cdx.json build/sbom/runtime
+	@ls build/qd-worker.cdx.json
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis daemon/*.egg-info

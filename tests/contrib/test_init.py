@@ -138,7 +138,7 @@ def test_no_file_is_overwritten(new: Project, framework: str, name: str) -> None
     new.allowed.add("manage.py")
     done = run(new, *QD, "init", framework)
     assert done.returncode == 2
-    way = f"move it away, or see '{framework[2:]}' in qd's documentation"
+    way = f"move it away, or see `qd help {framework[2:]}`"
     assert f"{name} already exists; nothing was written; {way}" in done.stderr
     assert sorted(path.name for path in new.root.iterdir()) == sorted(["manage.py", name])
     assert (new.root / name).read_text() == "mine"

@@ -147,7 +147,7 @@ def fill(redis: Client) -> float:
         for n in range(6)
     ]
     report = {"token": "t1", "host": "app-1", "pid": 4121, "booted_at": now - 2640, "seen_at": now + 600, "pool": "web"}
-    report |= {"connection": "redis", "queues": ["default", "mail", "webhooks"], "version": "0.1.0", "workers": workers}
+    report |= {"connection": "redis", "queues": ["default", "mail", "webhooks"], "version": "0.9.0", "workers": workers}
     redis.call("HSET", "qd:masters", "t1", json.dumps(report))
     for number, (what, ago, thing) in enumerate(
         (("new code", 2640, {"pool": "web", "code": "v2.14.1"}), ("pause", 360, {"queue": "reports"})), 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,7 +140,8 @@ def _not_json() -> list[tuple[str, bytes]]:
         ("no UTF-8 in the id", b'{"job":"x","id":"\xc3","data":{},"attempts":0}'),
         ("data ends too early", _data(b'{"to":')),
         ("brackets crossed in data", _data(b'{"to":[1}]')),
-        ("100,000 deep", _data(b"[" * 100_000 + b"]" * 100_000)),
+        # Since Python 3.14 the size of the stack limits recursion: such a payload is read. max_depth refuses it in workers.
+        *([("100,000 deep", _data(b"[" * 100_000 + b"]" * 100_000))] if sys.version_info < (3, 14) else []),
         ("100,000 brackets, none closed", b"[" * 100_000),
     ]
 

@@ -282,7 +282,7 @@ def write_for(framework: str) -> None:
     _, *parts = re.split(r"(?m)^--- (.*)\n", filled(f"{framework}.txt", settings=settings, **places))
     texts = dict(zip(parts[::2], parts[1::2], strict=True))
     notes = texts.pop("notes")
-    write_new(texts | {schema.NAME: schema.text()}, f"move it away, or see '{framework}' in qd's documentation")
+    write_new(texts | {schema.NAME: schema.text()}, f"move it away, or see `qd help {framework}`")
     click.echo(f"wrote {', '.join(texts)} and {schema.NAME}. {notes}", nl=False)
 
 

@@ -69,7 +69,7 @@ COMMANDS = {
     "init": CommandRow("init", "init", "Write a first qd.toml and jobs.py, or a deployment file."),
     "embedded": CommandRow("servers", "command", 'Show or stop the private server of `url = "embedded:"`.'),
     "completion": CommandRow("main", "completion", "Print the script for completion in a shell."),
-    "help": CommandRow("main", "help_", "Show the help of a command."),
+    "help": CommandRow("help", "command", "Show the help of a command, or a page of the docs."),
 }
 HELP = {
     "Run": ("work", "dev", "schedule", "dispatch", "run", "declared"),
@@ -193,23 +193,6 @@ def usage(error: click.ClickException, as_json: bool) -> int:
 @context.options
 def command() -> None:
     """Run background jobs from Redis, SQL databases, beanstalkd or SQS, and manage the workers."""
-
-
-@click.command("help")
-@click.argument("words", nargs=-1, metavar="[COMMAND]...")
-@context.options
-def help_(words: tuple[str, ...]) -> None:
-    """Show the help of a command."""
-    here = click.get_current_context().find_root()
-    for word in words:
-        group = here.command
-        names = group.list_commands(here) if isinstance(group, click.Group) else []
-        found = group.get_command(here, word) if isinstance(group, click.Group) else None
-        if found is None:
-            near = did_you_mean(word, names) or (f" (known: {', '.join(names)})" if names else "")
-            raise click.UsageError(f"unknown command '{' '.join(words)}'{near}")
-        here = click.Context(found, info_name=word, parent=here, **found.context_settings)
-    click.echo(here.get_help())
 
 
 @click.command()

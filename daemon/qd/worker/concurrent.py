@@ -169,7 +169,7 @@ class ConcurrentWorker(BaseWorker):
         name = current_job().name
         if name not in self._warned:
             self._warned.add(name)
-            hint = "use adispatch, aresult and the other async calls, or asyncio.to_thread"
+            hint = "use adispatch, aresult and the other async calls, or asyncio.to_thread; see `qd help async`"
             self.log.warning("loop.blocking_call", job=name, at=calling_line(), hint=hint)
 
     # -- called from other threads

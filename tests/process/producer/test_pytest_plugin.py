@@ -298,9 +298,9 @@ def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_fact
     """As pip installs it: pytest asks what each distribution brings."""
     points = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     site = tmp_path_factory.mktemp("site")
-    installed = site / "qd_worker-0.1.0.dist-info"
+    installed = site / "qd_worker-0.9.0.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: qd-worker\nVersion: 0.1.0\n")
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: qd-worker\nVersion: 0.9.0\n")
     lines = [f"{name} = {module}\n" for name, module in points.items()]
     (installed / "entry_points.txt").write_text("[pytest11]\n" + "".join(lines))
     shop.pyproject(BY_PYTEST)

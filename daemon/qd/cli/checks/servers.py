@@ -42,7 +42,7 @@ QUEUE_KEYS = (
     keys.suspects,
 )  # fmt: skip
 IN_CONF = "and the same in redis.conf"
-HINT = "SECURITY.md lists the rights that each kind of process needs"
+HINT = "`qd help security` lists the rights that each kind of process needs"
 
 clock = time.time
 
