@@ -9,7 +9,9 @@
 #                    Python of each release of Debian (mmdebstrap, root)
 #   make dist        the wheel and the sdist, in dist/
 #   make sbom        what the wheel is made of when it is installed: build/qd-worker.cdx.json (CycloneDX)
-#   make reference   the generated parts of docs/reference: commands, options, errors, limits
+#   make docs        the documentation site in build/site; a broken link fails it
+#   make docs-serve  the same on http://127.0.0.1:8000, following changes
+#   make reference   the generated parts of docs/reference: commands, options, errors, limits, the Python API
 #   make check       what CI runs: format, lint, types, floors, test
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -22,7 +24,7 @@ DEPLOY := $(VENV)/.installed-deploy
 JOBS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 
-.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors reference bench dist sbom clean
+.PHONY: demo demo-laravel demo-dashboard test quick compiled collected faults soak check static format lint types floors docs docs-serve reference bench dist sbom clean
 .DEFAULT_GOAL := check
 
 # The stamp is the last step: a set-up that broke half-way starts again from nothing. With it, no network is needed.
@@ -85,7 +87,14 @@ types: $(STAMP)
 floors: $(STAMP)
 	@$(BIN)/lint-imports
 
+docs: $(STAMP)
+	@$(BIN)/python scripts/docs.py build
+
+docs-serve: $(STAMP)
+	@$(BIN)/python scripts/docs.py serve
+
 reference: $(STAMP)
+	@$(BIN)/python scripts/api.py
 	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 bench: $(STAMP)

@@ -181,6 +181,8 @@ class Qd:
             then: Sent once all jobs have succeeded.
             catch: Sent when the first job has failed permanently, which also cancels the batch unless allow_failures.
             finally_: Sent once every job has ended.
+            name: For log lines and `qd batch list`.
+            allow_failures: Keep running the other jobs after a failure.
         """
         callbacks = {"then": then, "catch": catch, "finally": finally_}
         return BatchCall(self._send, calls, callbacks, name=name, allow_failures=allow_failures, origin=caller())
@@ -194,8 +196,15 @@ class Qd:
         return current_batch(self._send)
 
     def keyed(self, job: JobFunction[..., Any, Any] | type[Job[Any]], key: str) -> Keyed:
-        """A job by the key it was dispatched with, `remind.using(key="order:42", delay=1800)`, to cancel or move it. If
-        it was sent to another queue than the declared one, pass job.using(queue=...) here too."""
+        """A waiting job by the key it was sent with, to cancel or move it: `app.keyed(remind, "order:42").cancel()`.
+
+        Args:
+            job: The function or class. If it was sent to another queue, pass `job.using(queue=...)`.
+            key: As in `remind.using(key="order:42", delay=1800)`.
+
+        Raises:
+            ArgumentError: It is not a job of this app.
+        """
         plan = plan_of(job)
         if plan is None or self._registry.get(plan.declared.name) is not plan.declared:
             raise ArgumentError(f"{job!r} is not a job of this app: pass the function or class that @app.job decorated")
@@ -214,7 +223,10 @@ class Qd:
         return Call(self._send, Plan(declared, declared.options), data)
 
     def limit(self, name: str, most: int, *, per: float | timedelta) -> None:
-        """Declare the limit of RateLimited(name): at most `most` starts in any `per` seconds, across all hosts."""
+        """Declare a limit for RateLimited(name) and app.limiter(name): `app.limit("stripe", 100, per=60)`.
+
+        At most `most` jobs start in any `per` seconds, across all hosts. Raises DeclarationError.
+        """
         self._services.limits.declare(name, limit_of(name, most, per))
 
     def lock(
@@ -268,12 +280,12 @@ class Qd:
         self._services.handlers.map(command, handler, name, options)
 
     def bind(self, command: object) -> Call[Any]:
-        """The call for this command, to send later or with options. Raises ArgumentError."""
+        """The call for a command that map() has a handler for, to send later or with options. Raises ArgumentError."""
         plan, data = self._services.handlers.command(command)
         return Call(self._send, plan, data, caller())
 
     def send(self, command: object) -> Handle[Any]:
-        """Send this command to its handler. Raises ArgumentError, and what dispatch raises."""
+        """Send a command to its handler, see map(). Raises ArgumentError, and what dispatch raises."""
         plan, data = self._services.handlers.command(command)
         return Handle(self._send.send(plan, data), self._send, plan)
 

@@ -183,7 +183,7 @@ class ScheduledTaskSkipped(_OfRun, frozen=True):
 
 class ScheduledTaskFailed(_OfRun, frozen=True):
     """The function raised, the command exited with a code other than 0, or the job could not be created. error: a text;
-    code: the exit code, below 0 a signal, None if there is none."""
+    code: the exit code, below 0 a signal, or None."""
 
     runtime: float
     error: str

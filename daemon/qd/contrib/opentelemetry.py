@@ -34,7 +34,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5
 def instrument(app: Qd) -> None:
     """Trace and measure the jobs of `app`. Call it once, where the app is made.
 
-    The providers are those that are set when a span is created, not those of this moment.
+    Uses the providers that are set when a span is created, not those that are set now.
     """
     found = Instrumentation()
     app.payload_hook(found.created)

@@ -126,7 +126,7 @@ class NewBatch(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """A batch at one moment. total: jobs sent; pending: not ended; failed: permanently failed; jobs: those that were sent
+    """A batch at one time. total: jobs sent; pending: not ended; failed: permanently failed; jobs: those that were sent
     with it, not added later. The times are unix seconds by the server's clock, None for not yet."""
 
     id: str

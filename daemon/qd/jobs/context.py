@@ -155,7 +155,7 @@ class RunningJob:
 
     @property
     def saved(self) -> Any:
-        """The state of the last checkpoint, of this attempt or an earlier one; None: there is none. A new copy each time."""
+        """The state of the last checkpoint, of this or an earlier attempt; None before the first. A new copy each time."""
         try:
             return None if self._saved is None else decode_value(self._saved)
         except WrongType:
@@ -325,7 +325,7 @@ def note_end(error: EndJob) -> None:
 
 
 def current_job() -> RunningJob:
-    """The job this code runs in. Raises NotInJob outside a job."""
+    """The job this code runs in: `current_job().attempt`. Raises NotInJob outside a job."""
     job = _of_task.get() or _of_process
     if job is None:
         raise NotInJob("current_job() was called outside a job: only code that a worker or run() runs has one")

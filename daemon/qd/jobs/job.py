@@ -93,14 +93,14 @@ class Call(Unsent, Generic[T_co]):
         return self._sender, self._plan, self._data
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """A copy with these options added."""
+        """A copy of the call with these options: `call.using(delay=60, queue="mail")`. Raises DeclarationError."""
         plan = self._to_send()[1].using(options)
         other = copy.copy(self)
         other._plan, other._origin = plan, caller()
         return other
 
     def dispatch(self) -> Handle[T_co]:
-        """Send it."""
+        """Send it and return its handle. Raises ConfigError, ConnectionLost, ServerRefused."""
         sender, plan, data = self._to_send()
         return Handle(sender.send(plan, data), sender, plan)
 
@@ -181,14 +181,17 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return self._function(*args, **kwargs)  # type: ignore[no-any-return]
 
     def using(self, **options: Unpack[SendOptions]) -> Self:
-        """A copy with these options added."""
+        """A copy of the job with these options: `welcome.using(delay=60, queue="mail").dispatch("ada")`.
+
+        Raises DeclarationError.
+        """
         self._origin = None
         other = copy.copy(self)
         other._plan, other._origin = self._plan.using(options), caller()
         return other
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
-        """The job with its arguments, to be sent later. Raises ArgumentError."""
+        """The job with its arguments, for a chain, a batch, a schedule, or to send later. Raises ArgumentError."""
         self._origin = None
         return Call(self._sender, self._plan, self._plan.declared.encode(args, kwargs), caller())
 
@@ -205,7 +208,17 @@ class JobFunction(Unsent, Generic[P, C, T]):
         return Handle(id, self._sender, self._sender.place(self._plan))
 
     def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Handle[T]:
-        """Send it. Raises ArgumentError, ConfigError, ConnectionLost, ServerRefused."""
+        """Send the job: `welcome.dispatch("ada@example.org")`.
+
+        Returns:
+            Its handle, for status, result, progress and cancellation.
+
+        Raises:
+            ArgumentError: The arguments do not match the signature, or JSON cannot represent them. Nothing was sent.
+            ConfigError: The configuration is invalid. Nothing was sent.
+            ConnectionLost: The server is unreachable. Unless it is Unreachable, the job may have been sent.
+            ServerRefused: The server answered with an error. Nothing was sent.
+        """
         self._origin = None
         plan = self._plan
         return Handle(self._sender.send(plan, plan.declared.encode(args, kwargs)), self._sender, plan)
@@ -224,7 +237,17 @@ class JobFunction(Unsent, Generic[P, C, T]):
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class Job(Call[T_co]):
-    """A class job: its annotated fields are the arguments, an instance is a Call."""
+    """A class job: its annotated fields are the arguments, an instance is a Call.
+
+    Example:
+        @app.job("mail.welcome")
+        class Welcome(Job[None]):
+            to: str
+
+            def handle(self) -> None: ...
+
+        Welcome(to="ada@example.org").dispatch()
+    """
 
     _declared_as: ClassVar[tuple[Sender, Plan] | None] = None
     _defaults: ClassVar[tuple[tuple[str, Any], ...]] = ()

@@ -131,8 +131,9 @@ NewEvents = tuple[list[JobEvent], Status | None]  # and how the job has ended, i
 class EventStream:
     """The events of a job, for `async for` and `for`. Missing numbers are events that are no longer kept.
 
-    since: the number of the last event that it has returned, to resume after it. status: "done", "failed" or "unknown"
-    once it has found that the job has ended; None before.
+    Attributes:
+        since: The number of the last event that it has returned, to resume after it.
+        status: "done", "failed" or "unknown" once it has found that the job has ended; None before.
     """
 
     def __init__(self, read: Callable[[int], Pausing[NewEvents]], since: int, *, once: bool) -> None:
@@ -198,7 +199,7 @@ def waiting_time(timeout: Duration | None, method: str = "result()") -> float | 
 
 
 class Handle(Generic[T_co]):
-    """A job that was sent. id: the one that current_job() and the log lines show.
+    """A job that was sent. `id` is the one that current_job() and the log lines show.
 
     Each method may raise ConnectionLost and ServerRefused.
     """
@@ -210,8 +211,10 @@ class Handle(Generic[T_co]):
         self._sender, self._at = sender, at
 
     def status(self) -> Status:
-        """Its current status. A job that succeeded is "unknown" if it has no result_ttl. Searching for a waiting job scans
-        its queue."""
+        """Its current status. A job that succeeded is "unknown" if it has no result_ttl.
+
+        The search for a waiting job scans its queue: do not call this in a loop on a long queue.
+        """
         return self._lookup().status(self.id)
 
     def result(self, timeout: Duration | None = None) -> T_co:
@@ -246,7 +249,7 @@ class Handle(Generic[T_co]):
 
         Args:
             since: Only events with a higher number; 0: all that are kept.
-            wait: Read once, as soon as there are events, after so many seconds at the latest. None: until the job has ended.
+            wait: Read once, as soon as there are events, or after this many seconds. None: until the job has ended.
 
         Raises:
             ArgumentError: `since` or `wait` is invalid.
@@ -259,8 +262,11 @@ class Handle(Generic[T_co]):
         return EventStream(lambda after: lookup.events(self.id, after, seconds), since, once=wait is not None)
 
     def cancel(self) -> bool:
-        """Cancel it. True: it will not run, or it is being stopped. False: it had already ended, is unknown,
-        or is run by a program other than qd. Searching for a waiting job scans its queue."""
+        """Cancel a waiting job, or stop a running one with JobCancelled. The search for a waiting job scans its queue.
+
+        Returns:
+            True if it will not run or is being stopped; False if it has ended, is unknown, or another program runs it.
+        """
         return self._lookup().cancel(self.id)
 
     async def astatus(self) -> Status:

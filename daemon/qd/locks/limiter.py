@@ -23,8 +23,17 @@ class Limiter:
         self._server = LockServer(connections, connection)
 
     def acquire(self, timeout: Duration | None = None) -> bool:
-        """Wait for a start; waiters are served in order. False, immediately: the wait would exceed `timeout` seconds (None:
-        no limit). Raises ConnectionLost if the server is unreachable for too long."""
+        """Wait until the limit allows a start. Waiters are served in order.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            False, immediately, if the wait would take longer.
+
+        Raises:
+            ConnectionLost: The server was unreachable for too long.
+        """
         return block_on(self._acquire(timeout))
 
     def _acquire(self, timeout: Duration | None) -> Pausing[bool]:
@@ -50,7 +59,7 @@ class Limiter:
             raise
 
     def try_acquire(self) -> bool:
-        """Start now if the limit allows it. False: the limit is reached."""
+        """Start now. Returns False if the limit is reached."""
         return self.acquire(0)
 
     def left(self) -> int:

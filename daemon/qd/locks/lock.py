@@ -102,10 +102,13 @@ def waiter_limit(lock: object) -> WaiterLimit:
 
 
 class Lock:
-    """One owner at a time, across all hosts. Made by app.lock; for `with` and `async with`.
+    """One owner at a time, across all hosts. Made by app.lock(); for `with` and `async with`.
 
-    name: what the owners share. ttl: seconds until it expires if it is not released. renew: extend it while this process
-    lives and holds it. timeout: seconds that `with` waits; None: forever.
+    Args:
+        name: What the owners share.
+        ttl: Seconds until it expires if it is not released.
+        renew: Extend it while this process lives and holds it.
+        timeout: Seconds that `with` waits; None: forever.
     """
 
     def __init__(
@@ -129,10 +132,18 @@ class Lock:
     # -- acquire and release
 
     def acquire(self, timeout: Duration | None = None, blocking: bool = True) -> bool:
-        """Take it, waiting at most `timeout` seconds (None: forever); waiters are served in order. blocking=False: only if
-        it is free and has no waiters. Returns False if another has it.
+        """Take the lock. Waiters are served in order.
 
-        Raises ConnectionLost if the server is unreachable for too long; LockError if this object already holds it.
+        Args:
+            timeout: Seconds to wait at most; None: forever.
+            blocking: False takes it only if it is free and has no waiters.
+
+        Returns:
+            Whether this object holds it now.
+
+        Raises:
+            ConnectionLost: The server was unreachable for too long.
+            LockError: This object already holds it.
         """
         seconds = checked_timeout(f"the lock '{self.name}'", timeout) if blocking else 0.0
         return block_on(self._acquire(seconds))
@@ -191,8 +202,13 @@ class Lock:
             renewals(held).drop(held)
 
     def release(self) -> None:
-        """Release it. Raises LockLost if it was lost; LockError if it was never held, or in a forked copy of the process
-        that holds it; ConnectionLost: call it again."""
+        """Release the lock.
+
+        Raises:
+            LockLost: It was lost before: another process may have held it since.
+            LockError: This object does not hold it, or this process is a fork of the holder.
+            ConnectionLost: The outcome is unknown. Call it again.
+        """
         held = self._mine("release")
         try:
             uninterrupted(lambda: block_on(self._give()))
@@ -211,7 +227,7 @@ class Lock:
         self._held = None
 
     def extend(self, seconds: Duration | None = None) -> None:
-        """Hold it for `seconds` from now on (None: its ttl). Raises as release()."""
+        """Hold the lock for `seconds` from now on (None: its ttl). Raises the same errors as release()."""
         held, steps = self._extend(seconds)
         try:
             with shield:
@@ -247,7 +263,7 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds it, as far as this process knows, without a call to the server."""
+        """Whether this object holds the lock. Makes no call to the server, so a loss is noticed late."""
         return self._held is not None and self._held.ours and not self._held.look()
 
     @property
@@ -264,7 +280,7 @@ class Lock:
         return self._last.token
 
     def owner(self) -> Owner | None:
-        """Its current owner, in any process; None: it is free. Raises ConnectionLost."""
+        """The current owner, in any process; None if the lock is free. Raises ConnectionLost."""
         by = block_on(self._server.ask(Mutex(self.name, "").by))
         return None if by is None else read_owner(by)
 

@@ -247,12 +247,15 @@ class Frequencies:
         return self._write(minute=self._minutes(minute), hour="*/2")
 
     def every_three_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
+        """At 0, 3, 6 ... 21 o'clock."""
         return self._write(minute=self._minutes(minute), hour="*/3")
 
     def every_four_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
+        """At 0, 4, 8 ... 20 o'clock."""
         return self._write(minute=self._minutes(minute), hour="*/4")
 
     def every_six_hours(self, minute: Number | Sequence[Number] = 0) -> Self:
+        """At 0, 6, 12 and 18 o'clock."""
         return self._write(minute=self._minutes(minute), hour="*/6")
 
     # --- times of the day
