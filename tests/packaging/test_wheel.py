@@ -159,7 +159,8 @@ def test_files_for_supervisors_and_containers_are_printed_for_the_installed_prog
 ) -> None:
     installed("qd", "init")
     printed = installed("qd", "init", target)
-    assert (str(environment / "qd") if target in ("supervisord", "systemd") else '"qd", "work"') in printed
+    expected = {"supervisord": str(environment / "qd"), "systemd": str(environment / "qd"), "dockerignore": "\n.venv\n"}
+    assert expected.get(target, '"qd", "work"') in printed
 
 
 @pytest.mark.parametrize("framework", ["flask", "fastapi"])
