@@ -1,4 +1,4 @@
-"""Packs the pages of docs/ into the wheel as qd/docs, where `qd help TOPIC` reads them. In a clone it reads docs/ itself."""
+"""Packs docs/ into the wheel as qd/docs, for `qd help TOPIC`, and conf/ as qd/conf, for `qd init`. A clone has both itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+SAMPLES = ("qd.toml", "prometheus-rules.yml", "grafana-dashboard.json")
 
 
 class WithPages(build_py):
@@ -18,8 +19,10 @@ class WithPages(build_py):
         pages = {page.relative_to(ROOT / "docs"): page for page in (ROOT / "docs").rglob("*.md")}
         del pages[Path("index.md")]
         pages.setdefault(Path("reference/security.md"), ROOT / "SECURITY.md")
-        for name, page in pages.items():
-            target = Path(self.build_lib, "qd/docs", name)
+        packed = {Path("docs") / name: page for name, page in pages.items()}
+        packed |= {Path("conf") / name: ROOT / "conf" / name for name in SAMPLES}
+        for name, page in packed.items():
+            target = Path(self.build_lib, "qd", name)
             target.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(page), str(target))
 

@@ -18,7 +18,7 @@ import pytest
 
 import qd
 from qd.cli.help import pages
-from qd.cli.init import PRINTED
+from qd.cli.init import PRINTED, SAMPLES
 from tests.support import wheel as wheels
 from tests.support.pages import ROOT
 from tests.support.redis import Client
@@ -67,9 +67,8 @@ def test_the_wheel_contains_the_package_its_pages_and_nothing_else(built: Built,
     """No file of data is forgotten: scripts in Lua, templates, styles, types. No test, bench or picture is in it."""
     package = {f"qd/{path.relative_to(built.source / 'daemon/qd')}" for path in files(built.source / "daemon/qd")}
     docs = {f"qd/docs/{path.relative_to(built.source / 'docs')}" for path in files(built.source / "docs")}
-    expected = {name for name in docs if name.endswith(".md")} - {"qd/docs/index.md"} | {
-        "qd/docs/reference/security.md"
-    }
+    expected = {name for name in docs if name.endswith(".md")} - {"qd/docs/index.md"}
+    expected |= {"qd/docs/reference/security.md", *(f"qd/conf/{name}" for name in SAMPLES.values())}
     assert {Path(name).suffix for name in package} >= {".lua", ".html", ".css", ".js", ".typed", ".pyi", ".toml"}
     assert {name for name in names if ".dist-info/" not in name} == package | expected
 
@@ -161,6 +160,11 @@ def test_files_for_supervisors_and_containers_are_printed_for_the_installed_prog
     printed = installed("qd", "init", target)
     expected = {"supervisord": str(environment / "qd"), "systemd": str(environment / "qd"), "dockerignore": "\n.venv\n"}
     assert expected.get(target, '"qd", "work"') in printed
+
+
+@pytest.mark.parametrize(("target", "name"), SAMPLES.items())
+def test_the_samples_of_conf_are_printed_as_in_the_clone(target: str, name: str, installed: Run) -> None:
+    assert installed("qd", "init", target) == (ROOT / "conf" / name).read_text()
 
 
 @pytest.mark.parametrize("framework", ["flask", "fastapi"])

@@ -6,6 +6,7 @@ facts of the project:
     supervisord.conf, systemd.service     the settings of supervisor/qd.conf and qd@.service; a test compares them
     Dockerfile, dependencies, dockerignore, compose.yaml, kubernetes.yaml    containers; examples/reports and deploy/helm/qd
                                           have the same settings, which tests compare
+    ../../conf                            the full qd.toml, alert rules and dashboard, printed unchanged
 """
 
 from __future__ import annotations
@@ -232,13 +233,14 @@ PRINTED = {
     "compose": compose,
     "k8s": kubernetes,
 }
+SAMPLES = {"config": "qd.toml", "prometheus": "prometheus-rules.yml", "grafana": "grafana-dashboard.json"}  # of conf/
 
 
 # -- the command
 
 
 @click.command("init")
-@click.argument("target", required=False, type=click.Choice(list(PRINTED)))
+@click.argument("target", required=False, type=click.Choice([*PRINTED, *SAMPLES]))
 @click.option("--django", is_flag=True, help="Write jobs.py and qd.toml for a Django project.")
 @click.option("--fastapi", is_flag=True, help="Write jobs.py and qd.toml for a FastAPI app.")
 @click.option("--flask", is_flag=True, help="Write jobs.py and qd.toml for a Flask app.")
@@ -247,8 +249,9 @@ def init(target: str | None, **frameworks: bool) -> None:
     """Write a first qd.toml and jobs.py, or a deployment file.
 
     Without an argument: writes both into this folder, and the schema of qd.toml for editors. With one: prints the file
-    that runs this project under supervisord, systemd, Docker, Docker Compose or Kubernetes. For a framework it also
-    prints the lines to add by hand."""
+    that runs this project under supervisord, systemd, Docker, Docker Compose or Kubernetes; `config` prints a qd.toml
+    with every key, `prometheus` and `grafana` the alert rules and the dashboard. For a framework it also prints the
+    lines to add by hand."""
     kinds = [*filter(None, [target]), *(f"--{name}" for name, given in frameworks.items() if given)]
     if len(kinds) > 1:
         raise click.UsageError(f"give one of {', '.join(kinds)}")
@@ -257,6 +260,8 @@ def init(target: str | None, **frameworks: bool) -> None:
     if target is None:
         write_first_project()
         return click.echo(NEXT)
+    if target in SAMPLES:
+        return click.echo(sample(SAMPLES[target]).rstrip("\n"))
     project = project_here()
     click.echo(PRINTED[target](project).rstrip("\n"))
     strange = [pool for pool in project.pools if pool and not INSTANCE.fullmatch(pool)]
@@ -266,6 +271,13 @@ def init(target: str | None, **frameworks: bool) -> None:
     if project.kind == "embedded":
         way = f"set {project.url_variable} for a shared one"
         output.note(f'qd init {target}: url is "embedded:", a private server; {way}')
+
+
+def sample(name: str) -> str:
+    """A file of conf/: of the installed package, or of the clone that it runs from."""
+    package = Path(__file__).resolve().parents[1]
+    packed = package / "conf" / name
+    return (packed if packed.is_file() else package.parents[1] / "conf" / name).read_text("utf-8")
 
 
 def write_first_project() -> None:
