@@ -199,6 +199,44 @@ def test_a_test_case_rolls_its_jobs_back(django_shop: FrameworkProject):
     assert "Ran 2 tests" in done.stderr
 
 
+# --- fastapi.md
+
+
+VISIT = """
+import os, sys
+from fastapi.testclient import TestClient
+from jobs import web
+
+with TestClient(web) as browser:
+    if sys.argv[1:] == ["down"]:
+        answer = browser.post("/users/ada@example.org")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    elif sys.argv[1:]:
+        assert browser.get(f"/builds/{sys.argv[1]}").json() == {
+            "status": "done", "progress": 100.0, "result": {"month": 7, "pages": 12}
+        }
+    else:
+        id = browser.post("/builds/7").json()["job"]
+        assert browser.get(f"/builds/{id}").json() == {"status": "ready", "progress": None}
+        assert browser.get("/builds/nowhere").status_code == 404
+        print(id)
+"""
+
+
+@pytest.mark.leaves("qd:job:*")  # the result
+@pytest.mark.usefixtures("clean_redis")
+def test_the_status_endpoint_and_the_503_of_the_page_work(project: MakeProject):
+    shop = project(jobs=sample_program((ROOT / "docs" / "how-to" / "fastapi.md").read_text()))
+
+    def visit(*words: str, **env: str) -> str:
+        return shop.python(f"import sys\nsys.argv = {['visit', *words]!r}\n{VISIT}", **env).stdout
+
+    id = visit().strip()
+    shop.work_off()
+    visit(id)
+    visit("down", QD_REDIS_URL="redis://127.0.0.1:1/0")
+
+
 # --- recipes.md
 
 

@@ -12,15 +12,23 @@ from qd.schedule.timing import Cron, Every, Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^# (\S+)\.py$", re.MULTILINE)
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if SAMPLE.search(page.read_text())]
 
 
 def sample_program(text: str) -> str:
-    """The samples of a page as one program, each on its line in the page; all other lines are empty."""
+    """The samples of a page as one program, each on its line in the page; all other lines are empty.
+
+    A sample may be a file, headed `# shop/jobs.py`. Imports of it are left out, since its names are in the program.
+    """
     lines, at = [""] * text.count("\n"), 0
+    modules = [name.replace("/", ".") for sample in SAMPLE.finditer(text) for name in FILE.findall(sample[1])]
     for sample in SAMPLE.finditer(text):
         at = text.count("\n", 0, sample.start(1))
-        code = sample[1].splitlines()
+        code = [
+            "" if line.startswith(tuple(f"from {name} import" for name in modules)) else line
+            for line in sample[1].splitlines()
+        ]
         lines[at : at + len(code)] = code
     return "\n".join(lines)
 

@@ -356,6 +356,11 @@ def load(orders: list[int]) -> None:
 @app.job("orders.ship")
 def ship(order: int) -> None:
     Order.done.append(order)
+
+
+@app.job("orders.pay", tries=3, backoff=[60, 300])
+def pay(order: int) -> None:
+    raise ConnectionError
 """
 
 
@@ -364,5 +369,5 @@ def test_the_tests_of_the_page_pass_in_a_project_as_it_supposes_one(shop: UserPr
     (settings,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     (shop.root / "shop" / "queue.py").write_text(OF_THE_PAGE)
     shop.pyproject(settings)
-    shop.test("from shop.queue import Order, load, sign_up, welcome\n\n" + "\n".join(samples))
-    shop.passes(3)
+    shop.test("from shop.queue import Order, load, pay, sign_up, welcome\n\n" + "\n".join(samples))
+    shop.passes(4)
