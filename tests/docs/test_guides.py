@@ -228,13 +228,13 @@ with TestClient(web) as browser:
 def test_the_status_endpoint_and_the_503_of_the_page_work(project: MakeProject):
     shop = project(jobs=sample_program((ROOT / "docs" / "how-to" / "fastapi.md").read_text()))
 
-    def visit(*words: str, **env: str) -> str:
-        return shop.python(f"import sys\nsys.argv = {['visit', *words]!r}\n{VISIT}", **env).stdout
+    def visit(*words: str, url: str = shop.url) -> str:
+        return shop.python(f"import sys\nsys.argv = {['visit', *words]!r}\n{VISIT}", QD_REDIS_URL=url).stdout
 
     id = visit().strip()
     shop.work_off()
     visit(id)
-    visit("down", QD_REDIS_URL="redis://127.0.0.1:1/0")
+    visit("down", url="redis://127.0.0.1:1/0")
 
 
 # --- recipes.md
