@@ -431,7 +431,10 @@ def test_a_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client, key
         found = qd(name)
         assert found.exit_code
         text = found.stdout + found.stderr
-        assert re.search(rf"queue mail: .*WRONGTYPE .*\({key}\); delete or rename it, or change `prefix`", text), text
+        assert re.search(
+            rf"queue mail: .*WRONGTYPE .*\({key} is a \w+ and not a \w+\); delete or rename it, or change `prefix`",
+            text,
+        ), text
 
 
 def test_a_replaced_master_is_not_a_reason(qd: Run, redis: Client) -> None:

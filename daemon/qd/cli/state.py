@@ -228,7 +228,11 @@ def sizes_of(queue: Connector, store: KeyspaceStore, name: str) -> Sizes:
             raise
         wanted = {store.prefix + key(name): kind for key, kind in TYPES.items()}
         there = zip(wanted, store.space.call_many([("TYPE", key) for key in wanted]), strict=True)
-        wrong = [key for key, kind in there if kind not in (wanted[key], b"none") and not isinstance(kind, Exception)]
+        wrong = [
+            f"{key} is a {kind.decode()} and not a {wanted[key].decode()}"
+            for key, kind in there
+            if isinstance(kind, bytes) and kind not in (b"none", wanted[key])
+        ]
         place = ", ".join(wrong) or next(iter(wanted))
         raise ServerRefused(f"queue {name}: {error} ({place}); delete or rename it, or change `prefix`") from None
 
