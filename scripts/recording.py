@@ -22,8 +22,9 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH, UPPER, LOWER = 112, 15, 18  # characters; lines of each terminal
 CHARACTER, LINE, MARGIN, BAR = 7.25, 17, 14, 26  # pixels
 TYPING, PAUSE, END = 0.035, 0.9, 6.0  # seconds: a key, between commands, the last screen
+IDLE = 1.2  # seconds: the longest time in which nothing changes; longer ones are cut
 LIMIT = 30.0  # seconds for each thing that the recording waits for
 JOBS = """
 from pathlib import Path
@@ -52,6 +54,8 @@ def build(month: int) -> str:
         print(f"page {page} of 3", flush=True)
     return f"report-{month}.pdf"
 """
+# qd advises root to set a user; a reader of the picture is no root.
+AS_A_USER = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
 MARKED = {"worker.died": "#e5534b", "job.requeued": "#c69026", "job.done": "#4ac26b"}  # lines with a bar in the margin
 COLORS = {
     "black": "#57606a",
@@ -135,7 +139,9 @@ class Recording:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", UPPER, WIDTH, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "HOME": str(self.folder), "COLUMNS": str(WIDTH)}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', '')}"
-        process = subprocess.Popen(words, cwd=self.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+        process = subprocess.Popen(
+            [*AS_A_USER, *words], cwd=self.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+        )
         os.close(theirs)
         return process, ours
 
@@ -179,8 +185,8 @@ class Recording:
         return self.lower.text[before:]
 
 
-def record() -> tuple[list[Shown], float, str]:
-    """Returns the lines, the length in seconds and the log of `qd work`."""
+def record() -> tuple[list[Shown], str]:
+    """Returns the lines and the log of `qd work`."""
     with tempfile.TemporaryDirectory(prefix="qd-demo-") as name:
         folder = Path(name)
         (folder / "jobs.py").write_text(JOBS)
@@ -205,7 +211,6 @@ def record() -> tuple[list[Shown], float, str]:
             identifier = sent.split(" to default")[0].split()[-1]
             one.type(f"qd job {identifier}")
             one.pump(PAUSE)
-            length = one.now() + END
             shown = [*one.upper.close(), *one.lower.close()]
             log = one.upper.text
         finally:
@@ -216,7 +221,17 @@ def record() -> tuple[list[Shown], float, str]:
             stop = one.begin("qd", "embedded", "stop")
             stop[0].wait()
             os.close(stop[1])
-        return shown, length, log
+        return shown, log
+
+
+def without_idle(shown: Sequence[Shown]) -> tuple[list[Shown], float]:
+    """The same with pauses of IDLE at most."""
+    times = sorted({0.0, *(one.since for one in shown), *(one.until for one in shown if one.until is not None)})
+    at = {0.0: 0.0}
+    for before, after in pairwise(times):
+        at[after] = at[before] + min(after - before, IDLE)
+    moved = [one._replace(since=at[one.since], until=None if one.until is None else at[one.until]) for one in shown]
+    return moved, at[times[-1]] + END
 
 
 def milliseconds(log: str) -> int:
@@ -277,7 +292,8 @@ def span(run: Run) -> str:
 
 
 def main(file: str = str(ROOT / "docs" / "images" / "demo.svg")) -> None:
-    shown, length, log = record()
+    shown, log = record()
+    shown, length = without_idle(shown)
     took = f"{milliseconds(log)} ms after the master noticed the death of its worker"
     caption = f"A real run: {took}, the job was back in its queue. No attempt was spent."
     Path(file).write_text(svg(shown, length, caption))

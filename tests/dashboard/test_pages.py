@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.dashboard.conftest import HOSTILE, Open, failed, payload
+from tests.support.processes import QD
 from tests.support.redis import Client
 from tests.support.waiting import eventually as wait
 
@@ -29,6 +32,17 @@ def test_a_page_of_a_fleet_with_problems(board: Open, path: str) -> None:
 @pytest.mark.parametrize("path", [page for page in PAGES if "mail" not in page])
 def test_a_page_without_any_data(board: Open, path: str) -> None:
     assert board.client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/jobs", "/batches", "/locks"])
+def test_a_page_of_a_server_that_only_the_app_names(folder: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sqlite_app.py").write_text(f"from qd import Qd\n\napp = Qd('sqlite:///{folder}/jobs.sqlite')\n")
+    (folder / "qd.toml").write_text('[qd]\napp = "sqlite_app:app"\n')
+    monkeypatch.syspath_prepend(folder)
+    subprocess.run([*QD, "migrate"], cwd=folder, check=True, capture_output=True)
+    answer = Open(folder).client.get(path.replace("redis", "database").replace("/mail", "/default"))
+    assert answer.status_code == 200, answer.text
+    assert "The server does not answer" not in answer.text
 
 
 @pytest.mark.usefixtures("incident")

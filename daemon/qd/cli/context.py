@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+DJANGO = "DJANGO_SETTINGS_MODULE"
 RECORDED = 1.0  # seconds to connect and for a reply: the work of the command is done
 
 
@@ -119,12 +120,26 @@ def watched(function: Callable[..., Any]) -> Callable[..., Any]:
 def settings() -> Settings:
     """The configuration with the shared options. Raises ConfigError.
 
-    Imports the app only if nothing else names a server, because its Qd(...) may.
+    Imports the app only if its Qd(...) may name another server than the one found here.
     """
     found = loaded()
-    if found.app and found.connections[found.default].url is None:
+    at = found.connections.get(given().connection or found.default)
+    if not found.app or (at and at.url is not None and not may_differ(found, at.name)):
+        return found
+    try:
         return app_of(found).settings
-    return found
+    except ConfigError as error:
+        if at is None or at.url is None:
+            raise
+        output.note(f"qd: {error}; using the url of {found.origins[f'connections.{at.name}.url']}")
+        return found
+
+
+def may_differ(found: Settings, name: str) -> bool:
+    """Whether the url of Qd(...) could lead elsewhere than this one: REDIS_URL is often that of a cache, and Django's QD
+    may name its database."""
+    origin = found.origins.get(f"connections.{name}.url", "")
+    return origin == "environment REDIS_URL" or (bool(os.environ.get(DJANGO)) and origin.startswith("environment "))
 
 
 def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) -> Settings:
@@ -134,6 +149,8 @@ def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) ->
 
     VARIABLES.begin()
     flags = {"app": given().app, "connection": given().connection}
+    if code is None:
+        return config.load_without_app(given().file, flags, pool or None)
     return config.load(given().file, flags=flags, pool=pool or None, code=code)
 
 

@@ -172,6 +172,8 @@ def run(flags: Mapping[str, object]) -> int:
         given.setdefault("connection", options.connection)
 
     def load(code: Mapping[str, object] | None) -> Settings:
+        if code is None:
+            return config.load_without_app(options.file, given)
         return config.load(options.file, flags=given, code=code)
 
     return daemon.run(load)

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from qd.config.load import load, open_files, unknown_drivers, unknown_variables
+from qd.config.load import load, load_without_app, open_files, unknown_drivers, unknown_variables
 from qd.config.settings import check_work, from_json, provider_of, to_json
 
 __all__ = [
     "check_work",
     "from_json",
     "load",
+    "load_without_app",
     "open_files",
     "provider_of",
     "to_json",

@@ -245,6 +245,21 @@ def load(
     return settings
 
 
+def load_without_app(path: Path | None, flags: Mapping[str, object], pool: str | None = None) -> Settings:
+    """As load(), before the app is imported: if an app is named, which may declare it, an unknown connection of `flags`
+    counts as not given."""
+    try:
+        return load(path, flags=flags, pool=pool)
+    except ConfigError:
+        name = flags.get("connection")
+        if name is None:
+            raise
+        found = load(path, flags={**flags, "connection": None}, pool=pool)
+        if not found.app or name in found.connections:
+            raise
+        return found
+
+
 def unread(code: Mapping[str, object]) -> Settings:
     """The built-in values and the arguments of Qd(...), without file and environment. For tests."""
     built_in = settings_of(Layers(None, {}, {"workers": 1}, given(code)))

@@ -37,6 +37,7 @@ FIRST_WAIT = 0.004  # seconds between two reads of a record; on average half the
 GROWS = 1.5  # factor from one wait to the next
 LONGEST_WAIT = 0.25  # seconds
 LOOK = 5.0  # seconds of waiting until the job is searched for in its queue; doubles after each search
+LATE = 4.0  # seconds after which a job's result has followed its end, where both are on different servers of a cluster
 EVERY = 0.05  # seconds between two reads of a stream while events come: as long as workers collect them
 AWAY = 60.0  # seconds a server may be unreachable while waiting without a timeout
 CANCELLED = b'{"error":"JobCancelled","message":"the job was cancelled"}'  # the stored value of a cancelled job
@@ -134,15 +135,18 @@ class SentJobs:
         if self.keeps is False:
             raise NoResult(f"job {id} keeps no result: declare or send it with result_ttl=...")
         look_at = 0.0 if self.keeps is None else LOOK  # a bare id: check first that the job exists
-        every, away = LOOK, 0.0
+        every, away, gone = LOOK, 0.0, 0.0
         for passed, pause in polls(timeout):
             try:
                 kept = yield read_by(self.native, partial(self.kept, id), lambda queue: queue.jobs.kept(id))
                 if kept is not None and kept.status is not None:
                     return value_of(id, kept, self.declared)
                 if passed >= look_at:
-                    yield threaded(partial(self._check_exists, id))  # it may search in many calls
-                    look_at, every = look_at + every, every * 2
+                    exists = yield threaded(partial(self._exists, id))  # it may search in many calls
+                    gone = 0.0 if exists else gone or time.monotonic()
+                    if gone and time.monotonic() - gone >= (LATE if "ends" in self.connector().limits else 0.0):
+                        raise NoResult(f"job {id} has no result: it is unknown or has expired")
+                    look_at, every = look_at + every, every if gone else every * 2
                 away = 0.0
             except ConnectionLost:
                 away = away or time.monotonic()
@@ -153,16 +157,16 @@ class SentJobs:
             f"job {id} has not ended within {timeout:g} s; it keeps running, and its handle can wait again"
         )
 
-    def _check_exists(self, id: str) -> None:
-        """Raises NoResult if the job is gone, JobFailedError if only the failed store has it: a wait would not end."""
+    def _exists(self, id: str) -> bool:
+        """Whether the job is on the server, or its end. Raises JobFailedError if only the failed store has it: a wait
+        would not end."""
         found = self.find(id) or self.find(id)  # twice: see status()
         kept = self.kept(id)
         if kept is not None and kept.status is not None:
-            return
-        if found is None:
-            raise NoResult(f"job {id} has no result: it is unknown or has expired")
-        if found.spot == "failed":
+            return True
+        if found is not None and found.spot == "failed":
             raise error_of(id, found.text.partition(b"\n")[0])
+        return found is not None
 
     # -- cancel
 
