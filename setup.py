@@ -1,4 +1,4 @@
-"""Packs docs/ into the wheel as qd/docs, for `qd help TOPIC`, and conf/ as qd/conf, for `qd init`. A clone has both itself."""
+"""Packs docs/ into the wheel as qd/docs, for `qd help TOPIC`, and conf/ as qd/conf, for `qd init`. A clone has both."""
 
 from __future__ import annotations
 

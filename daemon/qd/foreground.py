@@ -148,7 +148,7 @@ class ForegroundWorker(Worker):
             if fd is not None:
                 os.close(fd)
             if isinstance(message, Restart):
-                self._leave("qd restart")
+                self._leave(message.by)
 
     def _reject(self, error: Exception) -> None:
         self.log.warning("master.message_rejected", error=str(error))

@@ -51,7 +51,10 @@ def test_restart_names_the_masters_it_reaches(qd: Run, redis: Client) -> None:
     reports(redis)
     reports(redis, "T2", pool="", host="app-2")
     reports(redis, "T3", pool="gone", seen_at=now(redis) - 60)
-    assert done(qd("restart")) == "restart requested: mail@app-1, default@app-2\n"
+    asked, way = done(qd("restart")).splitlines()
+    assert asked == "restart requested: mail@app-1, default@app-2"
+    assert way == "each `qd work` exits with 0, and its supervisor must start it again; without one use --rolling"
+    assert done(qd("restart", "--rolling")) == asked + "\n"
     found = document(qd("restart", "--rolling", "--json"))
     assert found["rolling"] is True
     assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]

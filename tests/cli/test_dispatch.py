@@ -203,7 +203,15 @@ def test_a_job_that_does_not_match_its_declaration_is_not_sent(
     ("source", "expected"),
     [
         ("import no_such_module\napp = 1\n", "No module named 'no_such_module' ({root}/jobs.py:1)"),
-        ("app = 1\n", "is no qd.Qd"),
+        ("app = 1\n", "'app' in module jobs is an int, not a qd.Qd; the module has none\n"),
+        (
+            "class Web: ...\nfrom qd import Qd\none, app = Qd(), Web()\n",
+            "is a Web, not a qd.Qd; the module has 'one'\n",
+        ),
+        (
+            "from qd import Qd\nmy_app = Qd()\n",
+            "module jobs has no 'app', which should be a qd.Qd; the module has 'my_app'\n",
+        ),
         ("from qd import Qd\napp = Qd(imports=['gone'])\n", "No module named 'gone'"),
         ("app = 1 / 0\n", "ZeroDivisionError"),
         ("raise SystemExit(0)\napp = 1\n", "SystemExit"),
@@ -217,7 +225,18 @@ def test_a_job_that_does_not_match_its_declaration_is_not_sent(
             "at {root}/jobs.py:3 and at {root}/jobs.py:5; rename one\n",
         ),
     ],
-    ids=["import", "not a Qd", "imports", "raises", "leaves", "syntax", "declaration", "twice"],
+    ids=[
+        "import",
+        "not a Qd",
+        "another class",
+        "no such name",
+        "imports",
+        "raises",
+        "leaves",
+        "syntax",
+        "declaration",
+        "twice",
+    ],
 )
 def test_an_app_that_fails_to_import_prints_one_line_and_exits_with_78(
     project: Projects, source: str, expected: str

@@ -411,6 +411,32 @@ def test_a_silent_master_is_a_reason(qd: Run, redis: Client) -> None:
     assert reasons(qd, "--allow-none") == []
 
 
+def test_the_fix_for_a_silent_master_names_the_key_with_its_prefix(
+    qd: Run, redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(redis, seen_at=server_time(redis) - 100)
+    redis.call("RENAME", "qd:masters", "shop:qd:masters")
+    monkeypatch.setenv("QD_REDIS_PREFIX", "shop:")
+    assert reason(qd)[1].endswith(": HDEL shop:qd:masters T1")
+    assert "HDEL shop:qd:masters T1" in qd("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "command"), [("queues:mail", "SET"), ("queues:mail:delayed", "SET"), ("queues:mail:failed", "RPUSH")]
+)
+def test_a_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client, key: str, command: str) -> None:
+    report(redis)
+    redis.call(command, key, "x")
+    for name in ("status", "queues", "health"):
+        found = qd(name)
+        assert found.exit_code
+        text = found.stdout + found.stderr
+        assert re.search(
+            rf"queue mail: .*WRONGTYPE .*\({key} is a \w+ and not a \w+\); delete or rename it, or change `prefix`",
+            text,
+        ), text
+
+
 def test_a_replaced_master_is_not_a_reason(qd: Run, redis: Client) -> None:
     now = server_time(redis)
     report(redis, "T1", host="pod-a", seen_at=now - 100)

@@ -43,6 +43,48 @@ def test_help_names_the_nearest_command_or_topic(qd: Run, words: tuple[str, ...]
     assert qd("help", *words).exit_code == 2
 
 
+# -- search
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [("Retries", "retries"), ("Celery", "coming-from-celery"), ("cron", "coming-from-cron"), ("WORK", "work")],
+)
+def test_case_and_the_rest_of_a_name_do_not_matter_if_only_one_fits(qd: Run, words: str, same: str) -> None:
+    assert done(qd("help", words)) == done(qd("help", same))
+
+
+def listed_for(qd: Run, *words: str) -> dict[str, str]:
+    """The topics that `qd help` lists -> the headings."""
+    found = qd("help", *words)
+    assert (found.exit_code, found.stdout) == (2, "")
+    first, *rows = found.stderr.splitlines()
+    assert first.startswith(f"qd help: no command or topic '{' '.join(words)}'")
+    assert first.endswith("; pages about it, for `qd help TOPIC`:")
+    return dict(re.split(r"  +", row.strip(), maxsplit=1) for row in rows)
+
+
+def test_a_word_lists_the_pages_about_it_those_with_it_in_a_heading_first(qd: Run) -> None:
+    found = listed_for(qd, "backoff")
+    assert next(iter(found.items())) == ("retries", "Backoff")
+    assert "job-options" in found
+    assert len(found) <= help_.MOST
+    assert listed_for(qd, "dead", "letter")["faq"] == "Is there a dead letter queue?"
+
+
+def test_a_part_of_many_names_lists_them_and_a_similar_name_is_named(qd: Run) -> None:
+    assert {topic for topic in PAGES if topic.startswith("coming-from-")} <= listed_for(qd, "coming").keys()
+    assert "(did you mean 'retries'?)" in qd("help", "retry").stderr
+
+
+def test_the_comment_of_a_sample_is_no_heading(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("# A page\n\n```sh\n# restart it\n```\n\n## [Stop](b.md) `it`\n")
+    assert help_.about(("restart",), {"a": page}) == {"a": "A page"}
+    assert help_.about(("stop", "it"), {"a": page}) == {"a": "Stop it"}
+    assert help_.about(("top",), {"a": page}) == {}
+
+
 # -- topics
 
 

@@ -32,7 +32,7 @@ def shop(project: MakeProject, tmp_path: Path) -> Project:
 
 
 def ready(shop: Project, *words: str, **env: str) -> int:
-    done = shop.qd("status", "--json", *words, **env)
+    done = shop.qd("status", "--json", *words, seconds=60.0, **env)
     assert done.returncode == 0, done.stderr
     (queue,) = json.loads(done.stdout)["queues"]
     return int(queue["ready"])

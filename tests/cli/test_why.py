@@ -138,7 +138,7 @@ def test_a_delayed_job_says_why_it_is_delayed(qd: Run, redis: Client, delayed: C
     assert causes(qd, delayed(attempts=2, rsv="T1.3.7.2a")) == ["retry"]
     redis.call("DEL", "queues:mail:delayed")
     assert causes(qd, delayed(held=int(redis.text("TIME")[0]) - 90)) == ["unknown-job"]
-    assert "knew 'mail.welcome' or had its key, or it was paused" in done(qd("why", "id-1"))
+    assert "knew 'mail.welcome' or had its key, or its parameters do not fit, or" in done(qd("why", "id-1"))
     redis.call("DEL", "queues:mail:delayed")
     delayed(held=int(redis.text("TIME")[0]) - 90, job_version=3)
     assert "no worker that took it knew 'mail.welcome' in version 3 or had" in done(qd("why", "id-1"))

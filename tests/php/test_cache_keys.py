@@ -34,6 +34,7 @@ def test_a_change_of_laravels_restart_key_drains_qd(
     laravel.wait_ran(1)
     laravel.cache(**command)
     work.ends_clean()
+    assert work.matches("master.stopping reason=.queue:restart of Laravel")
 
 
 def test_qd_restart_writes_the_key_that_php_workers_obey(laravel: Laravel, project: Projects) -> None:

@@ -133,7 +133,8 @@ class ControlReply(NamedTuple):
 def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> int:
     """Restart every worker with new code, after its job.
 
-    A whole `qd work` drains and exits with 0, and supervisord or systemd starts it again. Without --host and --pool: all.
+    A whole `qd work` drains and exits with 0, and its supervisor (supervisord, systemd) starts it again. Without a
+    supervisor use --rolling. Without --host and --pool: all.
 
     --wait: exit 0 once every master is back (same host and pool, started after this command), or with --rolling once its
     workers are replaced; else exit 1 and name the others.
@@ -154,6 +155,8 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
         output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
     elif seconds is None:
         output.say(f"restart requested: {', '.join(master.title for master in before) or 'no master reports'}")
+        if before and not rolling:
+            output.say("each `qd work` exits with 0, and its supervisor must start it again; without one use --rolling")
     else:
         say_answers(answers, seconds, rolling)
     return 0 if all(answer.back for answer in answers) else 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qd.cli.output import ago, by_whom, count, duration, quote, resuming
 from qd.cli.state import QueueLine, State, stale
+from qd.drivers.keyspace import keys
 from qd.store.masters import MasterReport, SchedulerReport, WorkerReport
 from qd.store.statistics import Place, Rate
 
@@ -92,6 +93,11 @@ def way_out(text: str) -> str:
 # -- masters
 
 
+def forget(master: MasterReport, prefix: str) -> str:
+    """The command for redis-cli that deletes its report."""
+    return f"HDEL {quote(prefix + keys.MASTERS)} {master.token}"
+
+
 def too_few(state: State, limits: HealthThresholds) -> Iterator[Reason]:
     """A silent master is a separate reason."""
     there = len(state.living)
@@ -111,7 +117,7 @@ def of_master(master: MasterReport, state: State) -> Iterator[Reason]:
         if not replaced(master, state):
             fact = f"its keeper has not reported for {duration(state.now - master.seen_at)}"
             way = "check whether it runs there and reaches this server; if that host is gone"
-            yield Reason("silent-master", f"{who}: {fact}; {way}: HDEL qd:masters {master.token}", master=title)
+            yield Reason("silent-master", f"{who}: {fact}; {way}: {forget(master, state.prefix)}", master=title)
         return
     if master.hangs:
         yield Reason("hung-master", f"{who}: {hung(master)}", master=title)

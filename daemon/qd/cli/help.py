@@ -4,6 +4,8 @@ qd help              what `qd --help` prints, and the topics
 qd help work         what `qd work --help` prints
 qd help retries      the page how-to/retries.md, rendered for the terminal
 qd help locks        a page and a command: the page, after a line that names `qd locks --help`
+
+A part of one page's name is enough, in any case. For other words it lists the pages about them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from click.shell_completion import CompletionItem
 
 from qd.cli import context, output
 from qd.options.kinds import did_you_mean
+from qd.process.exit_codes import Exit
 
 PACKAGE = Path(__file__).resolve().parents[1]
 GROUPS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
@@ -111,6 +114,36 @@ def show(topic: str, known: Mapping[str, Path], is_command: bool) -> None:
         click.echo(text, nl=False, color=output.coloured())
 
 
+# -- search
+
+SHORTEST = 3  # letters of a part of a name
+MOST = 8  # pages that are listed
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def named(word: str, known: Mapping[str, Path]) -> list[str]:
+    """The topics with this in their names, without those of one command each."""
+    enough = len(word) >= SHORTEST
+    return [topic for topic in known if enough and word.lower() in topic and not topic.startswith("qd-")]
+
+
+def about(words: tuple[str, ...], known: Mapping[str, Path]) -> dict[str, str]:
+    """The pages with all these words, best first -> the first heading with them, else the title."""
+    patterns = [re.compile(rf"(?<!\w){re.escape(word)}", re.IGNORECASE) for word in words]
+    best = list[tuple[int, str, str]]()
+    for topic, page in known.items():
+        text = page.read_text(encoding="utf-8")
+        times = min(len(pattern.findall(text)) for pattern in patterns)
+        headings = HEADING.findall("".join(FENCED.split(text)[::2])) or [topic]
+        found = [heading for heading in headings if all(pattern.search(heading) for pattern in patterns)]
+        points = 20 * (topic in named("-".join(words), known)) + 12 * (headings[0] in found) + 6 * min(len(found), 3)
+        if points or times:
+            heading = LINK.sub(r"\2", (found or headings)[0]).replace("`", "")
+            best.append((points + min(times, 10), topic, heading))
+    best.sort(key=lambda each: -each[0])  # as listed if equal
+    return {topic: heading for _, topic, heading in best[:MOST]}
+
+
 # -- the command
 
 
@@ -133,15 +166,23 @@ def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def command(words: tuple[str, ...]) -> None:
     """Show the help of a command, or a page of the docs.
 
-    A topic is the name of a page: `qd help retries`. Without an argument: lists the commands and the topics."""
+    A topic is the name of a page, or a part that no other name has: `qd help retries`. For any other word: lists the pages
+    about it. Without an argument: lists the commands and the topics."""
     here = click.get_current_context().find_root()
     if not words:
         click.echo(f"{here.get_help()}\n\n{listed(here)}")
         return
     known = pages()
-    if len(words) == 1 and (topic := Path(words[0]).name.removesuffix(".md")) in known:
-        assert isinstance(here.command, click.Group)
-        return show(topic, known, topic in here.command.list_commands(here))
+    assert isinstance(here.command, click.Group)
+    commands = here.command.list_commands(here)
+    if len(words) == 1 and (topic := Path(words[0]).name.lower().removesuffix(".md")) in known:
+        return show(topic, known, topic in commands)
+    words = (words[0].lower(), *words[1:]) if words[0].lower() in commands else words
+    if words[0] not in commands:
+        if len(words) == 1 and len(parts := named(words[0], known)) == 1:
+            return show(parts[0], known, False)
+        if found_pages := about(words, known):
+            raise click.exceptions.Exit(suggest(words, commands, known, found_pages))
     for at, word in enumerate(words):
         group = here.command
         names = group.list_commands(here) if isinstance(group, click.Group) else []
@@ -162,6 +203,17 @@ def listed(here: click.Context) -> str:
             named
         )
     return "\n".join(["Topics, for `qd help TOPIC`:", *lines])
+
+
+def suggest(words: tuple[str, ...], commands: list[str], known: Mapping[str, Path], pages: Mapping[str, str]) -> int:
+    """Print the pages about these words."""
+    near = did_you_mean(words[0], [*commands, *known]) if len(words) == 1 else ""
+    what = f"no command or topic '{' '.join(words)}'{near}"
+    click.echo(f"qd help: {what}; pages about it, for `qd help TOPIC`:", err=True)
+    width = max(map(len, pages))
+    for topic, heading in pages.items():
+        click.echo(f"  {topic:<{width}}  {heading}", err=True)
+    return Exit.USAGE
 
 
 def unknown(words: tuple[str, ...], names: list[str], known: Mapping[str, Path]) -> str:

@@ -462,9 +462,8 @@ def delayed(store: KeyspaceStore, seen: JobView, spot: Found) -> Iterator[Findin
     payload, due = spot.payload, f"due in {duration((spot.score or 0.0) - seen.now)}"
     if payload.held:
         newer = f" in version {payload.job_version}" if payload.job_version > 1 else ""
-        what = (
-            f"no worker that took it knew '{payload.job}'{newer} or had its key, or it was paused; see `job.released`"
-        )
+        what = f"no worker that took it knew '{payload.job}'{newer} or had its key, or its parameters do not fit"
+        what += ", or it was paused; see `job.released` in the worker's log"
         yield Finding("unknown-job", f"it was put back: {what}, since {output.ago(seen.now - payload.held)}; {due}")
     elif limit := limit_of(store, payload.uuid or payload.id or ""):
         yield Finding("limited", f"it is over the limit '{limit}'; {due}")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
+from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
@@ -100,7 +101,8 @@ class State:
 
     paused_entries: entries of the schedule, "*" for all. away: unreachable connections -> why; their queues are missing.
     refused: connections whose server refuses writes -> its reply. control: the control connection, which has the reports
-    of masters. nodes: unreachable nodes of a cluster -> why. unknown: what is missing because of them, in words.
+    of masters under `prefix`. nodes: unreachable nodes of a cluster -> why. unknown: what is missing because of them, in
+    words.
     """
 
     now: float
@@ -115,6 +117,7 @@ class State:
     nodes: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     fleet: Fleet = field(default_factory=Fleet)
+    prefix: str = ""
 
     @property
     def knows_masters(self) -> bool:
@@ -168,7 +171,7 @@ def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()
         refused[found.control] = partly.read(store.space, "", "", refusal, store)
     refused = {place: why for place, why in refused.items() if why}
     known = (now, down, restart, reports, queues, paused_entries, away, refused, found.control)
-    return State(*known, partly.away, tuple(partly.unknown), of_fleet)
+    return State(*known, partly.away, tuple(partly.unknown), of_fleet, store.prefix)
 
 
 def places(found: Settings, reports: list[MasterReport]) -> list[str]:
@@ -190,7 +193,7 @@ def lines(
     there = [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()] if search else []
     named = dict.fromkeys([*masters.queues_of(reports).get(place, []), *own, *there, *also])
     space = getattr(queue, "space", None)
-    found_sizes = {name: partly.read(space, f"queue {name}", None, queue.sizes, name) for name in named}
+    found_sizes = {name: partly.read(space, f"queue {name}", None, sizes_of, queue, store, name) for name in named}
     sizes = {name: each for name, each in found_sizes.items() if each is not None}
     names = [*sizes]
     paused = controls.paused(store, names)
@@ -205,6 +208,33 @@ def lines(
         used = full(found.failed, each.failed, fill)
         queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue))
     return queues
+
+
+TYPES = {
+    keys.ready: b"list",
+    keys.suspects: b"list",
+    keys.delayed: b"zset",
+    keys.reserved: b"zset",
+    keys.failed: b"hash",
+}
+
+
+def sizes_of(queue: Connector, store: KeyspaceStore, name: str) -> Sizes:
+    """Raises ServerRefused: if a key of the queue has another type, with its name."""
+    try:
+        return queue.sizes(name)
+    except ServerRefused as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        wanted = {store.prefix + key(name): kind for key, kind in TYPES.items()}
+        there = zip(wanted, store.space.call_many([("TYPE", key) for key in wanted]), strict=True)
+        wrong = [
+            f"{key} is a {kind.decode()} and not a {wanted[key].decode()}"
+            for key, kind in there
+            if isinstance(kind, bytes) and kind not in (b"none", wanted[key])
+        ]
+        place = ", ".join(wrong) or next(iter(wanted))
+        raise ServerRefused(f"queue {name}: {error} ({place}); delete or rename it, or change `prefix`") from None
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:

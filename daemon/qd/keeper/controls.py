@@ -125,7 +125,7 @@ class Restarts:
             self._laravel_asks = False
             # The `qd restart` that wrote the stamp may also have written the value of Laravel's key: the stamp suffices.
             if stamp is None or self.laravel is None or self.laravel.restart != b"%d" % stamp.laravel:
-                self.context.sender.send(channels.Restart(rolling=False))
+                self.context.sender.send(channels.Restart(rolling=False, by="queue:restart of Laravel"))
 
 
 class FleetOrders:

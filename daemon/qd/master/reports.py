@@ -109,7 +109,7 @@ class Reports:
         if message.rolling:
             self.reload.request("qd restart --rolling")
         elif state.stopping is None:
-            state.begin_stop("qd restart", Exit.OK)
+            state.begin_stop(message.by, Exit.OK)
 
     # -- ends
 

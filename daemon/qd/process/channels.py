@@ -79,10 +79,11 @@ class Cancel(ChildMessage):
 
 
 class Restart(Message):
-    """`qd restart` was called. at: when, in monotonic ns."""
+    """`qd restart` was called, or `by`. at: when, in monotonic ns."""
 
     rolling: bool
     at: int = 0
+    by: str = "qd restart"
 
 
 class Resize(Message):

@@ -106,9 +106,12 @@ class Schedule:
         for builder in (*self._scheduled, *of_file):
             entry = builder._entry(settings.schedule.timezone)
             if isinstance(entry.task, JobTask):
+                place = entry.task.plan.options.connection
                 try:
-                    settings.connection(entry.task.plan.options.connection)
+                    settings.connection(place)
                 except ConfigError as error:
+                    if (place or settings.default) in settings.connections:  # without a url: not the entry's mistake
+                        raise
                     raise wrong(entry.origin, str(error)) from None
             other = found.setdefault(entry.name, entry)
             if other is not entry:

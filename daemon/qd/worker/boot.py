@@ -39,6 +39,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import cast
 
 from setproctitle import setproctitle
@@ -53,7 +54,6 @@ from qd.errors import ConfigError, ConnectionLost, NeedsMending, NotInJob, QdErr
 from qd.jobs.context import current_job
 from qd.log import JobRecords, Log, WaitingLogWriter, carry_job, cut
 from qd.master.code import Assignment, ChildContext
-from qd.options.kinds import did_you_mean
 from qd.payload.reservation import LIFE
 from qd.process import fork, proc, signals
 from qd.process.channels import Born, Changed, Imported, OrderReader, Ready, Unborn
@@ -248,9 +248,19 @@ def load_app(settings: Settings) -> Qd:
     module = importlib.import_module(module_name)
     app = getattr(module, attribute or "app", None)
     if not isinstance(app, Qd):
-        near = did_you_mean(attribute or "app", [name for name, value in vars(module).items() if isinstance(value, Qd)])
-        raise ConfigError(f"'{attribute or 'app'}' in module {module_name} is no qd.Qd{near}")
+        raise ConfigError(no_app(module, attribute or "app"))
     return app
+
+
+def no_app(module: ModuleType, attribute: str) -> str:
+    """What this attribute is, and which of the module are apps."""
+    apps = ", ".join(f"'{name}'" for name, value in vars(module).items() if isinstance(value, Qd))
+    there = f"the module has {apps}" if apps else "the module has none"
+    if not hasattr(module, attribute):
+        return f"module {module.__name__} has no '{attribute}', which should be a qd.Qd; {there}"
+    kind = type(getattr(module, attribute)).__name__
+    article = "an" if kind[0] in "AEIOUaeiou" else "a"
+    return f"'{attribute}' in module {module.__name__} is {article} {kind}, not a qd.Qd; {there}"
 
 
 def obstacles() -> list[str]:

@@ -103,6 +103,18 @@ def test_a_schedule_is_not_begun_where_its_jobs_cannot_be_sent(project: MakeProj
     assert "entry 'a' of the schedule: connection 'x' (null)" in shop.qd("schedule", "run").stderr
 
 
+def test_a_missing_url_is_no_mistake_of_the_schedule(project: MakeProject) -> None:
+    shop = project(jobs="@app.job('a')\ndef a() -> None: ...\napp.schedule(a.bind(), cron='* * * * *')\n")
+    connect(shop, 'driver = "redis"')
+    assert "app.refused reason=\"connection 'x' has no url: set QD_X_URL" in error_of(shop)
+    connect(shop, f'url = "{AWAY}"')
+    jobs = shop.root / "jobs.py"
+    jobs.write_text(jobs.read_text().replace("job('a')", "job('a', connection='y')"))
+    done = shop.qd("schedule", "work")
+    assert "unknown connection 'y'" in done.stderr
+    assert "jobs.py:" in done.stderr
+
+
 def test_what_keeps_nothing_is_no_control_connection(shop: Project) -> None:
     connect(shop, 'driver = "null"')
     text = (shop.root / "qd.toml").read_text()

@@ -131,6 +131,15 @@ def bounded(work: Procs) -> None:
 # -- jobs that no worker here can run
 
 
+def test_the_log_says_what_to_do_about_a_name_like_no_other(shop: Project, redis: Client) -> None:
+    push(redis, "shop.other.bare")
+    work = ready(shop)
+    way = r"declared; add its module to `imports`, or load new code with `qd restart --rolling`\)"
+    work.wait_line(rf"job.released .*job=shop.other.bare .*{way}")
+    work.stop()
+    redis.call("DEL", "queues:default:delayed")
+
+
 @FAILED
 def test_an_unknown_name_is_held_spends_nothing_and_is_failed_after_the_ttl_naming_near_misses(
     shop: Project, witness: Witness, redis: Client

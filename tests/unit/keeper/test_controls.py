@@ -9,6 +9,7 @@ import pytest
 
 from qd.keeper.controls import LaravelKeys, Restarts
 from qd.log import Log
+from qd.process import channels
 from qd.process.scoreboard import now
 from qd.store.controls import Restart, read_restart
 from tests.support.fakes import settings
@@ -26,13 +27,17 @@ class Keeper:
         self.sent: list[str] = []
         self.key: bytes | None = None
         self.at, self._first = max(ASKED, imported), True
-        sender = SimpleNamespace(send=lambda message: self.sent.append("rolling" if message.rolling else "restart"))
+        sender = SimpleNamespace(send=lambda message: self.sent.append(self.word(message)))
         forked = now() - int((self.at - imported) * 1e9)
         context = SimpleNamespace(board=SimpleNamespace(header=lambda _: forked), sender=sender)
         wire = SimpleNamespace(call=lambda command, *names: [self.key, *[None] * (len(names) - 1)])
         log = Log("keeper", write=lambda _: None)
         keys = LaravelKeys(cast(Any, wire), "cache:", settings(), cast(Any, None), log)
         self._restarts = Restarts(cast(Any, context), keys, log)
+
+    def word(self, message: channels.Restart) -> str:
+        assert message.by == ("qd restart" if message.at else "queue:restart of Laravel")
+        return "rolling" if message.rolling else "restart"
 
     def beat(self, stamp: str, key: bytes | None) -> list[str]:
         """One beat. Returns what the master has been sent so far."""

@@ -16,7 +16,7 @@ from qd.app import Qd
 from qd.cli import context
 from qd.cli.checks import Finding, fail, ok, warn
 from qd.cli.checks.project import Project
-from qd.cli.diagnosis import blind, of_failed, of_queue
+from qd.cli.diagnosis import blind, forget, of_failed, of_queue
 from qd.cli.output import by_whom, count, duration, quote
 from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, read_ticks, sent
 from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, of_php, overdue_of, refusal, stale
@@ -53,7 +53,8 @@ def read(settings: Settings) -> State:
     refused = dict[str, str]()
     if reports and not any(now - master.seen_at <= FRESH for master in reports) and (why := refusal(store)):
         refused[settings.control] = why
-    return State(now, note, controls.read_restart(restart), reports, [], refused=refused, control=settings.control)
+    last, none = controls.read_restart(restart), list[QueueLine]()
+    return State(now, note, last, reports, none, refused=refused, control=settings.control, prefix=store.prefix)
 
 
 def check_masters(state: State) -> Iterator[Finding]:
@@ -66,7 +67,7 @@ def check_masters(state: State) -> Iterator[Finding]:
             fact = f"Laravel's own ({master.laravel_down}) holds all queues of {master.title}"
             yield warn("maintenance mode", fact, "php artisan up")
     for master in [] if blind(state) else state.masters:
-        yield from judged(master, state.restart, state.now)
+        yield from judged(master, state.restart, state.now, state.prefix)
     if not state.masters:
         yield ok("masters", "none reports")
     if rooted := [f"{master.title} (pid {master.pid})" for master in state.masters if master.root]:
@@ -74,11 +75,11 @@ def check_masters(state: State) -> Iterator[Finding]:
         yield warn("root", f"these masters run as root, and so do their jobs: {', '.join(rooted)}", way, topic="root")
 
 
-def judged(master: MasterReport, restart: Restart | None, now: float) -> Iterator[Finding]:
+def judged(master: MasterReport, restart: Restart | None, now: float, prefix: str) -> Iterator[Finding]:
     what, where = f"master {master.title}", f"pid {master.pid}"
     found = list[Finding]()
     if stale(master, now):
-        way = f"check whether it runs there; if that host is gone: HDEL qd:masters {master.token}"
+        way = f"check whether it runs there; if that host is gone: {forget(master, prefix)}"
         yield warn(what, f"{where} has not reported for {duration(now - master.seen_at)}", way)
         return
     if master.hangs:
