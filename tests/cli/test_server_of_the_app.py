@@ -46,11 +46,13 @@ def test_its_connection_can_be_named(shop: Project) -> None:
     assert "job.done queue=default job=note" in work.stderr
 
 
-def test_an_unknown_connection_is_refused_with_those_of_the_app(shop: Project) -> None:
+def test_an_unknown_connection_is_refused_in_one_line(shop: Project) -> None:
     for words in (("status",), ("work", "-w", "1"), ("dispatch", "note")):
-        done = shop.qd(*words, "-c", "nope")
-        assert done.returncode == 78
-        assert "unknown connection 'nope' (flag --connection) (known: database)" in done.stderr
+        for name in ("sqs", "nope"):
+            done = shop.qd(*words, "-c", name)
+            assert done.returncode == 78
+            assert f"unknown connection '{name}' (flag --connection)" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_the_redis_url_of_a_cache_is_not_taken_for_the_server(shop: Project) -> None:

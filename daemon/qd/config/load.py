@@ -246,13 +246,13 @@ def load(
 
 
 def load_without_app(path: Path | None, flags: Mapping[str, object], pool: str | None = None) -> Settings:
-    """As load(), before the app is imported: if an app is named, which may declare it, an unknown connection of `flags`
-    counts as not given."""
+    """As load(), before the app is imported: an unknown connection of `flags` counts as not given if an app is named, whose
+    Qd(url) may make it. Such a connection has the name of its driver."""
     try:
         return load(path, flags=flags, pool=pool)
     except ConfigError:
         name = flags.get("connection")
-        if name is None:
+        if name not in DRIVERS:
             raise
         found = load(path, flags={**flags, "connection": None}, pool=pool)
         if not found.app or name in found.connections:

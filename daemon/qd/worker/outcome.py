@@ -118,7 +118,7 @@ def unknown_job(registry: Registry, payload: Payload) -> errors.UnknownJob:
         fact = f"this app declares version {declared.version} of job '{cut(name)}', and the payload has version"
         return errors.NewerVersion(f"{fact} {payload.job_version} (deploy the newer code, then `qd restart`)")
     near = registry.near(name)
-    way = "add its module to `imports`, or load new code with `qd restart --rolling`"
+    way = "add its module to `imports`, or `qd restart --rolling`"
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(registry.names())} declared; {way}"
     return errors.UnknownJob(f"no job '{cut(name)}' is declared in this app ({hint})")
 

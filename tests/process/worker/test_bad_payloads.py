@@ -134,7 +134,7 @@ def bounded(work: Procs) -> None:
 def test_the_log_says_what_to_do_about_a_name_like_no_other(shop: Project, redis: Client) -> None:
     push(redis, "shop.other.bare")
     work = ready(shop)
-    way = r"declared; add its module to `imports`, or load new code with `qd restart --rolling`\)"
+    way = r"declared; add its module to `imports`, or `qd restart --rolling`\)"
     work.wait_line(rf"job.released .*job=shop.other.bare .*{way}")
     work.stop()
     redis.call("DEL", "queues:default:delayed")
