@@ -174,12 +174,15 @@ def test_an_alert_becomes_a_box(github: str, box: str) -> None:
     assert with_boxes(github) == box
 
 
-def test_a_broken_link_fails_the_build(site: Path, tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(site.parent, tmp_path / "build")
-    for broken in ("[a](nowhere.md)", "[a](how-to/jobs.md#nowhere)"):
-        (tmp_path / "build" / "docs" / "index.md").write_text(f"# Home\n\n{broken}\n")
-        with pytest.raises(subprocess.CalledProcessError):
-            strictly(tmp_path / "build")
+    index = tmp_path / "build" / "docs" / "index.md"
+    index.write_text("# Home\n\n[a](nofile.md)\n\n[b](how-to/jobs.md#noheading)\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        strictly(tmp_path / "build")
+    printed = re.sub(r"\x1b\[[\d;]*m", "", "".join(capfd.readouterr()))
+    assert "nofile.md" in printed
+    assert "noheading" in printed
 
 
 # --- for programs that read Markdown

@@ -74,6 +74,7 @@ def test_the_page_has_the_likely_messages() -> None:
     assert len(messages()) == len(re.findall(r"^\| `", TROUBLE.partition("\n## By message\n")[2], re.MULTILINE)) >= 40
 
 
+@pytest.mark.xdist_group("messages")  # the texts are read once
 @pytest.mark.parametrize("message", messages())
 def test_each_message_on_the_page_is_in_the_source(message: str) -> None:
     bare = message.removesuffix(": ...").removesuffix(" (...)").removesuffix("; ...")
