@@ -262,7 +262,7 @@ def test_a_job_with_its_lease_goes_on_recording(shop: Project, witness: Witness,
     eventually(lambda: redis.call("HLEN", key) > more, what="more steps")
     (shop.root / "go").touch()
     work.wait_line("job.done")
-    assert not redis.text("KEYS", KEYS)
+    eventually(lambda: not redis.text("KEYS", KEYS), what="the ack, which deletes the steps")
     work.stop()
 
 
