@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import click
 
@@ -81,8 +80,15 @@ def start(*words: str, stdout: int | None = None, fds: Sequence[int] = ()) -> su
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         fork.die_with(parent)
 
-    made: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "text": True}
-    return subprocess.Popen([*QD, *words], **made, process_group=0, pass_fds=fds, preexec_fn=prepare)
+    return subprocess.Popen(
+        [*QD, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        text=True,
+        process_group=0,
+        pass_fds=fds,
+        preexec_fn=prepare,
+    )
 
 
 def dashboard(programs: Programs, shared: Sequence[str]) -> str:

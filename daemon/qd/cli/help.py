@@ -197,11 +197,9 @@ def listed(here: click.Context) -> str:
     """The topics, by group. Those of one command each, such as qd-work, are not listed."""
     width, indent, lines = here.make_formatter().width, " " * 15, list[str]()
     for group, found in topics().items():
-        named = ", ".join(topic for topic in found if not topic.startswith("qd-"))
-        first = f"  {GROUPS[group]:<11}  "
-        lines += [fill(named, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)] * bool(
-            named
-        )
+        if names := ", ".join(topic for topic in found if not topic.startswith("qd-")):
+            first = f"  {GROUPS[group]:<11}  "
+            lines.append(fill(names, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False))
     return "\n".join(["Topics, for `qd help TOPIC`:", *lines])
 
 

@@ -199,7 +199,7 @@ def waiting_time(timeout: Duration | None, method: str = "result()") -> float | 
 
 
 class Handle(Generic[T_co]):
-    """A job that was sent. `id` is the one that current_job() and the log lines show.
+    """A job that was sent. `id` is also in current_job() and in the log lines.
 
     Each method may raise ConnectionLost and ServerRefused.
     """
