@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,8 @@ from tests.support.servers.cluster import Cluster
 from tests.support.servers.redis import Server, free_port
 from tests.support.servers.sentinel import SERVICE, Sentinel
 
+Opened = Callable[[Any], Connector]
+
 PASSWORD = "s3cret/with:all@kinds?"
 
 
@@ -36,10 +38,20 @@ class Rotating(CredentialProvider):
         return "default", self.password
 
 
-def opened(client: Any) -> Connector:
-    app = Qd(redis=client)
-    app.settings = unread(app._code_settings)
-    return app.connections.get(None)
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens the connection of a Qd(redis=client). An app that is collected closes its connections, so the apps are kept."""
+    apps: list[Qd] = []
+
+    def open_connection(client: Any) -> Connector:
+        app = Qd(redis=client)
+        app.settings = unread(app._code_settings)
+        apps.append(app)
+        return app.connections.get(None)
+
+    yield open_connection
+    for app in apps:
+        app.connections.close_all()
 
 
 def carries_a_job(queue: Connector) -> None:
@@ -73,38 +85,34 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Certifi
 
 
 @pytest.mark.parametrize("decode", [False, True])
-def test_a_client_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool) -> None:
+def test_a_client_over_tcp_with_a_password_and_a_database(locked: Server, decode: bool, opened: Opened) -> None:
     client = redis_py.Redis("127.0.0.1", locked.port, 3, password=PASSWORD, decode_responses=decode, socket_timeout=9)
     queue = opened(client)
     queue.push("a", job(1))
     assert client.llen("queues:a") == 1
     client.close()
-    queue.close()
 
 
-def test_a_client_over_a_unix_socket(server: Server, redis: Client) -> None:
+def test_a_client_over_a_unix_socket(server: Server, redis: Client, opened: Opened) -> None:
     queue = opened(redis_py.Redis(unix_socket_path=str(server.socket)))
     carries_a_job(queue)
-    queue.close()
 
 
-def test_a_client_over_tls_with_a_client_certificate(tls: tuple[int, Certificates]) -> None:
+def test_a_client_over_tls_with_a_client_certificate(tls: tuple[int, Certificates], opened: Opened) -> None:
     port, made = tls
     files = {"ssl_ca_certs": made.path("ca.crt"), "ssl_certfile": made.path("client.crt")}
     client = redis_py.Redis("127.0.0.1", port, ssl=True, ssl_keyfile=made.path("client.key"), **files)  # type: ignore[arg-type]
     queue = opened(client)
     carries_a_job(queue)
-    queue.close()
 
 
-def test_a_client_over_sentinels(sentinel: Sentinel) -> None:
+def test_a_client_over_sentinels(sentinel: Sentinel, opened: Opened) -> None:
     client = Sentinels([("127.0.0.1", each.port) for each in sentinel.watchers]).master_for(SERVICE)
     queue = opened(client)
     carries_a_job(queue)
-    queue.close()
 
 
-def test_a_client_over_a_cluster(cluster: Cluster) -> None:
+def test_a_client_over_a_cluster(cluster: Cluster, opened: Opened) -> None:
     host, port = cluster.addresses[0].split(":")
     with redis_py.RedisCluster(startup_nodes=[ClusterNode(host, int(port))]) as client:
         queue = opened(client)
@@ -112,10 +120,9 @@ def test_a_client_over_a_cluster(cluster: Cluster) -> None:
             queue.push(name, job(1))
             assert client.llen(f"queues:{{{name}}}") == 1 or queue.sizes(name).ready == 1
             queue.clear(name)
-        queue.close()
 
 
-def test_the_connections_of_the_client_are_not_used(server: Server, redis: Client) -> None:
+def test_the_connections_of_the_client_are_not_used(server: Server, redis: Client, opened: Opened) -> None:
     client = redis_py.Redis(unix_socket_path=str(server.socket))
     queue = opened(client)
     carries_a_job(queue)
@@ -123,10 +130,9 @@ def test_the_connections_of_the_client_are_not_used(server: Server, redis: Clien
     assert not client.connection_pool._available_connections
     client.close()
     carries_a_job(queue)
-    queue.close()
 
 
-def test_a_credential_provider_is_called_at_each_connect(locked: Server) -> None:
+def test_a_credential_provider_is_called_at_each_connect(locked: Server, opened: Opened) -> None:
     provider = Rotating(PASSWORD)
     queue = opened(redis_py.Redis("127.0.0.1", locked.port, credential_provider=provider))
     carries_a_job(queue)
@@ -139,15 +145,13 @@ def test_a_credential_provider_is_called_at_each_connect(locked: Server) -> None
     queue.close()
     carries_a_job(queue)
     assert provider.calls == 2
-    queue.close()
 
 
-def test_a_credential_provider_is_used_for_each_node_of_a_cluster(cluster: Cluster) -> None:
+def test_a_credential_provider_is_used_for_each_node_of_a_cluster(cluster: Cluster, opened: Opened) -> None:
     provider = Rotating("")
     provider.get_credentials = lambda: ("default", "any: this user has no password")  # type: ignore[method-assign]
     queue = opened(_cluster_client(cluster, provider))
     carries_a_job(queue)
-    queue.close()
 
 
 def _cluster_client(cluster: Cluster, provider: CredentialProvider) -> redis_py.RedisCluster:
