@@ -192,6 +192,7 @@ def test_a_queue_known_only_by_its_keys_is_unserved(qd: Run, redis: Client) -> N
     report(redis, workers=[WAITING], queues=["default"])
     push(redis, count=3)
     way = "start `qd work mail`, or add it to the queues of a pool that runs"
+    way += "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`"
     assert reason(qd) == ("unserved", f"queue 'mail': 3 ready and no worker serves it; {way}")
     over = f"its oldest job waits for 1m, longer than 30s (no worker serves it); {way}"
     assert reasons(qd, "--max-age", "30s")[1] == ("max-age", f"queue 'mail': {over}")
@@ -351,7 +352,7 @@ def test_an_object_job_without_a_php_worker_is_a_reason(qd: Run, redis: Client) 
     report(redis, workers=[WAITING], stuck={"mail": now - 14})
     kind, text = reason(qd)
     assert kind == "php"
-    assert "queue 'mail': 1 ready and the first is an object job of Laravel that no PHP worker takes" in text
+    assert "queue 'mail': 1 ready and the first is a PHP job that no PHP worker takes" in text
     assert "queue:work --queue=mail" in text
     redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # a PHP worker is active
     assert reason(qd)[0] == "stuck"
@@ -366,6 +367,37 @@ def test_an_object_job_that_waits_for_a_minute_is_a_reason(qd: Run, redis: Clien
     redis.call("DEL", "queues:mail")
     push(redis, job=OBJECT, age=40)
     assert reasons(qd) == []
+
+
+@pytest.mark.parametrize("key", ["queues:php", "queues:php:delayed"])
+def test_a_queue_that_only_php_serves_is_never_advice_to_start_qd(
+    qd: Run, redis: Client, configured: Callable[[str], None], key: str
+) -> None:
+    report(redis, workers=[WAITING], queues=["default"])
+    now = server_time(redis)
+
+    def waits(age: float, job: str) -> None:
+        redis.call("DEL", key)
+        payload = PAYLOAD % (job, int(now - age))
+        redis.call(*(("RPUSH", key) if key == "queues:php" else ("ZADD", key, now - age)), payload)
+
+    waits(40, r"App\\Jobs\\Report@fire")
+    assert reasons(qd) == []
+    assert "no qd worker serves" not in done(qd("status"))
+    waits(70, r"App\\Jobs\\Report@fire")
+    kind, text = reason(qd)
+    assert kind == "php"
+    assert "`php artisan queue:work --queue=php`" in text
+    assert "qd work" not in text
+    redis.call("ZADD", "queues:php:reserved", now + 60, PAYLOAD % ("x", now))  # a PHP worker is active
+    assert reasons(qd) == []
+    redis.call("DEL", "queues:php:reserved")
+    waits(70, "reports.monthly")
+    assert reason(qd)[1].endswith("; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`")
+    assert reasons(qd, "default") == []
+    configured('[worker]\nqueues = ["php"]\n')
+    waits(70, r"App\\Jobs\\Report@fire")  # the queue is qd's: Python may declare this name
+    assert reason(qd)[0] == "unserved"
 
 
 # -- masters, workers and keepers

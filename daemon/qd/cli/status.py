@@ -246,12 +246,13 @@ def warnings(state: State) -> Iterable[str]:
             crashed = f"{MOST_CRASHES} or more workers" if number >= MOST_CRASHES else output.count(number, "worker")
             yield f"{crashed} of {master.title} (pid {master.pid}) crashed within the last minute"
     for line in state.queues:
-        if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
+        waits = (line.sizes.ready or line.overdue) and not line.paused and state.knows_masters
+        if waits and not (line.workers or line.php or (line.theirs and not line.ours)):
             yield f"no qd worker serves {line.name}, where {waiting(line)}"
         for value, way in of_failed(line, state.now):
             yield f"{value}; {way}"
         if line.php:
-            yield f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
+            yield f"the next job of {line.name} is a PHP job, which only a PHP worker takes"
 
 
 def waiting(line: QueueLine) -> str:

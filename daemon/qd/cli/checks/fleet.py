@@ -312,5 +312,5 @@ def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else controls.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
-    php, overdue = of_php(store, name, now), overdue_of(store, name, now)
+    php, overdue = of_php(store, name, now, ours=True), overdue_of(store, name, now)
     return QueueLine(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill), overdue)
