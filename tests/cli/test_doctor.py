@@ -146,6 +146,14 @@ def test_a_connection_without_a_url_has_no_origin_to_look_up(shop: Project) -> N
     assert found.line("redis.url").fix == "set the url"
 
 
+def test_a_url_in_the_file_that_the_app_overrides(shop: Project) -> None:
+    shop.jobs("from qd import Qd\napp = Qd('redis://127.0.0.1:1/0')\n")
+    fact = "workers and producers use the url of Qd(...), and commands that of qd.toml:5"
+    assert (doctor(shop).line("url").sign, doctor(shop).line("url").value) == ("warn", fact)
+    shop.jobs(f"from qd import Qd\napp = Qd('{shop.url}')\n")
+    assert not [line for line in doctor(shop).lines if line.what == "url"]
+
+
 def test_an_app_without_jobs(shop: Project) -> None:
     shop.jobs("")
     (shop.root / "more.py").write_text("from jobs import app\n\n@app.job('late')\ndef late() -> None: ...\n")
