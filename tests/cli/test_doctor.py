@@ -528,8 +528,10 @@ def test_invalid_payloads_and_a_key_of_the_wrong_type(shop: Project, redis: Clie
     push_raw(redis, b"nonsense")
     assert "1 of the 1 checked is not a valid payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
-    redis.call("SET", "queues:default", "1")
-    assert "WRONGTYPE" in doctor(shop).line("queue default").value
+    redis.call("SET", "queues:default:owners", "1")
+    line = doctor(shop).line("queue default")
+    assert (line.sign, line.value) == ("fail", "queues:default:owners is a string and not a hash")
+    assert line.fix == "delete or rename it, or change `prefix`"
 
 
 def test_jobs_for_php_and_a_php_worker_on_the_same_queue(shop: Project, redis: Client) -> None:

@@ -457,16 +457,28 @@ def test_the_fix_for_a_silent_master_names_the_key_with_its_prefix(
     ("key", "command"), [("queues:mail", "SET"), ("queues:mail:delayed", "SET"), ("queues:mail:failed", "RPUSH")]
 )
 def test_a_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client, key: str, command: str) -> None:
-    report(redis)
+    report(redis, queues=["mail", "images"])
+    push(redis, "images", count=7)
     redis.call(command, key, "x")
+    fix = rf"{key} is a \w+ and not a \w+; delete or rename it, or change `prefix`"
+    for name in ("status", "queues"):
+        shown = done(qd(name))
+        assert re.search(rf"^mail .* {fix}$", shown, re.M), shown
+        assert re.search(r"^images +7 ", shown, re.M), shown
+    (kind, text), *others = reasons(qd)
+    assert (kind, others) == ("unreadable", [])
+    assert re.fullmatch(f"queue 'mail': {fix}", text)
+    mail, _ = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] in ("mail", "images")]
+    assert re.fullmatch(fix, mail["error"])
+
+
+def test_a_shared_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client) -> None:
+    redis.call("SET", "qd:masters", "x")
+    fix = "qd:masters is a string and not a hash; delete or rename it, or change `prefix`"
     for name in ("status", "queues", "health"):
         found = qd(name)
-        assert found.exit_code
-        text = found.stdout + found.stderr
-        assert re.search(
-            rf"queue mail: .*WRONGTYPE .*\({key} is a \w+ and not a \w+\); delete or rename it, or change `prefix`",
-            text,
-        ), text
+        assert (found.exit_code, fix in found.stderr) == (1, True), found.output
+    assert f"redis.keys: {fix.replace('; ', ' -> ')}" in qd("doctor").stdout
 
 
 def test_a_replaced_master_is_not_a_reason(qd: Run, redis: Client) -> None:

@@ -60,16 +60,16 @@ def test_the_redis_url_of_a_cache_is_not_taken_for_the_server(shop: Project) -> 
 
 
 def test_qd_redis_url_overrides_it_for_commands_workers_and_producers(shop: Project) -> None:
-    env = {"QD_REDIS_URL": shop.url}
-    assert ready(shop, **env) == 0
-    assert shop.qd("dispatch", "note", **env).returncode == 0
-    assert ready(shop, **env) == 1
-    work = shop.qd("work", "-w", "1", "--stop-when-empty", **env)
+    url = shop.url
+    assert ready(shop, QD_REDIS_URL=url) == 0
+    assert shop.qd("dispatch", "note", QD_REDIS_URL=url).returncode == 0
+    assert ready(shop, QD_REDIS_URL=url) == 1
+    work = shop.qd("work", "-w", "1", "--stop-when-empty", QD_REDIS_URL=url)
     assert "master.started" in work.stderr
     assert "connection=redis" in work.stderr
-    assert ready(shop, **env) == 0
+    assert ready(shop, QD_REDIS_URL=url) == 0
     assert ready(shop) == 1  # the one in SQLite
-    done = shop.qd("status", "-c", "database", **env)
+    done = shop.qd("status", "-c", "database", QD_REDIS_URL=url)
     assert (done.returncode, "unknown connection 'database'" in done.stderr) == (78, True)
 
 

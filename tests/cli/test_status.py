@@ -112,7 +112,7 @@ def test_the_json_document(qd: Run, redis: Client) -> None:
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 192 <= mail.pop("oldest_age_s") < 200
     counts = {"ready": 2, "delayed": 1, "reserved": 1, "failed": 1}
-    kept = {"failed_bytes": 0, "dropped": 0, "dropped_at": None}
+    kept = {"failed_bytes": 0, "dropped": 0, "dropped_at": None, "error": None}
     assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False, **kept}
 
 

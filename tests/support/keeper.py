@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
@@ -23,6 +23,7 @@ class Beat(NamedTuple):
     waiting: list[str]
     cancelled: list[str]
     lost: list[str]
+    mistyped: list[Any]
 
 
 def beat(
@@ -44,6 +45,7 @@ def beat(
     reply = script("beat").call(queue.connection, [queue.settings.prefix + name for name in names], *args)
     stamp, restart, down, due, more, reclaimed, waiting, cancelled, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]
+    mistyped = lost.pop() if lost and isinstance(lost[-1], list) else []
     ids = [item.decode() for item in lost]
     return Beat(
         float(stamp),
@@ -55,6 +57,7 @@ def beat(
         waits,
         cancelled.decode().split(),
         ids,
+        mistyped,
     )
 
 

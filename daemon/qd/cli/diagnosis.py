@@ -52,7 +52,9 @@ def reasons(state: State, limits: HealthThresholds) -> Iterator[Reason]:
         for master in state.masters:
             yield from of_master(master, state)
     for line in state.queues:
-        if state.knows_masters:
+        if line.error:
+            yield Reason("unreadable", f"queue '{line.name}': {line.error}", queue=line.name)
+        elif state.knows_masters:
             yield from of_queue(line, state)
         yield from over(line, limits, state)
 

@@ -21,6 +21,8 @@ from qd.config.settings import Settings
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
 from qd.drivers.connections import gaps_of, server_warnings
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import strange
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
@@ -128,6 +130,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
             yield from servers.check_sentinels(connection, where)
         if facts.get("role", "master") == "master":
             primaries.append((where, connection))
+    if wrong := strange(store.space, store.prefix, keys.SHARED_TYPES):
+        yield fleet.mistyped(f"{name}.keys", wrong)
+        return  # what reads them is refused
     try:
         state = fleet.read(settings)
     except QdError:  # the reports cannot be read

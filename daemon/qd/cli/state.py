@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
-from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import MISTYPED, strange_queue
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.options.kinds import did_you_mean
@@ -31,7 +31,7 @@ U = TypeVar("U")
 MASTERS = "masters and their workers"
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
 OF_CLASS = re.compile(rb'"job":"[^"\\]*\\\\')  # the name of a PHP class with its namespace
-NOTHING_KEPT = Fill()
+NOTHING_KEPT, UNREAD = Fill(), Sizes(0, 0, 0, 0, None)
 HELD = 99  # reservations of a queue that are read
 FRESH = 3.0  # seconds: a master that reported since then proves that its server takes writes
 OLD = 10.0  # seconds a job has waited when its server may be the reason
@@ -81,7 +81,8 @@ class QueueLine:
     workers: those that serve it, idle or not. php: the next job is PHP's, and no PHP worker has reserved one. theirs: a PHP
     worker has reserved a job. failed: see store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the
     next failed job drops the oldest. overdue: seconds since the first delayed job was due or the first lease ended; 0.0 if
-    neither, or a worker serves the queue. ours: a master serves it, or the configuration names it.
+    neither, or a worker serves the queue. ours: a master serves it, or the configuration names it. error: why it cannot be
+    read; "" if it can.
     """
 
     connection: str
@@ -95,6 +96,7 @@ class QueueLine:
     full: float = 0.0
     overdue: float = 0.0
     ours: bool = True
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,49 +199,30 @@ def lines(
     served = masters.queues_of(reports).get(place, [])
     named = dict.fromkeys(name for name in (*served, *own, *there, *also) if not only or name in only)
     space = getattr(queue, "space", None)
-    found_sizes = {name: partly.read(space, f"queue {name}", None, sizes_of, queue, store, name) for name in named}
-    sizes = {name: each for name, each in found_sizes.items() if each is not None}
+    sizes, queues = dict[str, Sizes](), list[QueueLine]()
+    for name in named:
+        try:
+            each = partly.read(space, f"queue {name}", None, queue.sizes, name)
+        except ServerRefused as error:
+            if MISTYPED not in str(error):
+                raise
+            why = strange_queue(store.space, store.prefix, name) or str(error)
+            queues.append(QueueLine(place, name, UNREAD, None, 0, error=why))
+        else:
+            sizes |= {} if each is None else {name: each}
     names = [*sizes]
     paused = controls.paused(store, names)
     alive = [master for master in reports if master.connection == place and not master.silent(now)]
     serve = Counter[str]()
     for master in alive:
         serve.update(dict.fromkeys(master.queues, len(master.workers)))
-    queues = list[QueueLine]()
     for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
         overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
         ours = name in mine or name in served
         php = of_php(store, name, now, ours=ours) if each.ready or overdue else (False, False)
         used = full(found.failed, each.failed, fill)
         queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue, ours))
-    return queues
-
-
-TYPES = {
-    keys.ready: b"list",
-    keys.suspects: b"list",
-    keys.delayed: b"zset",
-    keys.reserved: b"zset",
-    keys.failed: b"hash",
-}
-
-
-def sizes_of(queue: Connector, store: KeyspaceStore, name: str) -> Sizes:
-    """Raises ServerRefused: if a key of the queue has another type, with its name."""
-    try:
-        return queue.sizes(name)
-    except ServerRefused as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        wanted = {store.prefix + key(name): kind for key, kind in TYPES.items()}
-        there = zip(wanted, store.space.call_many([("TYPE", key) for key in wanted]), strict=True)
-        wrong = [
-            f"{key} is a {kind.decode()} and not a {wanted[key].decode()}"
-            for key, kind in there
-            if isinstance(kind, bytes) and kind not in (b"none", wanted[key])
-        ]
-        place = ", ".join(wrong) or next(iter(wanted))
-        raise ServerRefused(f"queue {name}: {error} ({place}); delete or rename it, or change `prefix`") from None
+    return sorted(queues, key=lambda line: [*named].index(line.name))
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:

@@ -219,7 +219,7 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
             output.duration(line.sizes.oldest_age),
             *(() if rates is None else paces(rates.get((line.connection, line.name)))),
             line.workers,
-            f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
+            line.error or (f"paused{by_whom(line.paused, state.now)}" if line.paused else ""),
         )
         for line in state.queues
     ]
@@ -246,6 +246,8 @@ def warnings(state: State) -> Iterable[str]:
             crashed = f"{MOST_CRASHES} or more workers" if number >= MOST_CRASHES else output.count(number, "worker")
             yield f"{crashed} of {master.title} (pid {master.pid}) crashed within the last minute"
     for line in state.queues:
+        if line.error:
+            yield f"queue {line.name}: {line.error}"
         waits = (line.sizes.ready or line.overdue) and not line.paused and state.knows_masters
         if waits and not (line.workers or line.php or (line.theirs and not line.ours)):
             yield f"no qd worker serves {line.name}, where {waiting(line)}"
@@ -289,4 +291,4 @@ def queue_document(line: QueueLine) -> dict[str, Any]:
     facts = fields(line, "connection", "name") | fields(line.sizes, "ready", "delayed", "reserved", "failed")
     facts |= {"oldest_age_s": line.sizes.oldest_age, "workers": line.workers}
     facts |= {"paused": line.paused and asdict(line.paused), "php": line.php, "failed_bytes": line.failed.bytes}
-    return facts | fields(line.failed, "dropped", "dropped_at")
+    return facts | fields(line.failed, "dropped", "dropped_at") | {"error": line.error or None}
