@@ -92,9 +92,13 @@ def of_servers(found: Project) -> Iterator[Finding]:
     if laravel is not None and laravel.cache_url:
         try:
             store = context.store_at(laravel.cache_url, laravel.cache_prefix)
-            yield servers.answers(store.space, "laravel.cache")
+            yield (answer := servers.answers(store.space, "laravel.cache"))
+            if answer.sign != "fail":
+                yield servers.check_cache_prefix(store.space, laravel.cache_prefix)
         except QdError as error:
             yield fail("laravel.cache_url", error, "fix cache_url in [laravel]", Exit.CONFIG)
+    if found.settings is not None and found.settings.failed.database:
+        yield servers.check_failed_jobs(found.settings.failed.database)
 
 
 def stopped(name: str, error: QdError) -> Finding:
@@ -152,6 +156,8 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
     for where, connection in primaries:
         yield from servers.check_rights(connection, where, store.prefix, worked)
+    if isinstance(store.space, RedisConnection) and not borrows:
+        yield from servers.check_prefix(store.space, name, store.prefix, worked)
     place = "its outbox" if borrows else "it"
     yield from fleet.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
     yield from fleet.check_flow(settings, name, worked, state)
