@@ -465,6 +465,7 @@ def test_a_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client, key
         shown = done(qd(name))
         assert re.search(rf"^mail .* {fix}$", shown, re.M), shown
         assert re.search(r"^images +7 ", shown, re.M), shown
+    assert re.search(fix, done(qd("queues", "mail")))
     (kind, text), *others = reasons(qd)
     assert (kind, others) == ("unreadable", [])
     assert re.fullmatch(f"queue 'mail': {fix}", text)

@@ -199,6 +199,10 @@ def lines(
     served = masters.queues_of(reports).get(place, [])
     named = dict.fromkeys(name for name in (*served, *own, *there, *also) if not only or name in only)
     space = getattr(queue, "space", None)
+    alive = [master for master in reports if master.connection == place and not master.silent(now)]
+    serve = Counter[str]()
+    for master in alive:
+        serve.update(dict.fromkeys(master.queues, len(master.workers)))
     sizes, queues = dict[str, Sizes](), list[QueueLine]()
     for name in named:
         try:
@@ -207,22 +211,19 @@ def lines(
             if MISTYPED not in str(error):
                 raise
             why = strange_queue(store.space, store.prefix, name) or str(error)
-            queues.append(QueueLine(place, name, UNREAD, None, 0, error=why))
+            queues.append(QueueLine(place, name, UNREAD, None, serve[name], error=why))
         else:
             sizes |= {} if each is None else {name: each}
     names = [*sizes]
     paused = controls.paused(store, names)
-    alive = [master for master in reports if master.connection == place and not master.silent(now)]
-    serve = Counter[str]()
-    for master in alive:
-        serve.update(dict.fromkeys(master.queues, len(master.workers)))
     for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
         overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
         ours = name in mine or name in served
         php = of_php(store, name, now, ours=ours) if each.ready or overdue else (False, False)
         used = full(found.failed, each.failed, fill)
         queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue, ours))
-    return sorted(queues, key=lambda line: [*named].index(line.name))
+    order = {name: at for at, name in enumerate(named)}
+    return sorted(queues, key=lambda line: order[line.name])
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:

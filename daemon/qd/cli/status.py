@@ -79,7 +79,7 @@ def queues(name: str | None) -> int:
 
 def known(found: Settings, line: QueueLine) -> bool:
     sizes = line.sizes
-    used = sizes.ready or sizes.delayed or sizes.reserved or sizes.failed or line.workers or line.paused
+    used = sizes.ready or sizes.delayed or sizes.reserved or sizes.failed or line.workers or line.paused or line.error
     configured = [*context.queues_named(found, line.connection), found.connection(line.connection).queue]
     return bool(used) or line.name in configured
 

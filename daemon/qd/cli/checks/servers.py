@@ -267,7 +267,7 @@ def prefixes(space: Keyspace, part: str) -> dict[str, set[str]]:
                 found.setdefault(prefix, set()).add(name)
             if cursor == b"0":
                 break
-    except ServerRefused:
+    except (ServerRefused, WrongPassword):  # NOPERM
         return {}
     return found
 
@@ -279,7 +279,8 @@ def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequenc
     ours = {body.partition(":")[0] for body in found.pop(prefix, ())}
     for other, bodies in sorted(found.items()):
         there = sorted({body.partition(":")[0] for body in bodies})
-        if other.endswith("illuminate:") or space.call("EXISTS", other + keys.MASTERS):
+        (masters,) = space.call_many([("EXISTS", other + keys.MASTERS)])
+        if other.endswith("illuminate:") or masters != 0:  # or not allowed
             continue
         if not ours or not ours.isdisjoint(there) or not set(queues).isdisjoint(there):
             shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
