@@ -98,6 +98,15 @@ def test_an_alert_is_told_once_and_once_more_when_it_is_over(qd: Run, redis: Cli
 
 
 @pytest.mark.usefixtures("busy")
+def test_only_the_named_queues_are_checked(qd: Run, redis: Client, hook: Webhook) -> None:
+    redis.call("RPUSH", "queues:php", '{"job":"reports.monthly","createdAt":1}')
+    assert qd("alerts", "mail", "--once").exit_code == 0
+    assert hook.told() == [("begun", "max-ready mail")]
+    assert qd("alerts", "--once").exit_code == 0
+    assert hook.told()[1:] == [("begun", "unserved php")]
+
+
+@pytest.mark.usefixtures("busy")
 def test_what_was_not_sent_is_sent_by_a_later_look(qd: Run, hook: Webhook, capfd: pytest.CaptureFixture[str]) -> None:
     hook.status = 500
     result = qd("alerts", "--once")

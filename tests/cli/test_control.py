@@ -60,6 +60,17 @@ def test_restart_names_the_masters_it_reaches(qd: Run, redis: Client) -> None:
     assert [master["host"] for master in found["masters"]] == ["app-1", "app-2"]
 
 
+def test_restart_names_the_silent_masters_if_no_other_reports(qd: Run, redis: Client) -> None:
+    reports(redis, seen_at=now(redis) - 60)
+    asked, silent = done(qd("restart")).splitlines()
+    assert asked == "restart requested: no master reports"
+    fact = r"mail@app-1, pid 411, has not reported for 1m( \ds)?: if it runs, it restarts once it reaches this server"
+    assert re.fullmatch(f"{fact}; to restart it now, send it TERM on its host", silent)
+    assert done(qd("restart", "--rolling", "--wait", "0s")).endswith("; to restart it now, send it HUP on its host\n")
+    found = document(qd("restart", "--json"))
+    assert (found["masters"], [master["pid"] for master in found["silent"]]) == ([], [411])
+
+
 def test_wait_ends_when_each_master_is_back(qd: Run, redis: Client, server: Server) -> None:
     """Two masters of one pool on one host need two new ones. A master that booted before the stamp, or of another pool,
     does not count."""

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -144,6 +145,14 @@ def test_a_connection_without_a_url_has_no_origin_to_look_up(shop: Project) -> N
     assert found.code == 78
     assert found.line("redis.url").value.startswith("connection 'redis' has no url: set QD_REDIS_URL")
     assert found.line("redis.url").fix == "set the url"
+
+
+def test_a_url_in_the_file_that_the_app_overrides(shop: Project) -> None:
+    shop.jobs("from qd import Qd\napp = Qd('redis://127.0.0.1:1/0')\n")
+    fact = "workers and producers use the url of Qd(...), and commands that of qd.toml:5"
+    assert (doctor(shop).line("url").sign, doctor(shop).line("url").value) == ("warn", fact)
+    shop.jobs(f"from qd import Qd\napp = Qd('{shop.url}')\n")
+    assert not [line for line in doctor(shop).lines if line.what == "url"]
 
 
 def test_an_app_without_jobs(shop: Project) -> None:
@@ -520,8 +529,10 @@ def test_invalid_payloads_and_a_key_of_the_wrong_type(shop: Project, redis: Clie
     push_raw(redis, b"nonsense")
     assert "1 of the 1 checked is not a valid payload" in doctor(shop).line("queue default").value
     redis.call("DEL", "queues:default")
-    redis.call("SET", "queues:default", "1")
-    assert "WRONGTYPE" in doctor(shop).line("queue default").value
+    redis.call("SET", "queues:default:owners", "1")
+    line = doctor(shop).line("queue default")
+    assert (line.sign, line.value) == ("fail", "queues:default:owners is a string and not a hash")
+    assert line.fix == "delete or rename it, or change `prefix`"
 
 
 def test_jobs_for_php_and_a_php_worker_on_the_same_queue(shop: Project, redis: Client) -> None:
@@ -617,6 +628,65 @@ def test_dropped_failed_jobs_are_a_warning(shop: Project, redis: Client) -> None
         "2000 failed jobs of queue 'default' dropped to make room for newer ones, the last 1m 3"
     )
     assert line.fix.startswith("raise [failed] max_bytes")
+
+
+@pytest.mark.parametrize("key", ["queues:default", "queues:other"])
+def test_queues_with_another_prefix_are_found(shop: Project, redis: Client, key: str) -> None:
+    redis.call("RPUSH", f"laravel_database_{key}", "{}")
+    line = doctor(shop).line("redis.prefix")
+    fact = f"there are queues with the prefix 'laravel_database_' ({key[7:]}), and qd reads those with ''"
+    assert (line.sign, line.value) == ("warn", fact)
+    assert line.fix.endswith('write prefix = "laravel_database_" below [connections.redis]')
+    found = doctor(shop, QD_REDIS_PREFIX="laravel_database_")
+    assert "redis.prefix" not in {line.what for line in found.lines}
+    redis.call("HSET", "laravel_database_qd:masters", "T1", "{}")  # of another app that uses qd
+    assert "redis.prefix" not in {line.what for line in doctor(shop).lines}
+
+
+def test_queues_of_another_app_beside_those_of_this_one_are_none_of_its_business(shop: Project, redis: Client) -> None:
+    redis.call("RPUSH", "laravel_database_queues:other", "{}")
+    push(redis, "mail.welcome")
+    assert "redis.prefix" not in {line.what for line in doctor(shop).lines}
+
+
+# -- Laravel
+
+
+def test_a_wrong_prefix_of_laravels_cache(shop: Project, redis: Client) -> None:
+    shop.config(f'[laravel]\ncache_url = "{shop.url}"\n')
+    line = doctor(shop).line("laravel.cache_prefix")
+    assert (line.sign, line.value) == ("ok", "no key of Laravel is there yet; `php artisan queue:restart` writes one")
+    redis.call("SET", "laravel_database_laravel_cache_:illuminate:queue:restart", "i:1;")
+    line = doctor(shop).line("laravel.cache_prefix")
+    assert (line.sign, "'laravel_database_laravel_cache_:'" in line.value) == ("warn", True)
+    assert line.fix == 'write cache_prefix = "laravel_database_laravel_cache_:" below [laravel]'
+    shop.config(
+        f'[laravel]\ncache_url = "{shop.url}"\ncache_prefix = "laravel_database_laravel_cache_:"\n',
+    )
+    assert doctor(shop).line("laravel.cache_prefix").sign == "ok"
+
+
+def test_the_table_of_failed_jobs_is_checked(shop: Project, tmp_path: Path) -> None:
+    file = tmp_path / "laravel.sqlite"
+
+    def line(url: str) -> tuple[str, str]:
+        shop.config(f'[failed]\ndatabase = "{url}"\n')
+        found = doctor(shop).line("failed.database")
+        return found.sign, found.value
+
+    assert line(f"sqlite:///{file}") == (
+        "fail",
+        f"failed jobs are not copied: the database of [failed]: no file {file}",
+    )
+    assert not file.exists()
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE users (id int)")
+    assert line(f"sqlite:///{file}")[1].endswith("no such table: failed_jobs")
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE failed_jobs (uuid, connection, queue, payload, exception, failed_at)")
+    assert line(f"sqlite:///{file}") == ("ok", f"the table failed_jobs is there: sqlite:///{file}")
+    sign, value = line("postgresql://127.0.0.1:1/laravel")
+    assert (sign, "failed jobs are not copied" in value) == ("fail", True)
 
 
 # -- masters

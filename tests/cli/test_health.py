@@ -192,6 +192,7 @@ def test_a_queue_known_only_by_its_keys_is_unserved(qd: Run, redis: Client) -> N
     report(redis, workers=[WAITING], queues=["default"])
     push(redis, count=3)
     way = "start `qd work mail`, or add it to the queues of a pool that runs"
+    way += "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`"
     assert reason(qd) == ("unserved", f"queue 'mail': 3 ready and no worker serves it; {way}")
     over = f"its oldest job waits for 1m, longer than 30s (no worker serves it); {way}"
     assert reasons(qd, "--max-age", "30s")[1] == ("max-age", f"queue 'mail': {over}")
@@ -351,7 +352,7 @@ def test_an_object_job_without_a_php_worker_is_a_reason(qd: Run, redis: Client) 
     report(redis, workers=[WAITING], stuck={"mail": now - 14})
     kind, text = reason(qd)
     assert kind == "php"
-    assert "queue 'mail': 1 ready and the first is an object job of Laravel that no PHP worker takes" in text
+    assert "queue 'mail': 1 ready and the first is a PHP job that no PHP worker takes" in text
     assert "queue:work --queue=mail" in text
     redis.call("ZADD", "queues:mail:reserved", now + 60, PAYLOAD % (OBJECT, now))  # a PHP worker is active
     assert reason(qd)[0] == "stuck"
@@ -366,6 +367,37 @@ def test_an_object_job_that_waits_for_a_minute_is_a_reason(qd: Run, redis: Clien
     redis.call("DEL", "queues:mail")
     push(redis, job=OBJECT, age=40)
     assert reasons(qd) == []
+
+
+@pytest.mark.parametrize("key", ["queues:php", "queues:php:delayed"])
+def test_a_queue_that_only_php_serves_is_never_advice_to_start_qd(
+    qd: Run, redis: Client, configured: Callable[[str], None], key: str
+) -> None:
+    report(redis, workers=[WAITING], queues=["default"])
+    now = server_time(redis)
+
+    def waits(age: float, job: str) -> None:
+        redis.call("DEL", key)
+        payload = PAYLOAD % (job, int(now - age))
+        redis.call(*(("RPUSH", key) if key == "queues:php" else ("ZADD", key, now - age)), payload)
+
+    waits(40, r"App\\Jobs\\Report@fire")
+    assert reasons(qd) == []
+    assert "no qd worker serves" not in done(qd("status"))
+    waits(70, r"App\\Jobs\\Report@fire")
+    kind, text = reason(qd)
+    assert kind == "php"
+    assert "`php artisan queue:work --queue=php`" in text
+    assert "qd work" not in text
+    redis.call("ZADD", "queues:php:reserved", now + 60, PAYLOAD % ("x", now))  # a PHP worker is active
+    assert reasons(qd) == []
+    redis.call("DEL", "queues:php:reserved")
+    waits(70, "reports.monthly")
+    assert reason(qd)[1].endswith("; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`")
+    assert reasons(qd, "default") == []
+    configured('[worker]\nqueues = ["php"]\n')
+    waits(70, r"App\\Jobs\\Report@fire")  # the queue is qd's: Python may declare this name
+    assert reason(qd)[0] == "unserved"
 
 
 # -- masters, workers and keepers
@@ -425,16 +457,29 @@ def test_the_fix_for_a_silent_master_names_the_key_with_its_prefix(
     ("key", "command"), [("queues:mail", "SET"), ("queues:mail:delayed", "SET"), ("queues:mail:failed", "RPUSH")]
 )
 def test_a_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client, key: str, command: str) -> None:
-    report(redis)
+    report(redis, queues=["mail", "images"])
+    push(redis, "images", count=7)
     redis.call(command, key, "x")
+    fix = rf"{key} is a \w+ and not a \w+; delete or rename it, or change `prefix`"
+    for name in ("status", "queues"):
+        shown = done(qd(name))
+        assert re.search(rf"^mail .* {fix}$", shown, re.M), shown
+        assert re.search(r"^images +7 ", shown, re.M), shown
+    assert re.search(fix, done(qd("queues", "mail")))
+    (kind, text), *others = reasons(qd)
+    assert (kind, others) == ("unreadable", [])
+    assert re.fullmatch(f"queue 'mail': {fix}", text)
+    mail, _ = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] in ("mail", "images")]
+    assert re.fullmatch(fix, mail["error"])
+
+
+def test_a_shared_key_of_another_type_is_named_with_the_fix(qd: Run, redis: Client) -> None:
+    redis.call("SET", "qd:masters", "x")
+    fix = "qd:masters is a string and not a hash; delete or rename it, or change `prefix`"
     for name in ("status", "queues", "health"):
         found = qd(name)
-        assert found.exit_code
-        text = found.stdout + found.stderr
-        assert re.search(
-            rf"queue mail: .*WRONGTYPE .*\({key} is a \w+ and not a \w+\); delete or rename it, or change `prefix`",
-            text,
-        ), text
+        assert (found.exit_code, fix in found.stderr) == (1, True), found.output
+    assert f"redis.keys: {fix.replace('; ', ' -> ')}" in qd("doctor").stdout
 
 
 def test_a_replaced_master_is_not_a_reason(qd: Run, redis: Client) -> None:

@@ -59,6 +59,20 @@ def test_the_redis_url_of_a_cache_is_not_taken_for_the_server(shop: Project) -> 
     assert ready(shop, REDIS_URL=CACHE) == 1
 
 
+def test_qd_redis_url_overrides_it_for_commands_workers_and_producers(shop: Project) -> None:
+    url = shop.url
+    assert ready(shop, QD_REDIS_URL=url) == 0
+    assert shop.qd("dispatch", "note", QD_REDIS_URL=url).returncode == 0
+    assert ready(shop, QD_REDIS_URL=url) == 1
+    work = shop.qd("work", "-w", "1", "--stop-when-empty", QD_REDIS_URL=url)
+    assert "master.started" in work.stderr
+    assert "connection=redis" in work.stderr
+    assert ready(shop, QD_REDIS_URL=url) == 0
+    assert ready(shop) == 1  # the one in SQLite
+    done = shop.qd("status", "-c", "database", QD_REDIS_URL=url)
+    assert (done.returncode, "unknown connection 'database'" in done.stderr) == (78, True)
+
+
 def test_the_redis_url_is_used_with_a_note_if_the_app_does_not_import(shop: Project) -> None:
     (shop.root / "jobs.py").write_text("1 / 0")
     done = shop.qd("status", REDIS_URL=CACHE)

@@ -112,7 +112,7 @@ def test_the_json_document(qd: Run, redis: Client) -> None:
     (mail,) = [queue for queue in found["queues"] if queue["name"] == "mail"]
     assert 192 <= mail.pop("oldest_age_s") < 200
     counts = {"ready": 2, "delayed": 1, "reserved": 1, "failed": 1}
-    kept = {"failed_bytes": 0, "dropped": 0, "dropped_at": None}
+    kept = {"failed_bytes": 0, "dropped": 0, "dropped_at": None, "error": None}
     assert mail == {"connection": "redis", "name": "mail", **counts, "workers": 1, "paused": None, "php": False, **kept}
 
 
@@ -138,7 +138,7 @@ def test_an_object_job_at_the_head_is_for_php(qd: Run, redis: Client) -> None:
     redis.call("RPUSH", "queues:mail", r'{"job":"Illuminate\\Queue\\CallQueuedHandler@call","data":{}}')
     (mail,) = [queue for queue in document(qd("status", "--json"))["queues"] if queue["name"] == "mail"]
     assert mail["php"]
-    warning = "warn: the next job of mail is an object job of Laravel, which only a PHP worker takes"
+    warning = "warn: the next job of mail is a PHP job, which only a PHP worker takes"
     assert done(qd("status")).splitlines()[-1] == warning
     redis.call("LPUSH", "queues:mail", PAYLOAD % 1)
     assert "warn:" not in done(qd("status"))

@@ -119,6 +119,13 @@ def test_an_object_job_of_laravel_waits_for_php(qd: Run, redis: Client) -> None:
     assert causes(qd, "php") == ["php"]
 
 
+def test_the_job_of_a_php_class_waits_for_php_unless_qd_serves_its_queue(qd: Run, redis: Client) -> None:
+    push_laravel(redis, r"App\Jobs\Report@fire", queue="mail", id="report")
+    assert causes(qd, "report") == ["php"]
+    report(redis, workers=[WORKER])
+    assert causes(qd, "report") == ["next"]
+
+
 def test_positions_beyond_10000_are_not_counted(qd: Run, app: Qd, redis: Client) -> None:
     raw = make("mail.welcome", b"{}", created_at=1)
     for _ in range(10):

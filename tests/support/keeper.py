@@ -9,6 +9,7 @@ from typing import NamedTuple
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, script
 from qd.drivers.redis.queue import RedisQueue
+from qd.errors import ServerRefused
 from tests.support.redis import Client
 from tests.support.waiting import eventually
 
@@ -36,7 +37,7 @@ def beat(
     tokens: int = 64,
     lease: float = 30.0,
 ) -> Beat:
-    """slots: the live workers of the master that `queue` belongs to."""
+    """slots: the live workers of the master that `queue` belongs to. Raises ServerRefused for a key of another type."""
     kinds = (keys.ready, keys.reserved, keys.delayed, keys.notify, keys.owners, keys.paused)
     names = [keys.RESTART, keys.DOWN, keys.MASTERS, keys.CANCEL, *(kind(name) for name in queues for kind in kinds)]
     token = queue.owner.partition("/")[0]
@@ -44,6 +45,8 @@ def beat(
     reply = script("beat").call(queue.connection, [queue.settings.prefix + name for name in names], *args)
     stamp, restart, down, due, more, reclaimed, waiting, cancelled, *lost = reply
     waits = [queues[int(place) - 1] for place in waiting.split()]
+    if lost and isinstance(lost[-1], list):
+        raise ServerRefused(lost[-1][1].decode())
     ids = [item.decode() for item in lost]
     return Beat(
         float(stamp),

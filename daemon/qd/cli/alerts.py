@@ -50,14 +50,15 @@ Findings = Mapping[str, str]  # what it is (`max-ready mail`) -> the fact, the t
 
 
 @click.command("alerts")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @click.option("--once", is_flag=True, help="Look once and send what is new, for cron. Exit 1: it was not sent.")
 @click.option("--test", is_flag=True, help="Send a test message. Exit 1: it was not sent.")
 @context.options
-def command(once: bool, test: bool) -> int:
+def command(queues: tuple[str, ...], once: bool, test: bool) -> int:
     """Notify a webhook or a program when something is wrong.
 
-    Alerts are the findings of `qd health`, and queues beyond the limits of [alerts] and [alerts.queues.NAME]. Runs until
-    TERM or Ctrl-C; start it on one or more hosts.
+    Alerts are the findings of `qd health`, and queues beyond the limits of [alerts] and [alerts.queues.NAME]. With names,
+    only these queues are checked. Runs until TERM or Ctrl-C; start it on one or more hosts.
     """
     found = context.settings()
     alerts, log = found.alerts, Log("alerts")
@@ -65,7 +66,7 @@ def command(once: bool, test: bool) -> int:
     if not (alerts.webhook or alerts.exec):
         ways = 'write webhook = "https://..." or exec = "..." below [alerts]'
         raise ConfigError(f"[alerts] does not say whom to tell: {ways}")
-    sender = Sender(found, log)
+    sender = Sender(found, log, queues)
     if test:
         return int(not sender.send({"test": "a test message of `qd alerts --test`"}, {}))
     if once:
@@ -81,10 +82,11 @@ def command(once: bool, test: bool) -> int:
 
 
 class Sender:
-    """told: alerts that were sent and are not over. changing: finding -> looks in a row that saw it appear, or gone."""
+    """queues: those to check, () for all. told: alerts that were sent and are not over. changing: finding -> looks in a row
+    that saw it appear, or gone."""
 
-    def __init__(self, found: Settings, log: Log) -> None:
-        self.found, self.alerts, self.log = found, found.alerts, log
+    def __init__(self, found: Settings, log: Log, queues: tuple[str, ...] = ()) -> None:
+        self.found, self.alerts, self.log, self.queues = found, found.alerts, log, queues
         self.told = dict[str, str]()
         self.changing = dict[str, int]()
         self.away, self.failing = False, False
@@ -99,7 +101,7 @@ class Sender:
                 if not at_once and self._lease().take(store) is not None:
                     return True  # another one sends
                 self.told = self._read(store)
-                findings = findings_of(read_state(self.found), self.alerts, recent(self.found))
+                findings = findings_of(read_state(self.found, only=self.queues), self.alerts, recent(self.found))
             except (ConnectionLost, ServerRefused) as error:
                 return self._server_away(error, at_once)
             if self.away:

@@ -26,13 +26,12 @@ from qd.process.exit_codes import Exit
 
 if TYPE_CHECKING:
     from qd.app import Qd
-    from qd.config.settings import Settings
+    from qd.config.settings import ConnectionSettings, Settings
     from qd.drivers.base import Connector, Factory
     from qd.store.base import KeyspaceStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-DJANGO = "DJANGO_SETTINGS_MODULE"
 RECORDED = 1.0  # seconds to connect and for a reply: the work of the command is done
 
 
@@ -124,22 +123,21 @@ def settings() -> Settings:
     """
     found = loaded()
     at = found.connections.get(given().connection or found.default)
-    if not found.app or (at and at.url is not None and not may_differ(found, at.name)):
+    if not found.app or (at and is_server(at)):
         return found
     try:
         return app_of(found).settings
     except ConfigError as error:
         if at is None or at.url is None:
             raise
-        output.note(f"qd: {error}; using the url of {found.origins[f'connections.{at.name}.url']}")
+        output.note(f"qd: {error}; using the url of {at.url_origin}")
         return found
 
 
-def may_differ(found: Settings, name: str) -> bool:
-    """Whether the url of Qd(...) could lead elsewhere than this one: REDIS_URL is often that of a cache, and Django's QD
-    may name its database."""
-    origin = found.origins.get(f"connections.{name}.url", "")
-    return origin == "environment REDIS_URL" or (bool(os.environ.get(DJANGO)) and origin.startswith("environment "))
+def is_server(at: ConnectionSettings) -> bool:
+    """Whether commands use its url without importing the app. Not that of REDIS_URL: it is often a cache's, and a Qd(url) of
+    another kind overrides it."""
+    return at.url is not None and at.url_origin != "environment REDIS_URL"
 
 
 def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) -> Settings:

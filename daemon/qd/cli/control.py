@@ -142,23 +142,31 @@ def restart(rolling: bool, seconds: float | None, **parts: tuple[str, ...]) -> i
     found = context.settings()
     store = context.store(found, found.control)
     these, how = targets((), **parts), {"rolling": "yes"} if rolling else {}
-    before = [master for master in masters.masters(store) if not master.silent(store.now())]
+    reports, now = masters.masters(store), store.now()
     if these:
         note_unknown_parts(store, these)
-        before = [master for master in before if is_of(master, these)]
+        reports = [master for master in reports if is_of(master, these)]
+    before = [master for master in reports if not master.silent(now)]
+    silent = [] if before else reports
+    if these:
         stamp, *_ = [fleet.restart(store, target, rolling=rolling) for target in these]
     else:
         stamp = stamp_both(found, store, rolling) if has_laravel(found) else controls.restart(store, rolling=rolling)
     context.record(found, "restart", *[how | {kind: name} for kind, name in these] or [how])
     answers = wait_for(store, before, stamp, seconds) if seconds is not None else []
     if context.given().json:
-        output.document({"at": stamp.at, "rolling": stamp.rolling, "masters": described(before, answers)})
+        facts = {"masters": described(before, answers), "silent": described(silent, [])}
+        output.document({"at": stamp.at, "rolling": stamp.rolling, **facts})
     elif seconds is None:
         output.say(f"restart requested: {', '.join(master.title for master in before) or 'no master reports'}")
         if before and not rolling:
             output.say("each `qd work` exits with 0, and its supervisor must start it again; without one use --rolling")
     else:
         say_answers(answers, seconds, rolling)
+    for master in () if context.given().json else silent:
+        last = f"{master.title}, pid {master.pid}, has not reported for {output.duration(now - master.seen_at)}"
+        way = f"to restart it now, send it {'HUP' if rolling else 'TERM'} on its host"
+        output.say(f"{last}: if it runs, it restarts once it reaches this server; {way}")
     return 0 if all(answer.back for answer in answers) else 1
 
 

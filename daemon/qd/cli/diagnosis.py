@@ -52,7 +52,9 @@ def reasons(state: State, limits: HealthThresholds) -> Iterator[Reason]:
         for master in state.masters:
             yield from of_master(master, state)
     for line in state.queues:
-        if state.knows_masters:
+        if line.error:
+            yield Reason("unreadable", f"queue '{line.name}': {line.error}", queue=line.name)
+        elif state.knows_masters:
             yield from of_queue(line, state)
         yield from over(line, limits, state)
 
@@ -193,9 +195,9 @@ def untaken(line: QueueLine, state: State) -> Untaken:
     moments = [m.stuck.get(line.name) for m in found if works(m) and not busy(m)]
     since = [moment for moment in moments if moment is not None]
     stuck_for = state.now - max(since) if since and len(since) == len(moments) else 0.0
-    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or 0.0) > UNTAKEN):
+    if line.php and (stuck_for > STUCK or (line.sizes.oldest_age or line.overdue) > UNTAKEN):
         text = f"start `php artisan queue:work --queue={quote(line.name)}`, or give each language a queue of its own"
-        return Untaken("php", "the first is an object job of Laravel that no PHP worker takes", text)
+        return Untaken("php", "the first is a PHP job that no PHP worker takes", text)
     if not found and (line.php or line.theirs):
         return Untaken("", "only PHP workers serve it", "add PHP workers")
     if not found:
@@ -228,7 +230,9 @@ def unserved(line: QueueLine, state: State) -> Untaken:
         return Untaken(kind, f"{names_of(silent)}, which serves it, has not reported for {seconds}", start)
     if not state.living:
         return Untaken(kind, "no master runs", start)
-    return Untaken(kind, "no worker serves it", f"{start}, or add it to the queues of a pool that runs")
+    way = f"{start}, or add it to the queues of a pool that runs"
+    foreign = "" if line.ours else "; if only PHP serves it, name the queues to check instead: `qd health QUEUE...`"
+    return Untaken(kind, "no worker serves it", way + foreign)
 
 
 def names_of(masters: list[MasterReport]) -> str:

@@ -21,6 +21,8 @@ from qd.config.settings import Settings
 from qd.dispatch.route import signing_of
 from qd.drivers import embedded
 from qd.drivers.connections import gaps_of, server_warnings
+from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import strange
 from qd.drivers.redis.connection import RedisConnection
 from qd.errors import ConfigError, NeedsMending, QdError
 from qd.options.drivers import BARE, WITH_KEYSPACE
@@ -90,9 +92,13 @@ def of_servers(found: Project) -> Iterator[Finding]:
     if laravel is not None and laravel.cache_url:
         try:
             store = context.store_at(laravel.cache_url, laravel.cache_prefix)
-            yield servers.answers(store.space, "laravel.cache")
+            yield (answer := servers.answers(store.space, "laravel.cache"))
+            if answer.sign != "fail":
+                yield servers.check_cache_prefix(store.space, laravel.cache_prefix)
         except QdError as error:
             yield fail("laravel.cache_url", error, "fix cache_url in [laravel]", Exit.CONFIG)
+    if found.settings is not None and found.settings.failed.database:
+        yield servers.check_failed_jobs(found.settings.failed.database)
 
 
 def stopped(name: str, error: QdError) -> Finding:
@@ -128,6 +134,9 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
             yield from servers.check_sentinels(connection, where)
         if facts.get("role", "master") == "master":
             primaries.append((where, connection))
+    if wrong := strange(store.space, store.prefix, keys.SHARED_TYPES):
+        yield fleet.mistyped(f"{name}.keys", wrong)
+        return  # what reads them is refused
     try:
         state = fleet.read(settings)
     except QdError:  # the reports cannot be read
@@ -147,6 +156,8 @@ def of_server(name: str, settings: Settings, found: Project) -> Iterator[Finding
         yield fail(f"{name}.writes", why.rstrip("."), way_out(why), Exit.UNAVAILABLE)
     for where, connection in primaries:
         yield from servers.check_rights(connection, where, store.prefix, worked)
+    if isinstance(store.space, RedisConnection) and not borrows:
+        yield from servers.check_prefix(store.space, name, store.prefix, worked)
     place = "its outbox" if borrows else "it"
     yield from fleet.check_waiting(store, worked, found.app, masters, signing_of(settings), place)
     yield from fleet.check_flow(settings, name, worked, state)

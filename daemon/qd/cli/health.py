@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,9 +92,7 @@ def of_fleet(queues: tuple[str, ...], limits: HealthThresholds) -> int:
 
     context.given().patience, context.given().only_looks = PATIENCE, True
     found = context.settings()
-    state = read_state(found, search=not queues, also=queues)
-    if queues:
-        state = replace(state, queues=[line for line in state.queues if line.name in queues])
+    state = read_state(found, only=queues)
     if state.away:
         raise ConnectionLost("; ".join(state.away.values()))
     why = list(reasons(state, limits))

@@ -508,6 +508,8 @@ def closed(
         yield Finding("paused", f"queue {queue} is paused{by_whom(note, seen.now)}; `qd resume {quote(queue)}` ends it")
     if spot.payload.is_laravel_object:
         yield Finding("php", "it is an object job of Laravel: only a PHP worker runs it")
+    elif "\\" in spot.payload.job and not masters_there(seen, spot, reports):
+        yield Finding("php", f"it is the job of a PHP class, and no qd worker serves {queue}: a PHP worker runs it")
     elif not serving(seen, spot, reports):
         there = masters_there(seen, spot, reports)
         names = ", ".join(f"{m.title} is {m.state}{paused_by(m, pauses, seen.now)}" for m in there)

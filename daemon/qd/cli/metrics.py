@@ -127,7 +127,7 @@ def of_jobs(numbers: dict[Name, Numbers]) -> Iterator[str]:
 
 
 def of_queues(state: State) -> Iterator[str]:
-    lines = [({"connection": line.connection, "queue": line.name}, line) for line in state.queues]
+    lines = [({"connection": line.connection, "queue": line.name}, line) for line in state.queues if not line.error]
     words = ("ready", "delayed", "reserved", "failed")
     sizes = [({**labels, "state": word}, getattr(line.sizes, word)) for labels, line in lines for word in words]
     yield from metric("qd_queue_jobs", "Jobs of a queue.", sizes)

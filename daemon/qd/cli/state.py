@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from qd.cli import context, output
 from qd.config.settings import FailedSettings, Settings
-from qd.drivers.base import Connector
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import MISTYPED, strange_queue
 from qd.drivers.types import Sizes
 from qd.errors import ConnectionLost, NeedsMending, ServerBusy, ServerRefused
 from qd.options.kinds import did_you_mean
@@ -30,7 +30,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 MASTERS = "masters and their workers"
 OBJECT_JOB = rb'"job":"Illuminate\\Queue\\CallQueuedHandler@call"'  # as JSON writes the two backslashes
-NOTHING_KEPT = Fill()
+OF_CLASS = re.compile(rb'"job":"[^"\\]*\\\\')  # the name of a PHP class with its namespace
+NOTHING_KEPT, UNREAD = Fill(), Sizes(0, 0, 0, 0, None)
 HELD = 99  # reservations of a queue that are read
 FRESH = 3.0  # seconds: a master that reported since then proves that its server takes writes
 OLD = 10.0  # seconds a job has waited when its server may be the reason
@@ -77,10 +78,11 @@ class Partly:
 class QueueLine:
     """A queue and its contents.
 
-    workers: those that serve it, idle or not. php: the next job is an object job of Laravel, and no PHP worker has
-    reserved one. theirs: a PHP worker has reserved a job. failed: see store.failed.Fill. full: the used part of the failed
-    store's limits; at 1.0 the next failed job drops the oldest. overdue: seconds since the first delayed job was due or
-    the first lease ended; 0.0 if neither, or a worker serves the queue.
+    workers: those that serve it, idle or not. php: the next job is PHP's, and no PHP worker has reserved one. theirs: a PHP
+    worker has reserved a job. failed: see store.failed.Fill. full: the used part of the failed store's limits; at 1.0 the
+    next failed job drops the oldest. overdue: seconds since the first delayed job was due or the first lease ended; 0.0 if
+    neither, or a worker serves the queue. ours: a master serves it, or the configuration names it. error: why it cannot be
+    read; "" if it can.
     """
 
     connection: str
@@ -93,6 +95,8 @@ class QueueLine:
     failed: Fill = NOTHING_KEPT
     full: float = 0.0
     overdue: float = 0.0
+    ours: bool = True
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,21 +141,21 @@ class State:
         return found
 
 
-def read_state(found: Settings, *, search: bool = True, also: Sequence[str] = ()) -> State:
-    """search: include queues that are only found on the server. also: queues of the first connection. Raises
-    ConnectionLost if the control connection is unreachable."""
+def read_state(found: Settings, *, only: Sequence[str] = (), also: Sequence[str] = ()) -> State:
+    """only: these queues; () for all, with those that are only found on the server. also: queues of the first connection.
+    Raises ConnectionLost if the control connection is unreachable."""
     store, partly = context.store(found, found.control), Partly()
     reports = partly.read(store.space, MASTERS, list[MasterReport](), masters.masters, store)
     now = partly.now = partly.read(store.space, "", time.time(), store.now)
     if context.given().connection:
         chosen = context.places(found)
         reports = [master for master in reports if master.connection in chosen]
-    partly.reports = reports
+    partly.reports, also = reports, only or also
     queues, away, refused = list[QueueLine](), dict[str, str](), dict[str, str]()
     for place in places(found, reports):
         try:
             of_place = store if place == found.control else context.store(found, place)
-            own = lines(found, place, of_place, partly, search=search, also=also)
+            own = lines(found, place, of_place, partly, only=only, also=also)
             if place != found.control and any(
                 line.sizes.ready and (line.sizes.oldest_age or OLD) >= OLD for line in own
             ):
@@ -185,56 +189,41 @@ def places(found: Settings, reports: list[MasterReport]) -> list[str]:
 
 
 def lines(
-    found: Settings, place: str, store: KeyspaceStore, partly: Partly, *, search: bool, also: Sequence[str]
+    found: Settings, place: str, store: KeyspaceStore, partly: Partly, *, only: Sequence[str], also: Sequence[str]
 ) -> list[QueueLine]:
     """One per queue that is worked on, configured, or has jobs, and one for the connection's own."""
     queue, reports, now = context.queue(found, place), partly.reports, partly.now
-    own = [*context.queues_named(found, place), found.connection(place).queue]
-    there = [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()] if search else []
-    named = dict.fromkeys([*masters.queues_of(reports).get(place, []), *own, *there, *also])
+    mine = context.queues_named(found, place)
+    own = [*mine, found.connection(place).queue]
+    there = [] if only else [*partly.found(store.space, lambda: masters.queues_found(store)), *queue.queues()]
+    served = masters.queues_of(reports).get(place, [])
+    named = dict.fromkeys(name for name in (*served, *own, *there, *also) if not only or name in only)
     space = getattr(queue, "space", None)
-    found_sizes = {name: partly.read(space, f"queue {name}", None, sizes_of, queue, store, name) for name in named}
-    sizes = {name: each for name, each in found_sizes.items() if each is not None}
-    names = [*sizes]
-    paused = controls.paused(store, names)
     alive = [master for master in reports if master.connection == place and not master.silent(now)]
     serve = Counter[str]()
     for master in alive:
         serve.update(dict.fromkeys(master.queues, len(master.workers)))
-    queues = list[QueueLine]()
+    sizes, queues = dict[str, Sizes](), list[QueueLine]()
+    for name in named:
+        try:
+            each = partly.read(space, f"queue {name}", None, queue.sizes, name)
+        except ServerRefused as error:
+            if MISTYPED not in str(error):
+                raise
+            why = strange_queue(store.space, store.prefix, name) or str(error)
+            queues.append(QueueLine(place, name, UNREAD, None, serve[name], error=why))
+        else:
+            sizes |= {} if each is None else {name: each}
+    names = [*sizes]
+    paused = controls.paused(store, names)
     for (name, each), fill in zip(sizes.items(), FailedStore(store).fills(names), strict=True):
         overdue = overdue_of(store, name, now) if (each.delayed or each.reserved) and not serve[name] else 0.0
-        php = of_php(store, name, now) if each.ready or overdue else (False, False)
+        ours = name in mine or name in served
+        php = of_php(store, name, now, ours=ours) if each.ready or overdue else (False, False)
         used = full(found.failed, each.failed, fill)
-        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue))
-    return queues
-
-
-TYPES = {
-    keys.ready: b"list",
-    keys.suspects: b"list",
-    keys.delayed: b"zset",
-    keys.reserved: b"zset",
-    keys.failed: b"hash",
-}
-
-
-def sizes_of(queue: Connector, store: KeyspaceStore, name: str) -> Sizes:
-    """Raises ServerRefused: if a key of the queue has another type, with its name."""
-    try:
-        return queue.sizes(name)
-    except ServerRefused as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        wanted = {store.prefix + key(name): kind for key, kind in TYPES.items()}
-        there = zip(wanted, store.space.call_many([("TYPE", key) for key in wanted]), strict=True)
-        wrong = [
-            f"{key} is a {kind.decode()} and not a {wanted[key].decode()}"
-            for key, kind in there
-            if isinstance(kind, bytes) and kind not in (b"none", wanted[key])
-        ]
-        place = ", ".join(wrong) or next(iter(wanted))
-        raise ServerRefused(f"queue {name}: {error} ({place}); delete or rename it, or change `prefix`") from None
+        queues.append(QueueLine(place, name, each, paused.get(name), serve[name], *php, fill, used, overdue, ours))
+    order = {name: at for at, name in enumerate(named)}
+    return sorted(queues, key=lambda line: order[line.name])
 
 
 def known_queues(found: Settings, place: str, reports: Sequence[MasterReport]) -> list[str]:
@@ -276,16 +265,19 @@ def overdue_of(store: KeyspaceStore, queue: str, now: float) -> float:
     return max([0.0, *ended])
 
 
-def of_php(store: KeyspaceStore, queue: str, now: float) -> tuple[bool, bool]:
+def of_php(store: KeyspaceStore, queue: str, now: float, *, ours: bool) -> tuple[bool, bool]:
     """(php, theirs) of a QueueLine. A PHP worker between two jobs is recognized by its previous reservation; a dead one
-    until its reservation ends."""
-    ready, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.reserved))
-    head, held = store.space.call_many([("LINDEX", ready, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")])
-    if isinstance(head, Exception) or not isinstance(held, list):
+    until its reservation ends. In a queue that is not `ours`, the job of a PHP class is PHP's, too."""
+    ready, delayed, reserved = (store.prefix + key(queue) for key in (keys.ready, keys.delayed, keys.reserved))
+    reads = ("LINDEX", ready, 0), ("ZRANGE", delayed, 0, 0), ("ZRANGE", reserved, 0, HELD, "WITHSCORES")
+    head, later, held = store.space.call_many(reads)
+    if isinstance(head, Exception) or not isinstance(later, list) or not isinstance(held, list):
         return False, False
     pairs = zip(held[::2], held[1::2], strict=True)
     theirs = any(b'"rsv":"' not in member and float(until) > now for member, until in pairs)
-    return head is not None and is_object_job(head) and not theirs, theirs
+    first = next(iter([*([head] if head else later), *held]), b"")
+    php = is_object_job(first) or (not ours and OF_CLASS.search(first) is not None)
+    return php and not theirs, theirs
 
 
 def is_object_job(payload: bytes) -> bool:

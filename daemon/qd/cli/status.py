@@ -79,7 +79,7 @@ def queues(name: str | None) -> int:
 
 def known(found: Settings, line: QueueLine) -> bool:
     sizes = line.sizes
-    used = sizes.ready or sizes.delayed or sizes.reserved or sizes.failed or line.workers or line.paused
+    used = sizes.ready or sizes.delayed or sizes.reserved or sizes.failed or line.workers or line.paused or line.error
     configured = [*context.queues_named(found, line.connection), found.connection(line.connection).queue]
     return bool(used) or line.name in configured
 
@@ -219,7 +219,7 @@ def say_queues(state: State, rates: Mapping[Place, Rate] | None = None) -> None:
             output.duration(line.sizes.oldest_age),
             *(() if rates is None else paces(rates.get((line.connection, line.name)))),
             line.workers,
-            f"paused{by_whom(line.paused, state.now)}" if line.paused else "",
+            line.error or (f"paused{by_whom(line.paused, state.now)}" if line.paused else ""),
         )
         for line in state.queues
     ]
@@ -246,12 +246,15 @@ def warnings(state: State) -> Iterable[str]:
             crashed = f"{MOST_CRASHES} or more workers" if number >= MOST_CRASHES else output.count(number, "worker")
             yield f"{crashed} of {master.title} (pid {master.pid}) crashed within the last minute"
     for line in state.queues:
-        if (line.sizes.ready or line.overdue) and not line.workers and not line.paused and state.knows_masters:
+        if line.error:
+            yield f"queue {line.name}: {line.error}"
+        waits = (line.sizes.ready or line.overdue) and not line.paused and state.knows_masters
+        if waits and not (line.workers or line.php or (line.theirs and not line.ours)):
             yield f"no qd worker serves {line.name}, where {waiting(line)}"
         for value, way in of_failed(line, state.now):
             yield f"{value}; {way}"
         if line.php:
-            yield f"the next job of {line.name} is an object job of Laravel, which only a PHP worker takes"
+            yield f"the next job of {line.name} is a PHP job, which only a PHP worker takes"
 
 
 def waiting(line: QueueLine) -> str:
@@ -288,4 +291,4 @@ def queue_document(line: QueueLine) -> dict[str, Any]:
     facts = fields(line, "connection", "name") | fields(line.sizes, "ready", "delayed", "reserved", "failed")
     facts |= {"oldest_age_s": line.sizes.oldest_age, "workers": line.workers}
     facts |= {"paused": line.paused and asdict(line.paused), "php": line.php, "failed_bytes": line.failed.bytes}
-    return facts | fields(line.failed, "dropped", "dropped_at")
+    return facts | fields(line.failed, "dropped", "dropped_at") | {"error": line.error or None}

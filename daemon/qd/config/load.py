@@ -142,7 +142,9 @@ class Configured(NamedTuple):
 def configured(layers: Layers) -> Configured:
     """Raises ConfigError. A missing url is an error only when the connection is used."""
     url = layers.code.get("url")
-    by_url = SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) else "redis"  # if no file names one
+    variable = sections.environ_name(CONNECTION["url"], "redis")
+    overridden = layers.environ.get(variable) or layers.environ.get(f"{variable}_FILE")
+    by_url = SCHEMES.get(scheme_of(url), "redis") if isinstance(url, str) and not overridden else "redis"
     names = list(layers.section("connections")) or [by_url]
     only = "redis" if "redis" in names else names[0] if len(names) == 1 else ""
     default = connection_name(layers, "default", names, only)

@@ -111,7 +111,7 @@ class Keeper:
         self._renewed_at = 0.0
         self._lost_seats = set[tuple[int, int]]()  # lost leases that were logged: seat and turn
         self._unrenewed = list[int]()  # seats whose leases the next beats renew
-        self.server_health = ServerHealth(log, queue.settings.driver)
+        self.server_health = ServerHealth(log, queue.settings.driver, self.queues)
         self._server_now = self._reported_at = 0.0
         self.restarts = Restarts(context, self.laravel, log)
         self.fleet, self._fleet_refused = FleetOrders(settings, context), False
@@ -177,7 +177,7 @@ class Keeper:
                 act()
             except ControlAway:
                 pass
-            except ConnectionLost:
+            except (ConnectionLost, ServerRefused):
                 if not self.server_health.partly_away:
                     raise
 

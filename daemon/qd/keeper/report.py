@@ -25,7 +25,7 @@ from qd import __version__
 from qd.config.settings import Settings
 from qd.drivers.base import KeeperConnector
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, script
+from qd.drivers.keyspace.base import MISTYPED, Arg, script
 from qd.errors import ServerRefused
 from qd.keeper.servers import ControlConnection
 from qd.log import Log
@@ -285,11 +285,16 @@ class Statistics:
             if time.monotonic() > until:
                 break
             queue = self._queues[0]
+            self._queues.rotate(-1)
             self.alive()
-            sizes = self.queue.sizes(queue)
+            try:
+                sizes = self.queue.sizes(queue)
+            except ServerRefused as error:
+                if MISTYPED not in str(error):
+                    raise
+                continue  # the beat reports it
             depth = Depth(sizes.ready, sizes.delayed, sizes.reserved, sizes.failed, sizes.oldest_age)
             found += [f"{connection}{keys.OF}{queue}", text_of_depth(depth)]
-            self._queues.rotate(-1)
         return found
 
     def _field(self, text: bytes) -> str:

@@ -78,12 +78,13 @@ T = TypeVar("T")
 
 
 def each_of(things: Iterable[T], act: Callable[[T], None]) -> None:
-    """Call `act` for each item. If some raise ConnectionLost, finish the others first, then raise the last one."""
-    last: ConnectionLost | None = None
+    """Call `act` for each item. If some raise ConnectionLost or ServerRefused, finish the others first, then raise the last
+    one."""
+    last: ConnectionLost | ServerRefused | None = None
     for thing in things:
         try:
             act(thing)
-        except ConnectionLost as error:
+        except (ConnectionLost, ServerRefused) as error:
             last = error
     if last is not None:
         raise last
@@ -95,10 +96,9 @@ DELAYS = (0.1, 1.0)  # seconds between two tries of an unreachable server: at fi
 class ServerHealth:
     """The server of the jobs, as a whole (lost, back) and its nodes or queues (update)."""
 
-    def __init__(self, log: Log, server: str) -> None:
+    def __init__(self, log: Log, server: str, queues: Sequence[str]) -> None:
         """server: its name in the log."""
-        self.log, self.server = log, server
-        self.what = "node" if server == "redis" else "queue"
+        self.log, self.server, self.queues = log, server, queues
         self._since: dict[str, float] = {}
         self._away_since: float | None = None
         self._logged = False
@@ -136,9 +136,12 @@ class ServerHealth:
         at, wrong = time.monotonic(), dict(away)
         for node in wrong.keys() - self._since.keys():
             self._since[node] = at
-            self.log.warning(f"{self.server}.away", **{self.what: node}, error=wrong[node])
+            self.log.warning(f"{self.server}.away", **{self._kind(node): node}, error=wrong[node])
         for node in self._since.keys() - wrong.keys():
-            self.log.info(f"{self.server}.back", **{self.what: node}, after=at - self._since.pop(node))
+            self.log.info(f"{self.server}.back", **{self._kind(node): node}, after=at - self._since.pop(node))
+
+    def _kind(self, name: str) -> str:
+        return "queue" if name in self.queues or self.server != "redis" else "node"
 
 
 RESTS = (1.0, 30.0)  # seconds between two starts: at first, and at most

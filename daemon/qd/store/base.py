@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from qd.drivers.base import Connector
-from qd.drivers.keyspace.base import Arg, Keyspace
+from qd.drivers.keyspace.base import MISTYPED, Arg, Keyspace, strange
 from qd.drivers.keyspace.base import script as text_of
+from qd.errors import ServerRefused
 
 T = TypeVar("T")
 
@@ -74,7 +75,12 @@ class KeyspaceStore:
         return self.step("take_value", [name])  # type: ignore[no-any-return]
 
     def fields(self, name: str) -> Mapping[str, bytes]:
-        return fields_of(self.space.call("HGETALL", self.prefix + name))
+        try:
+            return fields_of(self.space.call("HGETALL", self.prefix + name))
+        except ServerRefused as error:
+            if MISTYPED in str(error) and (why := strange(self.space, self.prefix, {name: b"hash"})):
+                raise ServerRefused(why) from None
+            raise
 
     def token(self, name: str) -> None:
         self.space.call("RPUSH", self.prefix + name, "1")

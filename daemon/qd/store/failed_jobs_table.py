@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from qd.drivers.urls import with_hosts_as_options
@@ -80,6 +81,13 @@ class FailedJobs:
         except self.sql.exc.SQLAlchemyError as error:
             text = str(getattr(error, "orig", None) or error)
             raise DatabaseError(f"the database of [failed]: {redact(' '.join(text.split()))[:250]}") from None
+
+    def check(self) -> None:
+        """Read a row: raises DatabaseError if the table or a column is missing. Creates no file."""
+        url = self.engine.url
+        if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+            raise DatabaseError(f"the database of [failed]: no file {url.database}")
+        self._run(self.sql.select(self.table).limit(1))
 
     def add(self, row: FailedRow) -> None:
         """Write a row, replacing that of the same job."""

@@ -14,7 +14,7 @@ from qd.drivers.base import ClientIdentity
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
 from qd.drivers.redis.queue import RedisQueue
-from qd.drivers.types import LaneAnswer, LaneTurn, Released, Reserved
+from qd.drivers.types import BeatRequest, LaneAnswer, LaneTurn, Released, Reserved
 from qd.errors import ServerBusy, ServerRefused
 from qd.payload.reservation import answered, saving
 from qd.store import audit
@@ -289,17 +289,53 @@ def test_scripts_can_be_flushed_at_any_time(queue, admin, own):
 
 
 @pytest.mark.parametrize("kind", ["", "reserved", "delayed"])
-def test_a_key_of_the_wrong_type_is_an_error_and_loses_no_job(queue, held, seen, kind):
+def test_a_key_of_the_wrong_type_loses_no_job(queue, held, seen, kind):
     key = seen.key("a", kind)
     seen.client.call("RENAME", key, "aside")
     seen.client.call("SET", key, "foreign")
     calls = [lambda: turns(queue, 2), lambda: turns(queue, 3), lambda: beat(queue, "a", slots=[1])]
     calls += [lambda: queue.checkpoint(held, saving(held.member, held.mark, b"7"))]
     refusals = [str(error) for call in calls if (error := refusal_of(call)) is not None]
-    assert refusals
     assert all("WRONGTYPE" in text for text in refusals)
     seen.client.call("RENAME", "aside", key)
     assert ids(seen) == {"id1", "id2", "id3", "id4", "id5"}
+
+
+def turn_one(queue: RedisQueue, done: Reserved | None = None) -> tuple[str | None, tuple[str, ...], bool]:
+    """A turn for one job: the queue of the job it reserved, the paused queues, and whether the lease of `done` was lost."""
+    turn = queue.turn(done, ["a", "b"])
+    return turn.reserved and turn.reserved.queue, turn.paused, turn.acked is False
+
+
+def turn_several(queue: RedisQueue, done: Reserved | None = None) -> tuple[str | None, tuple[str, ...], bool]:
+    reply = queue.turn_lanes(LaneTurn(("a", "b"), lanes=(1, 2), done=[done] if done else []))
+    return (reply.jobs[0].queue if reply.jobs else None), reply.paused, bool(reply.lost)
+
+
+@pytest.mark.parametrize("kind", ["", "reserved", "owners", "notify", "suspects"])
+@pytest.mark.parametrize("turn", [turn_one, turn_several])
+def test_a_turn_leaves_out_a_queue_with_a_key_of_the_wrong_type_and_goes_on(queue, admin, seen, turn, kind):
+    push_many(queue, [(name, job(n), None) for n, name in enumerate("aabbb")])
+    key = seen.key("a", kind)
+    admin.call("RENAME", key, "aside") if admin.call("EXISTS", key) else None
+    admin.call("SET", key, "foreign")
+    assert turn(queue) == ("b", ("a",), False)
+    admin.call("DEL", key)
+    admin.call("RENAME", "aside", key) if admin.call("EXISTS", "aside") else None
+    queue.turns += 1
+    assert turn(RedisQueue(queue.settings, ClientIdentity("Tok3nTok3n", 2))) == ("a", (), False)
+
+
+@pytest.mark.parametrize("turn", [turn_one, turn_several])
+def test_the_ack_of_a_job_whose_reservations_were_overwritten_is_a_lost_lease(queue, admin, seen, turn):
+    push_many(queue, [("a", job(0), None), ("b", job(1), None)])
+    if turn is turn_one:
+        done = queue.turn(None, ["a", "b"]).reserved
+    else:
+        (done,) = queue.turn_lanes(LaneTurn(("a", "b"), lanes=(1,))).jobs
+    admin.call("SET", seen.key("a", "reserved"), "foreign")
+    push_many(queue, [("a", job(2), None)])
+    assert turn(queue, done) == ("b", ("a",), True)
 
 
 @pytest.mark.parametrize("kind", ["delayed", "reserved", "owners", "notify"])
@@ -308,6 +344,9 @@ def test_a_key_of_the_wrong_type_in_one_queue_does_not_affect_leases_in_another(
     seen.call("SET", "0", kind, "of another program")
     with pytest.raises(ServerRefused, match="WRONGTYPE"):
         beat(queue, "0", "a", slots=[1])
+    ((name, way),) = queue.beat(["0", "a"], BeatRequest("Tok3nTok3n", "", 30.0, True, 1e12, [1])).away
+    assert name == "0"
+    assert f"queues:0:{kind} is a string and not a " in way
     assert seen.reserved("a")[held.member] > seen.now() + 20
 
 

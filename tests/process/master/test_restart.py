@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.deployment import push
 from tests.support.keeper import wait_for_reports
+from tests.support.network import Proxy
 from tests.support.processes import Procs
 from tests.support.project import MakeProject, Project, idle
 from tests.support.redis import Client
@@ -204,6 +205,26 @@ def test_restart_asks_masters_that_wait_for_redis_once_it_is_back(project: MakeP
         own.start()
         work.wait_line("redis.back")
         assert shop.qd("restart").returncode == 0
+        work.ends_clean()
+
+
+def test_a_master_that_is_cut_off_is_named_and_restarts_once_it_is_back(project: MakeProject, server: Server) -> None:
+    with Proxy(server.socket) as proxy:
+        shop = project(jobs=JOBS, url=proxy.url)
+        work = idle(shop)
+        proxy.silence()
+        work.wait_line("redis.away")
+
+        def silent() -> str:
+            done = shop.qd("restart", QD_REDIS_URL=server.url)
+            assert done.returncode == 0
+            return done.stdout if "no master reports" in done.stdout else ""
+
+        said = eventually(silent, 60, what="a silent master")
+        assert f"pid {work.pid}, has not reported for " in said
+        assert "if it runs, it restarts once it reaches this server" in said
+        assert not work.matches("master.stopping")
+        proxy.heal()
         work.ends_clean()
 
 

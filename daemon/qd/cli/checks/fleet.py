@@ -22,6 +22,7 @@ from qd.cli.schedule.entries import EntryView, by_connection, fault, overdue, re
 from qd.cli.state import FRESH, QueueLine, State, full, is_object_job, of_php, overdue_of, refusal, stale
 from qd.config.settings import Settings
 from qd.drivers.keyspace import keys
+from qd.drivers.keyspace.base import strange_queue
 from qd.errors import DeclarationError, Malformed, ServerRefused, SignatureRefused
 from qd.jobs.versions import NEWER
 from qd.log import cut
@@ -177,11 +178,13 @@ def check_waiting(
 ) -> Iterator[Finding]:
     """signing: None if no keys are configured. place: what is read, of a queue whose jobs are kept elsewhere."""
     for queue in queues:
+        if wrong := strange_queue(store.space, store.prefix, queue):
+            yield mistyped(f"queue {queue}", wrong)
+            continue
         try:
             sample = sample_of(store, queue)
         except ServerRefused as error:
-            way = f"qd needs a list: TYPE {store.prefix}{keys.ready(queue)}"
-            yield warn(f"queue {queue}", f"cannot be read: {error}", way)
+            yield warn(f"queue {queue}", f"cannot be read: {error}", "fix what the server reports")
             continue
         found = list(contents(queue, sample, signing, app))
         found += of_dead_masters(store, queue, reports)
@@ -189,6 +192,12 @@ def check_waiting(
         parts += [count(len(sample.delayed), "delayed job")] if sample.delayed else []
         checked = f"{' and '.join(parts)} checked" if parts else f"nothing waits in {place}"
         yield from found or [ok(f"queue {queue}", checked)]
+
+
+def mistyped(what: str, wrong: str) -> Finding:
+    """wrong: of keyspace.base.strange."""
+    value, _, way = wrong.partition("; ")
+    return fail(what, value, way)
 
 
 def sample_of(store: KeyspaceStore, queue: str) -> Sample:
@@ -312,5 +321,5 @@ def line_of(store: KeyspaceStore, settings: Settings, place: str, name: str, now
     raw = store.space.call("GET", store.prefix + keys.paused(name))
     paused = None if raw is None else controls.read_pause(raw)
     (fill,) = FailedStore(store).fills([name])
-    php, overdue = of_php(store, name, now), overdue_of(store, name, now)
+    php, overdue = of_php(store, name, now, ours=True), overdue_of(store, name, now)
     return QueueLine(place, name, sizes, paused, 0, *php, fill, full(settings.failed, sizes.failed, fill), overdue)

@@ -92,6 +92,7 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
     else:
         way = "decorate functions with @app.job, and name their modules in imports = of [qd]"
         yield fail("app", f"{found.app} declares no jobs: every job that arrives is unknown", way)
+    yield from check_urls(found, project.app.settings)
     yield from check_queues(project, project.app)
     # What prevents forking workers from a process that has imported the app.
     threads, sockets = proc.thread_names(), proc.connected_sockets()
@@ -102,6 +103,14 @@ def check_app(project: Project, found: Settings) -> Iterator[Finding]:
         yield warn("import", f"left a connection open: {peer}", way)
     if not threads and not sockets:
         yield ok("import", "left no thread and no connection behind")
+
+
+def check_urls(found: Settings, of_app: Settings) -> Iterator[Finding]:
+    """found: the settings without those of Qd(...), which most commands use."""
+    ours, theirs = found.connections[found.default], of_app.connections[of_app.default]
+    if context.is_server(ours) and theirs.url_origin == "Qd(...)" and ours.url != theirs.url:
+        fact = f"workers and producers use the url of Qd(...), and commands that of {ours.url_origin}"
+        yield warn("url", fact, "write it in one place: remove one of them")
 
 
 def check_queues(project: Project, app: Qd) -> Iterator[Finding]:

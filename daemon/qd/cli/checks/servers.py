@@ -33,6 +33,7 @@ PINGS = 50
 SLOW, JERKY = 0.005, 0.05  # seconds of a ping at p50 and p99; each job costs at least one call
 SKEW, FAR = 1.0, 60.0  # seconds between this clock and the server's
 OLDEST = (6, 2)
+STEP = 1000  # names that a server scans in one call
 FULL, NEARLY = 0.95, 0.8  # of maxmemory
 LARGE = 16 << 20  # bytes that one statement should take: a failed job is stored with payload and traceback
 SENTINEL_PATIENCE = 1.0  # seconds each sentinel may take
@@ -251,6 +252,69 @@ def check_rights(connection: RedisConnection, where: str, prefix: str, queues: S
         text = f"user {user} may not {words}: `qd restart` and similar commands fail"
         way = f"give commands another url, or ACL SETUSER {user} {' '.join('+' + word for word in lacks)}"
         yield warn(what, text, way)
+
+
+SCANNED = 100_000  # keys of a server that are looked at for other prefixes
+
+
+def prefixes(space: Keyspace, part: str) -> dict[str, set[str]]:
+    """Prefix -> names, of keys PREFIX + `part` + NAME. {} if this user may not SCAN."""
+    found, cursor = dict[str, set[str]](), b"0"
+    try:
+        for _ in range(0, SCANNED, STEP):
+            cursor, raws = space.call("SCAN", cursor, "MATCH", f"*{part}*", "COUNT", STEP)
+            for prefix, _, name in (raw.decode("utf-8", "replace").partition(part) for raw in raws):
+                found.setdefault(prefix, set()).add(name)
+            if cursor == b"0":
+                break
+    except (ServerRefused, WrongPassword):  # NOPERM
+        return {}
+    return found
+
+
+def check_prefix(space: RedisConnection, name: str, prefix: str, queues: Sequence[str]) -> Iterator[Finding]:
+    """Queues of a Laravel that writes another prefix: they have a name that is served here, or there are no others. A prefix
+    with masters belongs to another qd."""
+    found = prefixes(space, "queues:")
+    ours = {body.partition(":")[0] for body in found.pop(prefix, ())}
+    for other, bodies in sorted(found.items()):
+        there = sorted({body.partition(":")[0] for body in bodies})
+        (masters,) = space.call_many([("EXISTS", other + keys.MASTERS)])
+        if other.endswith("illuminate:") or masters != 0:  # or not allowed
+            continue
+        if not ours or not ours.isdisjoint(there) or not set(queues).isdisjoint(there):
+            shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
+            fact = f"there are queues with the prefix '{other}' ({shown}), and qd reads those with '{prefix}'"
+            way = f'if Laravel sends jobs to them for qd, write prefix = "{other}" below [connections.{name}]'
+            yield warn(f"{name}.prefix", fact, way)
+
+
+def check_cache_prefix(space: Keyspace, prefix: str) -> Finding:
+    """Whether Laravel's cache has its keys under this prefix."""
+    what, found = "laravel.cache_prefix", prefixes(space, "illuminate:")
+    if prefix in found:
+        return ok(what, f"Laravel's keys have the prefix '{prefix}'")
+    if not found:
+        return ok(what, "no key of Laravel is there yet; `php artisan queue:restart` writes one")
+    others = " and ".join(f"'{other}'" for other in sorted(found)[:3])
+    way = f'write cache_prefix = "{min(found)}" below [laravel]'
+    return warn(
+        what, f"Laravel's keys have the prefix {others}, and qd reads '{prefix}': it sees no restart or pause", way
+    )
+
+
+def check_failed_jobs(url: str) -> Finding:
+    """Laravel's table of failed jobs. Changes nothing."""
+    from qd.store.failed_jobs_table import DatabaseError, FailedJobs  # needs SQLAlchemy
+
+    what, way = "failed.database", "correct database below [failed]; `php artisan migrate` creates Laravel's tables"
+    try:
+        FailedJobs(url).check()
+    except ConfigError as error:
+        return fail(what, error, way, Exit.CONFIG)
+    except DatabaseError as error:
+        return fail(what, f"failed jobs are not copied: {error}", way)
+    return ok(what, f"the table failed_jobs is there: {mask_url(url)}")
 
 
 # What workers need, for servers that have users; docs/reference/drivers/database.md has the statements.

@@ -202,12 +202,14 @@ def empty_in(view: View, row: Row, width: int) -> Span:
 
 def note(view: View, row: Row, width: int) -> Span:
     line, rate = row.line, rate_of(view, row)
+    if line.error:
+        return "! unreadable", "fail"
     if line.paused:
         why = f" “{line.paused.reason}”" if line.paused.reason else ""
         return clean(f"‖ {line.paused.by or 'paused'}{why}"), "warn"
     if is_growing(line, view.trend.rates):
         return f"▲ growing {rate.growth:,.0f}/min", "warn"
-    if (line.sizes.ready or line.overdue) and not line.workers:
+    if (line.sizes.ready or line.overdue) and not (line.workers or line.php):
         return "! no worker", "fail"
     return ("steady" if row.key in view.trend.rates else "", "meta")
 

@@ -303,9 +303,11 @@ def merged(state: BeatState, about: list[Any], beats: list[Any]) -> list[Any]:
     waiting = " ".join([str(number) for number, reply in well if reply[6]])
     cancelled = b" ".join([reply[7] for _, reply in well if reply[7]])
     more, reclaimed = max([reply[4] for _, reply in well], default=0), sum(reply[5] for _, reply in well)
+    wrong = [(number, reply.pop()) for number, reply in well if isinstance(reply[-1], list)]
+    mistyped = [[each for number, (_, error) in wrong for each in (number, error)]] if wrong else []
     lost = [each for _, reply in well for each in reply[8:]]
     stamp = f"{state.now:.6f}".encode()
-    return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost]
+    return [stamp, restart, down, min(dues, default=-1), more, reclaimed, waiting.encode(), cancelled, *lost, *mistyped]
 
 
 def finish_notes(client: ClusterClient, homes: Sequence[str]) -> None:

@@ -255,7 +255,8 @@ class ClusterQueue(LaneQueue):
     def beat(self, queues: Sequence[str], request: BeatRequest) -> BeatReply:
         self._served.update(dict.fromkeys(queues))
         answer = super().beat(queues, request)
-        return answer._replace(away=tuple(self.connection.beat_state.away.items()), late_answers=self.late_answers())
+        away = (*answer.away, *self.connection.beat_state.away.items())
+        return answer._replace(away=away, late_answers=self.late_answers())
 
     def missing_rights(self, queue: str) -> set[str]:
         """The union over all servers that answer, since each has its own users. Raises ConnectionLost if none answers."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+from qd.drivers.keyspace import keys
 
 T = TypeVar("T")
 Kind = TypeVar("Kind")
@@ -131,6 +133,24 @@ class Script:
 
     def call(self, space: Keyspace, keys: Sequence[str], *args: Arg) -> Any:
         return space.run(self, keys, args)
+
+
+MISTYPED = "WRONGTYPE"  # begins the error of a command whose key has another type, or is in that of a script
+
+
+def strange(space: Keyspace, prefix: str, expected: Mapping[str, bytes]) -> str:
+    """The keys that have another type than expected, and the fix; "" if there are none. Raises ConnectionLost."""
+    found = space.call_many([("TYPE", prefix + key) for key in expected])
+    wrong = [
+        f"{prefix}{key} is a {kind.decode()} and not a {wanted.decode()}"
+        for kind, (key, wanted) in zip(found, expected.items(), strict=True)
+        if isinstance(kind, bytes) and kind not in (b"none", wanted)
+    ]
+    return f"{', '.join(wrong)}; delete or rename it, or change `prefix`" if wrong else ""
+
+
+def strange_queue(space: Keyspace, prefix: str, queue: str) -> str:
+    return strange(space, prefix, {key(queue): kind for key, kind in keys.TYPES.items()})
 
 
 def checked(replies: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ there, a batch and the ticks one each: cluster/deferred.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from qd.options.kinds import QUEUE_SUFFIXES
@@ -46,6 +46,17 @@ ready = _of("queues:")
     delayed, reserved, notify, owners, paused, failed, failed_at, deaths, keyed, taken, holding, ended, sending, sender,
     elsewhere, resent, suspects,
 ) = map(partial(_of, "queues:"), QUEUE_SUFFIXES)  # fmt: skip
+
+TYPES: Mapping[Callable[[str | int], str], bytes] = {
+    ready: b"list", suspects: b"list", notify: b"list", delayed: b"zset", reserved: b"zset", owners: b"hash",
+    failed: b"hash", failed_at: b"zset",
+}  # fmt: skip
+"""Of the keys of a queue that workers, keepers and commands read."""
+SHARED_TYPES: Mapping[str, bytes] = {
+    MASTERS: b"hash", RESTART: b"string", DOWN: b"string", FLEET: b"hash", CANCEL: b"hash", TICKS: b"hash",
+    EVENTS: b"list",
+}  # fmt: skip
+
 
 # On a cluster only: next to the key of a queue, a batch or the ticks (`ends`), and next to a ready list.
 ends = _of("", ":ends")

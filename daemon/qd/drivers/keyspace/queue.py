@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qd.drivers.base import PRODUCER, ClientIdentity, Forgotten, Jobs, Ticks
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, checked, script
+from qd.drivers.keyspace.base import MISTYPED, Arg, Keyspace, checked, chunked, script, strange, strange_queue
 from qd.drivers.keyspace.records import KeptBatches, KeptJobs, KeptTicks
 from qd.drivers.keyspace.sending import effect_args, sent
 from qd.drivers.types import NONE, BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved, Sizes, reserved_of
-from qd.errors import ConnectionLost
+from qd.errors import ConnectionLost, ServerRefused
 
 if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, FailedSettings
@@ -269,11 +269,20 @@ DIGITS = 40  # maximum length of a number in a reply; a text in a job's argument
 
 
 def beat(space: Keyspace, prefix: str, queues: Sequence[str], request: BeatRequest) -> BeatReply:
-    """Raises ConnectionLost, ServerRefused."""
+    """Raises ConnectionLost; ServerRefused, but a queue with a key of another type is in `away`."""
     names = [*GLOBAL, *(kind(queue) for queue in queues for kind in KINDS)]
     slots = request.slots
     args: tuple[Arg, ...] = (*request[:3], int(request.renew), request.reclaims_until, MOVE, len(slots), *slots)
-    return read(script("beat").call(space, [prefix + name for name in names], *args))
+    try:
+        reply = script("beat").call(space, [prefix + name for name in names], *args)
+    except ServerRefused as error:
+        if MISTYPED in str(error) and (why := strange(space, prefix, keys.SHARED_TYPES)):
+            raise ServerRefused(why) from None
+        raise
+    mistyped = reply.pop() if isinstance(reply[-1], list) else []
+    wrong = [(queues[place - 1], error.decode("utf-8", "replace")) for place, error in chunked(mistyped, 2)]
+    away = tuple([(queue, strange_queue(space, prefix, queue) or error) for queue, error in wrong])
+    return read(reply)._replace(away=away)
 
 
 def read(reply: list[Any]) -> BeatReply:

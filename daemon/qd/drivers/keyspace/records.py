@@ -26,7 +26,17 @@ from typing import Any
 from qd.arguments.values import decode_value
 from qd.drivers import types
 from qd.drivers.keyspace import keys
-from qd.drivers.keyspace.base import Arg, Keyspace, ScriptCall, checked, chunked, chunked_by_size, grouped, script
+from qd.drivers.keyspace.base import (
+    Arg,
+    Keyspace,
+    ScriptCall,
+    checked,
+    chunked,
+    chunked_by_size,
+    grouped,
+    script,
+    strange,
+)
 from qd.drivers.keyspace.sending import effect_args, keyed_args, left_by, single_args
 from qd.drivers.types import (
     SPOTS,
@@ -291,15 +301,9 @@ class KeptTicks(Records):
         return found
 
     def strange(self, queue: str) -> str:
-        expected = {keys.TICKS: b"hash"}
-        if queue:
-            expected |= {keys.ready(queue): b"list", keys.delayed(queue): b"zset", keys.notify(queue): b"list"}
-        found = self.space.call_many([("TYPE", self.prefix + key) for key in expected])
-        return ", ".join(
-            f"{self.prefix}{key} is a {kind.decode()} and not a {wanted.decode()}"
-            for kind, (key, wanted) in zip(found, expected.items(), strict=True)
-            if isinstance(kind, bytes) and kind not in (b"none", wanted)
-        )
+        sent = (keys.ready, keys.delayed, keys.notify) if queue else ()
+        expected = {key(queue): keys.TYPES[key] for key in sent}
+        return strange(self.space, self.prefix, {keys.TICKS: b"hash", **expected})
 
     def page(self, at: int) -> tuple[int, dict[str, bytes]]:
         following, flat = self.space.call("HSCAN", *self._keys(keys.TICKS), at, "COUNT", TICK_CHUNK)

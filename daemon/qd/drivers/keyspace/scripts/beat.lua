@@ -6,7 +6,7 @@
 --       6 maximum of due jobs to move per queue   7 maximum of tokens to add per queue   8... seats of live workers, at most 500
 -- Returns { unix seconds, restart stamp, down, ms until the next delayed job or -1, jobs still due (1 or 0),
 --           jobs reclaimed, queues with ready jobs that no worker takes ("1 3"), cancelled jobs ("seat:turn seat:turn"),
---           "seat:turn" of lost leases ... }
+--           "seat:turn" of lost leases ..., and if there are any: { index of a queue with a key of another type, error, ... } }
 local token, lease, most = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -119,8 +119,8 @@ local function cancelled()
     local master, seat, turn = string.match(marks[k], '^(%w+)%.(%d%d?%d?%d?%d?%d?)%.(%d+)$')
     local held = master ~= token and tonumber(marks[k + 1]) and now - marks[k + 1] < 86400
     for i = 5, master == token and #KEYS or 0, 6 do
-      local payload = redis.call('HGET', KEYS[i + 4], master .. '/' .. seat)
-      if payload and string.find(payload, '"rsv":"' .. marks[k] .. '.', 1, true) then
+      local payload = redis.pcall('HGET', KEYS[i + 4], master .. '/' .. seat)
+      if type(payload) == 'string' and string.find(payload, '"rsv":"' .. marks[k] .. '.', 1, true) then
         held, running[#running + 1] = true, seat .. ':' .. turn
       end
     end
@@ -129,21 +129,24 @@ local function cancelled()
   return table.concat(running, ' ')
 end
 
--- The leases of all queues first, each queue separately: keys of a wrong type in one queue are reported, and cost no lease in
--- another.
-local failure
-for i = 5, #KEYS, 6 do
-  local ok, why = pcall(renew, i)
-  if not ok then failure = failure or why end
+-- The leases of all queues first. Each queue separately: keys of another type in one of them are reported, and the others go on.
+local failure, mistyped, of = nil, {}, {}
+local function each(step)
+  for i = 5, #KEYS, 6 do
+    local ok, why = true, nil
+    if not of[i] then ok, why = pcall(step, i) end
+    if not ok then
+      local text = type(why) == 'table' and why.err or why
+      if not string.find(text, 'WRONGTYPE', 1, true) then failure = failure or text
+      else of[i], mistyped[#mistyped + 1], mistyped[#mistyped + 2] = true, (i + 1) / 6, text end
+    end
+  end
+  return failure ~= nil
 end
-if failure then return type(failure) == 'table' and failure or redis.error_reply(failure) end
-for i = 5, #KEYS, 6 do
-  reclaim(i)
-  migrate(i)
-  tokens(i)
-end
+if each(renew) or each(reclaim) or each(migrate) or each(tokens) then return redis.error_reply(failure) end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[3], token, string.format('{"seen_at":%.3f,%s', now, string.sub(ARGV[2], 2))) end
 local down = redis.pcall('GET', KEYS[2]) -- a key of another type counts as missing, as for readers that use MGET
 if type(down) ~= 'string' then down = '' elseif down == '' then down = '?' end
 local wait = due and math.max(0, math.ceil((due - now) * 1000)) or -1
+if #mistyped > 0 then lost[#lost + 1] = mistyped end
 return {stamp, redis.call('GET', KEYS[1]) or '', down, wait, more, reclaimed, table.concat(waiting, ' '), cancelled(), unpack(lost)}

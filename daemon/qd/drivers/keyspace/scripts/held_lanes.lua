@@ -7,8 +7,12 @@ redis.call('HDEL', KEYS[1], '') -- the first write deletes: see turn.lua
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before or tonumber(before) < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 for q = 1, (#KEYS - 1) / 2 do
-  for k, member in ipairs(redis.call('HMGET', KEYS[2 * q + 1], unpack(ARGV, 3))) do
-    if member and redis.call('ZSCORE', KEYS[2 * q], member) then
+  local members = redis.pcall('HMGET', KEYS[2 * q + 1], unpack(ARGV, 3))
+  if members.err and not string.find(members.err, 'WRONGTYPE', 1, true) then return members end
+  for k, member in ipairs(members) do
+    local till = member and redis.pcall('ZSCORE', KEYS[2 * q], member)
+    if type(till) == 'table' and not string.find(till.err, 'WRONGTYPE', 1, true) then return till end
+    if type(till) == 'string' then
       held[#held + 1], held[#held + 2], held[#held + 3] = q, k, member
     elseif member then
       redis.call('HDEL', KEYS[2 * q + 1], ARGV[2 + k])

@@ -18,13 +18,17 @@ local how, shut, many = ARGV[11], ARGV[12], tonumber(ARGV[13])
 local MUCH = 262144 -- bytes of the payloads of a turn
 local fenced, field = ARGV[6], token .. '/' .. ARGV[2] .. ':turn'
 
-local known = redis.call('HGET', fenced, field)
+local known = redis.pcall('HGET', fenced, field)
+if type(known) == 'table' then
+  if not mistyped(known) then return known end
+  known = nil -- after a broken call the worker waits until held_lanes.lua can write the fence
+end
 if known and tonumber(known) > tonumber(ARGV[7]) then return {-2} end
 
 -- To be written together with owners; in another hash it is written at once.
 function fence(owners)
   if owners == fenced then return {field, last} end
-  redis.call('HSET', fenced, field, last)
+  redis.pcall('HSET', fenced, field, last)
   return {}
 end
 
@@ -41,7 +45,10 @@ for _, group in ipairs(groups) do
   local n, from = group.n, group.at + group.n
   group.there, group.members = {}, {}
   if #groups == 1 and n == 1 and not group.back then break end
-  for k, score in ipairs(redis.call('ZMSCORE', KEYS[group.i + 2], unpack(ARGV, from, from + n - 1))) do
+  local scores = redis.pcall('ZMSCORE', KEYS[group.i + 2], unpack(ARGV, from, from + n - 1))
+  if scores.err and not mistyped(scores) then return scores end
+  group.there[1] = false -- mistyped: the reservations are gone
+  for k, score in ipairs(scores) do
     group.there[k] = score
     if score then group.members[#group.members + 1] = ARGV[from + k - 1] end
   end
@@ -58,8 +65,8 @@ local function put_back(group)
       texts[#texts + 1], tokens[#tokens + 1], cancelled[#cancelled + 1] = text, '1', mark
     end
   end
-  redis.call('ZREM', KEYS[i + 2], '')
   if #texts == 0 then return end
+  redis.call('ZREM', KEYS[i + 2], '')
   redis.call('RPUSH', KEYS[i + 4], unpack(tokens))
   redis.call('LPUSH', KEYS[i + 1], unpack(texts))
   redis.call('ZREM', KEYS[i + 2], unpack(group.members))
@@ -71,11 +78,14 @@ local lost, cleared = {}, {}
 for g, group in ipairs(groups) do
   local i, n = group.i, group.n
   if group.back then
-    put_back(group)
+    local ok, why = pcall(put_back, group) -- mistyped: they return when their leases end
+    if not ok and not mistyped(why) then return type(why) == 'table' and why or redis.error_reply(why) end
   elseif group.there[1] == nil then
-    if redis.call('ZREM', KEYS[i + 2], ARGV[group.at + 1]) == 0 then lost[1] = g .. ':1' end
+    local acked = redis.pcall('ZREM', KEYS[i + 2], ARGV[group.at + 1])
+    if type(acked) == 'table' and not mistyped(acked) then return acked end
+    if acked ~= 1 then lost[1] = g .. ':1' end
   else
-    redis.call('ZREM', KEYS[i + 2], '', unpack(group.members))
+    if #group.members > 0 then redis.call('ZREM', KEYS[i + 2], unpack(group.members)) end
     for k = 1, n do
       if not group.there[k] then lost[#lost + 1] = g .. ':' .. k end
     end
@@ -174,9 +184,13 @@ local function reserve_from(i, found)
   reply = {i / EACH + 1, 'each', text, mark, start, length, before}
 end
 
+local next_at = 0 -- of the queue behind the one that is looked at
+
 local function take()
   local found = exceptions()
-  for i = 0, #KEYS - 1, EACH do
+  while next_at < #KEYS do
+    local i = next_at
+    next_at = next_at + EACH
     if closed(i, shut, found) then
       paused[#paused + 1] = i / EACH + 1
     else
@@ -189,8 +203,12 @@ end
 -- Once something was answered, the reply says so: a refusal from here on is the next turn's.
 local refused
 if many > 0 then
-  local ok, why = pcall(take)
-  refused = why
+  local skips
+  repeat
+    local _, why = pcall(take)
+    refused, skips = why, mistyped(why)
+    if skips then paused[#paused + 1] = next_at / EACH end
+  until not skips
 end
 for i, fields in pairs(cleared) do
   local names = {}

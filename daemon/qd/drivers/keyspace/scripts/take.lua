@@ -11,6 +11,12 @@ local till = time[1] + ARGV[3] -- the lease's end; whole seconds are faster to w
 till = till % 1 == 0 and string.format('%d.%06d', till, time[2]) or string.format('%.6f', till + time[2] / 1000000)
 local malformed, due, fence = 0, nil, nil -- fence: a function, see lanes.lua
 
+-- Whether this error is about a key of another type. Such a queue counts as paused, and the others go on; the keeper reports it.
+local function mistyped(why)
+  local text = type(why) == 'table' and why.err or why
+  return type(text) == 'string' and string.find(text, 'WRONGTYPE', 1, true)
+end
+
 local function now()
   return time[1] + time[2] / 1000000
 end

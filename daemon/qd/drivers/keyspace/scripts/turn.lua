@@ -14,24 +14,33 @@ local paused, free = {}, nil
 -- rest of the script, and workers can drain a full queue.
 if done > 0 then
   free = (done - 1) * EACH
-  acked = acked or redis.call('ZREM', KEYS[free + 2], ARGV[9])
-  if acked == 0 and redis.call('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end
+  acked = acked or redis.pcall('ZREM', KEYS[free + 2], ARGV[9])
+  if type(acked) == 'table' then
+    if not mistyped(acked) then return acked end
+    acked = 0 -- the reservations are gone
+  end
+  if acked == 0 and redis.pcall('HGET', KEYS[free + 5], owner) ~= ARGV[9] then free = nil end
 end
 -- One job at a time. If the worker holds another one, this call was late and the worker had abandoned it, or such a late call
 -- reserved that job. Nothing is reserved, and the worker queries what it owns. An ack that found its job proves that it holds
 -- no other.
 for i = 0, acked == 1 and -1 or #KEYS - 1, EACH do
-  if i ~= free and redis.call('HGET', KEYS[i + 5], owner) then
+  local held = i ~= free and redis.pcall('HGET', KEYS[i + 5], owner)
+  if type(held) == 'table' and not mistyped(held) then return held end
+  if type(held) == 'string' then
     if free then redis.call('HDEL', KEYS[free + 5], owner) end
     return {-2, -1, 0, 0, '', '', 0, 0, ''}
   end
 end
 
 acked = acked or -1
+local next_at = 0 -- of the queue behind the one that is looked at
 
 local function take()
   found = found or exceptions()
-  for i = 0, #KEYS - 1, EACH do
+  while next_at < #KEYS do
+    local i = next_at
+    next_at = next_at + EACH
     if closed(i, shut, found) then
       paused[#paused + 1] = i / EACH + 1
     else
@@ -49,6 +58,11 @@ local function take()
   return {acked, wait_ms(), malformed, 0, '', '', 0, 0, '', unpack(paused)}
 end
 
-local ok, reply = pcall(take)
-if free then redis.call('HDEL', KEYS[free + 5], owner) end
+local ok, reply
+repeat
+  ok, reply = pcall(take)
+  local skips = mistyped(reply)
+  if skips then paused[#paused + 1] = next_at / EACH end
+until not skips
+if free then redis.pcall('HDEL', KEYS[free + 5], owner) end
 return (ok or type(reply) == 'table') and reply or redis.error_reply(reply)

@@ -3,10 +3,10 @@
 -- key, and not for PHP. In any other case the rest of turn.lua goes on from `acked`. Arguments and reply: see there.
 local acked, found
 if ARGV[8] == '1' then
-  acked = redis.call('ZREM', KEYS[2], ARGV[9])
+  acked = redis.pcall('ZREM', KEYS[2], ARGV[9])
   found = acked == 1 and ARGV[10] == '' and exceptions() or nil
-  local p = found == 0 and redis.call('LINDEX', KEYS[1], 0)
-  if p and string.sub(p, -27) == ',"attempts":0,"delay":null}' and string.byte(p) == 123
+  local p = found == 0 and redis.pcall('LINDEX', KEYS[1], 0)
+  if type(p) == 'string' and string.sub(p, -27) == ',"attempts":0,"delay":null}' and string.byte(p) == 123
     and string.byte(p, #p - 67) ~= 125 and string.byte(p, #p - 71) ~= 125 -- see may_be_tied
     and not string.find(p, 'rsv"', 1, true) and not string.find(p, [[Illuminate\\Queue\\CallQueuedHandler@call"]], 1, true)
     and (ARGV[4] == '0' or #p <= tonumber(ARGV[4])) and not string.find(ARGV[3], '%.[^0]') then
@@ -19,7 +19,7 @@ if ARGV[8] == '1' then
     if type(step) ~= 'table' then step = redis.pcall('LPOP', KEYS[1]) end
     if type(step) ~= 'table' then return {1, -1, 0, 1, text, mark, #p - 26, #mark + 21, '"attempts":0'} end
     redis.call('ZREM', KEYS[2], text)
-    redis.call('HDEL', KEYS[5], ARGV[6])
-    return step
+    redis.pcall('HDEL', KEYS[5], ARGV[6])
+    if not string.find(step.err, 'WRONGTYPE', 1, true) then return step end
   end
 end
