@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from qd.log import cut
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.redaction import redact
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from qd.store.controls import Down, Pause
 
+MOST_SHOWN = 500  # characters of a cell: other programs may write names of any length
 LONGEST = 1000  # characters of a reason, which every host reads each second
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
@@ -167,8 +169,9 @@ def count(number: int, thing: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Columns under `head`; those in `right` are numbers. rich is only imported if the terminal is too narrow."""
-    cells = [[clean(cell) for cell in row] for row in rows]
+    """Columns under `head`; those in `right` are numbers. Longer texts are cut, and end in their length. rich is only
+    imported if the terminal is too narrow."""
+    cells = [[cut(clean(cell), MOST_SHOWN) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(head, *cells, strict=True)]
     if sys.stdout.isatty() and sum(widths) + len(GAP) * (len(widths) - 1) > shutil.get_terminal_size().columns:
         return _wrapped(head, cells, right)
