@@ -177,10 +177,9 @@ class BaseWorker:
 
     def _took(self, turn: Turn | LaneReply) -> None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
-        if turn.malformed:
-            self.log.error(
-                "job.malformed", count=turn.malformed, kept="failed store" if self.settlement.keeps else "no"
-            )
+        for queue, id, reason in turn.malformed:
+            kept = None if self.settlement.keeps else "no"
+            self.log.error("job.malformed", queue=queue, id=id, kept=kept, error=f"Malformed: {reason}")
 
     # -- run it
 
