@@ -142,6 +142,7 @@ class Reports:
     def _worker_ended(self, death: Death) -> None:
         state, worker, slot = self.state, death.worker, death.worker.slot.number
         state.jobs += death.jobs
+        state.done += death.done
         if worker.role is Role.WORKER:
             state.handed_back += death.handed_back + (death.running if death.verdict is Verdict.HAND_BACK else 0)
             if death.is_crash and state.stopping is None:

@@ -43,7 +43,7 @@ def dump(state: State) -> None:
     for worker in children.workers.values():
         slot = worker.slot
         doing = {NOUNS[worker.role]: slot.job, PLACES[worker.role]: slot.queue or None} if worker.busy else {}
-        count = {"jobs": slot[W.JOBS]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
+        count = {"jobs": slot[W.DONE]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
         log.info(worker.event("state"), slot=slot.number, pid=worker.pid, state=state_of(worker), **count, **doing)
         worker.send(signal.SIGUSR1)
     log.info("master.state", workers=len(children.of(Role.WORKER)), wanted=state.wanted, paused=state.paused)

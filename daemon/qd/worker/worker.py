@@ -158,7 +158,7 @@ class BaseWorker:
             self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
         memory = proc.rss_of(os.getpid()) or 0
         self._emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
-        self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
+        self.log.debug("worker.stopping", reason=reason.word, jobs=self.slot[W.DONE])
 
     # -- check whether it may take a job
 
