@@ -355,6 +355,7 @@ class BootBackoff:
         self.boot, self.fall = Backoff(FIRST), Backoff(FIRST)
         self.fork = Backoff(NO_PROCESS, NO_PROCESS_LONGEST)
         self.ever_ready = False
+        self.missing = list[int]()  # pids of those that died, until others are ready in their place
         self._fell_at = 0.0
 
     @property

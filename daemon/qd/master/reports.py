@@ -100,6 +100,10 @@ class Reports:
             worker.send(signal.SIGTERM)
         else:  # the state may have changed before the worker handled signals
             worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
+            if missing := state.boots[worker.role].missing:
+                state.log.info(
+                    worker.event("replaced"), slot=worker.slot.number, pid=worker.pid, replaces=missing.pop(0)
+                )
 
     def _on_restart(self, message: channels.Restart) -> None:
         state = self.state
@@ -150,6 +154,8 @@ class Reports:
         if death.verdict is not None:
             log_death(state.log, death, death.verdict)
             state.keeper.report_death(death)
+            if state.stopping is None and not worker.draining:
+                state.boots[worker.role].missing.append(worker.pid)
         elif not worker.ready and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:
