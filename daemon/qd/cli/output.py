@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from qd.log import count as count
 from qd.log import cut
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.redaction import redact
@@ -160,12 +161,6 @@ def ago(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return "just now" if seconds < 1 else f"{duration(int(seconds))} ago"
-
-
-def count(number: int, thing: str) -> str:
-    """`1 master`, `2 masters`, `0 entries`."""
-    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
-    return f"{number} {thing if number == 1 else plural}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from qd.log import Log
+from qd.log import Log, count
 from qd.master.children import Children, Death, Worker
 from qd.master.state import State
 from qd.process import liveness, proc
@@ -57,9 +57,9 @@ def state_of(worker: Worker) -> str:
 def counted(children: Children, only_schedule: bool) -> str:
     """`4 workers, 2 busy, scheduler`. only_schedule: this program has no workers."""
     workers, schedulers = children.of(Role.WORKER), children.of(Role.SCHEDULER)
-    parts = [] if only_schedule else [f"{len(workers)} workers, {sum(worker.busy for worker in workers)} busy"]
+    parts = [] if only_schedule else [f"{count(len(workers), 'worker')}, {sum(worker.busy for worker in workers)} busy"]
     if runs := sum(child.slot[W.RUNS] for child in schedulers):
-        parts.append(f"scheduler with {runs} {'run' if runs == 1 else 'runs'}")
+        parts.append(f"scheduler with {count(runs, 'run')}")
     elif schedulers:
         parts.append("scheduler")
     return ", ".join(parts) or "no scheduler"
