@@ -28,7 +28,15 @@ from qd.dispatch.route import Message
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, Kept, NewBatch
-from qd.errors import ArgumentError, DeclarationError, JobFailedError, NoResult, ResultTimeout, UnknownBatch
+from qd.errors import (
+    ArgumentError,
+    DeclarationError,
+    JobFailedError,
+    NoResult,
+    ResultTimeout,
+    UnknownBatch,
+    unknown_batch,
+)
 from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import AnyJob, Call, Link, Unsent, caller, declared_plan
@@ -293,7 +301,7 @@ class Batch(Handle[None]):
 
     def _found(self, state: BatchState | None) -> BatchState:
         if state is None:
-            raise UnknownBatch(f"no batch '{self.id}' exists (finished batches expire)")
+            raise unknown_batch(self.id)
         return state
 
     def status(self) -> Status:
