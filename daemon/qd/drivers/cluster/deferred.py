@@ -42,8 +42,8 @@ from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 from qd.payload.reservation import marks_of
 
 LIMITS: Gaps = {
-    "ends": "if the chain, batch or lock of a job is on another server of the cluster, it is updated right after the job "
-    "has ended, once; if the worker dies in between, a keeper updates it within seconds"
+    "ends": "the effects of a job's end in other slots (on its chain, batch or lock) are noted in the same step and applied "
+    "once, right after it; if the worker died in between, a keeper applies them within seconds"
 }
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
 CHUNK = 500  # maximum number of jobs in a call
