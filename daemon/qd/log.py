@@ -197,12 +197,6 @@ def cut(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def count(number: int, thing: str) -> str:
-    """`1 master`, `2 masters`, `0 entries`."""
-    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
-    return f"{number} {thing if number == 1 else plural}"
-
-
 def encodable(text: str) -> str:
     """Replace lone surrogates by \\udNNN, because UTF-8 and JSON cannot carry them. Texts of user code may have some, for
     example from a file name."""

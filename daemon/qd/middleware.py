@@ -24,8 +24,7 @@ from qd.errors import ConnectionLost, DeclarationError, EndJob, ServerRefused
 from qd.jobs.pipeline import title_of
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.policy import GiveUp
-from qd.log import count
-from qd.options.kinds import seconds_of
+from qd.options.kinds import count, seconds_of
 from qd.payload.format import plain_name
 from qd.process.shield import shield
 from qd.store.base import Store, store_of

@@ -43,8 +43,7 @@ from qd.jobs.job import Job, JobFunction, plan_of
 from qd.jobs.plan import Plan, SendOptions
 from qd.jobs.policy import Release
 from qd.jobs.registry import Declared, DeclaredRaw
-from qd.log import count
-from qd.options.kinds import span
+from qd.options.kinds import count, span
 from qd.options.tables import JOB_KINDS
 from qd.payload.format import ChainedJob, read
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from qd.log import count as count
 from qd.log import cut
+from qd.options.kinds import count as count
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.redaction import redact
 

@@ -41,7 +41,7 @@ from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import AnyJob, Call, Link, Unsent, caller, declared_plan
 from qd.jobs.plan import Duration, Handle, Plan, SendOptions, Status, waiting_time
-from qd.log import count
+from qd.options.kinds import count
 from qd.payload.build import id_in_batch, new_id, new_pair, new_uuid, time_positions, with_argument
 from qd.payload.format import Relations, read
 from qd.process.shield import shield

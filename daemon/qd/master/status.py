@@ -7,9 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from qd.log import Log, count
+from qd.log import Log
 from qd.master.children import Children, Death, Worker
 from qd.master.state import State
+from qd.options.kinds import count
 from qd.process import liveness, proc
 from qd.process.scoreboard import H, Role, SlotState, Verdict, W
 

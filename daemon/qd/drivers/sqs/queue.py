@@ -21,7 +21,8 @@ from qd.drivers.sqs.broker import SqsBroker
 from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released, Reserved
 from qd.drivers.urls import SqsUrl, is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
-from qd.log import count, cut
+from qd.log import cut
+from qd.options.kinds import count
 from qd.payload.format import read
 
 if TYPE_CHECKING:
