@@ -17,14 +17,15 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-TOKENS = Path(__file__).resolve().parent / "tokens"
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS = ROOT / "examples" / "tokens"
 QD = (sys.executable, "-m", "qd")
 WEB = (sys.executable, "-m", "uvicorn", "chat:web", "--log-level", "info", "--timeout-graceful-shutdown", "1")
 
 
 def main(port: str = "8000") -> int:
     if missing := [name for name in ("qd", "fastapi", "uvicorn") if find_spec(name) is None]:
-        sys.exit(f"not installed: {', '.join(missing)}. Run pip install 'qd-worker[embedded]' fastapi uvicorn")
+        sys.exit(f"not installed: {', '.join(missing)}. Run pip install '{ROOT}[embedded]' fastapi uvicorn")
     if port != "0":
         print(f"Open http://127.0.0.1:{port} as soon as uvicorn says that it runs", flush=True)
     with tempfile.TemporaryDirectory(prefix="qd-tokens-") as folder:

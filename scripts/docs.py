@@ -29,11 +29,14 @@ ASSETS = ROOT / "scripts" / "assets"
 
 # Pages of the repository that have a place in the nav; others are staged when a page links to them.
 ABOVE = ("CHANGELOG.md", "SECURITY.md", "bench/README.md", "bench/RESULTS.md", "examples/README.md")
+# Measurements repeat ordinary words. The search finds these pages by their title and first lines only.
+FOUND_BY_TITLE = ("bench/README.md", "bench/RESULTS.md")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".conf": "ini"}
 LANGUAGES |= {".service": "ini", ".php": "php", ".sh": "bash", ".html": "html", ".mjs": "javascript"}
 PICTURES = {".svg", ".png"}
 
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
+SECTION = re.compile(r"^##+ .+$", re.MULTILINE)
 FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2[`~]*$", re.DOTALL | re.MULTILINE)
 ALERT = re.compile(r"^( *)> ?\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\][ ]*\n((?:\1>.*(?:\n|\Z))*)", re.MULTILINE)
 BOXES = {"NOTE": "note", "TIP": "tip", "IMPORTANT": "info", "WARNING": "warning", "CAUTION": "danger"}
@@ -115,6 +118,8 @@ class Stage:
             )
 
         def relinked(text: str) -> str:
+            if str(name) in FOUND_BY_TITLE:
+                text = SECTION.sub(r"\g<0> {data-search-exclude}", text)
             return LINK.sub(lambda link: link[1] + self.link(path, path.parent / link[2]) + link[3], text)
 
         return outside_code(with_boxes(path.read_text()), relinked)

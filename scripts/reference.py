@@ -212,7 +212,7 @@ WHAT_TO_DO = {
     "NotInJob": "Call it in a job only, or pass the job as an argument.",
     "UnknownJob": "Deploy the code that declares the job, or list its module in `imports`.",
     "NewerVersion": "Deploy the new code to the workers first.",
-    "UnknownBatch": "Check the id. Finished batches are kept for a limited time.",
+    "UnknownBatch": "Check id, connection and server. Finished batches are kept for a day, with failed jobs for 30 days.",
     "BatchFinished": "Add jobs from a job of the batch, before it ends.",
     "UnknownParameters": "Finish the deploy, or add a default or an upgrade for old payloads.",
     "WrongType": "Send a value of the declared type, or change the annotation.",

@@ -44,6 +44,11 @@ class UnknownBatch(QdError):
     """No batch has this id, the batch has expired, or the current job belongs to no batch."""
 
 
+def unknown_batch(id: str) -> UnknownBatch:
+    why = "it has expired (a day after its end, or 30 days with failed jobs), or is on another connection or server"
+    return UnknownBatch(f"no batch '{id}' exists: {why}; `qd batch list` shows those that exist")
+
+
 class BatchFinished(QdError):
     """All jobs of the batch have ended, so no job can be added."""
 

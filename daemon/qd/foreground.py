@@ -63,7 +63,7 @@ def run_inline(settings: Settings, load: Load, token: str, announce: Announce) -
         code = of_program(worker.run())
     finally:
         keeper_child.end()
-    log.info("worker.stopped", jobs=worker.jobs, exit=code)
+    log.info("worker.stopped", jobs=slot[W.DONE], exit=code)
     return code
 
 

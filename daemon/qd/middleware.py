@@ -24,7 +24,7 @@ from qd.errors import ConnectionLost, DeclarationError, EndJob, ServerRefused
 from qd.jobs.pipeline import title_of
 from qd.jobs.plan import Middleware as Middleware
 from qd.jobs.policy import GiveUp
-from qd.options.kinds import seconds_of
+from qd.options.kinds import count, seconds_of
 from qd.payload.format import plain_name
 from qd.process.shield import shield
 from qd.store.base import Store, store_of
@@ -195,7 +195,8 @@ class ConcurrencyLimit(Limited):
 
     def _slots(self, job: RunningJob) -> tuple[str, str]:
         name = plain_name(self._key.of(job))
-        return keys.slots(name), f"{self._most} jobs of {name} are already running"
+        fact = f"{count(self._most, 'job')} of {name} {'is' if self._most == 1 else 'are'} already running"
+        return keys.slots(name), fact
 
 
 class WithoutOverlapping(Limited):

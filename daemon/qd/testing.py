@@ -43,7 +43,7 @@ from qd.jobs.job import Job, JobFunction, plan_of
 from qd.jobs.plan import Plan, SendOptions
 from qd.jobs.policy import Release
 from qd.jobs.registry import Declared, DeclaredRaw
-from qd.options.kinds import span
+from qd.options.kinds import count, span
 from qd.options.tables import JOB_KINDS
 from qd.payload.format import ChainedJob, read
 
@@ -189,7 +189,7 @@ class Fake:
         return found
 
     def __repr__(self) -> str:
-        return f"<fake: {len(self._waiting.all())} jobs>"
+        return f"<fake: {count(len(self._waiting.all()), 'job')}>"
 
 
 class Waiting:

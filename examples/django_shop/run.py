@@ -132,7 +132,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     if missing := [name for name in ("qd", "django", "psycopg", "sqlalchemy") if find_spec(name) is None]:
-        sys.exit(f"not installed: {', '.join(missing)}. Run pip install 'qd-worker[postgres]' django django-tasks")
+        sys.exit(
+            f"not installed: {', '.join(missing)}. Run pip install '{HERE.parents[1]}[postgres]' django django-tasks"
+        )
     os.chdir(HERE)
     sys.path.insert(0, str(HERE))
     with postgres() as folder:

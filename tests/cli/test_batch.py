@@ -179,4 +179,5 @@ def test_a_key_that_is_no_batch_hides_no_other(qd: Run, redis: Client) -> None:
     redis.call("HSET", "qd:batch:strange", "total", "x")
     redis.call("HSET", "qd:batch:b1", "name", "import", "total", "1", "created_at", "1000")
     assert [each["id"] for each in document(qd("batch", "list", "--json"))["batches"]] == ["b1"]
-    assert qd("batch", "show", "strange").exit_code == 1
+    shown = qd("batch", "show", "strange")
+    assert (shown.exit_code, "or is on another connection or server; `qd batch list`" in shown.stderr) == (1, True)

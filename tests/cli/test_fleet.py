@@ -76,6 +76,7 @@ def fields(redis: Client) -> list[str]:
 def test_scale_needs_a_running_master_of_the_pool(qd: Run, redis: Client) -> None:
     report(redis, configured=8, wanted=12, workers=[WORKER] * 12)
     assert done(qd("scale", "mail", "12")) == "mail@app-1: 12 workers, 8 configured\n"
+    assert done(qd("scale", "mail", "1")) == "mail@app-1: 1 worker, 8 configured\n"
     assert "12 (8 configured)" in done(qd("status"))
     assert document(qd("scale", "mail", "9", "--json"))["masters"][0]["configured"] == 8
     for words in (["scale", "nail", "3"], ["scale", "mail", "0"], ["scale", "mail", "201"]):

@@ -205,6 +205,17 @@ def test_names_and_arguments_cannot_write_to_the_terminal_or_show_secrets(qd: Ru
         assert "u:pw@" not in output
 
 
+def test_a_long_text_of_another_program_is_cut_with_its_length(qd: Run, redis: Client) -> None:
+    push_raw(
+        redis, payload("n" * 3_000_000, id="i" * 3_000_000, tags=("t" * 3_000_000,), to="a" * 3_000_000), queue="mail"
+    )
+    for words in ([], ["--count-by", "job"], ["--count-by", "tag"]):
+        output = qd("peek", "mail", *words).stdout
+        assert "... (3000000 characters)" in output
+        assert len(output) < 5_000
+    assert document(qd("peek", "mail", "--json"))["jobs"][0]["job"] == "n" * 3_000_000
+
+
 def test_a_key_of_another_type_is_one_clear_error(qd: Run, redis: Client) -> None:
     redis.call("SET", "queues:mail", "x")
     result = qd("peek", "mail")

@@ -344,7 +344,7 @@ def test_connections_stay_open_between_reads(redis: Client) -> None:
     assert len(counts) == 1
 
 
-def test_without_the_extra_it_names_it(qd: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_it_names_it(qd: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "on_terminal", lambda: True)
     monkeypatch.delitem(sys.modules, "qd.cli.top.screen")
     for name in [name for name in sys.modules if name.partition(".")[0] == "textual"]:
@@ -352,7 +352,7 @@ def test_without_the_extra_it_names_it(qd: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "textual", None)
     result = qd("top")
     assert (result.exit_code, result.stdout) == (78, "")
-    assert result.stderr == "qd: the library 'textual' is not installed: pip install 'qd-worker[top]'\n"
+    assert result.stderr == "qd: the library 'textual' is not installed: pip install 'textual>=8.2'\n"
 
 
 class Terminal:

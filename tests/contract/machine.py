@@ -312,7 +312,7 @@ class Machine(RuleBasedStateMachine):
             except ConnectionLost:
                 again = None
             assert again is None, "a second job for one worker"
-            self.taken(slot, Turn(None, held_now, None, (), 0))
+            self.taken(slot, Turn(None, held_now, None, ()))
 
     def busy(self) -> list[int]:
         return [slot for slot in self.hands if self.able(slot)]

@@ -152,6 +152,12 @@ def test_the_search_index_has_each_page_of_the_nav(site: Path) -> None:
     assert {address(name) for name in NAV} - {urldefrag(item["location"])[0] for item in items} == set()
 
 
+def test_the_search_finds_benchmarks_by_their_title_only(site: Path) -> None:
+    items = json.loads((site / "search.json").read_text())["items"]
+    found = [item["location"] for item in items if item["location"].startswith("project/bench/")]
+    assert sorted(found) == ["project/bench/", "project/bench/RESULTS/"]
+
+
 def test_alerts_of_github_are_boxes_on_the_site(site: Path, pages: dict[str, Page]) -> None:
     for name in NAV:
         path = DOCS / name

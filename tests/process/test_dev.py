@@ -208,7 +208,7 @@ def test_the_dashboard_takes_another_port_if_its_own_is_taken(shop: Project, sta
 def test_it_goes_on_without_the_extra_of_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev, "find_spec", lambda name: None if name == "uvicorn" else object())
     text = dev.dashboard({}, ())
-    assert text == "not started, uvicorn is not installed: pip install 'qd-worker[dashboard]'"
+    assert text == "not started, uvicorn is not installed: pip install 'starlette>=0.40' 'uvicorn>=0.30' 'jinja2>=3.1'"
 
 
 def test_an_app_that_does_not_import_ends_it_with_the_workers_code(shop: Project, start: Start) -> None:

@@ -16,7 +16,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.keyspace.records import KeptBatches
 from qd.drivers.types import BatchState
-from qd.errors import UnknownBatch
+from qd.errors import unknown_batch
 from qd.payload.format import read
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore
@@ -37,7 +37,7 @@ def opened(store: KeyspaceStore, id: str) -> tuple[KeptBatches, BatchState]:
     """Raises UnknownBatch: exit 1."""
     kept = KeptBatches(store.space, store.prefix)
     if ":" in id or (state := kept.state(id)) is None:
-        raise UnknownBatch(f"no batch '{id}' exists: `qd batch list` shows those that do")
+        raise unknown_batch(id)
     return kept, state
 
 

@@ -405,6 +405,13 @@ def ended_within(seconds: int, reason: str) -> Iterator[None]:
         watch.cancel()
 
 
+def shipped(folder: str) -> Path:
+    """The folder docs or conf: of the installed package, or of the clone that it runs from."""
+    package = Path(__file__).resolve().parents[1]
+    packed = package / folder
+    return packed if packed.is_dir() else package.parents[1] / folder
+
+
 class Refused(click.ClickException):
     """A request that cannot be fulfilled: one line, exit 2."""
 

@@ -111,7 +111,7 @@ def scale(pool: str, number: int) -> None:
         names = [output.fields(master, "host", "pool", "pid", "configured") for master in there]
         return output.document({"schema": 1, "pool": pool, "workers": number, "masters": names})
     for master in there:
-        output.say(f"{master.title}: {number} workers, {master.configured} configured")
+        output.say(f"{master.title}: {output.count(number, 'worker')}, {master.configured} configured")
 
 
 # -- restart

@@ -20,6 +20,7 @@ from qd.cli import context, output
 from qd.config.settings import CONNECTION, environ_name
 from qd.drivers import embedded
 from qd.errors import ConfigError
+from qd.options.extras import to_install
 from qd.process import fork
 from qd.process.descriptors import ready_of
 
@@ -94,7 +95,7 @@ def start(*words: str, stdout: int | None = None, fds: Sequence[int] = ()) -> su
 def dashboard(programs: Programs, shared: Sequence[str]) -> str:
     """Start it. Returns its address, or why there is none."""
     if missing := [name for name in ("starlette", "uvicorn", "jinja2") if find_spec(name) is None]:
-        return f"not started, {missing[0]} is not installed: pip install 'qd-worker[dashboard]'"
+        return f"not started, {missing[0]} is not installed: {to_install('dashboard')}"
     listener, note = bound()
     with listener:
         words = ("dashboard", "--listen-fd", str(fd := listener.fileno()), *shared)

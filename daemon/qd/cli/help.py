@@ -25,7 +25,6 @@ from qd.cli import context, output
 from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 
-PACKAGE = Path(__file__).resolve().parents[1]
 GROUPS = {"tutorial": "Tutorial", "how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
 WIDEST = 100  # columns of text that are pleasant to read
 FENCED = re.compile(r"^( *(?:```|~~~).*?^ *(?:```|~~~) *$)", re.MULTILINE | re.DOTALL)
@@ -39,13 +38,12 @@ BOX = re.compile(r"^( *> *)\[!([A-Z]+)\] *$", re.MULTILINE)
 
 
 def topics() -> dict[str, dict[str, Path]]:
-    """Group -> topic -> page: of the installed package, or of the clone that it runs from."""
-    packed = PACKAGE / "docs"
-    folder = packed if packed.is_dir() else PACKAGE.parents[1] / "docs"
+    """Group -> topic -> page."""
+    folder = context.shipped("docs")
     found = {group: {page.stem: page for page in sorted((folder / group).rglob("*.md"), key=_stem)} for group in GROUPS}
     found["how-to"] |= {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "index"}  # of no group
     policy = folder.parent / "SECURITY.md"  # in the package it is reference/security.md
-    if folder != packed and policy.is_file():
+    if policy.is_file():
         found["reference"] = dict(sorted({"security": policy, **found["reference"]}.items()))
     return found
 

@@ -261,7 +261,7 @@ def init(target: str | None, **frameworks: bool) -> None:
         write_first_project()
         return click.echo(NEXT)
     if target in SAMPLES:
-        return click.echo(sample(SAMPLES[target]).rstrip("\n"))
+        return click.echo((context.shipped("conf") / SAMPLES[target]).read_text("utf-8").rstrip("\n"))
     project = project_here()
     click.echo(PRINTED[target](project).rstrip("\n"))
     strange = [pool for pool in project.pools if pool and not INSTANCE.fullmatch(pool)]
@@ -271,13 +271,6 @@ def init(target: str | None, **frameworks: bool) -> None:
     if project.kind == "embedded":
         way = f"set {project.url_variable} for a shared one"
         output.note(f'qd init {target}: url is "embedded:", a private server; {way}')
-
-
-def sample(name: str) -> str:
-    """A file of conf/: of the installed package, or of the clone that it runs from."""
-    package = Path(__file__).resolve().parents[1]
-    packed = package / "conf" / name
-    return (packed if packed.is_file() else package.parents[1] / "conf" / name).read_text("utf-8")
 
 
 def write_first_project() -> None:

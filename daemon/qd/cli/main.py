@@ -18,6 +18,7 @@ import click
 from qd import __version__, errors
 from qd.cli import context, output
 from qd.cli.output import note
+from qd.options.extras import to_install
 from qd.options.kinds import did_you_mean
 from qd.process.exit_codes import Exit
 
@@ -98,9 +99,8 @@ def imported(module: str) -> Any:
     except ModuleNotFoundError as error:
         if "." not in module or (error.name or "").startswith("qd"):
             raise
-        extra = module.partition(".")[0]
-        way = f"pip install 'qd-worker[{extra}]'"
-        raise errors.ConfigError(f"the package {error.name} is not installed: {way}") from None
+        way = to_install(module.partition(".")[0])
+        raise errors.ConfigError(f"the library '{error.name}' is not installed: {way}") from None
 
 
 class Family(click.Group):

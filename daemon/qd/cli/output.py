@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from qd.log import cut
+from qd.options.kinds import count as count
 from qd.process.scoreboard import MAX_OPEN_QUEUES
 from qd.redaction import redact
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from qd.store.controls import Down, Pause
 
+MOST_SHOWN = 500  # characters of a cell: other programs may write names of any length
 LONGEST = 1000  # characters of a reason, which every host reads each second
 UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 GAP = "  "
@@ -160,15 +163,10 @@ def ago(seconds: float | None) -> str:
     return "just now" if seconds < 1 else f"{duration(int(seconds))} ago"
 
 
-def count(number: int, thing: str) -> str:
-    """`1 master`, `2 masters`, `0 entries`."""
-    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
-    return f"{number} {thing if number == 1 else plural}"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Columns under `head`; those in `right` are numbers. rich is only imported if the terminal is too narrow."""
-    cells = [[clean(cell) for cell in row] for row in rows]
+    """Columns under `head`; those in `right` are numbers. Longer texts are cut, and end in their length. rich is only
+    imported if the terminal is too narrow."""
+    cells = [[cut(clean(cell), MOST_SHOWN) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(head, *cells, strict=True)]
     if sys.stdout.isatty() and sum(widths) + len(GAP) * (len(widths) - 1) > shutil.get_terminal_size().columns:
         return _wrapped(head, cells, right)

@@ -21,6 +21,8 @@ from qd.options import kinds
 
 PYPROJECT = "pyproject.toml"
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
+_AGAIN = re.compile(r"Cannot overwrite a value|Duplicate inline table key '(.*?)'")
+_STATEMENT = re.compile(r"\s*(?:(\[.+?\]+)|([\w.\"'-]+)\s*=)")  # the name of a table, or a key
 _HEADER = re.compile(r"\[\[?[^\[\]]+\]\]?\s*(?:#.*)?$")  # but not a line of a list inside a list
 NAMED = "QD_ENV_FILE"
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
@@ -140,7 +142,7 @@ def _read(path: Path) -> ConfigFile | None:
         table = tomllib.loads(text)
         lines = lines_of(text, "tool.qd" if ours else "")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_broken(path, str(error))) from None
+        raise ConfigError(_broken(path, str(error), text)) from None
     except RecursionError:
         raise ConfigError(f"{_shown(path)}: tables or lists are nested too deep") from None
     if not ours:
@@ -160,12 +162,17 @@ def _read(path: Path) -> ConfigFile | None:
     return ConfigFile(path, {"qd": own, **table}, moved)
 
 
-def _broken(path: Path, message: str) -> str:
+def _broken(path: Path, message: str, text: str) -> str:
     """`qd.toml:3:5: Expected '=' after a key`, from a message of tomllib."""
     if (twice := _TWICE.match(message)) is not None:
         name = ".".join(re.findall(r"'([^']*)'", twice[1]))
         message = message.replace(twice[0], f"[{name}] is defined twice: rename one of them")
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
+    if (again := _AGAIN.match(message)) is not None:  # the position is the end of the statement
+        lines = [*enumerate(text.split("\n"), 1)][: int(match[2]) if match else None]
+        number, found = next((at, found) for at, line in reversed(lines) if (found := _STATEMENT.match(line)))
+        name = found[1] or f"the key '{again[1] or found[2]}'"
+        return f"{_shown(path)}:{number}: {name} is defined twice: remove one of them"
     return f"{_shown(path)}:{match[2]}:{match[3]}: {match[1]}" if match else f"{_shown(path)}: {message}"
 
 

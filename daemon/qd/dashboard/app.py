@@ -323,6 +323,7 @@ def environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     found.filters |= {
+        "counted": output.count,
         "duration": output.duration,
         "number": number,
         "moment": moment,

@@ -306,7 +306,7 @@ def tiles(now: Snapshot, points: Sequence[Point]) -> list[Facts]:
     wait, run = (output.duration(worst(getattr(point, word) for point in last)) for word in ("wait_p95", "run_p95"))
     return [
         tile("Ready", f"{ready:,}", growth(rates), "queues", [p.depth for p in points]),
-        tile("Running", f"{running:,}", f"{idle} workers idle", "workers"),
+        tile("Running", f"{running:,}", f"{output.count(idle, 'worker')} idle", "workers"),
         tile("Failed and kept", f"{kept:,}", f"{failing}/min now", "failed", [p.failed for p in points]),
         tile("Jobs per minute", leaves, f"{hour.done + hour.failed:,} in 1h", "metrics", [p.done for p in points]),
         tile("Wait p95", wait, "at most, last 5 min", "metrics", [p.wait_p95 for p in points]),

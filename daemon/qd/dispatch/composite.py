@@ -28,11 +28,20 @@ from qd.dispatch.route import Message
 from qd.drivers.keyspace.base import chunked
 from qd.drivers.pausing import Pausing, block_on, threaded
 from qd.drivers.types import BatchState, Callback, Entry, Kept, NewBatch
-from qd.errors import ArgumentError, DeclarationError, JobFailedError, NoResult, ResultTimeout, UnknownBatch
+from qd.errors import (
+    ArgumentError,
+    DeclarationError,
+    JobFailedError,
+    NoResult,
+    ResultTimeout,
+    UnknownBatch,
+    unknown_batch,
+)
 from qd.events import JobRetryRequested, Listeners
 from qd.jobs.context import current_job
 from qd.jobs.job import AnyJob, Call, Link, Unsent, caller, declared_plan
 from qd.jobs.plan import Duration, Handle, Plan, SendOptions, Status, waiting_time
+from qd.options.kinds import count
 from qd.payload.build import id_in_batch, new_id, new_pair, new_uuid, time_positions, with_argument
 from qd.payload.format import Relations, read
 from qd.process.shield import shield
@@ -261,7 +270,7 @@ class BatchCall(CompositeCall):
         LocalBatch(self._send, new, self._members, self._callbacks).run()
 
     def __repr__(self) -> str:
-        return f"<batch of {len(self._members)} jobs{self._name and f' ({self._name})'}>"
+        return f"<batch of {count(len(self._members), 'job')}{self._name and f' ({self._name})'}>"
 
 
 def current_batch(send: Dispatcher) -> Batch:
@@ -292,7 +301,7 @@ class Batch(Handle[None]):
 
     def _found(self, state: BatchState | None) -> BatchState:
         if state is None:
-            raise UnknownBatch(f"no batch '{self.id}' exists (finished batches expire)")
+            raise unknown_batch(self.id)
         return state
 
     def status(self) -> Status:
@@ -321,11 +330,11 @@ class Batch(Handle[None]):
                 break
             yield pause
         else:
-            left = f"{state.pending} jobs are left, and keep running"
+            left = f"{count(state.pending, 'job')} left, still running"
             raise ResultTimeout(f"batch {self.id} has not finished within {seconds:g} s: {left}")
         if state.failed:
             raise JobFailedError(
-                self.id, "BatchFailed", f"{state.failed} of the {state.total} jobs of the batch have failed"
+                self.id, "BatchFailed", f"{state.failed} of {count(state.total, 'job')} of the batch failed"
             )
 
     @overload

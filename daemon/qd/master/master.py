@@ -116,7 +116,7 @@ class Master:
         state, plan = self.state, self.state.plan
         empty = state.children.all_found_nothing()
         held = state.board.header(H.DOWN) != 0 and not plan.work.force
-        reason = self.emptiness.reason(empty, state.jobs_done, plan.work, held=held)
+        reason = self.emptiness.reason(empty, state.jobs_run, plan.work, held=held)
         if reason is not None:
             state.begin_stop(reason, Exit.OK)
 

@@ -100,6 +100,10 @@ class Reports:
             worker.send(signal.SIGTERM)
         else:  # the state may have changed before the worker handled signals
             worker.send(signal.SIGUSR2 if state.paused else signal.SIGCONT)
+            if missing := state.boots[worker.role].missing:
+                state.log.info(
+                    worker.event("replaced"), slot=worker.slot.number, pid=worker.pid, replaces=missing.pop(0)
+                )
 
     def _on_restart(self, message: channels.Restart) -> None:
         state = self.state
@@ -142,6 +146,7 @@ class Reports:
     def _worker_ended(self, death: Death) -> None:
         state, worker, slot = self.state, death.worker, death.worker.slot.number
         state.jobs += death.jobs
+        state.done += death.done
         if worker.role is Role.WORKER:
             state.handed_back += death.handed_back + (death.running if death.verdict is Verdict.HAND_BACK else 0)
             if death.is_crash and state.stopping is None:
@@ -149,6 +154,8 @@ class Reports:
         if death.verdict is not None:
             log_death(state.log, death, death.verdict)
             state.keeper.report_death(death)
+            if state.stopping is None and not worker.draining:
+                state.boots[worker.role].missing.append(worker.pid)
         elif not worker.ready and not worker.draining and state.stopping is None:
             self._died_at_boot(death)
         else:

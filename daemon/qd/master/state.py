@@ -101,7 +101,7 @@ class State:
         self.paused = False
         self.stopping: StopClock | None = None
         self.started_at = 0.0  # monotonic; set by Master.run
-        self.jobs = 0  # done by workers that have left
+        self.jobs = self.done = 0  # of workers that have left: how many they have run, and how many of these are done
         self.handed_back = 0  # unfinished jobs that such workers returned to their queues
 
     def wants(self) -> dict[Role, int]:
@@ -111,9 +111,13 @@ class State:
         return {Role.WORKER: self.wanted, Role.SCHEDULER: schedulers}
 
     @property
-    def jobs_done(self) -> int:
+    def jobs_run(self) -> int:
         """By all workers since the start."""
         return self.jobs + sum(worker.slot[W.JOBS] for worker in self.children.of(Role.WORKER))
+
+    @property
+    def jobs_done(self) -> int:
+        return self.done + sum(worker.slot[W.DONE] for worker in self.children.of(Role.WORKER))
 
     def resize(self, workers: int) -> None:
         self.wanted = min(max(1, workers), MAX_WORKERS) if self.plan.work.workers else 0

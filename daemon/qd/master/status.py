@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from qd.log import Log
 from qd.master.children import Children, Death, Worker
 from qd.master.state import State
+from qd.options.kinds import count
 from qd.process import liveness, proc
 from qd.process.scoreboard import H, Role, SlotState, Verdict, W
 
@@ -43,7 +44,7 @@ def dump(state: State) -> None:
     for worker in children.workers.values():
         slot = worker.slot
         doing = {NOUNS[worker.role]: slot.job, PLACES[worker.role]: slot.queue or None} if worker.busy else {}
-        count = {"jobs": slot[W.JOBS]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
+        count = {"jobs": slot[W.DONE]} if worker.role is Role.WORKER else {"entries": slot[W.ENTRIES]}
         log.info(worker.event("state"), slot=slot.number, pid=worker.pid, state=state_of(worker), **count, **doing)
         worker.send(signal.SIGUSR1)
     log.info("master.state", workers=len(children.of(Role.WORKER)), wanted=state.wanted, paused=state.paused)
@@ -57,9 +58,9 @@ def state_of(worker: Worker) -> str:
 def counted(children: Children, only_schedule: bool) -> str:
     """`4 workers, 2 busy, scheduler`. only_schedule: this program has no workers."""
     workers, schedulers = children.of(Role.WORKER), children.of(Role.SCHEDULER)
-    parts = [] if only_schedule else [f"{len(workers)} workers, {sum(worker.busy for worker in workers)} busy"]
+    parts = [] if only_schedule else [f"{count(len(workers), 'worker')}, {sum(worker.busy for worker in workers)} busy"]
     if runs := sum(child.slot[W.RUNS] for child in schedulers):
-        parts.append(f"scheduler with {runs} {'run' if runs == 1 else 'runs'}")
+        parts.append(f"scheduler with {count(runs, 'run')}")
     elif schedulers:
         parts.append("scheduler")
     return ", ".join(parts) or "no scheduler"

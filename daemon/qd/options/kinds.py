@@ -87,6 +87,12 @@ def size_text(count: int) -> str:
     return str(count)
 
 
+def count(number: int, thing: str) -> str:
+    """`1 master`, `2 masters`, `0 entries`."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message, " (did you mean 'timeout'?)", or "" if no known word is similar."""
     import difflib  # only for errors: the import costs 2 ms

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from qd.errors import ConfigError, DecryptionRefused
+from qd.options.extras import to_install
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -49,7 +50,7 @@ def cipher(key: str) -> AESGCM:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
-        way = "pip install 'qd-worker[encryption]'"
+        way = to_install("encryption")
         raise ConfigError(f"encrypted jobs need the library 'cryptography', which is not installed: {way}") from None
     return AESGCM(a2b_base64(key.partition(":")[2].removeprefix("base64:")))
 

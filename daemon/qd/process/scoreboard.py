@@ -130,7 +130,7 @@ class W:
     VERDICT = 7  # master
     STATUS = 8  # master: wait status
     LOST = 9  # worker: lost leases that its answers found and no renewal had; not reset with the slot
-    JOBS = 10  # worker: jobs done
+    JOBS = 10  # worker: jobs it has run, as max_jobs counts them
     GROWN = 11  # worker: bytes it has grown since it was ready
     WHY = 12  # master: what the next SIGALRM means
     TURN = 13  # worker: its turn number
@@ -160,6 +160,7 @@ class W:
     LEAVES = 38  # worker: 1 once it takes no more jobs and only lets its jobs finish
     SUSPECTS = 39  # worker: 1 while it runs suspects
     SEVERAL = 40  # worker: 1 if it runs several jobs at once, so that its lanes have words of their own
+    DONE = 41  # worker: how many of JOBS are done: neither failed nor released
 
 
 MOST_LANES = 1024

@@ -5,6 +5,7 @@ Loaded in every run of pytest where qd is installed, so qd itself is imported on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("qd_app", "The qd.Qd of the fixtures, as MODULE:ATTRIBUTE (default: `app` of qd.toml)", default="")
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Hide qd's own frames in the traceback of a failed test, so that the last line is the user's. `--full-trace` shows
+    them."""
+    if call.excinfo is not None:
+        for name, module in sys.modules.copy().items():
+            if name.startswith("qd."):
+                vars(module).setdefault("__tracebackhide__", _raised_for_the_user)
+
+
+def _raised_for_the_user(error: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Whether qd reports a mistake, or a job raised the error. Any other error is qd's own, and needs all its frames."""
+    from qd.errors import QdError
+
+    module = str(error.traceback[-1].frame.f_globals.get("__name__"))
+    return isinstance(error.value, QdError) or not module.startswith("qd.") or module == "qd.pytest_plugin.worker"
 
 
 @pytest.fixture

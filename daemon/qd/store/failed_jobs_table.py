@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from qd.drivers.urls import with_hosts_as_options
 from qd.errors import ConfigError, ConnectionLost
+from qd.options.extras import to_install
 from qd.redaction import redact
 from qd.store.base import KeyspaceStore
 from qd.store.failed import FailedStore, Record
@@ -56,7 +57,7 @@ class FailedJobs:
 
     def __init__(self, url: str) -> None:
         if find_spec("sqlalchemy") is None:
-            raise ConfigError("[failed] database needs SQLAlchemy: pip install 'qd-worker[database]'")
+            raise ConfigError(f"[failed] database needs SQLAlchemy: {to_install('database')}")
         import sqlalchemy as sql
         from sqlalchemy.pool import NullPool
 

@@ -349,6 +349,8 @@ class Settlement:
     def _count(self, job: Reserved, outcome: Outcome, took: float, *, kept: bool = True) -> None:
         """Count how the attempt ended, if it was counted as started. kept: the lease was not lost."""
         row, counters = self.attempts.row, self.counters
+        if kept and isinstance(outcome, Done):
+            self.slot[W.DONE] += 1
         if counters is None:
             return
         if row is not None:

@@ -158,7 +158,7 @@ class BaseWorker:
             self.log.warning("worker.recycled", reason=short(self.attempts.recycle))
         memory = proc.rss_of(os.getpid()) or 0
         self._emit(events.WorkerStopping, reason.word, int(reason.code), *self.serves, self.jobs, memory)
-        self.log.debug("worker.stopping", reason=reason.word, jobs=self.jobs)
+        self.log.debug("worker.stopping", reason=reason.word, jobs=self.slot[W.DONE])
 
     # -- check whether it may take a job
 
@@ -177,10 +177,9 @@ class BaseWorker:
 
     def _took(self, turn: Turn | LaneReply) -> None:
         self._next_due, self._paused_queues = turn.next_due, turn.paused
-        if turn.malformed:
-            self.log.error(
-                "job.malformed", count=turn.malformed, kept="failed store" if self.settlement.keeps else "no"
-            )
+        for queue, id, reason in turn.malformed:
+            kept = None if self.settlement.keeps else "no"
+            self.log.error("job.malformed", queue=queue, id=id, kept=kept, error=f"Malformed: {reason}")
 
     # -- run it
 

@@ -437,7 +437,9 @@ def test_reservations_of_php_are_found_in_index_order(queue):
 def test_malformed_payloads_are_stored_as_failed_and_block_nothing(queue, table):
     push_many(queue, [("a", raw, None) for raw in (b"", b"hello", b'{"attempts":"3"}', job(1))])
     turn = queue.turn(None, ["a"])
-    assert turn.malformed == 3
+    assert [(unread.queue, unread.reason) for unread in turn.malformed] == [
+        ("a", "not a JSON object with a count of attempts")
+    ] * 3
     assert turn.reserved is not None
     assert (queue.sizes("a").failed, len(table.rows())) == (3, 1)
 

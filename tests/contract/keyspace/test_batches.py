@@ -178,7 +178,8 @@ def test_jobs_can_be_added_while_a_batch_runs(queue, seen):
 
 
 def test_nothing_can_be_added_to_a_finished_or_unknown_batch(queue, seen):
-    with pytest.raises(UnknownBatch, match="no batch 'B'"):
+    reasons = "it has expired .a day after its end, or 30 days with failed jobs., or is on another connection or server"
+    with pytest.raises(UnknownBatch, match=f"no batch 'B' exists: {reasons}; `qd batch list` shows"):
         queue.batches.add("B", entries(1))
     queue.batches.send(new(callbacks={}), entries(1))
     end(queue, 1)

@@ -10,7 +10,7 @@ import pytest
 from qd.drivers.base import Forgotten
 from qd.drivers.keyspace.queue import Bounds
 from qd.drivers.redis.queue import RedisQueue
-from qd.drivers.types import Released, Reserved, Sizes, Turn
+from qd.drivers.types import Released, Reserved, Sizes, Turn, Unread
 from qd.payload.format import read
 from qd.payload.reservation import answered, original
 from qd.store.base import keyspace_store
@@ -141,7 +141,7 @@ def test_a_turn_moves_a_hundred_due_jobs_at_most(queue, seen):
 def test_a_turn_acks_the_previous_job_and_reserves_the_next(queue, seen):
     push_many(queue, [("a", job(1), None), ("a", job(2), None)])
     first = queue.turn(None, ["a"])
-    assert (first.acked, first.malformed, first.paused, first.next_due) == (None, 0, (), None)
+    assert (first.acked, first.malformed, first.paused, first.next_due) == (None, (), (), None)
     assert first.reserved is not None
     assert list(seen.reserved("a")) == [first.reserved.member]
     assert seen.owners("a") == {"Tok3nTok3n/1": first.reserved.member}
@@ -460,11 +460,23 @@ def test_an_uncounted_failed_store_is_counted_once(connect, seen):
 
 
 @pytest.mark.leaves(*FAILED)
+def test_a_turn_returns_queue_record_and_cause_of_each_malformed_payload(connect, seen):
+    queue = connect()
+    push_many(queue, [("a", b"no payload", None), ("b", b"[1]", None), ("a", b"neither", None)])
+    found = list[Unread]()
+    while turn := queue.turn(None, ["a", "b"]).malformed:
+        found += turn
+    kept = [(name, buried) for name in ("a", "b") for buried in seen.failed(name)]
+    assert sorted(found) == sorted(Unread(name, kept.record["id"], kept.record["reason"]) for name, kept in kept)
+    assert [unread.queue for unread in sorted(found)] == ["a", "a", "b"]
+
+
+@pytest.mark.leaves(*FAILED)
 def test_a_disabled_failed_store_keeps_nothing(connect, seen):
     queue = connect(keep=Bounds(0, 3600.0))
     push_many(queue, [("a", b"no payload", None), ("a", job(1), None)])
     held = queue.turn(None, ["a"])
-    assert held.malformed == 1
+    assert len(held.malformed) == 1
     assert queue.bury(held.reserved, b"{}", b"raw")
     assert seen.every_key() == []
 
@@ -561,7 +573,7 @@ def test_a_payload_that_is_too_large_is_buried_without_being_sent_to_the_worker(
     for _ in range(3):
         turns.append(queue.turn(turns[-1].reserved if turns else None, ["a"]))
     assert [read(turn.reserved.member).id if turn.reserved else None for turn in turns] == ["id1", "id4", None]
-    assert [turn.malformed for turn in turns] == [0, 2, 1]
+    assert [len(turn.malformed) for turn in turns] == [0, 2, 1]
     found = seen.failed("a")
     assert [buried.raw for buried in found] == too_large
     assert {buried.record["error"] for buried in found} == {"Malformed"}

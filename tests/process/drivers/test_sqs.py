@@ -128,7 +128,7 @@ def test_a_job_over_its_timeout_is_ended_and_tried_again(shop: Shop) -> None:
 def test_gaps_of_a_connection_are_logged_at_the_start_and_an_outage_once(shop: Shop) -> None:
     shop.write(lease=3)
     work = ready(shop.project)
-    assert work.matches("standard queue of SQS keeps no order")
+    assert work.matches("standard queues keep no order")
     shop.sqs.kill()
     work.wait_line("sqs.away", 40)
     assert shop.project.quick("restart", "--rolling").exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -10,9 +11,9 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.payloads import push
+from tests.support.payloads import push, push_raw
 from tests.support.processes import Procs
-from tests.support.project import MakeProject, Project
+from tests.support.project import MakeProject, Project, ready
 from tests.support.redis import FAILED, Client
 from tests.support.servers.redis import KEEPS, Server
 from tests.support.waiting import eventually
@@ -33,6 +34,45 @@ def test_stop_when_empty_works_the_queue_off_and_exits_0(shop: Project, witness:
     assert len(witness.starting("quick")) == 30
     assert work.matches("master.stopping.*queues are empty")
     assert work.matches("master.stopped jobs=30 ")
+
+
+RELEASED = """
+from qd import Qd, Retry, current_job
+
+app = Qd()
+
+
+@app.job("again", tries=2, backoff=0)
+def again():
+    if current_job().attempt == 1:
+        raise Retry
+
+
+@app.job("plain")
+def plain(): ...
+"""
+
+
+@FAILED
+def test_only_jobs_that_succeeded_are_counted_as_done(project: MakeProject, redis: Client) -> None:
+    shop = project(jobs=RELEASED)
+    work = ready(shop)
+    push(redis, "again")
+    push(redis, "plain", count=2)
+    push_raw(redis, b'{"data":{},"attempts":0}')
+    work.wait_line("job.malformed")
+    work.wait_line("job.released .*job=again")
+    work.wait_line("job.done", count=3)
+
+    def done() -> int:
+        (master,) = json.loads(shop.qd("status", "--json").stdout)["masters"]
+        return sum(worker["done"] for worker in master["workers"])
+
+    eventually(lambda: done() == 3, what="three jobs done in `qd status`")
+    work.signal(signal.SIGUSR1)
+    work.wait_line("worker.state .*jobs=3")
+    work.stop()
+    assert work.matches("master.stopped jobs=3 ")
 
 
 def test_stop_when_empty_waits_for_the_worker_that_is_busy(shop: Project, witness: Witness) -> None:

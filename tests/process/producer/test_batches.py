@@ -124,14 +124,11 @@ def test_it_says_how_it_ended_and_is_waited_for(shop: Project, witness: Witness)
 
     well, badly = [send(shop, f"app.batch(part.bind(1, {fails}), part.bind(2)).dispatch()") for fails in (False, True)]
     assert ask(shop, badly, "batch.status()") == "running"
-    text = f"ResultTimeout batch {well} has not finished within 0.01 s: 2 jobs are left, and keep running"
+    text = f"ResultTimeout batch {well} has not finished within 0.01 s: 2 jobs left, still running"
     assert wait(well, 0.01) == text
     work = shop.work()
     assert (wait(well, 60), ask(shop, well, "batch.status()")) == ("None", "done")
-    assert (
-        wait(badly, 60)
-        == f"JobFailedError batch {badly} has failed: BatchFailed: 1 of the 2 jobs of the batch have failed"
-    )
+    assert wait(badly, 60) == f"JobFailedError batch {badly} has failed: BatchFailed: 1 of 2 jobs of the batch failed"
     assert ask(shop, badly, "batch.status()") == "failed"
     assert ask(shop, "no-such-one", "batch.status()") == "unknown"
     assert len(witness.starting("part")) == 4

@@ -318,6 +318,45 @@ def test_the_plugin_is_found_by_its_entry_point(shop: UserProject, tmp_path_fact
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
+# -- tracebacks
+
+WRONG = """
+import unittest
+import qd.arguments.signature
+from shop.queue import welcome, app
+
+def test_of_a_wrong_argument(qd_fake):
+    welcome.dispatch(3)
+
+def test_of_a_job_that_raises(qd_inline):
+    welcome.dispatch("nobody")
+
+class Case(unittest.TestCase):
+    def test_of_unittest(self):
+        with app.fake():
+            welcome.dispatch(3)
+
+def test_of_an_error_in_qd(qd_fake, monkeypatch):
+    monkeypatch.setattr(qd.arguments.signature.Signature, "bind", lambda *a: 3)
+    welcome.dispatch("a")
+"""
+
+
+def test_a_traceback_ends_at_the_users_line(shop: UserProject):
+    shop.pyproject(BY_PYTEST)
+    shop.test(WRONG)
+
+    def frames(*arguments: str) -> list[str]:
+        done = shop.pytest("--tb=short", *arguments)
+        return re.findall(r"^(\S+\.py):\d+: ", done.stdout, re.MULTILINE)
+
+    ours = ["tests/test_shop.py"]
+    assert frames("-k", "wrong or unittest") == ours * 2
+    assert frames("-k", "raises") == [*ours, "shop/queue.py"]
+    assert "jobs/job.py" in str(frames("-k", "wrong", "--full-trace"))
+    assert "jobs/job.py" in str(frames("-k", "error_in_qd"))
+
+
 # -- the page
 
 PAGE = (SOURCE.parent / "docs" / "how-to" / "testing.md").read_text()

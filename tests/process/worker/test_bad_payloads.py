@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import pickle
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,27 @@ def test_each_malformed_payload_is_kept_once_unchanged_and_the_jobs_behind_it_ru
     assert {record["error"] for record, _ in kept} == {"Malformed"}
     assert waiting(work) == workers, "a worker died of a payload"
     bounded(work)
+    work.stop()
+
+
+UNREAD = "not a JSON object with a count of attempts"
+CAUSES = {
+    b"not json": UNREAD,
+    b"[1]": UNREAD,
+    b'{"data":{},"attempts":0}': "job: is missing",
+    b'{"job":5,"data":{},"attempts":0}': "job: expected str, got int",
+    b'{"job":"quick","data":{},"attempts":0,"timeout":"never"}': "timeout: expected int | null, got str",
+}
+
+
+@FAILED
+def test_the_log_names_queue_record_and_cause_of_each_malformed_payload(shop: Project, redis: Client) -> None:
+    push_raw(redis, *CAUSES, queue="mail")
+    work = ready(shop, "mail")
+    work.wait_line("job.malformed ", count=len(CAUSES))
+    for record, raw in failed(redis, "mail"):
+        line = f'job.malformed queue=mail id={record["id"]} error="Malformed: {CAUSES[raw]}"'
+        assert len(work.matches(re.escape(line))) == 1, line
     work.stop()
 
 

@@ -222,7 +222,9 @@ def test_a_job_that_no_exception_reaches_is_killed_on_time_and_its_stack_is_logg
     _, _, pid, began = witness.wait("start")[0].split()
     eventually(lambda: gone(int(pid)), BROUGHT, what="no stuck worker")  # timeout 1, grace 0.4
     figures.add(back=[time.monotonic() - float(began) - 1], p99=0.5)
-    took = work.wait_line(r"job.killed .*signal 9 .*reason=timeout .*job=a?stuck .*took=([\d.]+)")[1]
+    line = work.wait_line(r"job.killed slot=\d+ pid=(\d+) .*signal 9 .*reason=timeout .*job=a?stuck .*took=([\d.]+)")
+    took = line[2]
+    work.wait_line(rf"worker.replaced slot=\d+ pid=\d+ replaces={line[1]}$")
     assert float(took) >= 1.3
     message = "it ran longer than its timeout and was killed: its worker ended with signal 9"
     work.wait_line(f"job.failed .*job=a?stuck .*attempt=1 .*{message}")

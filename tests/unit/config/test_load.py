@@ -443,6 +443,11 @@ def test_a_lease_of_zero_is_refused(write):
         ('[laravel]\ncache_prefix = "x"\n', "[laravel] in qd.toml has no cache_url"),
         ("[worker]\n\ntimeout 5\n", "qd.toml:3:9: Expected '='"),
         ("[failed]\nmax_count = 0\n", "0 is too small (at least 1)"),
+        ("[worker]\ntries = 1\n\ntries = 2\n", "qd.toml:4: the key 'tries' is defined twice: remove one of them"),
+        ("[worker]\ntries = 1\ntries = 2", "qd.toml:3: the key 'tries' is defined twice: remove one of them"),
+        ('[a]\nb = ["x"]\nb = [\n  "y",\n]\n', "qd.toml:3: the key 'b' is defined twice: remove one of them"),
+        ('[a]\nb = {url = "x", url = "y"}\n', "qd.toml:2: the key 'url' is defined twice: remove one of them"),
+        ("worker = 1\n[worker.a]\n", "qd.toml:2: [worker.a] is defined twice: remove one of them"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_the_line(text, expected, write):

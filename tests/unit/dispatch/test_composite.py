@@ -36,7 +36,7 @@ def test_a_chain_cannot_be_a_job_of_a_batch(app: FakeQd, step: Any):
 
 
 def test_a_batch_cannot_be_dispatched_with_other_jobs(app: FakeQd, step: Any):
-    with pytest.raises(ArgumentError, match=r"<batch of 1 jobs \(rows\)> cannot be part of another call"):
+    with pytest.raises(ArgumentError, match=r"<batch of 1 job \(rows\)> cannot be part of another call"):
         app.dispatch(step.bind(1), app.batch(step.bind(2), name="rows"))
 
 

@@ -91,7 +91,7 @@ def test_a_malformed_message_is_rejected_with_one_line_and_the_next_is_read(
     worker = master.children.take(0, 1, 0.0)
     receiver.sender.sock.send(data)
     receiver.sender.send(Ready(slot=0, generation=worker.generation))
-    master.reports.state.boots = {worker.role: SimpleNamespace(ready=lambda: None)}  # type: ignore[dict-item]
+    master.reports.state.boots = {worker.role: SimpleNamespace(ready=lambda: None, missing=[])}  # type: ignore[dict-item]
     master.reports.handle()
     assert worker.ready
     (line,) = master.lines

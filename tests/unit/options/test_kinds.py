@@ -98,3 +98,8 @@ def test_durations_and_sizes_are_formatted_with_units():
 def test_a_similar_name_is_suggested_and_a_distant_one_is_not():
     assert kinds.did_you_mean("timout", ["tries", "timeout"]) == " (did you mean 'timeout'?)"
     assert kinds.did_you_mean("zzz", ["tries", "timeout"]) == ""
+
+
+def test_a_count_has_the_singular_for_one():
+    assert [kinds.count(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert [kinds.count(number, "entry") for number in (1, 2)] == ["1 entry", "2 entries"]

@@ -62,7 +62,7 @@ class Server:
         if turn.shut:
             lanes = []
         jobs = [self.take(lane) for lane in lanes[: len(self.ready)]]
-        return LaneReply(tuple(lost), tuple(jobs), None, (), 0)
+        return LaneReply(tuple(lost), tuple(jobs), None, ())
 
     def owned_by(self, queue: str, owners: Sequence[str]) -> dict[str, bytes]:
         self.step()

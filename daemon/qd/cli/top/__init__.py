@@ -27,6 +27,7 @@ from qd.config.settings import Settings
 from qd.drivers.connections import gaps_of
 from qd.drivers.keyspace.base import Keyspace
 from qd.errors import ConfigError, QdError
+from qd.options.extras import to_install
 from qd.payload.format import Payload
 from qd.payload.reservation import split_mark
 from qd.store import audit
@@ -184,7 +185,7 @@ def on_terminal() -> bool:
 def command() -> None:
     """Watch queues and workers on a live screen, and act on them.
 
-    Keys are shown at the bottom; `?` explains them. Needs a terminal and the extra: pip install 'qd-worker[top]'.
+    Keys are shown at the bottom; `?` explains them. Needs a terminal, and the library Textual (the extra `top`).
     """
     if context.given().json:
         raise click.UsageError("a live screen has no --json; use `qd status --json` and `qd queues --json`")
@@ -195,7 +196,7 @@ def command() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
-        raise ConfigError("the library 'textual' is not installed: pip install 'qd-worker[top]'") from None
+        raise ConfigError(f"the library 'textual' is not installed: {to_install('top')}") from None
     reader = Reader(context.settings())
     try:
         Top(reader, reader.call(reader.read).result()).show()

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from qd.config.settings import ConnectionSettings, Settings
 
 LIMITS: Gaps = {
-    "head": "a job that is handed back goes to the end of its queue",
-    "delay": "a delayed dispatch is rounded up to whole seconds; retries and keyed jobs are exact",
-    "find": "a job that waits in beanstalkd cannot be looked up or cancelled by its id: only one that runs, has failed, or "
-    "waits with a key or for its next attempt",
-    "memory": "beanstalkd only keeps jobs: locks, failed jobs, pauses and batches are kept on the control connection",
+    "head": "a job that qd hands back goes to the end of its queue",
+    "delay": "the delay of a new job is rounded up to whole seconds; delays of retries and keyed jobs are exact",
+    "find": "a job that waits in beanstalkd cannot be found or cancelled by its id; one that is running, has failed, has a "
+    "key or waits for its next attempt can",
+    "memory": "beanstalkd stores jobs only; locks, failed jobs, pauses and batches are on the control connection",
 }
 COUNTS = re.compile(rb"^(?:ttr|reserves|timeouts|releases|buries): (\d+)", re.M)  # of stats-job, in its order
 CLOSING = 0.3  # seconds in which beanstalkd detects that a connection has ended

@@ -47,7 +47,7 @@ from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import Arg, Keyspace, script
 from qd.drivers.keyspace.queue import ANSWER_KEYS, KeyspaceQueue, beat, bounds_of, release_args
 from qd.drivers.keyspace.sending import effect_args
-from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn
+from qd.drivers.types import Count, Effect, Outgoing, Push, Released, Reserved, Sizes, Turn, Unread
 from qd.errors import ConfigError, ConnectionLost, Malformed, QdError, ServerRefused
 from qd.payload.format import read
 
@@ -88,8 +88,8 @@ class TurnReply(NamedTuple):
     became: bytes  # what became of the new delivery: leased, held, back, ended, dropped, malformed, parked, none
     next_due: int  # ms until the next delayed job in an outbox, or -1
     outboxes: bytes  # places of queues with something to send, from 1
-    member: bytes
-    mark: bytes
+    member: bytes  # of a malformed delivery: the reason
+    mark: bytes  # of a malformed delivery: the id of its record
     start: int
     length: int
     before: bytes
@@ -223,7 +223,7 @@ class BrokerQueue(KeyspaceQueue):
         return [str(each).encode() for each in fixed]
 
     def turn(self, done: Reserved | None, queues: Sequence[str], shut: Sequence[str] = ()) -> Turn:
-        acked, malformed, checks, to_ack = None, 0, 0, done is not None
+        acked, malformed, checks, to_ack = None, list[Unread](), 0, done is not None
         self._confirm_pending()
         slow = to_ack and self.backend.slow  # else the job is not acked if the worker is killed while it reserves
         if slow or self._paused is None or self._paused:  # refresh what is paused before anything is reserved
@@ -250,7 +250,7 @@ class BrokerQueue(KeyspaceQueue):
                 time.sleep(PAUSE)
         closed = {*(self._paused or ()), *shut}
         paused = tuple([queue for queue in queues if queue in closed]) if closed else ()
-        return Turn(acked, step.reserved, step.next_due, paused, malformed)
+        return Turn(acked, step.reserved, step.next_due, paused, tuple(malformed))
 
     def _set_pending(self, delivery: Delivery | None) -> Delivery | None:
         self._pending, self._pending_at = delivery, time.monotonic()
@@ -318,7 +318,10 @@ class BrokerQueue(KeyspaceQueue):
         if full:
             self.outbox.try_to_forward(full)
         due = None if reply.next_due < 0 else max(SOON, reply.next_due / 1000)
-        return Turn(None if reply.acked < 0 else reply.acked == 1, job, due, (), int(reply.became == b"malformed"))
+        malformed = list[Unread]()
+        if delivery is not None and reply.became == b"malformed":
+            malformed.append(Unread(delivery.queue, reply.mark.decode(), reply.member.decode()))
+        return Turn(None if reply.acked < 0 else reply.acked == 1, job, due, (), tuple(malformed))
 
     def _take_deleted(self, done: Reserved, gone: list[tuple[str, str]]) -> str:
         """The id of the delivery of `done` if the broker has deleted it, after removing it from `gone`; else ""."""

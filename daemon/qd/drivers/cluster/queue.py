@@ -191,7 +191,7 @@ class ClusterQueue(LaneQueue):
             jobs,
             min([reply.next_due for reply in replies if reply.next_due is not None], default=AGAIN if away else None),
             tuple([queue for reply in replies for queue in reply.paused]),
-            sum(reply.malformed for reply in replies),
+            tuple([unread for reply in replies for unread in reply.malformed]),
         )
 
     def held_lanes(self, queues: Sequence[str], lanes: Sequence[int]) -> list[Reserved]:
@@ -289,7 +289,7 @@ def summed(turns: Sequence[Turn], acked: bool | None, again: float | None) -> Tu
     dues = [turn.next_due for turn in turns if turn.next_due is not None]
     dues += [] if again is None else [again]
     paused = tuple([queue for turn in turns for queue in turn.paused])
-    malformed = sum(turn.malformed for turn in turns)
+    malformed = tuple([unread for turn in turns for unread in turn.malformed])
     return Turn(acked, turns[-1].reserved if turns else None, min(dues, default=None), paused, malformed)
 
 

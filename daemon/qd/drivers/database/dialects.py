@@ -37,6 +37,7 @@ from qd.errors import (
     Unreachable,
     WrongPassword,
 )
+from qd.options.extras import to_install
 from qd.process.descriptors import ready_of, socket_of
 from qd.redaction import redact
 
@@ -309,7 +310,7 @@ def server_of(text: str) -> tuple[URL, Server]:
     if driver not in ("", module):
         raise ConfigError(f"qd uses {module} for {kind}, not '{driver}': write {kind}://...")
     if find_spec(module) is None:
-        raise ConfigError(f"{kind} needs {module}: pip install 'qd-worker[{extra}]'")
+        raise ConfigError(f"{kind} needs {module}: {to_install(extra)}")
     if server.kind == "mysql" and "charset" not in url.query:
         url = url.update_query_dict({"charset": "utf8mb4"})
     return url.set(drivername=f"{server.kind}+{module}"), server

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CHUNK = 1000  # rows a transaction inserts at most
 SETTLED = 100  # jobs of dead workers that a transaction answers at most
 START = 5.0  # seconds to connect and for each answer, before the first worker
-LIMITS: types.Gaps = {"delay": "a delay ends at a whole second of the database's clock, up to one second late"}
+LIMITS: types.Gaps = {"delay": "delays end on a whole second of the database's clock, up to one second late"}
 
 
 class DatabaseQueue(KeyspaceQueue):

@@ -27,7 +27,7 @@ from qd.drivers.database.sql import HIGHEST
 from qd.drivers.database.table import JobTable, ReservedRow
 from qd.drivers.keyspace import keys
 from qd.drivers.keyspace.base import script
-from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, Turn
+from qd.drivers.types import LaneAnswer, LaneReply, LaneTurn, Reserved, Turn, Unread
 from qd.errors import ConnectionLost
 from qd.payload.reservation import unstarted
 from qd.process import SLOTS
@@ -69,7 +69,7 @@ class Reserver:
 
     def turn(self, done: Reserved | None, queues: tuple[str, ...], shut: Sequence[str], base: str) -> Turn:
         attempt = self._one_statement if self.sql.kind == "postgresql" else self._attempt
-        malformed, acked = 0, None
+        malformed, acked = list[Unread](), None
         for _ in range(MOST):
             found = attempt(done, queues, shut, base)
             if done is not None:
@@ -77,36 +77,36 @@ class Reserver:
             if found.busy:
                 raise ConnectionLost(ABANDONED)
             if not found.rows:
-                return Turn(acked, None, found.due_in, found.paused, malformed)
-            held, rejected = self.checked(found.rows[0], base, f"{base}.m{malformed}")
-            malformed += rejected
+                return Turn(acked, None, found.due_in, found.paused, tuple(malformed))
+            held = self.checked(found.rows[0], base, malformed)
             if held is not None:
-                return Turn(acked, held, None, found.paused, malformed)
-        return Turn(acked, None, 0.0, found.paused, malformed)
+                return Turn(acked, held, None, found.paused, tuple(malformed))
+        return Turn(acked, None, 0.0, found.paused, tuple(malformed))
 
     # -- the reserved row
 
-    def checked(self, row: ReservedRow, mark: str, id: str) -> tuple[Reserved | None, bool]:
-        """The job, or None; and whether its payload was no job and was moved to the failed store, as `id`."""
+    def checked(self, row: ReservedRow, mark: str, malformed: list[Unread]) -> Reserved | None:
+        """The job, or None. If its payload is no job, it is moved to the failed store and noted in `malformed`."""
         table, held, why = self.table, None, "not a JSON object with a count of attempts"
         if 0 < table.longest < len(row.payload):
             why = f"{len(row.payload)} bytes, more than {table.longest} (sixteen times max_payload)"
         elif is_text(row.payload):
             held = reserved(row.queue, row.payload, mark, row.attempts, None)
         if held is None:
-            table.atomic(lambda: self._reject(row, mark, id, why))
-            return None, True
+            malformed.append(unread := Unread(row.queue, f"{mark}.m{len(malformed)}", why))
+            table.atomic(lambda: self._reject(row, mark, unread))
+            return None
         if may_be_tied(row.payload):
             text = table.atomic(lambda: self._taken(row, mark))
             if text != row.payload:
                 held = reserved(row.queue, text, mark, row.attempts, None) if text else None
-        return held, False
+        return held
 
-    def _reject(self, row: ReservedRow, mark: str, id: str, why: str) -> None:
+    def _reject(self, row: ReservedRow, mark: str, unread: Unread) -> None:
         """Move the payload to the failed store."""
         now = self.table.now_us() / SECOND
-        record = f'{{"id":"{id}","error":"Malformed","reason":"{why}","failed_at":{now:.3f}}}'
-        self.table.keep_failed(row.queue, id, record.encode(), row.payload)
+        record = f'{{"id":"{unread.id}","error":"Malformed","reason":"{unread.reason}","failed_at":{now:.3f}}}'
+        self.table.keep_failed(row.queue, unread.id, record.encode(), row.payload)
         self._delete(row, mark)
 
     def _taken(self, row: ReservedRow, mark: str) -> bytes:
@@ -227,7 +227,7 @@ class Reserver:
     def turn_lanes(self, turn: LaneTurn, first: int, last: int) -> LaneReply:
         if not self.fence:
             self.table.atomic(lambda: self.begin(turn.queues, self.known))
-        known, malformed, lost, jobs = self.known, 0, list[Reserved](), list[Reserved]()
+        known, malformed, lost, jobs = self.known, list[Unread](), list[Reserved](), list[Reserved]()
         seats = [self.slot + SLOTS * lane for lane in (turn.single, *turn.lanes)]
         marks = [f"{self.token}.{seat}.{first + max(0, n - 1)}" for n, seat in enumerate(seats)]
         for _ in range(MOST):
@@ -240,14 +240,14 @@ class Reserver:
                 each = [(row.payload, mark) for row, mark in zip(found.rows, marks[1:], strict=False)]
                 jobs = [job for text, mark in each if (job := reserved(found.rows[0].queue, text, mark, 1, None))]
             elif found.rows:
-                single, rejected = self.checked(found.rows[0], marks[0], f"{marks[0]}.m{malformed}")
-                jobs, malformed = [single] if single else [], malformed + rejected
+                single = self.checked(found.rows[0], marks[0], malformed)
+                jobs = [single] if single else []
             if jobs or not found.rows:
                 break
         self.known = known
         if turn.lanes:
             self.most = max(1, min(2 * len(jobs), 1 + found.ready // SHARE))
-        return LaneReply(tuple(lost), tuple(jobs), found.due_in, found.paused, malformed)
+        return LaneReply(tuple(lost), tuple(jobs), found.due_in, found.paused, tuple(malformed))
 
     # -- the fence
 

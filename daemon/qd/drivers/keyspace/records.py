@@ -52,7 +52,7 @@ from qd.drivers.types import (
     NewBatch,
     Spot,
 )
-from qd.errors import BatchFinished, ConnectionLost, Malformed, ServerRefused, UnknownBatch, WrongType
+from qd.errors import BatchFinished, ConnectionLost, Malformed, ServerRefused, WrongType, unknown_batch
 from qd.payload.format import read
 from qd.payload.reservation import split_mark
 from qd.process.shield import shield
@@ -208,7 +208,7 @@ class KeptBatches(Records):
             args += [numbers[job.queue], job.uuid, job.delay, job.payload]
         reply = script("batch_add").call(self.space, self._keys(*names), *args)
         if reply == 0:
-            raise UnknownBatch(f"no batch '{id}' exists (finished batches expire)")
+            raise unknown_batch(id)
         if reply == -1:
             raise BatchFinished(f"batch '{id}' is finished: add to it from inside one of its jobs")
         if reply != 1:

@@ -26,7 +26,17 @@ from qd.drivers.keyspace.queue import KeyspaceQueue
 from qd.drivers.redis import acl
 from qd.drivers.redis.connection import RedisConnection
 from qd.drivers.redis.protocol import packed, packed_items
-from qd.drivers.types import BeatReply, BeatRequest, LaneAnswer, LaneReply, LaneTurn, Reserved, Turn, reserved_of
+from qd.drivers.types import (
+    BeatReply,
+    BeatRequest,
+    LaneAnswer,
+    LaneReply,
+    LaneTurn,
+    Reserved,
+    Turn,
+    Unread,
+    reserved_of,
+)
 from qd.errors import ConnectionLost
 from qd.payload.reservation import unstarted
 from qd.process import SLOTS
@@ -114,7 +124,7 @@ class LaneQueue(KeyspaceQueue):
         jobs = self._jobs_of(run, reply[5:], turn.lanes, first)
         self.turns = first + max(1, len(jobs)) - 1  # the reply is here: other numbers are not in use
         gone = tuple([groups[group - 1][number - 1] for group, number in lost])
-        return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, reply[3])
+        return LaneReply(gone, jobs, None if reply[2] < 0 else reply[2] / 1000, paused, unread(reply[3], run.queues))
 
     def _jobs_of(self, run: SlotQueues, found: list[Any], lanes: Sequence[int], first: int) -> tuple[Reserved, ...]:
         if not found[0]:
@@ -240,6 +250,12 @@ def turn_tail(base: bytes, done: Reserved | None, queues: Sequence[str], shut: S
     return tail + (packed_items([places_of(queues, shut)]) if shut else b"$0\r\n\r\n")
 
 
+def unread(replies: Sequence[bytes], queues: Sequence[str]) -> tuple[Unread, ...]:
+    """From what take.lua returns for each payload that it buries: `1 id reason`."""
+    parts = [reply.decode().split(" ", 2) for reply in replies]
+    return tuple([Unread(queues[int(place) - 1], id, reason) for place, id, reason in parts])
+
+
 def turn_of(reply: list[Any], queues: Sequence[str]) -> Turn:
     """The reply of turn.lua. Raises ConnectionLost if this worker holds another job."""
     acked, wait, malformed, index, member, mark, start, length, before = reply[:9]
@@ -247,4 +263,6 @@ def turn_of(reply: list[Any], queues: Sequence[str]) -> Turn:
         raise ConnectionLost("Redis executed a call this worker had already abandoned; reconnecting")
     job = Reserved(queues[index - 1], member, mark.decode(), start, length, before) if index else None
     paused = tuple([queues[i - 1] for i in reply[9:]]) if len(reply) > 9 else ()
-    return Turn(None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, malformed)
+    return Turn(
+        None if acked < 0 else acked == 1, job, None if wait < 0 else wait / 1000, paused, unread(malformed, queues)
+    )

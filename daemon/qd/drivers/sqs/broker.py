@@ -40,13 +40,13 @@ FRESH = 2.0  # seconds for which counts are reused
 FEW = 3  # receives that a message may need without a fault of its job: workers that leave while they receive
 LIMITS: Gaps = MappingProxyType(
     {
-        "order": "a standard queue of SQS keeps no order; a .fifo queue keeps it in each group",
-        "head": "a job that is handed back comes when SQS delivers it, not before others",
-        "delay": "delays are whole seconds; over 15 minutes, and in .fifo queues, they wait on the control connection",
-        "find": "a ready job cannot be looked up: it is found while it waits on the control connection, runs or has failed",
-        "clear": "ready jobs are received and deleted ten at a time; jobs that SQS itself delays stay (15 minutes at most)",
-        "sizes": "sizes are SQS's own, and approximate: they may be a minute old",
-        "memory": "SQS only keeps jobs: pauses, locks, failed jobs and long delays are kept on the control connection",
+        "order": "standard queues keep no order; .fifo queues keep the order within a group",
+        "head": "a job that qd hands back returns when SQS delivers it again, which may be after other jobs",
+        "delay": "delays are whole seconds; a job waits on the control connection if over 15 minutes or in a .fifo queue",
+        "find": "ready jobs cannot be found by id; those on the control connection, running and failed ones can",
+        "clear": "ready jobs are deleted ten at a time; jobs that SQS itself delays (up to 15 minutes) stay",
+        "sizes": "sizes come from SQS, are approximate and may be a minute old",
+        "memory": "SQS stores jobs only; pauses, locks, failed jobs and long delays are on the control connection",
     }
 )
 

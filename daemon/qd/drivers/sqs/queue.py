@@ -22,6 +22,7 @@ from qd.drivers.types import BeatReply, BeatRequest, Effect, Outgoing, Released,
 from qd.drivers.urls import SqsUrl, is_fifo
 from qd.errors import ConnectionLost, Malformed, NeverTaken, QdError, ServerRefused
 from qd.log import cut
+from qd.options.kinds import count
 from qd.payload.format import read
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def refusal(queue: str, refused: Sequence[tuple[bytes, QdError]], of: int) -> st
     few = "; ".join(f"{name_of(payload)}: {cut(str(error), WORDS)}" for payload, error in refused[:FEW])
     more = f"; and {len(refused) - FEW} more" if len(refused) > FEW else ""
     others = ", the others were sent" if len(refused) < of else ""
-    return f"SQS did not accept {len(refused)} of {of} jobs for queue '{queue}'{others}: {few}{more}"
+    return f"SQS did not accept {len(refused)} of {count(of, 'job')} for queue '{queue}'{others}: {few}{more}"
 
 
 def name_of(payload: bytes) -> str:

@@ -10,7 +10,8 @@
 --       16 digest of that payload   17... index of a queue and an id: deliveries to forget, since the broker has deleted them
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), id and handle of the acked delivery or '',
 --           what became of the new delivery (see below), ms until the next delayed job in an outbox or -1,
---           indexes of queues with something to send in their outbox ("1 3 "), payload, mark, start, length, text before,
+--           indexes of queues with something to send in their outbox ("1 3 "), payload (of a malformed one: the reason),
+--           mark (the id of its record), start, length, text before,
 --           paused queue index ... }
 -- A queue that is left to PHP workers around a due time (`elsewhere`) is returned as paused, too. What became of the delivery:
 --   leased      the worker runs its job
@@ -87,7 +88,7 @@ local function reject(id, p, reason)
   local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', base .. '.m', reason, now)
   bury(key(at, FAILED), key(at, FAILED_AT), base .. '.m', record, p, now, ARGV[3], ARGV[4], ARGV[5])
   note_ended(key(at, ENDED), id)
-  return 'malformed'
+  return 'malformed', reason, base .. '.m'
 end
 
 local function lease(id, text)

@@ -11,7 +11,7 @@
 --       then groups, each of one queue, those that may be refused first: 'back' or 'done', index of the queue, number of jobs, key of cancelled jobs, the seats,
 --       the payloads as reserved, and for 'back' the payloads to put back at the head of ready
 -- Returns { -2 } if it is late, or { 0, "group:number ..." of acks whose lease was lost, ms until the next delayed job or -1,
---           payloads buried unread, paused queues (" 2 3"), index of the queue or 0,
+--           payloads buried unread ("1 id reason"), paused queues (" 2 3"), index of the queue or 0,
 --           then 'each', and for each job payload, mark, start, length, text before; or 'together', payloads ... }
 local token, slot, number, last, single = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[9]), ARGV[8], tonumber(ARGV[10])
 local how, shut, many = ARGV[11], ARGV[12], tonumber(ARGV[13])

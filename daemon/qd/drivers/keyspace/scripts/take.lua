@@ -9,7 +9,8 @@ local most = tonumber(ARGV[4])
 local time = redis.call('TIME')
 local till = time[1] + ARGV[3] -- the lease's end; whole seconds are faster to write
 till = till % 1 == 0 and string.format('%d.%06d', till, time[2]) or string.format('%.6f', till + time[2] / 1000000)
-local malformed, due, fence = 0, nil, nil -- fence: a function, see lanes.lua
+local due, fence = nil, nil -- fence: a function, see lanes.lua
+local malformed = {} -- of each payload that is buried unread: index of its queue, id of its record, and the reason
 
 -- Whether this error is about a key of another type. Such a queue counts as paused, and the others go on; the keeper reports it.
 local function mistyped(why)
@@ -59,14 +60,17 @@ end
 
 -- From `list` into the failed store, unread.
 local function reject(i, list, p, head, base, reason)
-  local id = base .. '.m' .. malformed
+  local id = base .. '.m' .. #malformed
   local record = string.format('{"id":"%s","error":"Malformed","reason":"%s","failed_at":%.3f}', id, reason, now())
   local _, records, seconds, bytes = settings()
   local rare = rarely()
   redis.call('LPOP', KEYS[i + 4])
   rare.bury(KEYS[i + 7], KEYS[i + 8], id, record, p, now(), records, seconds, bytes)
   local step = pop(list, p, head)
-  if type(step) ~= 'table' then malformed = malformed + 1 return nil end
+  if type(step) ~= 'table' then
+    malformed[#malformed + 1] = string.format('%d %s %s', i / EACH + 1, id, reason)
+    return nil
+  end
   rare.unbury(KEYS[i + 7], KEYS[i + 8], {id}, rare.kept_bytes(KEYS[i + 7], KEYS[i + 8]))
   return step
 end

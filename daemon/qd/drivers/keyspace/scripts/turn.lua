@@ -5,7 +5,7 @@
 --       7 mark base "<token>.<slot>.<turn>"   8 index of the queue of the job to ack, 0 for none   9 its payload
 --       10 indexes of queues from which no job is taken (" 2 3 "), '' for none: returned as paused
 -- Returns { acked (1, 0, -1 nothing to ack, -2 this worker holds another job), ms until the next delayed job or -1,
---           payloads buried unread, index of the queue or 0, payload, mark, start, length, text before,
+--           payloads buried unread ("1 id reason"), index of the queue or 0, payload, mark, start, length, text before,
 --           paused queue index ... }
 local owner, base, done, shut = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[10]
 local paused, free = {}, nil
