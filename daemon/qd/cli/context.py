@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-DJANGO = "DJANGO_SETTINGS_MODULE"
 RECORDED = 1.0  # seconds to connect and for a reply: the work of the command is done
 
 
@@ -139,7 +138,9 @@ def may_differ(found: Settings, name: str) -> bool:
     """Whether the url of Qd(...) could lead elsewhere than this one: REDIS_URL is often that of a cache, and Django's QD
     may name its database."""
     origin = found.origins.get(f"connections.{name}.url", "")
-    return origin == "environment REDIS_URL" or (bool(os.environ.get(DJANGO)) and origin.startswith("environment "))
+    return origin == "environment REDIS_URL" or (
+        bool(os.environ.get(kinds.DJANGO)) and origin.startswith("environment ")
+    )
 
 
 def loaded(code: Mapping[str, object] | None = None, pool: str | None = None) -> Settings:
