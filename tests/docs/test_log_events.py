@@ -1,4 +1,4 @@
-"""docs/reference/log-events.md lists every log event in the source, with its levels and fields.
+"""docs/reference/log-events.md lists every log event in the source above debug, with its levels and fields.
 
 Names are read from the calls of `log.info(...)` and its like. CHILD, SERVER, JOB and DEATH stand for several names.
 """
@@ -165,12 +165,12 @@ def on_page() -> dict[str, Event]:
 CODE, LISTED = in_code(), on_page()
 
 
-def test_every_event_in_the_source_has_a_row_and_no_other_has_one():
+def test_every_event_above_debug_has_a_row_and_no_other_has_one():
     assert len(CODE) > 90
-    assert sorted(CODE) == sorted(LISTED)
+    assert sorted(name for name, event in CODE.items() if event.levels != {"debug"}) == sorted(LISTED)
 
 
-@pytest.mark.parametrize("name", sorted(CODE))
+@pytest.mark.parametrize("name", sorted(LISTED))
 def test_the_row_of_an_event_has_its_levels_and_fields(name):
     code, row = CODE[name], LISTED[name]
     assert row.levels == code.levels

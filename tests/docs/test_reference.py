@@ -17,7 +17,6 @@ import pytest
 from qd import Qd, config
 from qd.cli import init, main
 from qd.config.settings import SECTIONS
-from qd.drivers.connections import gaps_of
 from qd.errors import DeclarationError
 from qd.jobs.plan import Options, SendOptions
 from qd.jobs.policy import limits_of
@@ -282,56 +281,17 @@ def test_the_examples_of_tasks_are_valid_command_lines() -> None:
         }, line
 
 
-# --- connections.md
+# --- what drivers lack
 
 
-PAGE_CONNECTIONS = ROOT / "docs" / "how-to" / "connections.md"
-BEGIN, END = "<!-- limits -->\n", "<!-- end of limits -->"
-HEAD = "| connection | what | what that means |\n| --- | --- | --- |\n"
-URLS = {
-    "redis": "redis://h/0",
-    "sentinel": "redis+sentinel://h/s",
-    "cluster": "redis+cluster://h",
-    "database": "sqlite:///x.sqlite",
-    "beanstalkd": "beanstalkd://h",
-    "sqs": "sqs://eu-west-1",
-}
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Qd:
-    tables = [f'[connections.{name}]\nurl = "{url}"\n' for name, url in URLS.items()]
-    tables += [
-        f'[connections.{name}]\ndriver = "{name}"\nconnections = ["redis"]\n' for name in ("sync", "null", "failover")
-    ]
-    (tmp_path / "qd.toml").write_text('[qd]\ndefault = "redis"\n' + "".join(tables))
-    app = Qd()
-    app.settings = config.load(tmp_path / "qd.toml", environ={})
-    return app
-
-
-def table_of(app: Qd) -> str:
-    rows = [
-        f"| {name} | {what} | {meaning} |\n"
-        for name in app.settings.connections
-        for what, meaning in gaps_of(app.settings, name, app.connections.own).items()
-    ]
-    return HEAD + "".join(rows)
-
-
-def test_the_gaps_on_the_page_equal_those_in_the_code(app: Qd) -> None:
-    page = PAGE_CONNECTIONS.read_text()
-    assert page.partition(BEGIN)[2].partition(END)[0].strip() == table_of(app).strip()
-
-
-def test_every_driver_is_on_the_page(app: Qd) -> None:
-    drivers = {found.driver for found in app.settings.connections.values()}
+def test_every_driver_has_its_limits_on_a_page() -> None:
+    drivers = {found.driver for found in reference.a_connection_of_each_driver().connections.values()}
     assert drivers == {*DRIVERS}
 
 
-@pytest.mark.parametrize("name", ["redis", "sentinel"])
-def test_redis_has_no_gaps(app: Qd, name: str) -> None:
-    assert gaps_of(app.settings, name) == {}
+def test_redis_and_sentinel_lack_nothing() -> None:
+    names = {*reference.a_connection_of_each_driver().connections}
+    assert names - {*reference.driver_limits()} == {"redis", "sentinel"}
 
 
 # --- schedule.md
@@ -362,12 +322,7 @@ def test_every_frequency_has_a_row():
     assert public(Frequencies) == listed | ELSEWHERE
 
 
-def test_every_other_method_has_a_row():
-    table = PAGE_SCHEDULE[
-        PAGE_SCHEDULE.index("## All other methods") : PAGE_SCHEDULE.index("## Differences from Laravel")
-    ]
-    listed = set(re.findall(r"`(\w+)\(", table))
-    assert public(Scheduled) <= listed
+def test_every_keyword_of_an_entry_is_on_the_page():
     for word in Words.__annotations__:
         assert f"{word}=" in PAGE_SCHEDULE
 

@@ -42,9 +42,8 @@ from qd.errors import NOTHING_DONE, ConnectionLost, ServerRefused
 from qd.payload.reservation import marks_of
 
 LIMITS: Gaps = {
-    "ends": "the effects of a job's end (on its chain, batch or lock) on another server of the cluster are not one step "
-    "with it: they are noted with it and done right after it, once, or by a keeper within some seconds if the worker died "
-    "in between"
+    "ends": "the effects of a job's end in other slots (on its chain, batch or lock) are noted in the same step and applied "
+    "once, right after it; if the worker died in between, a keeper applies them within seconds"
 }
 REMEMBERED = 86400  # seconds for which the id of a job is remembered, while its note may exist
 CHUNK = 500  # maximum number of jobs in a call
