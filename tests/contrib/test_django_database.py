@@ -286,7 +286,7 @@ class Committed(TransactionTestCase):
         pay.using(unique="order:{order_id}").dispatch(1)
         self.assertEqual(queue.size(), 1)
         self.assertIn(connection.settings_dict["NAME"], app.settings.connection(None).url)
-        app.lock("kept", ttl=3600).acquire()
+        self.assertTrue(app.lock("kept", ttl=3600).acquire())
         thread = threading.Thread(target=lambda: app.queue("mail").size())
         thread.start()
         thread.join()

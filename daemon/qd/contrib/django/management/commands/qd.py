@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from qd.contrib.command import become_qd
-from qd.contrib.django.project import chosen
+from qd.contrib.django.project import chosen, close, made
 from qd.errors import ConfigError
 from qd.process.exit_codes import Exit
 
@@ -40,6 +40,9 @@ class Command(BaseCommand):
         if "--" in words:
             words.remove("--")  # not needed; it separates nothing of qd's own
         try:
+            if "work" in words[:2]:  # it forks, and a child that closes a shared connection ends it for this process
+                close()
+                made.connections.close_all()
             command(["--app", chosen(), *words], prog_name="qd")
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
