@@ -230,8 +230,8 @@ def test_the_order_of_configuration_layers_is_the_same_everywhere():
     table = reference.partition("the first source that has it wins:")[2].partition("\n\n|")[2].partition("\n\n")[0]
     assert order(table) == [*LAYERS]
     (sentence,) = found(
-        r"What a job says beats what a worker says.*?the file\.|Precedence, highest first:.*?\.(?= )",
-        "docs/how-to/jobs.md",
+        r"Precedence, highest first:.*?\.(?= )",
+        "docs/reference/job-options.md",
     )
     comment = next(line for line in (ROOT / "conf/qd.toml").read_text().splitlines() if "recedence" in line)
     for text in (sentence[1], comment):
