@@ -311,8 +311,8 @@ def test_djangos_tests_find_empty_tables_and_drop_the_database(
     shop: FrameworkProject, url: str, words: tuple[str, ...]
 ):
     """Its own runner, as a user calls it; the tables of the project itself stay as they are."""
-    if words and url.startswith("mysql"):
-        pytest.skip("Django clones its databases with mysqldump")
+    if url.startswith("mysql"):
+        words = ()  # Django clones its databases with mysqldump, which need not be here
     if url.startswith("sqlite"):
         path = shop.root / "shop" / "settings.py"
         path.write_text(path.read_text() + IN_A_FILE)
