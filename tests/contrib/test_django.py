@@ -181,6 +181,8 @@ def test_call_command_stays_in_the_process(shop: FrameworkProject, witness: Witn
         """
 from django.core.management import CommandError, call_command
 call_command("qd", "run", "pay", "order_id=1")
+call_command("qd", "declared", "--json")  # Django takes no option of it for one of its own
+call_command("qd", "declared", "--", "--json")
 try:
     call_command("qd", "run", "fails", "order_id=1")
 except CommandError as error:

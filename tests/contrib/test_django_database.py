@@ -273,6 +273,72 @@ with transaction.atomic():
     work.stop()
 
 
+TESTS = """
+import threading
+from django.db import connection
+from django.test import TestCase, TransactionTestCase
+from shop.jobs import app, pay
+
+class Committed(TransactionTestCase):
+    def test_first(self):
+        queue = app.queue("default")
+        self.assertEqual(queue.size(), 0)
+        pay.using(unique="order:{order_id}").dispatch(1)
+        self.assertEqual(queue.size(), 1)
+        self.assertIn(connection.settings_dict["NAME"], app.settings.connection(None).url)
+        self.assertTrue(app.lock("kept", ttl=3600).acquire())
+        thread = threading.Thread(target=lambda: app.queue("mail").size())
+        thread.start()
+        thread.join()
+
+    test_second = test_first
+
+class CommittedToo(Committed): ...
+
+class RolledBack(TestCase):
+    def test_first(self):
+        self.assertEqual(app.queue("default").size(), 0)
+        pay.dispatch(1)
+        self.assertEqual(app.queue("default").size(), 1)
+
+    test_second = test_first
+"""
+IN_A_FILE = 'DATABASES["default"]["TEST"] = {"NAME": "test.sqlite3"}\n'
+
+
+@pytest.mark.parametrize("words", [(), ("--parallel", "2")], ids=["one process", "parallel"])
+def test_djangos_tests_find_empty_tables_and_drop_the_database(
+    shop: FrameworkProject, url: str, words: tuple[str, ...]
+):
+    """Its own runner, as a user calls it; the tables of the project itself stay as they are."""
+    if url.startswith("mysql"):
+        words = ()  # Django clones its databases with mysqldump, which need not be here
+    if url.startswith("sqlite"):
+        path = shop.root / "shop" / "settings.py"
+        path.write_text(path.read_text() + IN_A_FILE)
+    django(shop, "mark.dispatch()")
+    shop.write(shop__tests=TESTS)
+    done = manage(shop, "test", "shop.tests", "--noinput", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ran 6 tests" in done.stderr
+    django(shop, "assert seen() == 1\napp.queue('default').clear()")
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_test_database_in_memory_is_refused_with_the_fix(shop: FrameworkProject):
+    shop.write(shop__tests=TESTS)
+    done = manage(shop, "test", "shop.tests", "--noinput")
+    assert done.returncode == 1
+    assert "only Django's own connection sees it: set DATABASES['default']['TEST'] = {'NAME': " in done.stderr
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_flush_outside_of_tests_keeps_the_jobs(shop: FrameworkProject):
+    django(shop, "mark.dispatch()")
+    assert manage(shop, "flush", "--noinput").returncode == 0
+    django(shop, "assert seen() == 1\napp.queue('default').clear()")
+
+
 POINTS = {"saved": (0, 0), "sent": (0, 0), "committed": (1, 1)}
 
 
@@ -330,6 +396,96 @@ def test_a_database_that_qd_cannot_use_is_rejected_by_name(framed: Callable[...,
     assert about in done.stderr
     assert "DATABASES['default']" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+WITHOUT = """
+import os, sys
+
+class Without:
+    \"\"\"A finder of sys.meta_path that does not find one library.\"\"\"
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        hidden = name.partition(".")[0] == os.environ.get("HIDDEN")
+        return None if hidden else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "url", "installs"),
+    [
+        ("lupa", "sqlite:///jobs.sqlite3", "'lupa>="),
+        ("psycopg", "postgresql://127.0.0.1:1/x", "'psycopg[binary]>="),
+        ("pymysql", "mysql://127.0.0.1:1/x", "'pymysql>="),
+    ],
+)
+def test_manage_check_names_the_command_that_installs_a_missing_library(
+    framed: Callable[..., FrameworkProject], library: str, url: str, installs: str
+):
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}
+    settings = SETTINGS.replace("import pymysql", "").replace("pymysql.install_as_MySQLdb()", "")
+    settings = settings.replace("<database>", repr(database)).replace("django://default", url)
+    shop = framed(manage=WITHOUT + MANAGE, shop____init__="", shop__settings=settings)
+    assert manage(shop, "check").returncode == 0
+    done = manage(shop, "check", HIDDEN=library)
+    assert done.returncode == 1
+    assert f"(qd.E001) the library '{library}' is not installed: pip install " in done.stderr
+    assert installs in done.stderr
+
+
+def test_without_qd_in_the_settings_the_error_names_djangos_database(framed: Callable[..., FrameworkProject]):
+    settings = SETTINGS.replace("<database>", repr(REFUSED["role"][0]))
+    shop = framed(manage=MANAGE, shop____init__="", shop__settings=settings.replace("QD = ", "OTHER = "))
+    done = manage(shop, "check")
+    assert done.returncode == 1
+    assert "has no url: set QD_REDIS_URL, write QD = {" in done.stderr
+    assert 'QD = {"url": "django://default"} into the settings of Django' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "about"),
+    [
+        ("djnago://default", "unknown kind of url 'djnago:' (did you mean 'django'?)"),
+        ("other://x", "and django in Django's settings)"),
+    ],
+)
+def test_django_is_among_the_known_kinds_of_urls(framed: Callable[..., FrameworkProject], url: str, about: str):
+    settings = SETTINGS.replace("<database>", repr(REFUSED["role"][0])).replace("django://default", url)
+    done = manage(framed(manage=MANAGE, shop____init__="", shop__settings=settings), "qd", "status")
+    assert done.returncode == 78
+    assert about in done.stderr
+
+
+def test_a_url_of_django_outside_of_its_settings_is_refused_with_the_place(away: FrameworkProject):
+    done = manage(away, "qd", "status", QD_REDIS_URL="django://default")
+    assert done.returncode == 78
+    assert "a url of kind 'django:' is for Django's settings only" in done.stderr
+
+
+def test_a_table_of_another_program_is_refused_with_the_fix(shop: FrameworkProject, url: str):
+    """The project has a table `jobs` of its own. One database is enough for the slow `qd doctor`."""
+    django(
+        shop,
+        """
+with connection.cursor() as cursor:
+    cursor.execute("DROP TABLE jobs")
+    cursor.execute("CREATE TABLE jobs (id integer PRIMARY KEY, title varchar(100))")
+""",
+    )
+    for command, code in {"migrate": 1, "work": 78, **({"doctor": 78} if url.startswith("sqlite") else {})}.items():
+        done = manage(shop, "qd", command)
+        assert done.returncode == code, done.stderr
+        said = done.stdout + done.stderr
+        assert "is not qd's (" in said
+        assert "[connections.database] in qd.toml, and run `qd migrate`" in said
+        assert "GRANT" not in said
+    (shop.root / "qd.toml").write_text('[connections.database]\ntable = "qd_jobs"\n')
+    for words in (["migrate"], ["dispatch", "mark"]):
+        assert manage(shop, "qd", *words).returncode == 0
 
 
 def test_an_unknown_alias_is_rejected_with_the_known_ones(framed: Callable[..., FrameworkProject]):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.contrib.conftest import PYTHON
+from tests.contrib.test_django_database import settings_of
+from tests.support.image import steps
 from tests.support.processes import QD, Procs
 from tests.support.project import Project
+from tests.support.servers.postgres import Postgres
 
 
 @pytest.fixture
@@ -83,6 +88,47 @@ def test_a_new_django_project_whose_jobs_import_models_runs_a_job(
     good(new, *python, "qd", "migrate")
     good(new, *command, *SENDS)
     assert work_off(new, *command) == RUNS
+
+
+def test_the_deployment_files_of_a_django_project_run_its_jobs(new: Project, postgres: Postgres) -> None:
+    """Its settings name the database, and DJANGO_SETTINGS_MODULE the settings."""
+    good(new, PYTHON, "-m", "django", "startproject", "mysite", ".")
+    lines = printed(good(new, *QD, "init", "--django"), "INSTALLED_APPS", "QD = ")
+    database = settings_of(url := postgres.fresh_database())
+    settings = new.root / "mysite" / "settings.py"
+    settings.write_text(f"{settings.read_text()}{lines}DATABASES = {{'default': {database!r}}}\n")
+    (new.root / "mysite" / "qd.py").write_text("import qd.contrib.django\n\napp = qd.contrib.django.app()\n")
+    new.allowed |= {"manage.py", "mysite", "qd.schema.json"}
+    files = {
+        target: good(new, *QD, "init", target) for target in ("docker", "compose", "k8s", "systemd", "supervisord")
+    }
+    assert "QD_" not in "".join(re.findall("QD_[A-Z]+_URL", "".join(files.values())))
+
+    image = {step.word: step for step in steps(files["docker"])}
+    variables = dict(word.split("=") for word in image["ENV"].rest.split())
+    assert re.search(r"'qd-worker\[dashboard,postgres\]==\S+' 'django~=", files["docker"])
+    services = yaml.safe_load(files["compose"])["services"]
+    assert sorted(services) == ["dashboard", "worker"]
+    (pod,) = [each["spec"]["template"]["spec"] for each in yaml.safe_load_all(files["k8s"])]
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+    assert 'DJANGO_SETTINGS_MODULE="mysite.settings"' in files["supervisord"]
+    unit = dict(
+        line.split("=", 1) for line in files["systemd"].splitlines() if re.match("ExecStart|Environment=DJ", line)
+    )
+
+    def runs(words: Sequence[str], **env: str) -> None:
+        good(new, *QD, *SENDS, **env)
+        work = Procs([*QD, *words[1:], "-w", "1", "--stop-when-empty"], cwd=new.root, env=new.env(**env))
+        new.started.append(work)
+        work.ends_clean(seconds=60)
+        assert work.output == RUNS
+
+    good(new, *QD, "migrate", DJANGO_SETTINGS_MODULE=variables["DJANGO_SETTINGS_MODULE"])
+    runs(image["CMD"].words, **variables)
+    runs(services["worker"]["command"], **services["worker"]["environment"])
+    runs(unit["ExecStart"].split(), **dict([unit["Environment"].split("=")]))
+    assert pod["containers"][0]["command"] == image["CMD"].words
+    postgres.drop(url)
 
 
 def test_the_error_for_an_app_beside_a_model_import_has_the_users_line_and_the_fix(new: Project) -> None:

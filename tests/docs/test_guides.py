@@ -173,30 +173,32 @@ def test_staff_reach_the_dashboard_from_the_admin(django_shop: FrameworkProject)
 
 TESTS = """
 from django.core.management import call_command
-from django.test import TestCase
+from django.test import TestCase, TransactionTestCase
 from shop.jobs import confirm
 from shop.models import Order
 from shop.qd import app
 
 class Buying(TestCase):
-    @classmethod
-    def setUpTestData(cls):
-        call_command("qd", "migrate")
-
     def test_it_sends_a_job(self):
         confirm.dispatch(Order.objects.create(email="a@b.c"))
         self.assertEqual(app.queue("mail").size(), 1)
 
     def test_and_each_test_begins_without_one(self):
         self.assertEqual(app.queue("mail").size(), 0)
+
+class Working(TransactionTestCase):
+    def test_a_worker_runs_the_job(self):
+        confirm.dispatch(Order.objects.create(email="a@b.c"))
+        call_command("qd", "work", "--stop-when-empty", "mail")
+        self.assertEqual(app.queue("mail").size(), 0)
 """
 
 
-def test_a_test_case_rolls_its_jobs_back(django_shop: FrameworkProject):
+def test_a_test_case_rolls_its_jobs_back_and_a_worker_runs_in_a_transaction_test_case(django_shop: FrameworkProject):
     django_shop.write(shop__tests=TESTS)
     done = manage(django_shop, "test", "shop", "--noinput")
     assert done.returncode == 0, done.stderr
-    assert "Ran 2 tests" in done.stderr
+    assert "Ran 3 tests" in done.stderr
 
 
 # --- fastapi.md

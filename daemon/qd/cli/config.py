@@ -13,7 +13,7 @@ from qd import config as configuration
 from qd.cli import context, output
 from qd.config.load import RESOLVED
 from qd.config.settings import CONNECTION, QD, SECTIONS, Settings, check_concurrency
-from qd.drivers.connections import check_url
+from qd.drivers.connections import check_library, check_url
 from qd.errors import ConfigError
 from qd.options.kinds import Backoff
 from qd.options.tables import WORK, Option, shown
@@ -106,6 +106,7 @@ def check() -> None:
         each = context.loaded(_url_of_code(found), pool=pool)
         for name in (*each.parts(each.default), each.control, each.work.connection):
             check_url(each.connection(name))
+            check_library(each.connection(name))
         check_concurrency(each)
     for key in found.encryption.keys:
         cipher(key)

@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 
@@ -27,13 +28,16 @@ from qd import __version__
 from qd.cli import context, output
 from qd.config import schema
 from qd.config.file import PYPROJECT, find
-from qd.config.settings import CONNECTION, environ_name
+from qd.config.settings import CONNECTION, Settings, environ_name
+from qd.errors import ConfigError
+from qd.options import kinds
 from qd.options.drivers import extra_of_url, scheme_of
 from qd.process.proc import user_name
 
 GRACE = 10  # seconds a supervisor waits longer than qd itself
 FOREVER = 86400  # seconds, if qd waits for running jobs without limit
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+")  # names that systemd passes to %i unchanged
+SECRETS = "What Django's settings read, such as the host and the password of the database."
 PROBE = json.dumps(["qd", "health", "--live"])
 FIRST = ("qd.toml", "jobs.py", schema.NAME)
 NEXT = """\
@@ -64,6 +68,12 @@ class Project:
     kind: str = "redis"  # of the default connection's url
     connection: str = "redis"
     writes: tuple[Path, ...] = ()
+    settings: str = ""  # DJANGO_SETTINGS_MODULE of a Django project
+    in_django: bool = False  # jobs are in its database, which its settings name
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {kinds.DJANGO: self.settings} if self.settings else {}
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -112,6 +122,7 @@ def supervisord(project: Project) -> str:
             root=str(project.root).replace("%", "%%"),
             home=str(project.home).replace("%", "%%"),
             user=project.user,
+            environ="".join(f',{name}="{value}"' for name, value in project.environ.items()),
             patience=patience(stop_timeout),
         )
     return text + "\n"
@@ -131,7 +142,8 @@ def systemd(project: Project) -> str:
         user=project.user,
         root=str(project.root).replace("%", "%%"),
         pwd=_systemd_word(f"PWD={project.root}").replace("$$", "$"),  # a dollar has no meaning here
-        url_variable=project.url_variable,
+        environ="".join(f"Environment={name}={value}\n" for name, value in project.environ.items()),
+        secret="the password of Django's database" if project.in_django else project.url_variable,
         instance="%i" if pools else project.name,
         command=" ".join([*words, *(["--pool", "%i"] if pools else [])]),
         patience=max(map(patience, project.pools.values())),
@@ -156,6 +168,7 @@ def docker(project: Project) -> str:
     """One image for all pools, which runs the first one by default."""
     lines = [_container_command(project, pool) for pool in project.pools]
     others = [f"# or: {line}" for line in lines[1:]]
+    url = "redis://host:6379/0" if project.on_redis else f"{project.kind}://..."
     pip = "pip install --no-cache-dir"
     install, listed = f"{pip} --find-links . {project.requirement}", project.dependencies
     if listed == PYPROJECT:  # the project itself needs its code: it is installed after it
@@ -166,8 +179,8 @@ def docker(project: Project) -> str:
         "Dockerfile",
         name=project.name,
         patience=max(map(patience, project.pools.values())),
-        url_variable=project.url_variable,
-        url="redis://host:6379/0" if project.on_redis else f"{project.kind}://...",
+        environment="--env-file .env" if project.in_django else f"-e {project.url_variable}={url}",
+        environ="".join(f" {name}={value}" for name, value in project.environ.items()),
         python=project.python,
         dependencies=f"{listed} " if listed else "",
         install=f"RUN {install}",
@@ -188,7 +201,18 @@ def compose(project: Project) -> str:
         text = re.sub(r"(?ms)^  redis:.*?\n\n|^  depends_on:.*?\n|^\nvolumes:.*", "", text)
     head, worker, tail = re.split(r"(?ms)^(  \$worker:.*?\n\n)", text)
     url = "redis://redis:6379/0" if project.on_redis else f"${{{project.url_variable}:?the url of the queue}}"
-    facts = {"name": project.name, "url_variable": project.url_variable, "url": url}
+    facts = {"name": project.name, "variable": f"{project.url_variable}: {url}"}
+    if project.in_django:
+        first = next(filter(None, map(fit, project.pools)), "")
+        tables = f"docker compose run --rm worker{f'-{first}' * bool(first)} qd migrate"
+        head = head.replace(
+            "Then: docker compose up --build", f"Then: docker compose build; {tables}; docker compose up"
+        )
+        head = head.replace(
+            "  environment:", f"  # {SECRETS}\n  env_file: [{{path: .env, required: false}}]\n  environment:"
+        )
+        facts["variable"] = f"{kinds.DJANGO}: {project.settings}"
+    facts["arguments"] = "".join(f"{json.dumps(word)}, " for word in project.arguments)
     workers = [
         Template(worker).substitute(
             worker="-".join(filter(None, ("worker", fit(pool)))),
@@ -209,9 +233,13 @@ def _container_command(project: Project, pool: str) -> str:
 
 def kubernetes(project: Project) -> str:
     """One Deployment per pool. `qd init docker` prints the Dockerfile."""
+    text = text_of("kubernetes.yaml")
+    if project.in_django:
+        text = re.sub(r"(?m)^ +- \{name: secrets, mountPath.*\n|^ +- name: secrets\n.*\n", "", text)
+        variables = f"# {SECRETS}\n          envFrom: [{{secretRef: {{name: $name, optional: true}}}}]\n"
+        text = re.sub(r"(?<= )env:\n.*\n", variables, text)
     return "---\n".join(
-        filled(
-            "kubernetes.yaml",
+        Template(text).substitute(
             deployment="-".join(filter(None, (project.name, "qd", fit(pool)))),
             name=project.name,
             pool=fit(pool) or "default",
@@ -233,6 +261,7 @@ PRINTED = {
     "compose": compose,
     "k8s": kubernetes,
 }
+CONTAINERS = ("docker", "compose", "k8s")
 SAMPLES = {"config": "qd.toml", "prometheus": "prometheus-rules.yml", "grafana": "grafana-dashboard.json"}  # of conf/
 
 
@@ -252,11 +281,11 @@ def init(target: str | None, **frameworks: bool) -> None:
     that runs this project under supervisord, systemd, Docker, Docker Compose or Kubernetes; `config` prints a qd.toml
     with every key, `prometheus` and `grafana` the alert rules and the dashboard. For a framework it also prints the
     lines to add by hand."""
-    kinds = [*filter(None, [target]), *(f"--{name}" for name, given in frameworks.items() if given)]
-    if len(kinds) > 1:
-        raise click.UsageError(f"give one of {', '.join(kinds)}")
-    if kinds and not target:
-        return write_for(kinds[0].removeprefix("--"))
+    wanted = [*filter(None, [target]), *(f"--{name}" for name, given in frameworks.items() if given)]
+    if len(wanted) > 1:
+        raise click.UsageError(f"give one of {', '.join(wanted)}")
+    if wanted and not target:
+        return write_for(wanted[0].removeprefix("--"))
     if target is None:
         write_first_project()
         return click.echo(NEXT)
@@ -268,6 +297,10 @@ def init(target: str | None, **frameworks: bool) -> None:
     for pool in strange if target == "systemd" else ():
         way = "rename it (letters, digits, : _ . and -)"
         output.note(f"qd init systemd: pool '{pool}' cannot be started as qd@NAME: {way}")
+    if project.kind == "sqlite" and target in CONTAINERS:
+        output.note(
+            f"qd init {target}: jobs are in a SQLite file, which containers do not share; use a database server"
+        )
     if project.kind == "embedded":
         way = f"set {project.url_variable} for a shared one"
         output.note(f'qd init {target}: url is "embedded:", a private server; {way}')
@@ -293,11 +326,16 @@ def write_for(framework: str) -> None:
 
 def django_settings() -> str:
     """The settings module that manage.py names."""
-    text = Path("manage.py").read_text(encoding="utf-8") if os.path.isfile("manage.py") else ""
-    found = re.search(r"""DJANGO_SETTINGS_MODULE["'], *["']([\w.]+)""", text)
-    if found is None:
+    if not (found := settings_of_manage(Path())):
         raise context.Refused("no manage.py that names the settings is here; run `qd init --django` in its folder")
-    return found[1]
+    return found
+
+
+def settings_of_manage(root: Path) -> str:
+    """The settings module that manage.py names, "" if there is none."""
+    text = (root / "manage.py").read_text(encoding="utf-8") if (root / "manage.py").is_file() else ""
+    found = re.search(r"""DJANGO_SETTINGS_MODULE["'], *["']([\w.]+)""", text)
+    return found[1] if found else ""
 
 
 def write_new(texts: Mapping[str, str], way: str) -> None:
@@ -316,6 +354,7 @@ def project_here() -> Project:
     found = context.loaded()
     if not found.app:
         output.note("qd init: no app is named: write app = below [qd] in qd.toml, or give --app MODULE:ATTR")
+    found, settings = with_django(found)
     pools = {pool: context.loaded(pool=pool).work for pool in context.pool_names() or [""]}
     used = dict.fromkeys([found.default, found.control, *(work.connection for work in pools.values())])
     named = [found.connections[name].url for name in used if name in found.connections]
@@ -323,6 +362,7 @@ def project_here() -> Project:
     extras = {"dashboard"} | ({"encryption"} if found.encryption.keys else set[str]())
     extras |= {extra for url in urls if (extra := extra_of_url(url))}
     app = ("--app", found.app) if found.app and ":" not in found.origins["qd.app"] else ()
+    default, listed = found.connections[found.default], _dependencies(found.root)
     program = Path(sys.executable).with_name("qd")  # with its full path, because supervisors have another PATH
     return Project(
         root=_by_name(found.root),
@@ -334,12 +374,34 @@ def project_here() -> Project:
         pools={pool: work.stop_timeout for pool, work in pools.items()},
         url_variable=environ_name(CONNECTION["url"], found.default),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        requirement=f"'qd-worker[{','.join(sorted(extras))}]=={__version__}'",
-        dependencies=_dependencies(found.root),
-        kind=scheme_of(found.connections[found.default].url or "") or "redis",
+        requirement=f"'qd-worker[{','.join(sorted(extras))}]=={__version__}'" + _django(settings, listed),
+        dependencies=listed,
+        kind=scheme_of(default.url or "") or "redis",
         connection=found.default,
         writes=tuple(_written(found.root, urls)),
+        settings=settings,
+        in_django=default.url_origin == "Qd(...)" and default.driver == "database" and bool(settings),
     )
+
+
+def with_django(found: Settings) -> tuple[Settings, str]:
+    """The configuration with the url that Django's settings name, and the name of their module. In a project without
+    Django the same configuration, and ""."""
+    settings = os.environ.get(kinds.DJANGO) or settings_of_manage(found.root)
+    if not settings or not found.app:
+        return found, settings
+    os.environ[kinds.DJANGO] = settings
+    try:
+        code = context.app_of(found)._code_settings
+    except ConfigError as error:
+        output.note(f"qd init: {error}; what Django's settings say about the database is missing here")
+        return found, settings
+    return (context.loaded(code), settings) if "qd.contrib.django" in sys.modules else (found, "")
+
+
+def _django(settings: str, listed: str) -> str:
+    """Django itself, for a project that lists no dependencies."""
+    return f" 'django~={version('django')}'" if settings and not listed else ""
 
 
 def _written(root: Path, urls: Sequence[str]) -> Iterator[Path]:

@@ -4,6 +4,7 @@ SECTIONS has the rows of a file, and those of [worker] and [pools.NAME] from Wor
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -234,7 +235,9 @@ class Settings:
         found = self.connections[name]
         if found.url is None and found.driver in DRIVERS and found.driver not in BARE:
             place = f"[connections.{name}] of {self.file.name if self.file else 'qd.toml'}"
-            ways = f"set {environ_name(CONNECTION['url'], name)}, or write it into {place}"
+            in_django = name == self.default and os.environ.get(kinds.DJANGO)
+            django = f", write {kinds.IN_DJANGO} into the settings of Django" if in_django else ""
+            ways = f"set {environ_name(CONNECTION['url'], name)}{django}, or write it into {place}"
             private = f'there url = "embedded:" starts a private server for this project{self.unfound}'
             raise ConfigError(f"connection '{name}' has no url: {ways}; {private}")
         return found

@@ -98,6 +98,10 @@ class Services:
     def settings(self, settings: Settings) -> None:
         self._settings = settings
 
+    def forget_settings(self) -> None:
+        """The next use reads them again."""
+        self._settings = None
+
     def current_settings(self) -> Settings:
         return self._settings or self.settings
 

@@ -27,7 +27,17 @@ from qd.config.settings import provider_of
 from qd.drivers.base import PRODUCER, ClientIdentity, Connector, Factory
 from qd.drivers.types import NONE, Gaps
 from qd.errors import ConfigError
-from qd.options.drivers import BARE, DRIVERS, OPENED_WITHOUT_APP, SYNC, WITH_KEYSPACE, extra_of_library, scheme_of
+from qd.options.drivers import (
+    BARE,
+    DRIVERS,
+    OPENED_WITHOUT_APP,
+    SYNC,
+    WITH_KEYSPACE,
+    extra_of_library,
+    extra_of_url,
+    missing_library,
+    scheme_of,
+)
 from qd.options.extras import to_install
 from qd.options.kinds import did_you_mean
 
@@ -68,7 +78,11 @@ def extras_named() -> Iterator[None]:
         extra = extra_of_library(missing.lower())
         if not extra:
             raise
-        raise ConfigError(f"the library '{missing}' is not installed: {to_install(extra)}") from None
+        raise ConfigError(not_installed(missing, extra)) from None
+
+
+def not_installed(library: str, extra: str) -> str:
+    return f"the library '{library}' is not installed: {to_install(extra)}"
 
 
 class ThreadConnections:
@@ -334,3 +348,9 @@ def check_url(found: ConnectionSettings) -> None:
         loaded(driver.url)(found.url or "")
     except ConfigError as error:
         raise ConfigError(f"url of connection '{found.name}' ({found.url_origin}): {error}") from None
+
+
+def check_library(found: ConnectionSettings) -> None:
+    """Raises ConfigError, with the command that installs it, if a library that its url needs is missing. Imports none."""
+    if missing := missing_library(found.url or ""):
+        raise ConfigError(not_installed(missing, extra_of_url(found.url or "")))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 
@@ -103,6 +104,14 @@ def extra_of_url(url: str) -> str:
     """The extra that installs the library for a url, "" if it needs none."""
     scheme = scheme_of(url)
     return DRIVERS[SCHEMES[scheme]].schemes[scheme] if scheme in SCHEMES else ""
+
+
+def missing_library(url: str) -> str:
+    """The first library that a url needs and that is not installed, "" if none is missing. None is imported."""
+    extra = extra_of_url(url)
+    known = DRIVERS[SCHEMES[scheme_of(url)]].libraries if extra else {}
+    needed = [library for library, brings in known.items() if brings in (extra, "database")]  # all databases need these
+    return next((library for library in needed if find_spec(library) is None), "")
 
 
 def extra_of_library(name: str) -> str:

@@ -291,6 +291,10 @@ def _driver(value: object) -> str:
     raise ValueError(f"unknown driver {value!r}{near} (known: {', '.join(DRIVERS)})")
 
 
+DJANGO = "DJANGO_SETTINGS_MODULE"  # the variable of a Django project
+IN_DJANGO = 'QD = {"url": "django://default"}'  # in its settings, see contrib/django/database.py
+
+
 def _url(value: object) -> str:
     """A url of a known kind. Messages show the kind only: the rest may contain a password."""
     text = value.strip() if isinstance(value, str) else ""
@@ -302,8 +306,10 @@ def _url(value: object) -> str:
     if scheme in SCHEMES:
         example = "unix:///run/redis.sock" if scheme == "unix" else f"{kind}://..."
         raise ValueError(f"a url of kind '{kind}:' needs two slashes (write {example})")
-    known = f"write redis://host:6379/0; known: {', '.join(SCHEMES)}"
-    raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, SCHEMES)} ({known})")
+    if scheme == "django":
+        raise ValueError(f"a url of kind 'django:' is for Django's settings only ({IN_DJANGO})")
+    known = f"write redis://host:6379/0; known: {', '.join(SCHEMES)}, and django in Django's settings"
+    raise ValueError(f"unknown kind of url '{kind}:'{did_you_mean(kind, [*SCHEMES, 'django'])} ({known})")
 
 
 KEY = re.compile(r"[A-Za-z0-9_-]{1,32}:[^\s,]+")

@@ -328,12 +328,15 @@ GRANTS = {
 
 def tables(space: DatabaseKeyspace, at: ConnectionSettings) -> Iterator[Finding]:
     """Nothing if it does not answer, which is reported elsewhere. After a fail do not query it."""
+    from qd.drivers.database.dialects import ForeignTable
     from qd.drivers.database.schema import check, check_rights  # loaded with the connection
 
     try:
         check(space.connection, at.table)
     except ConfigError as error:
         yield fail(f"{at.name}.tables", str(error).removesuffix(": run `qd migrate`"), "qd migrate", Exit.CONFIG)
+    except ForeignTable as error:
+        yield fail(f"{at.name}.tables", error, "`qd work` exits with 78 until then", Exit.CONFIG)
     except ConnectionLost:
         return
     else:

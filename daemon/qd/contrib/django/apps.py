@@ -8,8 +8,10 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db.models.signals import post_migrate
 
 from qd import config
+from qd.contrib.django import testing
 from qd.contrib.django.project import chosen
 from qd.errors import ConfigError
 
@@ -21,6 +23,7 @@ class QdConfig(AppConfig):
 
     def ready(self) -> None:
         register(configured)
+        post_migrate.connect(testing.prepare, sender=self)
 
 
 def configured(**_: Any) -> list[CheckMessage]:

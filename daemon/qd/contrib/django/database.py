@@ -35,6 +35,9 @@ def url_of(alias: str, known: Mapping[str, Mapping[str, Any]]) -> str:
         names = "PostgreSQL, MySQL, MariaDB and SQLite"
         raise ConfigError(f"qd cannot store jobs in {where} with ENGINE '{engine}' (it uses {names})")
     if kind == "sqlite":
+        if database.startswith("file:memorydb_"):
+            way = f"set {where}['TEST'] = {{'NAME': BASE_DIR / 'test.sqlite3'}}"
+            raise ConfigError(f"{where} is in memory in tests, where only Django's own connection sees it: {way}")
         if not database or database.startswith("file:") or ":memory:" in database:
             raise ConfigError(f"{where} is '{database}': a database in memory belongs to one process; name a file")
         return f"sqlite:///{Path(database).absolute()}"

@@ -65,8 +65,11 @@ class DjangoQd(Qd):
 
     def __init__(self) -> None:
         super().__init__()
+        self._database: tuple[Mapping[str, Any], str] | None = (
+            None  # its entry in DATABASES, and the NAME that was read
+        )
         install(self)
-        self.connections.join = self._join
+        self.connections.join, self.connections.used = self._join, self.follow
 
     @property
     def _code_settings(self) -> dict[str, object]:
@@ -75,7 +78,17 @@ class DjangoQd(Qd):
 
         found = {key: value for key, value in qd_settings().items() if key != "app" and value}
         alias = alias_of(found.get("url"))
-        return found | {"url": url_of(alias, connections.settings)} if alias else found
+        if not alias:
+            return found
+        url, at = url_of(alias, connections.settings), connections.settings[alias]
+        self._database = at, str(at["NAME"])
+        return found | {"url": url}
+
+    def follow(self) -> None:
+        """Read the settings again if Django's database has another NAME now: tests change it, once more in each process of
+        `manage.py test --parallel`."""
+        if self._database is not None and str(self._database[0]["NAME"]) != self._database[1]:
+            self._services.forget_settings()
 
     def _join(self, name: str) -> Connector | None:
         """The connection `name` inside Django's open transaction, if its url is django://ALIAS and one is open there."""

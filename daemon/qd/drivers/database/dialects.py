@@ -85,6 +85,10 @@ class MissingTable(NeedsMending, ServerBusy):
     """A table of qd or of the queue is missing: `qd migrate` has not run."""
 
 
+class ForeignTable(NeedsMending, ServerRefused):
+    """A table lacks a column: it has the name of qd's table of jobs, and another program has created it."""
+
+
 class NoRight(NeedsMending, ServerRefused):
     """The user lacks a right on a table, column or sequence."""
 
@@ -115,6 +119,8 @@ class Conflict(Again, OperationalError):
 
 MESSAGES: dict[type[QdError], str] = {
     MissingTable: "a table is missing in the database at {place}, run `qd migrate`: {text}",
+    ForeignTable: "a table in the database at {place} is not qd's ({text}): choose another name for the table of jobs, "
+    'table = "qd_jobs" below [connections.database] in qd.toml, and run `qd migrate`',
     Unreachable: "the database at {place} does not answer: {text}",
     WrongPassword: "the database at {place} refuses this user or password: {text}",
     NotThere: "the database at {place} does not exist, or cannot be opened: {text}",
@@ -164,6 +170,7 @@ class MySql(Server):
         groups: list[tuple[set[int], type[QdError]]] = [
             ({1213, 1020}, Again),
             ({1146}, MissingTable),
+            ({1054, 1072}, ForeignTable),
             ({1205, 1467, 1040, 1203, 1226, 1290, 1836, 1792, 1021, 1114, 1030, 1969, 3024}, ServerBusy),
             ({1142, 1143, 1227, 1370}, NoRight),
             ({1044, 1045, 1698, 2059}, WrongPassword),
@@ -209,7 +216,8 @@ class Postgres(Server):
         if state is None:
             names = {kind.__name__ for kind in type(error).__mro__}
             return login_error(str(error)) if names & {"OperationalError", "InterfaceError"} else None
-        exact = {"42P01": MissingTable, "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
+        exact = {"42P01": MissingTable, "42703": ForeignTable,
+                 "40001": Again, "40P01": Again, "55P03": ServerBusy, "57014": ServerBusy,
                  "25006": ServerBusy, "42501": NoRight, "57P03": ServerBusy, "3D000": NotThere}  # fmt: skip
         classes = {"08": ConnectionLost, "57": ConnectionLost, "53": ServerBusy, "28": WrongPassword, "58": ServerBusy}
         return exact.get(state) or classes.get(state[:2])
@@ -260,6 +268,8 @@ class Sqlite(Server):
         name, text = getattr(error, "sqlite_errorname", "") or "", str(error)
         if "no such table" in text:
             return MissingTable
+        if "no such column" in text or "has no column" in text:
+            return ForeignTable
         if name.startswith("SQLITE_CANTOPEN") or "unable to open" in text:
             return NotThere
         if name.startswith("SQLITE_READONLY"):

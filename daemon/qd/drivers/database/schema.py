@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from qd.drivers.database.connection import DatabaseConnection
-from qd.drivers.database.dialects import BUCKETS, MissingTable, NoRight
+from qd.drivers.database.connection import DatabaseConnection, again
+from qd.drivers.database.dialects import BUCKETS, ForeignTable, MissingTable, NoRight
 from qd.drivers.database.sql import reservations_of
 from qd.errors import ConfigError, ServerRefused
 
@@ -191,7 +192,24 @@ LOCK = b"qd migrate"  # locked meanwhile, in PostgreSQL
 NONE = sql.false()
 
 
-def migrated(at: ConnectionSettings, patience: float, *, dry: bool) -> list[str]:
+def emptied(at: ConnectionSettings, patience: float) -> None:
+    """Delete all jobs and all else that qd stores in this database, for tests. Without tables there is nothing to do."""
+    connection = DatabaseConnection(at.url or "", title="qd: test", connect_timeout=patience, timeout=PATIENCE)
+
+    def empty() -> None:
+        with connection.transaction():
+            for table in (jobs(at.table), reservations(at.table), names, items):
+                connection.execute(sql.delete(table)).close()
+
+    try:
+        again(connection, empty)
+    except MissingTable:
+        pass
+    finally:
+        connection.close()
+
+
+def migrated(at: ConnectionSettings, patience: float, *, dry: bool = False) -> list[str]:
     """`migrate` for a connection of the settings."""
     connection = DatabaseConnection(at.url or "", title="qd: migrate", connect_timeout=patience, timeout=PATIENCE)
     try:
@@ -241,6 +259,8 @@ def create(connection: DatabaseConnection, name: str, text: str) -> None:
     """Another process may create it at the same moment."""
     try:
         connection.query(text).close()
+    except ForeignTable:
+        raise
     except ServerRefused as error:
         if connection.kind != "mysql" or not any(code in str(error) for code in ("(1050,", "(1061,")):
             raise ServerRefused(f"cannot create {name}: {error}") from None
@@ -273,7 +293,7 @@ def check_version(found: int | None) -> None:
 
 
 def check(connection: DatabaseConnection, jobs_table: str) -> None:
-    """Raises ConfigError, with `qd migrate` as the fix, if a table is missing or of an older qd."""
+    """Raises ConfigError, with `qd migrate` as the fix, if a table is missing or of an older qd; ForeignTable."""
     found = version_of(connection)
     check_version(found)
     needed = (*ours.sorted_tables, jobs(jobs_table), reservations(jobs_table))
@@ -283,6 +303,8 @@ def check(connection: DatabaseConnection, jobs_table: str) -> None:
         raise ConfigError(f"the database at {connection.place} has no table {', '.join(lacks)}{seen}: run `qd migrate`")
     if found is None or found < VERSION:
         raise ConfigError(f"the tables of qd at {connection.place} are of version {found or 0}: run `qd migrate`")
+    with suppress(NoRight):  # check_rights reports it
+        connection.execute(sql.select(jobs(jobs_table)).where(NONE)).close()
 
 
 def check_rights(connection: DatabaseConnection, jobs_table: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from argparse import REMAINDER
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from qd.contrib.command import become_qd
-from qd.contrib.django.project import chosen
+from qd.contrib.django.project import chosen, close, made
 from qd.errors import ConfigError
 from qd.process.exit_codes import Exit
 
@@ -29,14 +30,19 @@ class Command(BaseCommand):
         become_qd(without(argv[2:]) or ["--help"], app, "python manage.py qd")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("words", nargs="*")
+        parser.add_argument("words", nargs=REMAINDER)  # with their options, which are qd's
 
     def handle(self, *args: Any, **options: Any) -> None:
         """From call_command("qd", "dispatch", ...): in this process. Raises CommandError with qd's exit code."""
         from qd.cli.main import command
 
         words = list(map(str, args or options.get("words", ())))
+        if "--" in words:
+            words.remove("--")  # not needed; it separates nothing of qd's own
         try:
+            if "work" in words[:2]:  # it forks, and a child that closes a shared connection ends it for this process
+                close()
+                made.connections.close_all()
             command(["--app", chosen(), *words], prog_name="qd")
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
