@@ -420,7 +420,7 @@ sys.meta_path[:] = map(Without, sys.meta_path)
     [
         ("lupa", "sqlite:///jobs.sqlite3", "'lupa>="),
         ("psycopg", "postgresql://127.0.0.1:1/x", "'psycopg[binary]>="),
-        ("pymysql", "mysql://127.0.0.1:1/x", "'pymysql>="),
+        ("pymysql", "mysql://127.0.0.1:1/x", "'PyMySQL>="),
     ],
 )
 def test_manage_check_names_the_command_that_installs_a_missing_library(
